@@ -118,7 +118,7 @@ def matmul(bench: Bench) -> Outcome:
             suite = result.measurement
             assert suite is not None
             arguments = {"side": side, "dtype": dtype, "iterations": suite.iterations}
-            arguments |= {"warmup": suite.warmup_iterations, "rounds": len(suite.samples)}
+            arguments |= {"warmup": suite.warmup_iterations, "rounds": len(suite.times_s)}
             bare = bench.run(FunctionWorkload(function=bare_product, arguments=arguments), smoke=True)
             ratios.append(result.median_s / record(bare, "bare_s"))
             result = bench.run(Matmul(m=side, k=side, n=side, dtype=dtype))
@@ -134,7 +134,7 @@ def sustained(bench: Bench) -> Outcome:
     side, sustain_s = (256, 0.002) if bench.small else (8192, SUSTAIN_S)
     result = bench.run(Matmul(m=side, k=side, n=side, dtype="bf16"), sustain_s=sustain_s)
     assert result.measurement is not None
-    times_s = [sample.time_s for sample in result.measurement.samples]
+    times_s = result.measurement.times_s
     fifth = max(1, len(times_s) // 5)
     kept = statistics.median(times_s[:fifth]) / statistics.median(times_s[-fifth:])
     lines = [f"{told(result, 'tflops')} over {len(times_s)} samples; the last fifth at {kept:.3f} of the first's speed"]

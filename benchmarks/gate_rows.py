@@ -21,9 +21,9 @@ from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.text import dump
+from perfsuite.gate.describe import offered
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.offer import offered
 from perfsuite.gate.suite import SuiteVerdict
 from perfsuite.record.verdict import FAILING, GateSettings, Verdict
 

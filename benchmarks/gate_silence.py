@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_rows import ROWS, STORED, Machine, Work
 from benchmarks.gate_simulation import HOSTS, Session, traits_of
-from perfsuite.gate.estimate import CONFIRM_ALPHA, SURELY_ALPHA
+from perfsuite.gate.shift import CONFIRM_ALPHA, SURELY_ALPHA
 
 
 @dataclass

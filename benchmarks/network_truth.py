@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from perfsuite.base.units import parse_bytes  # noqa: E402
-from perfsuite.journal import read_journal  # noqa: E402 - the script runs from a checkout
+from perfsuite.metrics import read_run  # noqa: E402 - the script runs from a checkout
 from perfsuite.reports.alpha_beta import fit_collectives  # noqa: E402
 
 ADDRESSES = ("10.88.0.1", "10.88.0.2")
@@ -245,7 +245,7 @@ def by_suite(
     journal = folder / f"{name}.jsonl"
     budget = ["--benchmark-max-time=3", "--benchmark-min-rounds=7", f"--perf-journal={journal}"]
     launch(folder, hosts, per_host, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_network.py", *budget])
-    results = read_journal(journal).results
+    results = read_run(journal).results
     medians = {f"{each.work.collective} {each.work.message_bytes:.0f}": each.median_s for each in results.values()}
     assert len(medians) == len(OPERATIONS) * len(sizes), f"{len(medians)} results: see {journal}"
     return medians, journal
@@ -302,7 +302,7 @@ def delay(folder: Path, delay_ms: float, pairs: int) -> None:
             alphas_ms: dict[str, float] = {}
             before = held.total()
             _, journal = by_suite(folder, hosts, 1, DELAY_SIZES, f"d{pair}")
-            for found in fit_collectives(read_journal(journal).results.values()):
+            for found in fit_collectives(read_run(journal).results.values()):
                 if found.fit is None:
                     print(f"no fit of {found.collective} in run {pair}: {found.reason}", flush=True)
                 else:

@@ -101,7 +101,7 @@ def plain(case: Compared, options: argparse.Namespace) -> Iterator[Callable[[Mea
     said, asked = started.stdout, started.stdin
 
     def turn(like: Measurement, warmup_s: float) -> tuple[float, float]:
-        asked.write(f"{len(like.samples)} {like.iterations} {warmup_s} {int(options.agree == 'end')}\n")
+        asked.write(f"{len(like.times_s)} {like.iterations} {warmup_s} {int(options.agree == 'end')}\n")
         asked.flush()
         middle, low = said.readline().split()
         return float(middle), float(low)
@@ -130,7 +130,7 @@ def suite(driver: Driver, case: Compared, options: argparse.Namespace, *, fresh:
     job = Job(workload=case.workload, world_size=RANKS, shape=shape, budget=budget, fresh=fresh)
     start = time.perf_counter()
     measured = driver.run(job)
-    timed_s = measured.iterations * sum(sample.time_s for sample in measured.samples)
+    timed_s = measured.iterations * sum(measured.times_s)
     return measured, time.perf_counter() - start - timed_s
 
 
@@ -156,7 +156,7 @@ def compare(driver: Driver, name: str, options: argparse.Namespace) -> None:
                     time.sleep(options.pause)
                     other, other_low = turn(like, busy_s)  # a longer sample has more of what else runs here
                 ratios.append(like.median_s / other)
-                low_ratios.append(quantiles([each.time_s for each in like.samples], n=10)[0] / other_low)
+                low_ratios.append(quantiles(like.times_s, n=10)[0] / other_low)
                 told = f"suite {format_seconds(like.median_s, 3)}, plain program {format_seconds(other, 3)}"
                 print(f"{name}, pair {len(ratios)}: {told}, {like.iterations} iterations in a sample", flush=True)
     for what, some in (("medians", ratios), ("first deciles", low_ratios)):

@@ -29,8 +29,8 @@ from perfsuite.metrics.pipeline import (
 )
 from perfsuite.record.step import Timeline
 from perfsuite.reports.pipeline import binding_sentence
+from perfsuite.reports.timelines.files import trace_text
 from perfsuite.reports.timelines.picture import timeline_svg
-from perfsuite.reports.timelines.write import trace_text
 from perfsuite.schedules import (
     SCHEDULES,
     Schedule,

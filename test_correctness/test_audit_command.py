@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from perfsuite.audit.audit import audit
 from perfsuite.audit.read import read_tables
 from perfsuite.cli.main import main
-from perfsuite.published.read import directory
+from perfsuite.published.records import directory
 from test_correctness.helpers.audit_tables import scaling_tables
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from perfsuite.record.result import Metric, Result, Work
-from perfsuite.reports.beside import published_lines
+from perfsuite.reports.tables.published import published_lines
 
 CASE = Result(
     case="test_perf/test_train_step.py::test_opensora[s4000-ws8]",

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.store_torture import make_file
-from perfsuite.base.codec import plain_json
 from perfsuite.base.errors import BaselineError, HistoryError, JournalError, PerfsuiteError
 from perfsuite.baselines import store
 from perfsuite.cli import main as cli
@@ -21,8 +20,10 @@ from perfsuite.cli.command import EXIT_USAGE
 from perfsuite.history import file as history_file
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Told
-from perfsuite.journal import durations_s, read_journal
+from perfsuite.metrics import read_run
 from perfsuite.projection.calibration import read_calibration
+from perfsuite.record.codec import plain_json
+from perfsuite.record.journal import durations_s, read_journal
 from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.hostile import alike, lines_of, places, printed, put
@@ -114,7 +115,7 @@ def test_what_is_no_file_is_refused_and_nobody_waits(kind, tmp_path, monkeypatch
 
 
 def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfsuite.journal._LONGEST_LINE", 2000)
+    monkeypatch.setattr("perfsuite.record.journal._LONGEST_LINE", 2000)
     path = hostile.journal(tmp_path / "j.jsonl")
     with pytest.raises(PerfsuiteError, match=r"line \d+: it has more than 2000 bytes"):
         read_journal(path)
@@ -157,10 +158,10 @@ def refusal(read, kind=PerfsuiteError):
 
 
 def read_all(path):
-    journal = read_journal(path)
+    journal = read_run(path)
     for result in journal.results.values():
-        _ = (result.metrics, result.measurement, result.values, result.above_peak, result.lateness)
-    _ = (journal.record.missing, journal.record.equal_work)
+        _ = (result.metrics, result.measurement, result.values, result.above_peak)
+    _ = (journal.missing, journal.equal_work)
 
 
 def changed(samples, data):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics.pipeline import (
     METRICS,
@@ -18,6 +17,7 @@ from perfsuite.metrics.pipeline import (
     phases,
     step_bounds_s,
 )
+from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Record
 from perfsuite.record.step import Timeline, TimelineEvent
 from perfsuite.schedules import (

@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines import store
@@ -16,15 +15,16 @@ from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.summarise import case_of
 from perfsuite.cli.calibrate import read_observations
 from perfsuite.cli.main import main
-from perfsuite.journal import Header
-from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, read_calibration, write_calibration
 from perfsuite.projection.calibration_of import OTHER_SOFTWARE, calibrate, command_for, require_kind, software_flag
 from perfsuite.projection.device_constants import constants_of, kernel_points
 from perfsuite.projection.messages import collective_lines
 from perfsuite.projection.observation import Observation
+from perfsuite.record.codec import to_json
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Result
+from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.values import describe, recorded

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header
-from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import load_catalog
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Work
+from perfsuite.record.run import Header
 from perfsuite.reports.checklist import Facts, answers
 from perfsuite.reports.tables.recording import gathered
 from test_correctness.helpers.report_runs import gpt, kernel, run

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from perfsuite.base.text import LONGEST
-from perfsuite.plugin.ci import MOST_ANNOTATIONS, error_commands
+from perfsuite.plugin.summary import MOST_ANNOTATIONS, error_commands
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.notable import notable

@@ -31,7 +31,7 @@ def driver(three):
 def test_a_case_runs_on_the_agents_as_it_does_locally(driver, three):
     measurement = driver.run(job(steps.add_up, 3))
     assert [rank.rank for rank in measurement.ranks] == [0, 1, 2]
-    assert len(measurement.samples) >= 3
+    assert len(measurement.times_s) >= 3
     assert measurement.transport == "env"
     assert driver.capacity == 3
     assert three.transport.place(2).local_rank == 2
@@ -72,7 +72,7 @@ def test_a_failing_rank_is_named_and_the_next_case_runs(driver, function, argume
         driver.run(job(function, 3, **arguments))
     if function is steps.dying:
         assert driver.log_tails()[arguments["culprit"]] == "last words of the culprit"
-    assert len(driver.run(job(steps.add_up, 3)).samples) >= 3
+    assert len(driver.run(job(steps.add_up, 3)).times_s) >= 3
 
 
 def test_an_agent_answers_while_its_worker_hangs(driver):

@@ -19,9 +19,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.platforms.attention import Attended, AttentionBlock, attention_kernels
 from perfsuite.strategies.context import places as module
-from perfsuite.strategies.context.kernels import Products, block_backward, block_forward, choose_kernel
 from perfsuite.strategies.context.places import ContextMethod, places, require_context
-from perfsuite.strategies.context.ring import RingCore, window_at
+from perfsuite.strategies.context.ring import (
+    Products,
+    RingCore,
+    block_backward,
+    block_forward,
+    choose_kernel,
+    window_at,
+)
 
 METHODS = get_args(ContextMethod)
 

@@ -20,10 +20,10 @@ from perfsuite.base.files import WriteFailed, append, put, require_writable, wri
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.history import file as history_file
-from perfsuite.journal import read_journal
-from perfsuite.journal_writer import JournalWriter
+from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_places import other_places
-from perfsuite.reports.timelines.index import write_index
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.reports.timelines.files import write_index
 from test_correctness.helpers.failing_disk import every_fault
 from test_correctness.helpers.histories import session
 from test_correctness.test_journal import HEADER, result

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.record.result import Work
-from perfsuite.reports.every_device import every_device_lines, outliers
+from perfsuite.reports.devices import every_device_lines, outliers
 from test_correctness.test_metrics import measured, on
 
 FLOPS = Work(flops={"exact": 1e12}, dtype="bf16")

@@ -17,6 +17,7 @@ from perfsuite.base.errors import (
     RanksFailed,
     UnsupportedCase,
 )
+from perfsuite.base.text import cut
 from perfsuite.runtime.failures import (
     UPSTREAM,
     RankFailure,
@@ -27,7 +28,6 @@ from perfsuite.runtime.failures import (
     judge_stack,
     state_of,
 )
-from perfsuite.runtime.transports.base import cut
 
 STACK = textwrap.dedent(
     """\

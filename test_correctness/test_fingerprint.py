@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import Fingerprint, detect_machine, fingerprint, load_catalog, read_environment
 from perfsuite.platforms.environment import Environment
 from perfsuite.platforms.host import Answer, Host
+from perfsuite.record.codec import from_json, to_json
 from test_correctness.helpers import machines
 
 

@@ -13,7 +13,7 @@ from perfsuite.base.errors import CaseStopped
 from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 from perfsuite.record.verdict import FAILING, GateSettings
 from perfsuite.run import settling
 from perfsuite.run.arms import Arm, ArmFailed

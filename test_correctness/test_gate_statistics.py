@@ -12,12 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.gate.estimate import Bounds, Today
 from perfsuite.gate.judge import Judge
-from perfsuite.gate.noise import FLOOR, History, Level, levels, session_effects
-from perfsuite.gate.prior import Prior, prior_weight, priors
-from perfsuite.gate.shift import Replicates, Screened, Shares, look, own_inside, shares
-from perfsuite.gate.yardstick import helpful_slope, slopes
+from perfsuite.gate.noise import (
+    FLOOR,
+    History,
+    Level,
+    Prior,
+    helpful_slope,
+    levels,
+    prior_weight,
+    priors,
+    session_effects,
+    slopes,
+)
+from perfsuite.gate.shift import Bounds, Replicates, Screened, Shares, Today, look, own_inside, shares
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
 from perfsuite.statistics.student import t_cdf, t_quantile

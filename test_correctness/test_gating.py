@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.gate_aa import aa_lines, read_and_judge
 from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import verdict_reports
-from perfsuite.record.result import Sample
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 from test_correctness.helpers.scripted_driver import measurement
 
@@ -132,8 +132,7 @@ def test_settled_in_place_where_a_report_cannot_wait(stored, machine, option):
 def test_a_case_without_clean_samples_fails_in_place_or_is_named(stored, machine):
     def switched_out(job, **changes):
         measured = machine(job)
-        samples = (dataclasses.replace(sample, involuntary_switches=1, **changes) for sample in measured.samples)
-        return dataclasses.replace(measured, samples=tuple(samples))
+        return dataclasses.replace(measured, involuntary_switches=(1,) * len(measured.times_s), **changes)
 
     machine.factors[0] = 2.0
     stored.driver.script = switched_out
@@ -142,7 +141,7 @@ def test_a_case_without_clean_samples_fails_in_place_or_is_named(stored, machine
     done.stdout.fnmatch_lines(
         ["REGRESSED +* % (* ms -> 2* ms)", "*unconfirmed: no clean samples, slower even against its yardstick*"]
     )
-    stored.driver.script = functools.partial(switched_out, yardstick_s=None)
+    stored.driver.script = functools.partial(switched_out, yardsticks_s=())
     told = stored.run("--perf-gate", "-x", "-k", "cpu-0")
     told.assert_outcomes(passed=1)
     told.stdout.fnmatch_lines(
@@ -191,8 +190,7 @@ def test_out_of_memory_where_the_baseline_fitted_is_a_regression(stored, machine
 
 
 def test_an_impossible_result_fails_without_any_baseline(repo):
-    equal = (Sample(time_s=0.01),) * 8
-    repo.driver.script = lambda job: dataclasses.replace(measurement(job), samples=equal)
+    repo.driver.script = lambda job: dataclasses.replace(measurement(job), times_s=(0.01,) * 8)
     done = repo.run("--perf-gate", "--perf-allow-ungated")
     done.assert_outcomes(failed=3)
     done.stdout.fnmatch_lines(["*IMPOSSIBLE*constant: all 8 samples are 0.01 s to the bit*"])
@@ -245,12 +243,11 @@ def test_markers_say_what_a_case_accepts(stored, machine):
     stored.run("--perf-gate").assert_outcomes(passed=3)
 
 
-def test_an_a_a_shows_the_gates_own_rates(repo):
-    done = repo.run("--perf-aa=16")
-    done.assert_outcomes(passed=3)
-    done.stdout.fnmatch_lines(
-        ["A/A: 16 equal runs of 3 cases, 50 random splits into stored and new runs", "*false alarms 0.00%*"]
-    )
+def test_equal_runs_show_the_gates_own_rates(repo):
+    repo.run("--perf-runs=12", "--perf-update=append").assert_outcomes(passed=3)
+    lines = list(aa_lines(read_and_judge(baseline_file(), splits=50)))
+    assert lines[0] == "A/A: 12 equal runs of 3 cases, 50 random splits into stored and new runs"
+    assert lines[1].startswith("  false alarms 0.00% of verdicts")
 
 
 def test_stored_files_load_in_pytest_benchmarks_own_comparison(stored, monkeypatch, pytestconfig):
@@ -316,7 +313,6 @@ class TestBase:
         (["--perf-update=accept"], "*--perf-update=accept replaces stored runs; say why with --perf-reason=TEXT"),
         (["--perf-reason=x"], "*--perf-reason goes with --perf-update=accept*"),
         (["--perf-runs=0"], "*--perf-runs: 0 is no number of runs*"),
-        (["--perf-aa=3"], "*--perf-aa: 3 runs are too few*"),
         (["--perf-base=HEAD"], "*--perf-base says how the gate works; give --perf-gate with it"),
         (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),
         (

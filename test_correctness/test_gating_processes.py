@@ -16,7 +16,7 @@ import pytest
 from benchmarks.gate_history import STEP_S, Repository, accepted, story, switched_out, without_base
 from benchmarks.scripted_clock import VARIABLES
 from perfsuite.base.git import git
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 
 ROOT = Path(__file__).parent.parent
 pytest_plugins = ["pytester"]

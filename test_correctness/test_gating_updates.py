@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.record.result import Sample
 from test_correctness.helpers.gated_repository import baseline_file
 from test_correctness.helpers.scripted_driver import measurement
 
@@ -74,8 +73,7 @@ def test_runs_stored_merge_after_merge_do_not_move_the_yardstick(stored, machine
 
 
 def test_an_impossible_result_is_refused_by_name(repo):
-    equal = (Sample(time_s=0.01),) * 8
-    repo.driver.script = lambda job: dataclasses.replace(measurement(job), samples=equal)
+    repo.driver.script = lambda job: dataclasses.replace(measurement(job), times_s=(0.01,) * 8)
     done = repo.run("--perf-update=append", "-k", "cpu-1")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.stdout.fnmatch_lines(["*cpu-1*: not stored, impossible: constant: all 8 samples are 0.01 s*; an error of*"])

@@ -19,9 +19,9 @@ from perfsuite.cli import main as cli
 from perfsuite.gate.describe import phrases
 from perfsuite.history import file
 from perfsuite.history.git import Repository
-from perfsuite.journal import read_journal
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.verdict_reports import tell_next_steps
+from perfsuite.record.journal import read_journal
 from perfsuite.record.verdict import Verdict
 from perfsuite.run.arms import Arm, arm_environment, arm_of
 from test_correctness.helpers.gated_repository import commit_all
@@ -149,7 +149,7 @@ def test_git_is_started_in_one_place():
 
     sources = [*(ROOT / "perfsuite").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
     found = [path for path in sources if any(map(starts_git, ast.walk(ast.parse(path.read_text()))))]
-    assert found == [ROOT / "perfsuite" / "git.py"]
+    assert found == [ROOT / "perfsuite" / "base" / "git.py"]
 
 
 # -- where git refuses ---------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_a_run_tells_and_keeps_why_its_revision_is_unknown(stored, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     done = stored.run("--perf-journal=j.jsonl")
     done.stdout.fnmatch_lines(["*the revision is not known: git rev-parse refuses*safe.directory*"])
-    record = read_journal(Path("j.jsonl")).record
+    record = read_journal(Path("j.jsonl"))
     assert "dubious ownership" in record.revision.problem
     assert any("dubious ownership" in warning for warning in record.end.warnings)
     refused = stored.run("--perf-gate", "--perf-base=HEAD")

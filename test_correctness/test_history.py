@@ -199,6 +199,14 @@ def test_a_real_repository_says_the_same(tmp_path):
 # -- the command and the run -------------------------------------------------------------------------------------
 
 
+def test_a_branch_that_is_named_as_a_folder_is_a_branch(tmp_path):
+    git(tmp_path, "init", "-q", "-b", "docs")
+    (tmp_path / "docs").mkdir()
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "first")
+    here = Repository(root=tmp_path)
+    assert (["first"], "first") == ([*here.first_parents("docs").values()], here.subject("docs"))
+
+
 def test_list_and_show(tmp_path, capsys):
     hostile = session(1, revision=Revision(commit=commit(1), branch="main", subject="red \x1b[31m alert"))
     path = written(tmp_path / "h.jsonl", session(0), hostile)

@@ -11,8 +11,7 @@ import pytest
 from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
 from perfsuite.imports.factors import KINDS, factor
-from perfsuite.imports.file import read_imported
-from perfsuite.imports.formats import FORMATS, find_format, read_file
+from perfsuite.imports.formats import FORMATS, find_format, read_file, read_imported
 from perfsuite.imports.plausibility import doubts
 from perfsuite.imports.row import Told
 from perfsuite.platforms import load_catalog
@@ -131,12 +130,7 @@ ROW = "1112.5  241.29  422.25      0   1113.4  241.09  421.91      0"
         (SAMPLES / "pytest-benchmark/0003.json", '"median"', '"midian"', "has no median"),
         (SAMPLES / "pytest-benchmark/0003.json", '"median": ', '"median": -', r"median_s is '-2.*', below 0 s"),
         (SAMPLES / "pytest-benchmark/0003.json", "{", f'{{"deep": {"[" * 100_000}', "nested too deep"),
-        (
-            NCCL / "constructed-v3.json",
-            '"nthreads": 1',
-            '"nthreads": 0',
-            r":24: nthreads is '0', no whole number",
-        ),
+        (NCCL / "constructed-v3.json", '"nthreads": 1', '"nthreads": 0', r":24: nthreads is '0', no whole number"),
         (SAMPLES / "deepspeed/flops-profiler.txt", f"size:{' ' * 51}1", "size: 0", r":10: world size is '0', no whole"),
     ],
 )

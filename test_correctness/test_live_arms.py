@@ -16,8 +16,7 @@ from perfsuite.base.git import git
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
 from perfsuite.run import arms
-from perfsuite.run.arms import Arm, ArmFailed, arm_of
-from perfsuite.run.live_arms import LiveArm
+from perfsuite.run.arms import Arm, ArmFailed, LiveArm, arm_of
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = ("--perf-platform=scripted", "--benchmark-max-time=0.05")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.base.masking import MASK, masked, masked_value, masked_words
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]
@@ -171,7 +171,7 @@ def test_a_run_keeps_no_secret_anywhere(pytester, monkeypatch):
         if path.is_file() and path.suffix in (".jsonl", ".html", ".md"):
             assert "geheim" not in path.read_text(), path.name
     journal = read_journal(pytester.path / "j.jsonl")
-    assert f"secret={MASK}" in journal.header.arguments
+    assert f"secret={MASK}" in journal.arguments
     (result,) = journal.results.values()
     assert result.parameters["env"] == {"HF_TOKEN": MASK, "NCCL_ALGO": "Ring"}
     again = repo.run("--perf-resume=j.jsonl", "--perf-journal=k.jsonl")

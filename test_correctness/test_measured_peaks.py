@@ -9,13 +9,13 @@ import pytest
 
 from perfsuite.base.errors import InvalidParameter, RanksFailed
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
-from perfsuite.metrics import derive
+from perfsuite.metrics import derive, read_run
 from perfsuite.plugin.benchmark import extra_info
 from perfsuite.plugin.fixtures import CaseState
 from perfsuite.plugin.outcome import properties
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
+from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget, Workload
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.grids import why_empty
@@ -209,10 +209,10 @@ def test_a_journal_is_read_as_shares_of_its_last_peaks(tmp_path):
     made, _ = session(probing((2.0,), (8.0,)))
     made.journal = JournalWriter(tmp_path / "j", HEADER)
     made.run(case(Training(operations=1e12)))
-    assert read_journal(tmp_path / "j").results["test_it.py::test_it[cpu]"].metric("mfu_percent").value == 100.0
+    assert read_run(tmp_path / "j").results["test_it.py::test_it[cpu]"].metric("mfu_percent").value == 100.0
     made.finish()
     made.close()
-    journal = read_journal(tmp_path / "j")
+    journal = read_run(tmp_path / "j")
     assert journal.results["test_it.py::test_it[cpu]"].metric("mfu_percent").value == 25.0
     assert journal.results == made.results
 
@@ -224,7 +224,7 @@ def test_a_run_that_is_resumed_keeps_the_higher_peak(tmp_path):
     earlier.finish()
     earlier.close()
     made, _ = session(probing((2.0,), (1.0,)))
-    made.resume(read_journal(tmp_path / "j"))
+    made.resume(read_run(tmp_path / "j"))
     made.run(case(Training(operations=1e12)))
     made.run(case(Product(), "new"))
     made.finish()

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Sample, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Work
 
 DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"
-MODULES = ["spec", "compute", "memory", "collective", "registry"]
+MODULES = ["spec", "compute", "memory", "collective"]
 PEAKS = Peaks(
     tflops={
         "bf16": Peak(value=100.0, unit="TFLOPS", source="sheet"),
@@ -45,7 +45,7 @@ def measured(
     """A measurement with these seconds per iteration, on ranks at these (host, device)."""
     seconds = times if isinstance(times, list) else [times]
     return Measurement(
-        samples=tuple(Sample(time_s=time) for time in seconds),
+        times_s=tuple(seconds),
         iterations=1,
         warmup_iterations=3,
         warmup_steady=True,
@@ -54,14 +54,14 @@ def measured(
         ranks=tuple(
             RankFacts(
                 rank=rank, host=host, device=device, threads=1, cores=None, median_s=1.0, min_s=1.0, max_s=1.0,
-                cpu_share=1.0, max_rss_bytes=0, cache_bytes=cache_bytes,
+                cpu_share=1.0, max_rss_bytes=0, cache_bytes=cache_bytes
             )
             for rank, (host, device) in enumerate(places or [("a", "musa:0")])
         ),
         backend="gloo",
         process="fresh",
         transport="local",
-        peak_memory_bytes=memory,
+        peak_memory_bytes=memory
     )  # fmt: skip
 
 

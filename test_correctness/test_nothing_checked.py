@@ -11,9 +11,8 @@ import pytest
 from benchmarks.backtest.leave_one_out import Backtested
 from perfsuite.baselines import store
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header
-from perfsuite.journal_writer import JournalWriter
-from perfsuite.record.run import Revision
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.run import Header, Revision
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of

@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 import pytest
 import torch
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.baselines.baseline import Baseline, Hardware
 from perfsuite.baselines.decode import decode
@@ -25,6 +24,7 @@ from perfsuite.gate.gate import Gate
 from perfsuite.history.session import CasePoint, HistorySession, line_of, read_line
 from perfsuite.metrics import REGISTRY, derive
 from perfsuite.plugin.benchmark import extra_info
+from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import RESERVED, OwnMetric, registered
 from perfsuite.record.result import Peaks, Record, Work
 from perfsuite.record.workload import FunctionWorkload

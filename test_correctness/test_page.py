@@ -17,11 +17,12 @@ from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts import rows as charts
 from perfsuite.reports.page.effects import changes_between, ratio
 from perfsuite.reports.page.page import renderer
-from perfsuite.reports.page.runs import material_of, run_of_record
+from perfsuite.reports.page.runs import material_of
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence
 from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.tables.recording import Recording
 from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered
 
 HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"
@@ -157,10 +158,7 @@ def test_names_of_hosts_stay_only_where_they_are_asked_for(monkeypatch):
     here = dataclasses.replace(first, environment={"hostname": "node17"})
     run = record(here, *others, failures={"t.py::b": "rank 3 on node17 died"})
     monkeypatch.setattr(page, "renderer", lambda: None)
-    told = [
-        page.render(material_of([run_of_record(run, None)], show_hosts=shown)).count("node17")
-        for shown in (False, True)
-    ]
+    told = [page.render(material_of([Recording(run=run)], show_hosts=shown)).count("node17") for shown in (False, True)]
     assert told[0] == 0 < told[1]
 
 
@@ -253,7 +251,7 @@ def test_what_was_not_decided_does_not_read_as_if_all_were_well(names, said):
 
 def test_runs_that_are_alike_are_no_difference():
     def runs(*times_s):
-        made = [run_of_record(record(gpt("test_ddp", 1, time_s)), None) for time_s in times_s]
+        made = [Recording(run=record(gpt("test_ddp", 1, time_s))) for time_s in times_s]
         return made[0] if len(made) == 1 else made
 
     before, after = (material_of(runs(*(1 + offset for offset in offsets))) for offsets in [(0.0, 1e-3, 2e-3)] * 2)
@@ -269,8 +267,8 @@ def test_an_interval_beyond_measure_leaves_room_for_the_others():
 
 def test_an_arm_without_a_header_has_the_torch_of_its_environment():
     plain = dataclasses.replace(gpt("test_ddp", 1, 1.0), environment={"packages": {"torch": "2.13"}})
-    assert material(plain).runs[0].torch == "2.13"
-    assert material(gpt("test_ddp", 1, 1.0)).runs[0].torch == ""
+    assert material(plain).runs[0].run.torch == "2.13"
+    assert material(gpt("test_ddp", 1, 1.0)).runs[0].run.torch == ""
 
 
 def test_sentences_that_begin_with_a_number_stand_to_the_left():

@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
-from perfsuite.plugin.page import BESIDE
+from perfsuite.plugin.options import BESIDE
 from perfsuite.reports.page import page
 from perfsuite.statistics.comparison import Comparison
 from test_correctness.helpers.pages import Read

@@ -11,15 +11,14 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pairs import message_times_s, name_of, slow_pairs
-from perfsuite.platforms.links import links
 from perfsuite.record.result import Peak, Peaks, Result, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
-from perfsuite.reports.pairs import pair_grids, pair_matrices, pair_tables
+from perfsuite.reports.pairs import links, pair_grids, pair_matrices, pair_tables
 from perfsuite.reports.tables.markdown import markdown
-from perfsuite.reports.tables.recording import recording_of
+from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.run.session import Case
@@ -164,9 +163,9 @@ def test_the_matrix_stands_beside_the_links_and_names_the_slow_one(slow_link):
 
 
 def test_the_report_has_the_matrix_after_the_topology(slow_link):
-    recording = recording_of([slow_link], name="run.jsonl", platform="s4000", fingerprint="s4000-4x")
+    run = RunRecord(name="run.jsonl", platform="s4000", fingerprint="s4000-4x", results={slow_link.case: slow_link})
     style = next(style for style in STYLES.values() if style.environment)
-    text = report([recording], [style])
+    text = report([Recording(run=run)], [style])
     lines = text.splitlines()
     assert lines.index("### Topology: s4000 (s4000-4x)") < lines.index(f"### {pair_grids([slow_link])[0].title}")
     assert markdown(pair_grids([slow_link])[0])[3] in lines

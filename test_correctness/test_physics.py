@@ -19,7 +19,6 @@ from perfsuite.record.result import (
     RankFacts,
     Record,
     Result,
-    Sample,
     Work,
 )
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
@@ -42,7 +41,7 @@ def measured(times_s=(0.1, 0.11, 0.12, 0.1, 0.13), ranks=1, hosts=1, spans=(), a
         for rank in range(ranks)
     ]
     return Measurement(
-        samples=tuple(Sample(time_s=time_s) for time_s in times_s),
+        times_s=tuple(times_s),
         iterations=1,
         warmup_iterations=1,
         warmup_steady=True,

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.gate.physics import bubble_bound
 from perfsuite.metrics import derive
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, impossible_bubble, in_flight_micro_batches
 from perfsuite.platforms import families
+from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Measurement, Peaks
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job

@@ -9,9 +9,9 @@ import pytest
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.platforms.base import Clock
 from perfsuite.platforms.clocks import PerfCounterClock
-from perfsuite.record.result import ClockFacts, Sample
+from perfsuite.record.result import ClockFacts
+from perfsuite.reports.timelines.files import chrome_trace
 from perfsuite.reports.timelines.picture import timeline_svg
-from perfsuite.reports.timelines.write import chrome_trace
 from perfsuite.runtime.assembly import join
 from perfsuite.runtime.ranks.spans import KEPT_STEPS, KeptSpan, SpanRecorder, StepKeeper
 from perfsuite.schedules import replay
@@ -44,8 +44,7 @@ def kept(rank: int, *begins: float, offset_s: float = 0.0, **place: Any) -> dict
     own = keeper(rank=rank, **place)
     for begin in begins:
         own.take(step(rank, begin))
-    samples = [Sample(time_s=1.0 + index) for index in range(len(begins))]
-    return {"steps": own.report(samples, offset_s=offset_s)}
+    return {"steps": own.report([1.0 + index for index in range(len(begins))], offset_s=offset_s)}
 
 
 def test_the_ranks_parts_become_one_timeline():
@@ -114,7 +113,7 @@ def test_the_step_that_is_sent_is_the_one_nearest_to_the_median():
     times = [5.0, 1.0, 3.0, 2.0, 4.0]
     for index in range(len(times)):
         own.take(step(0, 10.0 * index))
-    report = own.report([Sample(time_s=time) for time in times], offset_s=0.0)
+    report = own.report(times, offset_s=0.0)
     assert report["parts"][0][3] == 20.0
     assert len(report["busy"]) == 5
 
@@ -126,9 +125,9 @@ def test_only_the_latest_steps_are_kept_whole():
         own.take(step(0, float(index)))
     assert len(own.kept) == KEPT_STEPS
     # The median sample is long gone: the nearest of those that are left is sent.
-    samples = [Sample(time_s=1.0 if index < 5 else 9.0) for index in range(count)]
-    samples[20] = Sample(time_s=8.0)
-    report = own.report(samples, offset_s=0.0)
+    times_s = [1.0 if index < 5 else 9.0 for index in range(count)]
+    times_s[20] = 8.0
+    report = own.report(times_s, offset_s=0.0)
     assert len(report["busy"]) == count
     assert report["parts"][0][3] >= 10.0
 
@@ -136,7 +135,7 @@ def test_only_the_latest_steps_are_kept_whole():
 def test_steps_without_actions_have_no_timeline():
     own = keeper()
     own.take([KeptSpan("optimizer", -1, -1, 0, 1)])
-    assert own.report([Sample(time_s=1.0)], offset_s=0.0) is None
+    assert own.report([1.0], offset_s=0.0) is None
 
 
 class DeviceClock(Clock):

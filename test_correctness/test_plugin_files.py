@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfsuite.journal import read_journal
 from perfsuite.plugin import launch
+from perfsuite.record.journal import read_journal
 from perfsuite.reports.page import page as page_module
 from test_correctness.helpers.scripted_driver import repository
 

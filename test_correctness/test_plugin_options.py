@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from perfsuite.cli import main as cli
-from perfsuite.journal import read_journal
 from perfsuite.plugin.options import positive_duration
+from perfsuite.record.journal import read_journal
 from perfsuite.record.workload import Budget
 from test_correctness.helpers.scripted_driver import ROOT, repository
 

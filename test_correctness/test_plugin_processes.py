@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers.processes import gone, processes_with
 from test_correctness.helpers.scripted_driver import ROOT
@@ -191,7 +191,8 @@ def test_signals_at_any_moment_leave_whole_reports_and_nothing_running(theirs, n
     """From the first collected perf test to the exit of the process, in steps of a sixteenth of the whole."""
     marker = theirs / "collected"
     tests = theirs / "tests/test_theirs.py"
-    tests.write_text(f"{tests.read_text()}\n@world_sizes(2)\ndef test_last(perf, ranks):\n    perf(step, on=ranks)\n")
+    last = "@world_sizes(2)\ndef test_last(perf, ranks):\n    perf(step, on=ranks, message_bytes=4096)\n"
+    tests.write_text(f"{tests.read_text()}\n{last}")
     (theirs / "tests/conftest.py").write_text(
         f"import pathlib\ndef pytest_itemcollected(item): pathlib.Path({str(marker)!r}).touch()\n"
     )

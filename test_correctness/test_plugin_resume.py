@@ -12,7 +12,7 @@ import time
 import pytest
 
 from perfsuite.base.errors import RanksFailed
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
@@ -35,7 +35,7 @@ def test_a_run_leaves_a_journal_and_says_where(repo, pytester):
     found.stdout.fnmatch_lines([f"journal {path}"])
     journal = read_journal(path)
     assert list(journal.results) == [f"test_it.py::test_{name}[cpu]" for name in ("first", "second", "third")]
-    assert set(journal.header.versions) == {"python", "perfsuite", "torch", "pytest", "pytest-benchmark"}
+    assert set(journal.versions) == {"python", "perfsuite", "torch", "pytest", "pytest-benchmark"}
     assert pytester.path.joinpath(".perfsuite/.gitignore").read_text() == "*\n"
 
 

@@ -14,7 +14,7 @@ from perfsuite.base.errors import ConfigurationError, UnsupportedCase
 from perfsuite.base.files import why_not_private
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.forkserver import boot_command
-from perfsuite.strategies.deepspeed.compiled import compiling
+from perfsuite.strategies.deepspeed.engine import compiling
 from simmusa import build
 
 ME = os.getuid()

@@ -7,14 +7,15 @@ import json
 
 import pytest
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.base.mesh import MeshShape
-from perfsuite.journal import read_journal
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, write_calibration
+from perfsuite.projection.figures import metrics_of, projected
 from perfsuite.projection.job import Job
-from perfsuite.projection.record import Projected, metrics_of, projected
 from perfsuite.projection.step import project
+from perfsuite.record.codec import from_json, to_json
+from perfsuite.record.journal import read_journal
+from perfsuite.record.projected import Projected
 from perfsuite.record.result import Metric, Peaks
 from perfsuite.reports.projected import as_json, beside, projected_lines, projected_markdown
 from perfsuite.workloads.training.train_step import TrainStep

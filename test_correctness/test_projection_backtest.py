@@ -132,7 +132,7 @@ def test_one_node_predicts_several():
 @pytest.mark.slow
 def test_bands_are_those_of_the_rows_and_hold_most_of_them():
     """Of the rows 70 to 90 % lie inside; in a table by itself the band is as honest as its neighbours are alike."""
-    from perfsuite.projection.band import FILE
+    from perfsuite.projection.step import FILE
 
     assert json.loads(FILE.read_text()) == runs.bands()
     band = json.loads(FILE.read_text())["in situ"]

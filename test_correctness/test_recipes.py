@@ -12,11 +12,10 @@ import pytest
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.platforms import load_catalog
-from perfsuite.published.differences import Ran, differences
+from perfsuite.published.differences import DEFAULTS, Ran, differences
 from perfsuite.published.lookup import rows, shipped
 from perfsuite.published.recipes import WITHOUT_RECIPE, find, recipe_of, recipes, why_none
 from perfsuite.published.recipes.recipe import OURS, TEST
-from perfsuite.published.settings import DEFAULTS
 from perfsuite.workloads.moe_layer import MoeLayer
 from perfsuite.workloads.tensor_linear import TensorLinear
 from perfsuite.workloads.training.train_step import TrainStep
@@ -26,6 +25,12 @@ PLATFORMS = load_catalog(()).models
 ROWS = [row for row in rows(shipped()) if set(row.platforms) & set(PLATFORMS)]
 LEAST_SHARE = 0.95
 """Of the published rows that name hardware of ours, that a recipe runs."""
+
+
+def as_run(recipe, **changes):
+    """The recipe as a case that ran."""
+    fields = {name: getattr(recipe, name) for name in ("workload", "parameters", "world_size", "nodes")}
+    return Ran(**{**fields, **changes})
 
 
 def key(row):
@@ -59,7 +64,7 @@ def test_a_recipe_is_a_workload_that_its_ranks_can_be_given_and_differs_in_no_de
     """A journal has every field of a workload, defaults too."""
     for recipe in recipes():
         workload = WORKLOADS[recipe.workload](**recipe.parameters)
-        ran = dataclasses.replace(Ran.of(recipe), parameters=workload.parameters())
+        ran = as_run(recipe, parameters=workload.parameters())
         for row in (ROW_AT[place] for place in recipe.rows):
             assert () == differences(dataclasses.replace(ran, platform=row.platforms[0]), row)
 
@@ -105,17 +110,17 @@ def test_another_setting_is_a_difference(table, line, changes, told):
     """Of a case that is its recipe but for one thing, whether the report says that thing or not."""
     recipe, row = recipe_of(table, line), ROW_AT[table, line]
     same = dict(recipe.parameters)
-    ran = dataclasses.replace(Ran.of(recipe), parameters={**same, **changes})
+    ran = as_run(recipe, parameters={**same, **changes})
     assert any(phrase.startswith(told) for phrase in differences(ran, row)), differences(ran, row)
 
 
 def test_another_platform_another_count_and_other_hosts_are_differences():
     recipe, row = find("002-llama2_7b-bf16-1x8"), ROW_AT["002/performance", 50]
-    ran = dataclasses.replace(Ran.of(recipe), platform="h200", world_size=16, nodes=2)
+    ran = as_run(recipe, platform="h200", world_size=16, nodes=2)
     phrases = differences(ran, row)
     assert phrases[0] == "platform s4000, not h200"
     assert {"devices 8, not 16", "nodes 1, not 2"} <= set(phrases)
-    assert "nodes 1, unsaid here" in differences(dataclasses.replace(Ran.of(recipe), nodes=None), row)
+    assert "nodes 1, unsaid here" in differences(as_run(recipe, nodes=None), row)
 
 
 def test_what_neither_side_gave_a_reason_for_is_a_difference():

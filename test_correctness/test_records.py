@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.record import result as records
+from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import Better, OwnMetric
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Sample, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Work
+from perfsuite.record.step import Timeline, TimelineEvent
 
 RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,7 +36,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one return p
         return st.sampled_from([OwnMetric(name="a", unit="GiB", better=better) for better in typing.get_args(Better)])
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
-        return st.builds(hint, **{each.name: values(hints[each.name]) for each in dataclasses.fields(hint)})
+        fields = {each.name: values(hints[each.name]) for each in dataclasses.fields(hint)}
+        if hint is Measurement:  # its columns have a value for each sample
+            fields |= {"involuntary_switches": st.just(()), "yardsticks_s": st.just(())}
+        return st.builds(hint, **fields)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin is tuple:
@@ -82,7 +86,11 @@ def test_a_file_broken_by_hand_is_a_value_error_that_names_the_field(kind: type,
 
 def test_fields_at_their_default_stay_out_but_the_schema_is_always_there() -> None:
     assert {} == to_json(Work())
-    assert {"time_s": 1.0} == to_json(Sample(time_s=1.0))
+    clock = {"name": "c", "resolution_s": 1.0, "cost_s": 0.0}
+    assert clock == to_json(ClockFacts(**clock))
+    plain = to_json(measurement([1.0, 2.0], [1.0]))
+    assert [1.0, 2.0] == plain["times_s"]
+    assert not {"involuntary_switches", "yardsticks_s"} & plain.keys()
     result = Result(
         case="t", workload="w", parameters={}, platform="cpu", world_size=1, outcome="measured", work=Work()
     )
@@ -90,24 +98,26 @@ def test_fields_at_their_default_stay_out_but_the_schema_is_always_there() -> No
 
 
 def test_a_newer_writer_is_named() -> None:
-    with pytest.raises(ValueError, match=r"Sample has unknown fields colour; a newer perfsuite may have written it"):
-        from_json(Sample, {"time_s": 1.0, "colour": "red"})
-    with pytest.raises(ValueError, match=r"Sample: .*time_s"):
-        from_json(Sample, {})
+    clock = {"name": "c", "resolution_s": 1.0, "cost_s": 0}
+    with pytest.raises(ValueError, match=r"ClockFacts has unknown fields colour; a newer perfsuite may"):
+        from_json(ClockFacts, {**clock, "colour": "red"})
+    with pytest.raises(ValueError, match=r"ClockFacts: .*cost_s"):
+        from_json(ClockFacts, {"name": "c", "resolution_s": 1.0})
     with pytest.raises(ValueError, match=r"Work is 3, not an object"):
         from_json(Work, 3)
     with pytest.raises(ValueError, match=r"Metric.better is 'up', not one of 'higher', 'lower', 'neither'"):
         from_json(Metric, {"name": "n", "value": 1, "unit": "", "better": "up"})
-    with pytest.raises(ValueError, match=r"Sample.involuntary_switches is True, not a int"):
-        from_json(Sample, {"time_s": 1, "involuntary_switches": True})
+    plain = to_json(measurement([1.0, 2.0], [1.0]))
+    with pytest.raises(ValueError, match=r"Measurement.involuntary_switches\[1\] is True, not a int"):
+        from_json(Measurement, {**plain, "involuntary_switches": [1, True]})
+    with pytest.raises(ValueError, match=r"Measurement: yardsticks_s has 1 values for 2 samples; give one for each"):
+        from_json(Measurement, {**plain, "yardsticks_s": [1.0]})
 
 
 def measurement(times: list[float], medians: list[float], switches: list[int] | None = None) -> Measurement:
     return Measurement(
-        samples=tuple(
-            Sample(time_s=time, involuntary_switches=count)
-            for time, count in zip(times, switches or [0] * len(times), strict=True)
-        ),
+        times_s=tuple(times),
+        involuntary_switches=tuple(switches or ()),
         iterations=1,
         warmup_iterations=3,
         warmup_steady=True,
@@ -160,3 +170,30 @@ def test_a_metric_knows_its_share_of_the_peak() -> None:
     assert dataclasses.replace(metric, peak=None).share_of_peak is None
     assert dataclasses.replace(metric, value=None).share_of_peak is None
     assert Peaks() == from_json(Peaks, {})
+
+
+EVENT = TimelineEvent(kind="send", rank=0, stage=0, micro_batch=0, start_s=0.0, end_s=1.0)
+TIMELINE = Timeline(ranks=1, events=(EVENT, dataclasses.replace(EVENT, micro_batch=1)), source="measured")
+
+
+def test_events_of_a_timeline_are_columns() -> None:
+    plain = to_json(TIMELINE)
+    assert [0, 1] == plain["events"]["micro_batch"]
+    assert TIMELINE == from_json(Timeline, plain)
+    empty = dataclasses.replace(TIMELINE, events=())
+    assert empty == from_json(Timeline, to_json(empty))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": ["send", "receives"]}, r"Timeline.events.kind\[1\] is 'receives', not one of 'forward'"),
+        ({"rank": [0]}, "Timeline.events has columns of different lengths"),
+        ({"colour": ["red", "red"]}, "Timeline.events has the columns .*colour, not kind, rank"),
+        ({"start_s": 1.0}, "Timeline.events.start_s is 1.0, not a list"),
+    ],
+)
+def test_damaged_columns_are_named(changes: dict[str, Any], message: str) -> None:
+    plain = to_json(TIMELINE)
+    with pytest.raises(ValueError, match=message):
+        from_json(Timeline, {**plain, "events": {**plain["events"], **changes}})

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.base.errors import RanksFailed
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]

@@ -54,9 +54,9 @@ def pids_of(measurement_driver):
 
 def test_a_case_brings_back_samples_of_every_rank(driver):
     measurement = driver.run(job(steps.add_up, 2))
-    assert len(measurement.samples) >= 3
+    assert len(measurement.times_s) >= 3
     assert [rank.rank for rank in measurement.ranks] == [0, 1]
-    assert all(sample.time_s > 0 for sample in measurement.samples)
+    assert all(time_s > 0 for time_s in measurement.times_s)
     assert measurement.iterations >= 1
     assert measurement.backend == "gloo"
     assert measurement.transport == "local"
@@ -99,7 +99,7 @@ def test_a_further_build_of_a_case_keeps_its_processes_and_groups(driver):
 def test_collectives_of_all_groups_along_an_axis_are_checked_and_timed(driver, collective, axis):
     workload = AxisCollective(collective=collective, mesh="dp2-tp2", axis=axis, message_bytes=1 << 10)
     along = Job(workload=workload, world_size=4, budget=QUICK, shape=MeshShape.parse("dp2-tp2"))
-    assert driver.run(along).samples
+    assert driver.run(along).times_s
 
 
 def test_every_world_size_gets_its_own_group_and_environment(driver):
@@ -161,13 +161,14 @@ def test_what_a_case_preloads_is_there_in_workers_started_since(driver):
 def test_smoke_runs_one_iteration(driver):
     measurement = driver.run(job(steps.add_up, 2, budget=Budget(smoke=True)))
     assert measurement.smoke
-    assert len(measurement.samples) == 1
+    assert len(measurement.times_s) == 1
 
 
 def test_a_yardstick_is_timed_beside_every_sample(driver):
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True, cache_flush=True)
-    samples = driver.run(job(steps.add_up, 2, budget=budget)).samples
-    assert all(sample.yardstick_s is not None and sample.yardstick_s > 0 for sample in samples)
+    measurement = driver.run(job(steps.add_up, 2, budget=budget))
+    assert len(measurement.yardsticks_s) == len(measurement.times_s)
+    assert all(time_s > 0 for time_s in measurement.yardsticks_s)
 
 
 def test_a_step_is_closed(driver, tmp_path):
@@ -183,7 +184,7 @@ def test_what_is_no_step_is_named(driver):
 
 
 def test_a_build_may_return_a_plain_callable_as_a_function_may(driver):
-    assert driver.run(Job(workload=steps.Plain(made="list"), world_size=1, budget=QUICK)).samples
+    assert driver.run(Job(workload=steps.Plain(made="list"), world_size=1, budget=QUICK)).times_s
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_failing_rank_is_named_and_the_next_case_runs(driver, monkeypatch, fun
     assert "waiting" not in first_line
     if function is steps.dying:
         assert driver.log_tails()[1] == "last words of the culprit"
-    assert len(driver.run(job(steps.add_up, 3)).samples) >= 3
+    assert len(driver.run(job(steps.add_up, 3)).times_s) >= 3
 
 
 @pytest.mark.parametrize(

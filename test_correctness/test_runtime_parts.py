@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.platforms.base import Clock
-from perfsuite.record.result import ClockFacts, Sample, Work
+from perfsuite.record.result import ClockFacts, Work
 from perfsuite.record.workload import FunctionWorkload, Step, Workload
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble, judge_arrivals
@@ -137,8 +137,7 @@ def test_the_rank_that_is_late_is_named_with_its_lag(case, delay_s):
 
 @pytest.mark.parametrize(("step_s", "watched"), [(1e-3, 5), (0.2, 5), (0.25, 4), (0.5, 3), (20.0, 3), (0.0, 5)])
 def test_of_slow_steps_fewer_are_watched_and_of_none_less_than_a_median_needs(step_s, watched):
-    samples = [Sample(time_s=step_s)] * 4 + [Sample(time_s=99.0)]
-    assert iterations_within(1.0, samples) == watched
+    assert iterations_within(1.0, [step_s] * 4 + [99.0]) == watched
 
 
 def test_without_communication_nobody_is_late():
@@ -208,7 +207,8 @@ def test_parts_of_the_reported_step_sum_to_it_to_the_last_bit(ranks, rounds, ite
     reports = [
         report_of(
             rank,
-            samples=[{"time_s": time} for time in times],
+            times_s=times,
+            involuntary_switches=[],
             spans=each.report(),
             middle=each.middle(times, own[rank]),
         )
@@ -225,7 +225,9 @@ def report_of(rank, **changes):
     facts = {"host": "h", "device": "cpu", "threads": 1, "cores": None, "min_s": 1.0, "max_s": 1.0, "cpu_share": 1.0}
     return {
         "rank": {"rank": rank, "median_s": 1.0 + rank, "max_rss_bytes": 1, **facts},
-        "samples": [{"time_s": 2.0}, {"time_s": 3.0, "involuntary_switches": 1}],
+        "times_s": [2.0, 3.0],
+        "involuntary_switches": [0, 1],
+        "yardsticks_s": [],
         "iterations": 1,
         "warmup_iterations": 1,
         "warmup_steady": True,

@@ -13,11 +13,11 @@ import pytest
 from perfsuite.base.errors import RanksFailed
 from perfsuite.base.units import readable_rate
 from perfsuite.cli.main import main
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
-from perfsuite.plugin.ci import error_commands
+from perfsuite.plugin.summary import error_commands
+from perfsuite.record.journal import read_journal
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Result, Work
-from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord
+from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak
 from perfsuite.reports.layout import lay_out
@@ -221,7 +221,7 @@ def test_a_run_shows_one_screen_and_the_table_of_plain_benchmarks_alone(pytester
     summary = pytester.path.joinpath("new/summary.md").read_text()
     assert summary.startswith("**perfsuite**: 2 cases measured, none compared")
     (journal,) = pytester.path.joinpath(".perfsuite").glob("journal-*.jsonl")
-    run = read_journal(journal).record
+    run = read_journal(journal)
     assert (run.end.exit_status, run.arguments[-1], len(run.gate.verdicts)) == (0, "--perf-summary=new/summary.md", 2)
     quiet = repo.run("-q", "-k", "product").stdout.str().partition("= perfsuite: cpu")[2]
     assert "2 measured" in quiet
@@ -281,25 +281,6 @@ def test_a_figure_without_a_peak_hides_none_that_has_one():
     memory = Peak(value=50.0, unit="GB/s", source="measured here", kind="measured")
     (line,) = family_lines([stream("t.py::cached", 900.0, None), stream("t.py::streamed", 40.0, memory)])
     assert line.parts == ("triad 40 GB/s 80 % of measured 50",)
-
-
-@pytest.fixture
-def journal_of_products(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    writer = JournalWriter(path, Header(session="s", fingerprint="cpu-x", platform="cpu", started_at=""))
-    for number in range(1, 41):
-        plain = Metric(name="tflops", value=0.7 / number, unit="TFLOPS", better="higher", peak=PEAK)
-        writer.result(dataclasses.replace(product(f"t.py::test[{number}]", 0.5), metrics=(plain,)))
-    writer.close()
-    return path
-
-
-def test_of_many_cases_only_those_shown_are_decoded(journal_of_products):
-    shown = family_lines(read_journal(journal_of_products).results.values())
-    assert shown[0].parts == ("bf16 700 GFLOPS 91 % of measured 772",)
-    results = read_journal(journal_of_products).results
-    assert family_lines(results.values()) == shown
-    assert [case for case, one in results.items() if "metrics" in vars(one)] == ["t.py::test[1]"]
 
 
 def test_parts_beyond_any_screen_are_counted_and_not_written():

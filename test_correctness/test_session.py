@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from perfsuite.base.errors import InvalidParameter, JournalError, OutOfMemory, RanksFailed
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
 from perfsuite.platforms import detect_machine, load_catalog
+from perfsuite.record.journal import read_journal
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Peak, Peaks, Record, Work
+from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget, Workload
-from perfsuite.run.deadlines import deadline_s
+from perfsuite.run.builds import deadline_s
 from perfsuite.run.session import Case, PerfSession
 from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 

@@ -24,9 +24,10 @@ from perfsuite.record.run import Revision
 from perfsuite.record.workload import FunctionWorkload
 from perfsuite.reports.page.effects import changes_between
 from perfsuite.reports.page.material import case_of_result, joined
-from perfsuite.reports.page.runs import material_of, run_of_record
+from perfsuite.reports.page.runs import material_of
 from perfsuite.reports.page.sections.comparison import section
 from perfsuite.reports.page.sections.verdict import sentence
+from perfsuite.reports.tables.recording import Recording
 from perfsuite.run import settling
 from perfsuite.runtime.values import recorded_defaults
 from perfsuite.workloads import AllReduce
@@ -295,7 +296,7 @@ def test_a_line_of_an_earlier_version_is_compared_with_lines_of_its_kind_alone()
 
 
 def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
-    runs = [run_of_record(record(one), None) for one in (ran(n=128), ran(2.0, n=256))]
+    runs = [Recording(run=record(one)) for one in (ran(n=128), ran(2.0, n=256))]
     material = material_of([runs[1]], runs[0])
     told, is_bad = sentence(material)
     assert told.startswith("Nothing was compared: 1 case ran with other settings than before and cannot be compared.")

@@ -22,8 +22,7 @@ from perfsuite.baselines.baseline import (
     newest,
 )
 from perfsuite.baselines.decode import decode
-from perfsuite.baselines.encode import encode
-from perfsuite.baselines.entry_stats import entry_stats
+from perfsuite.baselines.encode import encode, entry_stats
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.baselines.text import dump, parse
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of

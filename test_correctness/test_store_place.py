@@ -7,7 +7,7 @@ import os
 import pytest
 
 from perfsuite.base.errors import BaselineError
-from perfsuite.baselines import files, store
+from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of, sessions_in
 
@@ -77,7 +77,7 @@ def test_a_large_file_is_refused_by_its_size_unread(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: pytest.fail("it was read"))
     for use in (lambda: store.load(tmp_path, HARDWARE), lambda: offer(tmp_path, run_of("s0"))):
         with pytest.raises(
-            BaselineError, match=f"cannot be read: it has 200000000 bytes, more than the {files.MAX_BYTES}"
+            BaselineError, match=f"cannot be read: it has 200000000 bytes, more than the {store.MAX_BYTES}"
         ):
             use()
 
@@ -85,7 +85,7 @@ def test_a_large_file_is_refused_by_its_size_unread(tmp_path, monkeypatch):
 def test_no_file_is_written_that_is_too_large_to_be_read(tmp_path, monkeypatch):
     path = offer(tmp_path, run_of("s0")).path
     before = path.read_bytes()
-    monkeypatch.setattr(files, "MAX_BYTES", len(before) + 10)
+    monkeypatch.setattr(store, "MAX_BYTES", len(before) + 10)
     with pytest.raises(BaselineError, match="the file is as it was: drop cases with perfsuite baselines prune"):
         offer(tmp_path, run_of("s1", 0.5))
     assert path.read_bytes() == before
@@ -104,5 +104,5 @@ def test_line_ends_stay(tmp_path, line_end):
 
 
 def test_a_new_file_has_plain_newlines(tmp_path):
-    files.write(tmp_path / "new.json", "a\nb\n")
+    store.write(tmp_path / "new.json", "a\nb\n")
     assert (tmp_path / "new.json").read_bytes() == b"a\nb\n"

@@ -11,12 +11,12 @@ import pytest
 from perfsuite.baselines import store
 from perfsuite.baselines.runs import QUANTILES, MetricMeaning
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.record.result import ClockFacts, Measurement, Metric, RankFacts, Result, Sample, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, RankFacts, Result, Work
 from perfsuite.record.step import DeviceLook
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of
 
 
-def result_of(samples, **changes):
+def result_of(times_s, *, switches=(), yardsticks_s=(), **changes):
     ranks = tuple(
         RankFacts(
             rank=rank,
@@ -33,7 +33,9 @@ def result_of(samples, **changes):
         for rank in range(2)
     )
     measurement = Measurement(
-        samples=samples,
+        times_s=tuple(times_s),
+        involuntary_switches=tuple(switches),
+        yardsticks_s=tuple(yardsticks_s),
         iterations=4,
         warmup_iterations=1,
         warmup_steady=True,
@@ -66,9 +68,9 @@ def result_of(samples, **changes):
 
 def test_a_run_keeps_quantiles_of_all_samples_and_the_median_of_the_clean_ones():
     rng = random.Random(1)
-    clean = [Sample(time_s=0.01 + rng.random() / 1000, yardstick_s=0.002) for _ in range(30)]
-    dirty = [Sample(time_s=0.02, involuntary_switches=2, yardstick_s=0.004) for _ in range(10)]
-    run = summarise(result_of((*clean, *dirty)), ordinal=2, commit="abc")
+    times_s = [*(0.01 + rng.random() / 1000 for _ in range(30)), *[0.02] * 10]
+    measured = result_of(times_s, switches=[0] * 30 + [2] * 10, yardsticks_s=[0.002] * 30 + [0.004] * 10)
+    run = summarise(measured, ordinal=2, commit="abc")
     assert (run.samples, run.clean, run.ordinal, run.commit, run.iterations) == (40, 30, 2, "abc", 4)
     assert run.location == pytest.approx(math.log(0.0105), abs=0.02)
     assert run.yardstick == pytest.approx(math.log(0.002), abs=1e-4)
@@ -80,27 +82,21 @@ def test_a_run_keeps_quantiles_of_all_samples_and_the_median_of_the_clean_ones()
 
 
 def test_a_run_keeps_mean_and_tail_of_all_and_of_the_clean_samples():
-    clean = (*[Sample(time_s=0.1)] * 9, Sample(time_s=0.4))
-    run = summarise(result_of((*clean, Sample(time_s=2.0, involuntary_switches=1))))
+    run = summarise(result_of([*[0.1] * 9, 0.4, 2.0], switches=[0] * 10 + [1]))
     assert run.mean == pytest.approx(math.log(3.3 / 11), abs=1e-5)
     assert run.clean_mean == pytest.approx(math.log(1.3 / 10), abs=1e-5)
     assert run.clean_p95 == pytest.approx(math.log(0.1 + 0.55 * 0.3), abs=1e-5)
 
 
-def test_a_yardstick_missing_from_a_sample_is_not_used_and_few_samples_may_be_clean():
-    samples = (
-        Sample(time_s=0.01, yardstick_s=0.002),
-        Sample(time_s=0.01),
-        Sample(time_s=0.012, involuntary_switches=1),
-    )
-    run = summarise(result_of(samples))
+def test_a_yardstick_of_no_time_is_not_used_and_few_samples_may_be_clean():
+    run = summarise(result_of([0.01, 0.01, 0.012], switches=[0, 0, 1], yardsticks_s=[0.002, 0.0, 0.002]))
     assert run.yardstick is None
     assert (run.clean, run.has_clean) == (2, True)
-    assert not summarise(result_of((samples[2],) * 5)).has_clean
+    assert not summarise(result_of([0.012] * 5, switches=[1] * 5)).has_clean
 
 
 def test_the_identity_of_a_case_is_plain_json():
-    one = case_of(result_of((Sample(time_s=0.01),)))
+    one = case_of(result_of([0.01]))
     assert one.parameters == {"size": [1, 2], "dtype": "fp32"}
     assert (one.backend, one.kind) == ("gloo", "test_x.py::test_a on 2 ranks")
     assert one.metrics["latency_us"] == MetricMeaning(unit="us", better="lower")
@@ -109,16 +105,14 @@ def test_the_identity_of_a_case_is_plain_json():
     assert summarise(failed).outcome == "out_of_memory"
 
 
-@pytest.mark.parametrize(
-    "changes", [{"outcome": "smoke"}, {"measurement": result_of((Sample(time_s=0.0),)).measurement}]
-)
+@pytest.mark.parametrize("changes", [{"outcome": "smoke"}, {"measurement": result_of([0.0]).measurement}])
 def test_what_is_no_measurement_makes_no_run(changes):
     with pytest.raises(ValueError, match=r"test_x.py::test_a"):
-        summarise(result_of((Sample(time_s=0.01),), **changes))
+        summarise(result_of([0.01], **changes))
 
 
 def timed_with(throttle, hosts=1, elsewhere=None):
-    measured = result_of(tuple(Sample(time_s=0.010 + index * 1e-5) for index in range(30)))
+    measured = result_of([0.010 + index * 1e-5 for index in range(30)])
     first = measured.measurement.ranks[0]
     others = (dataclasses.replace(first, host=f"node{rank}", rank=rank, throttle=elsewhere) for rank in range(1, hosts))
     ranks = (dataclasses.replace(first, host="node0"), *others)
@@ -153,8 +147,7 @@ def test_looks_while_samples_were_taken_tell_a_disturbed_run(throttle, hosts, el
 
 
 def test_what_a_quota_held_back_is_kept_by_a_run_and_by_its_file(tmp_path):
-    samples = tuple(Sample(time_s=0.01, involuntary_switches=0) for _ in range(12))
-    result = result_of(samples)
+    result = result_of([0.01] * 12)
     assert summarise(result).throttled == 0.0
     first, second = result.measurement.ranks
     ranks = (dataclasses.replace(first, throttled=0.125), dataclasses.replace(second, throttled=0.254))
@@ -166,11 +159,10 @@ def test_what_a_quota_held_back_is_kept_by_a_run_and_by_its_file(tmp_path):
 
 
 def test_a_run_keeps_kind_mean_and_tail_of_the_control():
-    samples = tuple(Sample(time_s=0.01, yardstick_s=0.002 if number < 18 else 0.008) for number in range(20))
-    result = result_of(samples)
+    result = result_of([0.01] * 20, yardsticks_s=[0.002] * 18 + [0.008] * 2)
     run = summarise(dataclasses.replace(result, measurement=dataclasses.replace(result.measurement, control="memory")))
     assert run.control == "memory"
     assert run.yardstick == pytest.approx(math.log(0.002), abs=1e-4)
     assert run.yardstick_mean == pytest.approx(math.log(0.0026), abs=1e-4)
     assert run.yardstick_p95 == pytest.approx(math.log(0.008), abs=1e-4)
-    assert summarise(result_of((Sample(time_s=0.01),))).yardstick_mean is None
+    assert summarise(result_of([0.01])).yardstick_mean is None

@@ -17,7 +17,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.models import find as find_model
 from perfsuite.strategies import STRATEGIES, Plan, find
 from perfsuite.strategies.deepspeed import ds_config
-from perfsuite.strategies.deepspeed.compiled import compiling
+from perfsuite.strategies.deepspeed.engine import compiling
 from perfsuite.strategies.deepspeed.zero import require_compiler
 from perfsuite.strategies.trainer import _require_compiler
 from perfsuite.workloads.training.parity import tolerance_on

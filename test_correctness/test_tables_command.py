@@ -15,9 +15,10 @@ from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
-from perfsuite.plugin import tables
+from perfsuite.plugin.options import STYLE_NAMES
+from perfsuite.record.journal import read_journal
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.run import Header
 from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.report_runs import latte, measurement, section, table
 from test_correctness.helpers.scripted_driver import repository
@@ -200,7 +201,7 @@ def test_the_ini_file_may_ask_for_it(mine):
 
 
 def test_the_option_names_every_style():
-    assert tables.STYLE_NAMES == tuple(STYLES)
+    assert STYLE_NAMES == tuple(STYLES)
 
 
 def test_wrong_options_stop_the_run_before_anything_is_measured(mine):

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.published.lookup import lookup
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Peaks, Record, Result
 from perfsuite.record.step import Component, SpanTotal, Traffic
 from perfsuite.workloads.moe_layer import MoeLayer

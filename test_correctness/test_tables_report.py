@@ -215,9 +215,9 @@ def test_any_text_in_a_cell_stays_in_its_cell(rows):
 
 
 def test_a_report_names_no_folder_of_whoever_made_it():
-    made = dataclasses.replace(run(gpt("test_weak", 2, 0.5)), name="/home/me/.perfsuite/journal-1.jsonl")
     missing = {"t.py::test_x[cpu-ws2]": "failed: cannot open /home/me/data/x.bin"}
-    text = report([dataclasses.replace(made, missing=missing)], [STYLES["methods"]])
+    made = run(gpt("test_weak", 2, 0.5), name="/home/me/.perfsuite/journal-1.jsonl", missing=missing)
+    text = report([made], [STYLES["methods"]])
     assert "- measured: .../journal-1.jsonl, " in text
     assert "failed: cannot open .../x.bin" in text
     assert "/home" not in text

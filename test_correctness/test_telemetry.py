@@ -18,8 +18,8 @@ from perfsuite.platforms.cuda import NvmlTelemetry
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
-from perfsuite.plugin import device_word
-from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Sample
+from perfsuite.plugin import gate_arms
+from perfsuite.record.result import ClockFacts, Measurement, RankFacts
 from perfsuite.record.step import DeviceLook
 from test_correctness.helpers import machines
 
@@ -176,7 +176,8 @@ def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None
 def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu", threads: int = 1) -> Measurement:
     """A measurement of 10 samples, ``switches`` of them switched out."""
     return Measurement(
-        samples=tuple(Sample(time_s=1e-3, involuntary_switches=int(index < switches)) for index in range(10)),
+        times_s=(1e-3,) * 10,
+        involuntary_switches=tuple(int(index < switches) for index in range(10)),
         iterations=1,
         warmup_iterations=3,
         warmup_steady=True,
@@ -275,13 +276,13 @@ def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
 def test_the_hosts_processes_are_listed_only_where_devices_have_some(monkeypatch, listed, walks, word):
     telemetry, walked = Unread(count=1), []
     monkeypatch.setattr(telemetry, "read", lambda: (Reading(index=0, throttle=(), processes=listed),))
-    monkeypatch.setattr(device_word, "family_of_processes", lambda roots: walked.append(roots) or {*roots, 8})
+    monkeypatch.setattr(gate_arms, "family_of_processes", lambda roots: walked.append(roots) or {*roots, 8})
     suite = SimpleNamespace(
         machine=SimpleNamespace(family=SimpleNamespace(name="cuda", telemetry=lambda: telemetry)),
         session=SimpleNamespace(driver=SimpleNamespace(contexts=lambda: {0: 2})),
         own_processes=lambda: {7},
     )
-    assert word == device_word.telemetry_of(suite)()
+    assert word == gate_arms.telemetry_of(suite)()
     assert walks == len(walked)
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio
 from perfsuite.record.step import Timeline, TimelineEvent
+from perfsuite.reports.timelines.files import chrome_trace, trace_text
 from perfsuite.reports.timelines.picture import timeline_svg
-from perfsuite.reports.timelines.write import chrome_trace, trace_text
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import schedule
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header
-from perfsuite.journal_writer import JournalWriter
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.run import Header
 from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import SCHEDULES, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, simulated

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
+from perfsuite.record.journal import read_journal
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.run import Header
 from perfsuite.reports.timelines.files import check_timeline, file_stem, write_case
 from perfsuite.schedules import SCHEDULES, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, simulated

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.cli import main as cli
-from perfsuite.journal import read_journal
+from perfsuite.record.journal import read_journal
 from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import make_schedule
 from test_correctness.helpers.pipelines import METRICS, measured

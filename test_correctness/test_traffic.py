@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.models import find as find_model
 from perfsuite.models.layers import materialize
 from perfsuite.platforms.base import Clock
+from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Measurement, Peaks, Record, Work
 from perfsuite.record.step import Component, Traffic
 from perfsuite.record.workload import Budget

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from perfsuite.base.codec import from_json, to_json
 from perfsuite.base.mesh import MeshShape
 from perfsuite.baselines import store
 from perfsuite.baselines.decode import decode
@@ -14,6 +13,7 @@ from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.text import Fault, check_of
 from perfsuite.models import find
+from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Training, Work
 from perfsuite.strategies.base import Strategy
 from perfsuite.workloads import LargestBatch, TrainStep

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import InvalidParameter
+from perfsuite.record.codec import to_json
 from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.values import Holder, decode, encode, recorded, refer, resolve, token
 from test_correctness.helpers import steps

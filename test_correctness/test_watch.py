@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.platforms.telemetry import Reading
-from perfsuite.record.result import Sample
 from perfsuite.record.step import DeviceLook
 from perfsuite.record.workload import Budget
 from perfsuite.reports.devices import sustained_lines, throttled_lines
@@ -60,8 +59,8 @@ def test_it_looks_while_ranks_are_timing_and_not_more_often_than_there_is_to_see
 
 
 def result(looks, times=(1.0, 1.0, 1.0, 1.1, 1.1, 1.1)):
-    samples = tuple(Sample(time_s=time) for time in times)
-    return SimpleNamespace(case="t.py::test_x", measurement=replace(measured(1.0), samples=samples, looks=looks))
+    measurement = replace(measured(1.0), times_s=times, involuntary_switches=(), looks=looks)
+    return SimpleNamespace(case="t.py::test_x", measurement=measurement)
 
 
 def test_a_device_that_was_held_down_while_it_was_timed_is_named():

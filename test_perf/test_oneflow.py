@@ -11,7 +11,7 @@ import math
 from perfsuite import sizes, workloads
 from perfsuite.base.mesh import MeshShape
 from perfsuite.published.recipes import find, recipes
-from perfsuite.published.recipes.language import ONEFLOW_TEST, oneflow_options
+from perfsuite.published.recipes.reports_000_to_003 import ONEFLOW_TEST, oneflow_options
 
 FULL = [recipe.words for recipe in recipes() if recipe.test == ONEFLOW_TEST]
 SMALL = [

@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite import sizes, workloads
 from perfsuite.base.mesh import MeshShape
-from perfsuite.published.recipes.gpt import XL
+from perfsuite.published.recipes.report_004 import XL
 
 TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}
 """Of gpt2-tiny: as many layers as the most stages of the small cases."""

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from perfsuite.audit.rule import AuditFinding, Hit, Rule, TablePlace, finding_of, rules_in
-from perfsuite.audit.rules import across, compute, memory, parts, pipeline, rates, repeats, scaling
-from perfsuite.audit.table import AuditTable, join
+from perfsuite.audit import compute, memory, parts, pipeline, rates, repeats, scaling
+from perfsuite.audit.table import LAST_DIGIT, AuditTable, Hit, Row, Rule, Severity
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES
 
 RULES: tuple[Rule, ...] = tuple(
-    rule for family in (scaling, parts, compute, rates, memory, pipeline, repeats, across) for rule in rules_in(family)
+    rule for family in (scaling, parts, compute, rates, memory, pipeline, repeats) for rule in family.RULES
 )
 """Every rule, by family; findings come in this order."""
 
@@ -32,39 +32,113 @@ _STANDS_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TablePlace:
+    """A cell, a row or a column of a published table."""
+
+    table: str
+    row: int | None = None
+    """From 0; None: every row."""
+    column: str | None = None
+    """None: every column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFinding:
+    """A rule broken by a table."""
+
+    rule: str
+    severity: Severity
+    label: Label | None
+    tables: tuple[str, ...]
+    """Tables that the label concerns."""
+    places: tuple[TablePlace, ...]
+    """What was compared, and what the label falls on when there is one."""
+    rows: tuple[str, ...]
+    """Names of the rows that break the rule."""
+    message: str
+    details: tuple[str, ...] = ()
+    """Names of the columns that were compared."""
+
+
 def audit(tables: Sequence[AuditTable]) -> list[AuditFinding]:
     """Every finding in every table, then in the joins of tables of one run set, then between tables."""
     findings = [finding for table in tables for finding in _audit_one(table)]
     known = {(finding.rule, finding.places) for finding in findings}
     for run_set in dict.fromkeys(table.run_set for table in tables if table.run_set):
         members = tuple(table for table in tables if table.run_set == run_set)
-        joined = _audit_one(join(members)) if len(members) > 1 else []
+        joined = _audit_one(_join(members)) if len(members) > 1 else []
         findings += [finding for finding in joined if (finding.rule, finding.places) not in known]
     for rule in RULES:
         if rule.across:
-            findings += [finding_of(rule, table, hit) for table, hit in rule.across(tuple(tables))]
+            findings += [_finding(rule, table, hit) for table, hit in rule.across(tuple(tables))]
     return findings
 
 
 def _audit_one(table: AuditTable) -> Iterator[AuditFinding]:
+    """The findings of one table; a hit that only facts of the whole table cause is the table's, and is told once."""
     for rule in RULES:
-        if rule.check:
-            yield from (finding_of(rule, table, hit) for hit in _once(rule.check(table)))
+        seen: set[str] = set()
+        for hit in rule.check(table) if rule.check else ():
+            if hit.columns:
+                yield _finding(rule, table, hit)
+                continue
+            message = hit.message
+            for row in hit.rows:
+                message = message.removeprefix(f"{row.name}: ")
+            if message not in seen:
+                seen.add(message)
+                yield _finding(rule, table, Hit(message=message, gap=hit.gap))
 
 
-def _once(hits: Iterable[Hit]) -> Iterator[Hit]:
-    """Hits as they come; one that only facts of the whole table cause is the table's, and yielded once."""
-    seen: set[str] = set()
-    for hit in hits:
-        if hit.columns:
-            yield hit
-            continue
-        message = hit.message
-        for row in hit.rows:
-            message = message.removeprefix(f"{row.name}: ")
-        if message not in seen:
-            seen.add(message)
-            yield Hit(message=message, gap=hit.gap)
+def _finding(rule: Rule, table: AuditTable, hit: Hit) -> AuditFinding:
+    """The finding of one hit: a graded miss of the last digit becomes a note."""
+    careless = hit.gap is not None and hit.gap < LAST_DIGIT
+    tables = tuple(dict.fromkeys(column.table or table.name for column in hit.columns)) or (table.name,)
+    places = [TablePlace(table=name) for name in tables]
+    if rule.reach != "table" and hit.columns:
+        places = []
+        for column in hit.columns:
+            name, title = column.table or table.name, column.printed_name if rule.reach == "cells" else None
+            indexes = [row.index.get(name) for row in hit.rows if name in row.index] or [None]
+            places += [TablePlace(table=name, row=index, column=title) for index in indexes]
+    return AuditFinding(
+        rule=rule.name,
+        severity="note" if careless else rule.severity,
+        label=None if careless else rule.label,
+        tables=tables,
+        places=tuple(dict.fromkeys(places)),
+        rows=tuple(row.name for row in hit.rows),
+        message=f"{hit.message}; off by {float(hit.gap or 0):.2%}, the last digit" if careless else hit.message,
+        details=tuple(column.printed_name for column in hit.columns),
+    )
+
+
+def _join(tables: tuple[AuditTable, ...]) -> AuditTable:
+    """One table of several that describe the same runs: rows are matched by their facts, columns put side by side."""
+    rows: dict[tuple[tuple[str, str], ...], Row] = {}
+    for table in tables:
+        for row in table.rows:
+            key = tuple(sorted((role, fact.text) for role, fact in row.facts.items()))
+            known = rows.get(key)
+            cells = {f"{table.name}:{name}": cell for name, cell in row.cells.items()}
+            rows[key] = Row(
+                name=known.name if known else row.name,
+                cells={**(known.cells if known else {}), **cells},
+                facts=row.facts,
+                index={**(known.index if known else {}), **row.index},
+            )
+    return AuditTable(
+        name=" + ".join(table.name for table in tables),
+        columns=tuple(
+            replace(column, name=f"{table.name}:{column.name}", table=table.name)
+            for table in tables
+            for column in table.columns
+        ),
+        rows=tuple(rows.values()),
+        facts={role: fact for table in reversed(tables) for role, fact in table.facts.items()},
+        simulated=any(table.simulated for table in tables),
+    )
 
 
 def applicable(rule: Rule, table: AuditTable) -> bool:
@@ -94,7 +168,8 @@ def more_with(tables: Sequence[AuditTable]) -> dict[str, int]:
     for rule in RULES:
         lacking = [_lacking(rule, table) for table in tables]
         if rule.check and all(lacking):
-            gains.update({role for needs in lacking if len(needs) == 1 for role in needs[0].split("|")})
+            roles = [role for needs in lacking if len(needs) == 1 for role in needs[0].split("|")]
+            gains.update(dict.fromkeys(roles, 1))
     return dict(gains.most_common())
 
 
@@ -102,11 +177,13 @@ def derived_label(
     findings: Iterable[AuditFinding], table: str, *, row: int | None = None, column: str | None = None
 ) -> Label:
     """The worst label that findings imply for a cell, a row, a column or (without either) the whole table."""
-
-    def covers(place: TablePlace) -> bool:
-        return place.table == table and place.row in (None, row) and place.column in (None, column)
-
     implied = [
-        finding.label for finding in findings if finding.label and any(covers(place) for place in finding.places)
+        finding.label
+        for finding in findings
+        if finding.label
+        and any(
+            place.table == table and place.row in (None, row) and place.column in (None, column)
+            for place in finding.places
+        )
     ]
     return max(implied, key=LABELS.index, default="M")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
@@ -17,11 +17,12 @@ from perfsuite.published.roles import ROLES, SCALES
 
 
 def tables_of(report: PublishedReport) -> list[AuditTable]:
-    """Every table of a report as the rules see it."""
+    """Every table of a report as the rules see it; a unit that no dimension has (``samples/s``) needs no factor."""
     return [_published(report, table) for table in report.tables]
 
 
 def _published(report: PublishedReport, table: PublishedTable) -> AuditTable:
+    units = {unit for units in SCALES.values() for unit in units}
     name = f"{report.report}/{table.id}"
     columns = [column for column in table.columns if not column.prose]
     rows = []
@@ -34,7 +35,12 @@ def _published(report: PublishedReport, table: PublishedTable) -> AuditTable:
     return AuditTable(
         name=name,
         columns=tuple(
-            AuditColumn(name=column.name, role=column.role, unit=_unit(column.unit_published), index=column.index)
+            AuditColumn(
+                name=column.name,
+                role=column.role,
+                unit=column.unit_published if column.unit_published in units else "",
+                index=column.index,
+            )
             for column in columns
         ),
         rows=tuple(rows),
@@ -56,38 +62,26 @@ def _facts(parameters: Mapping[str, object], stated: Sequence[Stated]) -> dict[s
     return facts | {fact.role: Fact(text=fact.text, unit=fact.unit) for fact in stated}
 
 
-def _unit(unit: str) -> str:
-    """The unit of the audit; a unit that no dimension has (``samples/s``) needs no factor."""
-    return unit if any(unit in units for units in SCALES.values()) else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnMeaning:
-    """What a user says about a column."""
-
-    role: str
-    unit: str = ""
-
-
 _ROLE = re.compile(r"(?P<name>.+)=(?P<role>[a-z_0-9]+)(?::(?P<unit>\S+))?")
 _FACT = re.compile(r"(?P<role>[a-z_0-9]+)=(?P<text>.+?)(?::(?P<unit>\S+))?")
 _HEADER_UNIT = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
 
 
-def parse_roles(texts: Sequence[str]) -> dict[str, ColumnMeaning]:
-    """``COLUMN=ROLE[:UNIT]`` each; ConfigurationError for anything else.
+def parse_roles(texts: Sequence[str]) -> dict[str, AuditColumn]:
+    """``COLUMN=ROLE[:UNIT]`` each, by column; ConfigurationError for anything else.
 
-    >>> parse_roles(["step (ms)=latency", "mem=memory:GiB"])["mem"]
-    ColumnMeaning(role='memory', unit='GiB')
+    >>> roles = parse_roles(["step (ms)=latency", "mem=memory:GiB"])
+    >>> roles["step (ms)"].role, roles["mem"].unit
+    ('latency', 'GiB')
     """
-    roles = {}
+    columns = []
     for text in texts:
         match = _ROLE.fullmatch(text.strip())
         if not match:
             raise ConfigurationError(f"--roles {text!r} is not COLUMN=ROLE[:UNIT]; write 'time=latency:ms'")
         _require(match["role"], match["unit"] or "", f"--roles {text!r}")
-        roles[match["name"].strip()] = ColumnMeaning(role=match["role"], unit=match["unit"] or "")
-    return roles
+        columns.append(AuditColumn(name=match["name"].strip(), role=match["role"], unit=match["unit"] or ""))
+    return {column.name: column for column in columns}
 
 
 def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
@@ -117,7 +111,7 @@ def _require(role: str, unit: str, what: str) -> None:
         raise ConfigurationError(f"{what}: {unit!r} is no unit of {role}; {choice}")
 
 
-def read_tables(path: Path, roles: Mapping[str, ColumnMeaning], facts: Mapping[str, Fact]) -> list[AuditTable]:
+def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str, Fact]) -> list[AuditTable]:
     """The tables of a CSV, TSV or Markdown file that have at least one of the named columns.
 
     Raises ConfigurationError for a file that cannot be read, for one without a table, for a column that no table has
@@ -126,8 +120,8 @@ def read_tables(path: Path, roles: Mapping[str, ColumnMeaning], facts: Mapping[s
     try:
         text = content(path, pipe=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        told = why(error) if isinstance(error, OSError) else error
-        raise ConfigurationError(f"{path}: cannot be read ({told}); give a CSV, Markdown or JSON file") from None
+        reason = why(error) if isinstance(error, OSError) else error
+        raise ConfigurationError(f"{path}: cannot be read ({reason}); give a CSV, Markdown or JSON file") from None
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
     grids = [_delimited(text, delimiter)] if delimiter else list(_markdown(text))
     tables = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]
@@ -168,29 +162,22 @@ def _pipe_cells(line: str) -> list[str]:
 
 
 def _grid_table(
-    path: Path, line: int, grid: Grid, roles: Mapping[str, ColumnMeaning], facts: Mapping[str, Fact]
+    path: Path, line: int, grid: Grid, roles: Mapping[str, AuditColumn], facts: Mapping[str, Fact]
 ) -> AuditTable:
     header, *body = grid
     if len(set(filter(None, header))) < len([title for title in header if title]):
         raise ConfigurationError(f"{path}:{line}: two columns have one name; rename one")
     name = f"{path.name}:{line}"
-    columns = tuple(
-        AuditColumn(
-            name=title, role=roles[title].role, unit=roles[title].unit or _header_unit(title, roles[title].role)
-        )
-        for title in header
-        if title in roles
-    )
+    columns = []
+    for column in (roles[title] for title in header if title in roles):
+        # without a unit of its own a column has the one in brackets within its title, if the role knows it
+        named = _HEADER_UNIT.search(column.name)
+        known = named and named[1] in SCALES.get(column.meaning.dimension, {})
+        columns.append(replace(column, unit=named[1]) if named and known and not column.unit else column)
     rows = []
     for index, cells in enumerate(body):
         if len(cells) > len(header):
             raise ConfigurationError(f"{path}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
-        known = {title: printed(cell) for title, cell in zip(header, cells, strict=False) if cell and title in roles}
-        rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=known, index={name: index}))
-    return AuditTable(name=name, columns=columns, rows=tuple(rows), facts=facts)
-
-
-def _header_unit(title: str, role: str) -> str:
-    """A unit in brackets within a column's title; empty when there is none that the role knows."""
-    match = _HEADER_UNIT.search(title)
-    return match[1] if match and match[1] in SCALES.get(ROLES[role].dimension, {}) else ""
+        figures = {title: printed(cell) for title, cell in zip(header, cells, strict=False) if cell and title in roles}
+        rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=figures, index={name: index}))
+    return AuditTable(name=name, columns=tuple(columns), rows=tuple(rows), facts=facts)

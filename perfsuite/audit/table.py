@@ -1,18 +1,27 @@
-"""A table as the plausibility rules see it: columns with roles and units, rows of printed cells, facts of the table.
+"""A table as the plausibility rules see it (columns with roles and units, rows of printed cells, facts), and the rules.
 
 A rule asks a row for a *role* (``latency``, ``devices``, ``mfu``).  The answer comes from the first column with that
 role, else from what is known of the row, else from the facts of the whole table, as an interval in SI units (seconds,
-bytes, operations per second, shares of 1) together with the columns that it was read from.
+bytes, operations per second, shares of 1) together with the columns that it was read from.  The
+methods at the end have the quantities that a row states directly or lets one compute.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal
 
-from perfsuite.published.numbers import Interval, Printed, printed
-from perfsuite.published.roles import PARTS, ROLES, Role, scale
+from perfsuite.published.numbers import Interval, Number, Printed, printed
+from perfsuite.published.records import Label
+from perfsuite.published.roles import DEGREES, ROLES, Role, scale
+
+WORK_ROLES = frozenset(
+    {"model", "sequence_length", "hidden_size", "num_layers", "num_heads", "parameters", "active_parameters"}
+)
+"""Settings that change what one sample costs: throughputs of rows that differ in them are not comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +72,57 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
-    """What a row says about a role."""
+class Value(Interval):
+    """What a row says about a role, in SI units."""
 
-    interval: Interval
-    """In SI units."""
     columns: tuple[AuditColumn, ...] = ()
     """Where it was read; empty for a fact."""
+
+    @classmethod
+    def of(cls, interval: Interval, columns: tuple[AuditColumn, ...] = ()) -> Value:
+        """An interval that was read from columns."""
+        return cls(low=interval.low, high=interval.high, columns=columns)
+
+    def times(self, factor: Interval) -> Value:
+        """The value times a factor that is of no column."""
+        return Value.of(self * factor, self.columns)
+
+
+Series = list[tuple[Fraction, Row, Value]]
+
+
+def constant(number: int) -> Value:
+    """A number of no column."""
+    return Value.of(Interval.exactly(Fraction(number)))
+
+
+ONE = constant(1)
+
+
+def product(*factors: Value | None) -> Value | None:
+    """The product, read from the columns of all factors; None when one is missing."""
+    result = ONE
+    for factor in factors:
+        if factor is None:
+            return None
+        result = Value.of(result * factor, merged(result, factor))
+    return result
+
+
+def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
+    """The quotient, read from both; None when one is missing or the divisor may be 0."""
+    ratio = dividend.over(divisor) if dividend and divisor else None
+    if dividend is None or divisor is None or ratio is None:
+        return None
+    return Value.of(ratio, merged(dividend, divisor))
+
+
+def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
+    """The columns behind several values, each once."""
+    columns: dict[AuditColumn, None] = {}
+    for value in values:
+        columns.update(dict.fromkeys(value.columns if value else ()))
+    return tuple(columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +147,14 @@ class AuditTable:
         """The columns whose role is of one of these kinds."""
         return tuple(column for column in self.columns if column.meaning.kind in kinds)
 
+    def number(self, row: Row, column: AuditColumn) -> Number | None:
+        """The number of a cell as it is printed."""
+        cell = row.cells.get(column.name)
+        return cell.number(column.index) if cell else None
+
     def raw(self, row: Row, column: AuditColumn) -> Interval | None:
         """The printed number of a cell, unscaled: for ratios within one column.  A count is positive or no count."""
-        cell = row.cells.get(column.name)
-        number = cell.number(column.index) if cell else None
+        number = self.number(row, column)
         if number is None:
             return None
         if column.meaning.exact:
@@ -109,32 +166,37 @@ class AuditTable:
         raw = self.raw(row, column)
         if raw is None:
             return None
-        return Value(interval=raw * self._scale(column), columns=(column,))
+        return Value.of(raw * self._scale(column), (column,))
+
+    def figures(self, *roles: str) -> Iterator[tuple[AuditColumn, Row, Value]]:
+        """The numbers in the columns with one of these roles, column by column."""
+        for column in self.of_role(*roles):
+            for row in self.rows:
+                if value := self.read(row, column):
+                    yield column, row, value
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[int, str], Any]:
+        """What rows say, by the row's identity and a role, or empty: the rules ask the same again and again."""
+        return {}
 
     def value(self, row: Row, role: str) -> Value | None:
         """What the row says about ``role``; None when nothing does."""
         key = (id(row), role)
-        if key not in self._values:
-            self._values[key] = self._value(row, role)
-        return self._values[key]
+        if key not in self._known:
+            values = (self.read(row, column) for column in self.of_role(role))
+            self._known[key] = next((value for value in values if value), None) or self._fact_value(row, role)
+        value: Value | None = self._known[key]
+        return value
 
-    @functools.cached_property
-    def _values(self) -> dict[tuple[int, str], Value | None]:
-        """What rows were found to say: the rules ask the same again and again."""
-        return {}
-
-    def _value(self, row: Row, role: str) -> Value | None:
-        for column in self.of_role(role):
-            value = self.read(row, column)
-            if value:
-                return value
+    def _fact_value(self, row: Row, role: str) -> Value | None:
         fact = row.facts.get(role) or self.facts.get(role)
         number = printed(fact.text).number() if fact else None
         meaning = ROLES[role]
         if fact is None or number is None or (meaning.exact and number.value <= 0):
             return None
         interval = Interval.exactly(number.value) if meaning.exact else number.interval
-        return Value(interval=interval * scale(meaning.dimension, fact.unit))
+        return Value.of(interval * scale(meaning.dimension, fact.unit))
 
     def text(self, row: Row, role: str) -> str:
         """What the row says about a role in words; empty when nothing does."""
@@ -150,40 +212,124 @@ class AuditTable:
 
     def configuration(self, row: Row) -> dict[str, str]:
         """Everything that distinguishes this run: role, or column name for ``config`` -> value."""
-        if id(row) not in self._configurations:
-            self._configurations[id(row)] = self._configuration(row)
-        return self._configurations[id(row)]
-
-    @functools.cached_property
-    def _configurations(self) -> dict[int, dict[str, str]]:
-        """By identity of the row, which the table keeps alive."""
-        return {}
-
-    def _configuration(self, row: Row) -> dict[str, str]:
-        settings = {}
-        for source in (self.facts, row.facts):
-            for role, fact in source.items():
-                if ROLES[role].kind == "configuration":
-                    settings[role] = _same(fact.text)
-        for column in self.of_kind("configuration"):
-            cell = row.cells.get(column.name)
-            if cell and not cell.blank:
-                number = cell.number(column.index) if column.meaning.dimension != "text" else None
-                name = column.name if column.role == "config" else column.role
-                settings[name] = str(number.value) if number else _same(cell.text)
-        return settings
+        key = (id(row), "")
+        if key not in self._known:
+            facts = {**self.facts, **row.facts}
+            settings = {role: _same(fact.text) for role, fact in facts.items() if ROLES[role].kind == "configuration"}
+            for column in self.of_kind("configuration"):
+                cell = row.cells.get(column.name)
+                if cell and not cell.blank:
+                    number = cell.number(column.index) if column.meaning.dimension != "text" else None
+                    name = column.name if column.role == "config" else column.role
+                    settings[name] = str(number.value) if number else _same(cell.text)
+            self._known[key] = settings
+        configuration: dict[str, str] = self._known[key]
+        return configuration
 
     def _scale(self, column: AuditColumn) -> Interval:
-        dimension = column.meaning.dimension
-        if dimension == "share" and not column.unit and self._in_percent(column):
-            return scale(dimension, "%")
-        return scale(dimension, column.unit)
+        """The factor to SI; a share without a unit and above 2 can only have been meant in percent."""
+        unit = column.unit
+        if column.meaning.dimension == "share" and not unit:
+            raws = [self.raw(row, column) for row in self.rows]
+            signs = any("%" in row.cells[column.name].text for row in self.rows if column.name in row.cells)
+            unit = "%" if signs or any(raw.low > 2 for raw in raws if raw) else ""
+        return scale(column.meaning.dimension, unit)
 
-    def _in_percent(self, column: AuditColumn) -> bool:
-        """A share without a unit and above 2 can only have been meant in percent."""
-        raws = [self.raw(row, column) for row in self.rows]
-        signs = any("%" in row.cells[column.name].text for row in self.rows if column.name in row.cells)
-        return signs or any(raw.low > 2 for raw in raws if raw)
+    def series(self, points: Iterable[tuple[Value | None, Row, Value | None]], but: Iterable[str]) -> list[Series]:
+        """(x, row, y) of rows that differ in nothing but the settings of these names, and in the order of x.
+
+        Points without x or y are left out.
+        """
+        runs: dict[tuple[tuple[str, str], ...], Series] = {}
+        for x, row, y in points:
+            if x and y:
+                key = tuple(sorted(setting for setting in self.configuration(row).items() if setting[0] not in but))
+                runs.setdefault(key, []).append((x.middle, row, y))
+        return [sorted(run, key=lambda point: point[0]) for run in runs.values()]
+
+    # ---- quantities that a row states directly or lets one compute ----
+
+    def devices(self, row: Row) -> Value | None:
+        """n: as stated, or hosts times devices per host, or the product of the mesh's sizes."""
+        stated = self.value(row, "devices") or product(self.value(row, "nodes"), self.value(row, "devices_per_node"))
+        if stated:
+            return stated
+        degrees = [value for role in DEGREES if (value := self.value(row, role))]
+        return product(*degrees) if degrees else None
+
+    def data_parallel(self, row: Row) -> Value | None:
+        """The data-parallel degree: as stated, or all devices where no other degree is stated."""
+        stated = self.value(row, "dp")
+        if stated or any(self.value(row, role) for role in (*DEGREES, "stages")):
+            return stated
+        return self.devices(row)
+
+    def global_batch(self, row: Row) -> Value | None:
+        """Samples per step over all devices."""
+        stated = self.value(row, "global_batch_size")
+        if stated:
+            return stated
+        shards = self.data_parallel(row)
+        local = product(self.value(row, "local_batch_size"), shards)
+        if local:
+            return local
+        return product(self.value(row, "micro_batch_size"), shards, self.value(row, "num_micro_batches"))
+
+    def step_time(self, row: Row) -> Value | None:
+        """Seconds of a step: as stated, or from the rate of steps, or from batch and throughput."""
+        return (
+            self.value(row, "latency")
+            or quotient(ONE, self.value(row, "iterations_per_s"))
+            or quotient(self.global_batch(row), self.value(row, "throughput"))
+        )
+
+    def throughput(self, row: Row) -> Value | None:
+        """Samples per second of all devices: as stated, or from the steps and their batch."""
+        return (
+            self.value(row, "throughput")
+            or product(self.value(row, "iterations_per_s"), self.global_batch(row))
+            or quotient(self.global_batch(row), self.value(row, "latency"))
+            or product(self.value(row, "throughput_per_device"), self.devices(row))
+        )
+
+    def flops_per_sample(self, row: Row) -> Value | None:
+        """Model FLOPs of a sample, forward and backward: as stated, or 6 N S + 12 L h S^2 (PaLM, appendix B).
+
+        N counts the parameters that a token passes, so a model of experts needs ``active_parameters``; without layers
+        and width the attention term is left out and the figure is a lower bound.  GPT-2 1.5B with 2048 tokens:
+        6 x 1.5576e9 x 2048 + 12 x 48 x 1600 x 2048^2 = 2.30e13.
+        """
+        stated = self.value(row, "flops_per_sample")
+        parameters = self.value(row, "active_parameters") or self.value(row, "parameters")
+        sequence = self.value(row, "sequence_length")
+        sparse = self.value(row, "experts") and not self.value(row, "active_parameters")
+        if stated or parameters is None or sequence is None or sparse:
+            return stated
+        flops = Interval.exactly(Fraction(6)) * parameters * sequence
+        layers, width = self.value(row, "num_layers"), self.value(row, "hidden_size")
+        if layers and width:
+            attention = Interval.exactly(Fraction(12)) * layers * width
+            flops = flops + attention * sequence * sequence
+        return Value.of(flops, merged(parameters, sequence))
+
+    def knows_attention(self, row: Row) -> bool:
+        """Whether FLOPs computed from this row are no lower bound, which long sequences are many times above."""
+        stated = self.value(row, "flops_per_sample")
+        return bool(stated or all(self.value(row, role) for role in ("num_layers", "hidden_size", "sequence_length")))
+
+    def work(self, row: Row) -> dict[str, str]:
+        """The settings that decide what a sample costs; rows with equal ones have comparable throughputs."""
+        settings = {name: value for name, value in self.configuration(row).items() if name in WORK_ROLES}
+        if "active_parameters" in settings:  # what a token passes counts, not what is stored
+            settings.pop("parameters", None)
+            settings.pop("model", None)
+        return settings
+
+    def smallest_runs(self) -> list[tuple[Row, Value]]:
+        """The rows with the fewest devices, and that number."""
+        counted = [(row, count) for row in self.rows if (count := self.devices(row))]
+        fewest = min((count.low for _, count in counted), default=Fraction(0))
+        return [(row, count) for row, count in counted if count.low == fewest]
 
 
 def _same(text: str) -> str:
@@ -193,41 +339,55 @@ def _same(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-def join(tables: tuple[AuditTable, ...]) -> AuditTable:
-    """One table of several that describe the same runs: rows are matched by their facts, columns put side by side."""
-    rows: dict[tuple[tuple[str, str], ...], Row] = {}
-    for table in tables:
-        for row in table.rows:
-            key = tuple(sorted((role, fact.text) for role, fact in row.facts.items()))
-            known = rows.get(key)
-            cells = {f"{table.name}:{name}": cell for name, cell in row.cells.items()}
-            rows[key] = Row(
-                name=known.name if known else row.name,
-                cells={**(known.cells if known else {}), **cells},
-                facts=row.facts,
-                index={**(known.index if known else {}), **row.index},
-            )
-    return AuditTable(
-        name=" + ".join(table.name for table in tables),
-        columns=tuple(
-            replace(column, name=f"{table.name}:{column.name}", table=table.name)
-            for table in tables
-            for column in table.columns
-        ),
-        rows=tuple(rows.values()),
-        facts={role: fact for table in reversed(tables) for role, fact in table.facts.items()},
-        simulated=any(table.simulated for table in tables),
-    )
+# ---- rules ----
+
+Severity = Literal["contradiction", "mislabel", "note"]
+
+LAST_DIGIT = Fraction(1, 100)
+"""An identity missed by less than this is careless rounding: a note without a label."""
 
 
-def is_total(row: Row) -> bool:
-    """Whether a row is the sum of the others, by its name."""
-    return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """One breach of a rule."""
+
+    message: str
+    """The numbers, in one line."""
+    rows: tuple[Row, ...] = ()
+    """Rows that break the rule; empty: the whole table."""
+    columns: tuple[AuditColumn, ...] = ()
+    """Columns whose figures are in doubt; empty: none of the table's cells."""
+    gap: Fraction | None = None
+    """How far an identity is missed, for rules that grade it."""
 
 
-def parts_of(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
-    """The columns of a row that are parts of its step, with their values."""
-    for column in table.of_role(*PARTS):
-        value = table.read(row, column)
-        if value:
-            yield column, value
+def hit_of(
+    row: Row, columns: tuple[AuditColumn, ...], text: str, gap: Fraction | None = None, *, base: Row | None = None
+) -> Hit:
+    """The breach of one row, compared with ``base``; its message begins with the row's name."""
+    return Hit(message=f"{row.name}: {text}", rows=(row, base) if base else (row,), columns=columns, gap=gap)
+
+
+Check = Callable[[AuditTable], Iterator[Hit]]
+CrossCheck = Callable[[tuple[AuditTable, ...]], Iterator[tuple[AuditTable, Hit]]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One plausibility rule: a row of its family's ``RULES``."""
+
+    name: str
+    severity: Severity
+    label: Label | None
+    """What a figure that breaks the rule is worth; None: the rule says nothing about that."""
+    reach: Literal["table", "rows", "cells"]
+    """What the label falls on: the whole table, the rows, or only the cells that were compared."""
+    check: Check | None = None
+    across: CrossCheck | None = None
+    """For rules that compare tables with each other."""
+    roles: tuple[str, ...] = ()
+    """Roles that the rule reads, most important first; ``a|b`` where one of them is enough."""
+    checks: str = ""
+    """The formula, in one line."""
+    source: str = ""
+    """Why it must hold, or where it was published."""

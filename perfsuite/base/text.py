@@ -1,10 +1,12 @@
-"""Text that others wrote, shown as text: on a terminal, in Markdown, in a cell of a spreadsheet."""
+"""The only place where text is escaped, cut, folded or freed of paths: on a terminal, in Markdown, in a spreadsheet."""
 
 from __future__ import annotations
 
 import html
 import json
 import re
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _ACTIVE = re.compile(
@@ -137,3 +139,93 @@ def _last_part(match: re.Match[str]) -> str:
         return "~"
     parts = [part for part in re.split(r"[/\\]+", match[0]) if part]
     return f".../{parts[-1]}"
+
+
+LONGEST_LINE = 600
+"""Characters of one line on a page; a longer one loses its middle."""
+
+
+def visible(text: str, longest: int = LONGEST_LINE) -> str:
+    r"""The text line by line as :func:`printable` writes it.
+
+    >>> print(visible("a\u202eb\nc"), visible("x" * 9, longest=7))
+    a\u202eb
+    c xx...xx
+    """
+    if len(text) <= longest and text.isascii() and text.isprintable():
+        return text
+    return "\n".join(printable(line, longest) for line in text.split("\n"))
+
+
+def listed(names: Sequence[str], most: int, *, joint: str = ", ") -> str:
+    """The first names, and how many more there are.
+
+    >>> listed(["a", "b", "c", "d"], 2), listed(["a", "b"], 2)
+    ('a, b and 2 more', 'a, b')
+    """
+    return joint.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """The text with what ``encoding`` lacks in ASCII: a terminal may have no more.
+
+    >>> encodable("±2 °C", "ascii")
+    '+-2  C'
+    """
+    plain = text.replace("±", "+-").replace("°", " ") if (encoding or "ascii").lower() in _ASCII else text
+    return plain.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
+
+
+_ASCII = ("ascii", "us-ascii", "ansi_x3.4-1968", "646")
+
+
+def folded(line: str, width: int, indent: str = "  ") -> list[str]:
+    """The line in lines of at most ``width``; a word that is longer, an id or a path, stands alone on its own.
+
+    >>> folded("see t.py::test_case_with_a_long_name now", 20)
+    ['see', '  t.py::test_case_with_a_long_name', '  now']
+    """
+    if len(line) <= width:
+        return [line]
+    return textwrap.wrap(
+        line.lstrip(),
+        width,
+        initial_indent=line[: len(line) - len(line.lstrip())],
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+
+
+def without_hosts(text: str, hosts: Iterable[str]) -> str:
+    """The text with the names of hosts and users left out.
+
+    >>> without_hosts("rank 3 on node17 was lost", ["node17"])
+    'rank 3 on (host) was lost'
+    """
+    for host in hosts:
+        text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "(host)", text)
+    return text
+
+
+MESSAGE_CHARS = 4_000
+"""Of an exception's message: a page; megabytes of it are somebody's tensor."""
+TRACEBACK_CHARS = 16_000
+LOG_BYTES = 16_000
+"""Of the last lines that a rank wrote."""
+
+
+def cut(text: str, most_chars: int) -> str:
+    """``text``, of which the middle is replaced by a remark when it is longer than ``most_chars`` characters.
+
+    What no encoding can write (half a surrogate pair) is escaped: a report of it must not fail.
+
+    >>> cut("abcdefghij" * 10, 8)
+    'abcdef [... 92 of 100 characters left out ...] ij'
+    """
+    if len(text) > most_chars:
+        last = most_chars // 4
+        head, tail = text[: most_chars - last], text[len(text) - last :]
+        text = f"{head} [... {len(text) - most_chars:,} of {len(text):,} characters left out ...] {tail}"
+    return text.encode(errors="backslashreplace").decode()

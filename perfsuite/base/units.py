@@ -1,4 +1,4 @@
-"""The only place where bytes, seconds and floating-point operations are converted, parsed and printed.
+"""The only place where numbers, bytes, seconds and floating-point operations are converted, parsed and printed.
 
 Memory and message sizes are powers of two (``64MiB`` is 64 * 2**20 bytes); rates are powers of ten (1 GB/s is 1e9 bytes
 per second, 1 TFLOPS is 1e12 operations per second), as nccl-tests and every vendor's data sheet count them.
@@ -6,6 +6,7 @@ per second, 1 TFLOPS is 1e12 operations per second), as nccl-tests and every ven
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -178,3 +179,80 @@ def plural(count: int, noun: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number to ``digits`` significant digits; whole digits are never dropped, an exponent only below 1e-4.
+
+    >>> significant(0.0123456), significant(251.54), significant(1328412.0), significant(2.50), significant(0.0)
+    ('0.01235', '251.5', '1328412', '2.5', '0')
+    """
+    if value == 0 or not math.isfinite(value) or abs(value) < 1e-4:
+        return f"{value:.{digits}g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(share: float, *, signed: bool = False) -> str:
+    """A share as per cent, three significant digits and two decimals at most.
+
+    >>> percent(0.0312), percent(-0.2, signed=True), percent(0.05, signed=True), percent(0.00012, signed=True)
+    ('3.12 %', '-20 %', '+5 %', '+0.01 %')
+    """
+    return f"{round(100 * share, 2):{'+' if signed else ''}.3g} %"
+
+
+_POWERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
+
+
+def scaled(value: float, unit: str) -> str:
+    """Three digits with the power of ten in front of the unit.
+
+    >>> scaled(8.475e4, "B/s"), scaled(1.741e11, "FLOPS"), scaled(0, "B/s")
+    ('84.8 kB/s', '174 GFLOPS', '0 B/s')
+    """
+    size = abs(value)
+    power, letter = next(((power, letter) for power, letter in _POWERS if size >= power * 0.9995), (1.0, ""))
+    return f"{significant(value / power, 3)} {letter}{unit}"
+
+
+def count(value: float) -> str:
+    """A number of things to three digits, thousands as k.
+
+    >>> count(2083.1), count(0.911), count(1.5e6)
+    ('2.08k', '0.911', '1.5M')
+    """
+    return significant(value, 3) if abs(value) < 999.5 else scaled(value, "").replace(" ", "")
+
+
+def size(count: float) -> str:
+    """Bytes to three digits in powers of two.
+
+    >>> size(477503), size(1 << 20), size(0)
+    ('466 KiB', '1 MiB', '0 B')
+    """
+    unit = TIB
+    for name in ("TiB", "GiB", "MiB", "KiB"):
+        if abs(count) >= unit * 0.9995:
+            return f"{significant(count / unit, 3)} {name}"
+        unit //= KIB
+    return f"{significant(count, 3)} B"
+
+
+def change(share: float) -> str:
+    """A relative change with its sign; beyond a doubling in times.
+
+    >>> change(0.0812), change(-0.02), change(29.0)
+    ('+8.1 %', '-2.0 %', 'x 30')
+    """
+    return f"{100 * share:+.1f} %" if share < 9 else f"x {significant(1 + share, 3)}"
+
+
+def interval(low: float, high: float) -> str:
+    """The ends of an interval of a relative change.
+
+    >>> interval(0.062, 0.1)
+    '[+6.2, +10.0]'
+    """
+    return f"[{100 * low:+.1f}, {100 * high:+.1f}]"

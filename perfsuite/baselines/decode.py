@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfsuite.base.codec import from_json
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.baselines import rules
 from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance, Baseline, CaseKey, Entry, Hardware, newest
@@ -14,6 +13,7 @@ from perfsuite.baselines.rules import as_object, check_fields
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs
 from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
+from perfsuite.record.codec import from_json
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.result import Training
 

@@ -7,6 +7,7 @@ read as it should is named with line and reason and never touched.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import BaselineError, ConfigurationError
-from perfsuite.baselines import files
+from perfsuite.base.files import WriteFailed, put, why
+from perfsuite.base.files import content as read_content
 from perfsuite.baselines.baseline import (
     SESSION_RUNS,
     Baseline,
@@ -60,7 +62,7 @@ def read(path: Path, *, folder: Path | None = None, links: bool = False) -> Base
     ``folder`` is the baselines folder, out of which a symbolic link leads only where ``links`` allows it; without it
     the file's own.
     """
-    data = files.content(path, folder=folder, links=links)
+    data = content(path, folder=folder, links=links)
     try:
         return decode(parse(data))
     except Fault as fault:
@@ -125,7 +127,7 @@ def update(
     path = path_of(folder, hardware)
     draft = Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
 
-    files.refuse_foreign(path, folder=folder, links=links)
+    refuse_foreign(path, folder=folder, links=links)
     with locked(path):
         old = load(folder, hardware, links=links) or Baseline(hardware=hardware, entries={})
         entries = draft.apply(old.entries, offered)
@@ -155,13 +157,13 @@ def _write(path: Path, baseline: Baseline) -> None:
         raise BaselineError(
             f"{path}: a run has a value that JSON cannot hold ({error}); the file is as it was"
         ) from None
-    files.write(path, text)
+    write(path, text)
 
 
 def merge_files(target: Path, sources: Sequence[Path], *, links: bool = False) -> Baseline:
     """Make ``target`` the union of itself, when it exists, and the sources; BaselineError leaves it as it was."""
     parts = [read(source, links=links) for source in sources]
-    files.refuse_foreign(target, folder=None, links=links)
+    refuse_foreign(target, folder=None, links=links)
     with locked(target):
         if target.exists():
             parts.insert(0, read(target, links=links))
@@ -211,3 +213,59 @@ def prune_file(
         if said and not dry_run:
             _write(path, kept)
     return said
+
+
+MAX_BYTES = 128 << 20
+"""Larger files are refused unread.  10,000 cases with 24 runs each, the most that is kept of one, are 98 MiB."""
+_HEAD_BYTES = 4096
+
+
+def content(path: Path, *, folder: Path | None, links: bool) -> bytes:
+    """What a file holds.  BaselineError when it lies elsewhere (:func:`refuse_foreign`), is too large or unreadable."""
+    refuse_foreign(path, folder=folder, links=links)
+    try:
+        return read_content(path, MAX_BYTES)
+    except OSError as error:
+        raise BaselineError(f"{path}: cannot be read: {why(error)}") from None
+
+
+def refuse_foreign(path: Path, *, folder: Path | None, links: bool) -> None:
+    """BaselineError when a symbolic link leads from ``path`` out of its baselines folder, unless ``links`` allows it.
+
+    A link in a repository may name any file of whoever runs the tests.  Without ``folder`` it is the file's own.
+    """
+    inside = Path(os.path.realpath(folder or path.parent))
+    target = Path(os.path.realpath(path))
+    if not links and not target.is_relative_to(inside):
+        raise BaselineError(
+            f"{path}: is a link to {target}, outside {inside}; a baseline is read and written in its own folder: put "
+            "the file there, name the file itself, or allow links (ini key perf_baselines_links = true, "
+            "perfsuite baselines --links)"
+        )
+
+
+def write(path: Path, text: str) -> None:
+    """Put a text in place of a file, its lines ending as they did.  Call it with the lock held.
+
+    Raises BaselineError when it would be too large to be read, or cannot be written.
+    """
+    data = text.encode(errors="backslashreplace").replace(b"\n", _line_end(path))
+    if len(data) > MAX_BYTES:
+        raise BaselineError(
+            f"{path}: would have {len(data)} bytes, more than the {MAX_BYTES} that a baseline may have; the file is as "
+            "it was: drop cases with perfsuite baselines prune"
+        )
+    try:
+        put(path, data, draft="new")
+    except WriteFailed as error:
+        raise BaselineError(f"{path} {error}") from None
+
+
+def _line_end(path: Path) -> bytes:
+    """How the first line of a file ends; a newline where there is no file or no line."""
+    try:
+        with open(path, "rb") as file:
+            first, newline, _ = file.read(_HEAD_BYTES).partition(b"\n")
+    except OSError:
+        return b"\n"
+    return b"\r\n" if newline and first.endswith(b"\r") else b"\n"

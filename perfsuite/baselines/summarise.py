@@ -7,9 +7,9 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.baselines.runs import (
     QUANTILES,
     TELEMETRY_UNKNOWN,
@@ -20,7 +20,8 @@ from perfsuite.baselines.runs import (
     rounded,
 )
 from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
-from perfsuite.record.result import Measurement, Result, Sample
+from perfsuite.record.codec import to_json
+from perfsuite.record.result import Measurement, Result
 
 _SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")
 """Options that change what a sample is, as the environment of a run has them."""
@@ -114,12 +115,15 @@ def summarise(
 
 def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
     """The fields of a summary that are made of the samples' times."""
-    times = sorted(sample.time_s for sample in measurement.samples)
+    times = sorted(measurement.times_s)
     if not times or times[0] <= 0:
         raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
-    clean = [sample for sample in measurement.samples if result.simulated or not sample.involuntary_switches]
-    clean_s = sorted(sample.time_s for sample in clean)
-    beside, all_beside = _yardsticks(clean or measurement.samples), _yardsticks(measurement.samples)
+    switches = measurement.involuntary_switches or (0,) * len(times)
+    is_clean = [result.simulated or not count for count in switches]
+    clean_s = sorted(compress(measurement.times_s, is_clean))
+    all_s = measurement.yardsticks_s
+    clean_yardsticks_s = tuple(compress(all_s, is_clean)) if clean_s else all_s
+    beside, all_beside = (sorted(times_s) if all(times_s) else () for times_s in (clean_yardsticks_s, all_s))
     yardstick, all_yardstick = _logarithm_of(beside, statistics.median), _logarithm_of(all_beside, statistics.median)
     return {
         "quantiles_s": tuple(rounded(quantile(times, share), 4) for share in QUANTILES),
@@ -132,7 +136,7 @@ def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
         "yardstick_mean": _logarithm_of(beside, statistics.fmean),
         "yardstick_p95": _logarithm_of(beside, lambda times_s: quantile(times_s, 0.95)),
         "samples": len(times),
-        "clean": len(clean),
+        "clean": len(clean_s),
     }
 
 
@@ -153,12 +157,6 @@ def disturbance_of(result: Result, after: str) -> str:
 
 def _logarithm(time_s: float) -> float:
     return round(math.log(time_s), 5)
-
-
-def _yardsticks(samples: Sequence[Sample]) -> Sequence[float]:
-    """The times of the control beside these samples, ascending; none where some sample has none."""
-    times_s = sorted(sample.yardstick_s for sample in samples if sample.yardstick_s)
-    return times_s if len(times_s) == len(samples) else ()
 
 
 def _logarithm_of(times_s: Sequence[float], what: Callable[[Sequence[float]], float]) -> float | None:

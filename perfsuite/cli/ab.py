@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.base.files import require_writable, write_file
 from perfsuite.base.masking import masked_words
-from perfsuite.base.units import format_seconds, parse_duration, plural
+from perfsuite.base.units import format_seconds, parse_duration, plural, significant
 from perfsuite.baselines.summarise import changed_settings, summarise
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_lines
-from perfsuite.metrics.spec import significant
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Result
 from perfsuite.record.run import instrumented_line
 from perfsuite.run.arms import Arm, arm_of, described_imports, run_arm

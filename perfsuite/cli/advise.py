@@ -11,8 +11,7 @@ from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
-from perfsuite.cli.project import base_training, job_arguments, node_of, read_platform
-from perfsuite.cli.projected import SIMULATED
+from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
 from perfsuite.projection.advisor import (
     Advice,
     Candidate,

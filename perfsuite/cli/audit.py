@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_with
+from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with
 from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
-from perfsuite.audit.rule import AuditFinding, Rule
 from perfsuite.audit.table import AuditTable
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
 from perfsuite.published.lookup import shipped
-from perfsuite.published.read import read_report
-from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable
+from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable, read_report
 from perfsuite.published.roles import ROLES, SCALES
 
 SHOWN_ROLES = 4
@@ -151,7 +149,7 @@ def label_disagreements(
 
 
 def _lines(audited: _Audited) -> Iterator[str]:
-    """Findings by table and rule, then the sum."""
+    """Findings by table and rule, the sum, and columns or facts that would let more rules be checked."""
     yield f"{audited.name}"
     judged = _published(audited)
     for table in audited.tables:
@@ -167,14 +165,10 @@ def _lines(audited: _Audited) -> Iterator[str]:
             yield from (f"      {finding.message}" for finding in same)
     yield from (f"  LABEL {line}" for line in audited.disagreements)
     yield f"  {len(audited.tables)} tables, {_count(audited.findings)}"
-    yield from (f"  {line}" for line in _advice(audited))
-
-
-def _advice(audited: _Audited) -> Iterator[str]:
-    """Which columns or facts would let more rules be checked, the best first."""
-    gains = list(more_with(audited.tables).items()) if audited.is_given else []
+    gains = list(more_with(audited.tables).items()) if audited.is_given else []  # the best first
     for role, count in gains[:SHOWN_ROLES]:
-        yield f"with a column or --fact of {role} ({ROLES[role].about}), {plural(count, 'more rule')} could be checked"
+        about = ROLES[role].about
+        yield f"  with a column or --fact of {role} ({about}), {plural(count, 'more rule')} could be checked"
 
 
 def _published(audited: _Audited) -> Mapping[str, PublishedTable]:
@@ -209,21 +203,21 @@ def _json(audited: _Audited) -> dict[str, Any]:
                 "label": judged[table.name].judgement.label if table.name in judged else None,
                 "derived_label": derived_label(audited.findings, table.name),
                 "rules_applied": [rule.name for rule in RULES if applicable(rule, table)],
-                "findings": [_finding_json(finding) for finding in audited.findings if table.name in finding.tables],
+                "findings": [
+                    {
+                        "rule": finding.rule,
+                        "severity": finding.severity,
+                        "label": finding.label,
+                        "rows": list(finding.rows),
+                        "columns": list(finding.details),
+                        "message": finding.message,
+                    }
+                    for finding in audited.findings
+                    if table.name in finding.tables
+                ],
             }
             for table in audited.tables
         ],
-    }
-
-
-def _finding_json(finding: AuditFinding) -> dict[str, Any]:
-    return {
-        "rule": finding.rule,
-        "severity": finding.severity,
-        "label": finding.label,
-        "rows": list(finding.rows),
-        "columns": list(finding.details),
-        "message": finding.message,
     }
 
 
@@ -253,12 +247,9 @@ def rule_lines() -> Iterator[str]:
     """Every rule as a Markdown table."""
     yield "| rule | severity | label | checks | source |"
     yield "|---|---|---|---|---|"
-    yield from (_rule_line(rule) for rule in RULES)
-
-
-def _rule_line(rule: Rule) -> str:
-    label = f"{rule.label} ({rule.reach})" if rule.label else "none"
-    return f"| {rule.name} | {rule.severity} | {label} | {rule.checks} | {rule.source} |"
+    for rule in RULES:
+        label = f"{rule.label} ({rule.reach})" if rule.label else "none"
+        yield f"| {rule.name} | {rule.severity} | {label} | {rule.checks} | {rule.source} |"
 
 
 def role_lines() -> Iterator[str]:

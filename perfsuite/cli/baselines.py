@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines import store
@@ -16,6 +15,7 @@ from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json
+from perfsuite.record.codec import to_json
 
 _DAY_S = 86400.0
 _DAMAGED = "a file is damaged"

@@ -8,19 +8,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import make_folder
 from perfsuite.base.units import plural
 from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_results
-from perfsuite.journal import Journal
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import write_calibration
 from perfsuite.projection.calibration_of import Calibrated, calibrate
 from perfsuite.projection.observation import Observation, kind_of, software_key
-from perfsuite.record.run import INSTRUMENTED, instrumented_line
+from perfsuite.record.codec import to_json
+from perfsuite.record.run import INSTRUMENTED, RunRecord, instrumented_line
 
 _FOLDER = Path(".perfsuite/calibrations")
 
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 def read_observations(path: Path) -> Iterator[Observation]:
     """What the results in a journal or baseline file tell; PerfsuiteError says line and reason where it is neither."""
     results = read_results(path)
-    if isinstance(results, Journal):
+    if isinstance(results, RunRecord):
         slowed = instrumented_line(results.results.values())
         if slowed:
             raise ConfigurationError(

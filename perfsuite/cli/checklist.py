@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
-from perfsuite.cli.results import read_run
+from perfsuite.cli.results import read_recording
 from perfsuite.platforms import load_catalog
+from perfsuite.record.codec import to_json
 from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.tables.recording import Recording
 
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite checklist``."""
     catalog = load_catalog(options.platform_file)
-    recordings = [read_run(path, catalog) for path in options.results]
+    recordings = [read_recording(path, catalog) for path in options.results]
     if not any(recording.cases for recording in recordings):
         raise ConfigurationError(
             f"{', '.join(map(str, options.results))}: nothing was measured, so nothing can be answered; run cases of "
@@ -43,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(recordings: list[Recording], told: list[Answer]) -> Iterator[str]:
-    yield f"report 004's checklist for {recordings[-1].hardware}"
-    if any(recording.simulated for recording in recordings):
+    yield f"report 004's checklist for {recordings[-1].run.hardware}"
+    if any(recording.run.simulated for recording in recordings):
         yield "the devices are simulated: no time here is a measurement"
     yield ""
     for answer in told:

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.platforms import Fingerprint, Host, Machine, detect_machine, fingerprint, load_catalog, read_environment
 from perfsuite.platforms.environment import installed_torch, require_torch
+from perfsuite.record.codec import to_json
 
 _SHOWN_APART = ("declared", "topology", "worker")
 """Fields of an environment that need lines of their own, or ranks: no rank runs here."""
@@ -71,11 +71,7 @@ def _rows(values: Mapping[str, Any]) -> Iterator[str]:
         else:
             lines = [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
             lines = lines if value not in ([], (), {}) else ["none"]
-            yield from (f"  {name if first else '':{width}}  {line}" for first, line in _first_of(lines))
-
-
-def _first_of(lines: list[str]) -> Iterator[tuple[bool, str]]:
-    return ((index == 0, line) for index, line in enumerate(lines))
+            yield from (f"  {'' if number else name:{width}}  {line}" for number, line in enumerate(lines))
 
 
 COMMAND = Command(

@@ -14,7 +14,7 @@ from perfsuite.cli.results import first_object, require_file
 from perfsuite.exports.formats import EXPORTS
 from perfsuite.exports.row import ExportRow, rows_of_baseline, rows_of_history, rows_of_run
 from perfsuite.history import file
-from perfsuite.journal import read_journal
+from perfsuite.metrics import read_run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +49,8 @@ def _rows(path: Path) -> Iterator[ExportRow]:
     require_file(path, "a journal, a baseline file or a history")
     first = first_object(path) or {}
     if "header" in first:
-        journal = read_journal(path)
-        yield from rows_of_run(journal.record, simulated=any(result.simulated for result in journal.results.values()))
+        run = read_run(path)
+        yield from rows_of_run(run, simulated=any(result.simulated for result in run.results.values()))
     elif path.suffix == ".jsonl" or "session" in first:
         yield from rows_of_history(file.read(path))
     else:

@@ -15,7 +15,7 @@ from perfsuite.history.describe import list_lines, show_lines
 from perfsuite.history.findings import Findings, searched
 from perfsuite.history.git import Repository
 from perfsuite.history.session import session_of
-from perfsuite.journal import read_journal
+from perfsuite.metrics import read_run
 from perfsuite.record.run import Revision
 from perfsuite.reports.over_time import OverTime
 from perfsuite.statistics.change_points import LEAST_VALUES as LEAST_SESSIONS
@@ -139,15 +139,14 @@ def _add(options: argparse.Namespace) -> int:
     repository = Repository(root=options.repository)
     asked = repository.revision(options.commit) if options.commit else Revision()
     for path in options.journals:
-        journal = read_journal(path)
-        header = journal.header
+        run = read_run(path)
         session = session_of(
-            (result for result in journal.results.values() if result.session in ("", header.session)),
-            session=header.session,
-            time=header.started_at,
-            platform=header.platform,
-            fingerprint=header.fingerprint,
-            revision=_revision(header.revision, asked, options.branch),
+            (result for result in run.results.values() if result.session in ("", run.session)),
+            session=run.session,
+            time=run.started_at,
+            platform=run.platform,
+            fingerprint=run.fingerprint,
+            revision=_revision(run.revision, asked, options.branch),
         )
         if not session.cases:
             raise ConfigurationError(f"{path}: nothing was measured, so there is nothing to add")

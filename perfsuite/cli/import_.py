@@ -8,13 +8,11 @@ from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import escaped, printable
-from perfsuite.base.units import plural
+from perfsuite.base.units import plural, significant
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
-from perfsuite.imports.file import write_imported
-from perfsuite.imports.formats import FORMATS, find_format, read_file
+from perfsuite.imports.formats import FORMATS, find_format, read_file, write_imported
 from perfsuite.imports.plausibility import Doubt, doubts
 from perfsuite.imports.row import Imported, Told
-from perfsuite.metrics.spec import significant
 from perfsuite.platforms import load_catalog
 
 SHOWN = 12

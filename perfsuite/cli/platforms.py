@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from perfsuite.base.codec import to_json
 from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.platforms import (
-    Catalog,
     DeviceModel,
-    Family,
     Host,
-    Machine,
     detect_machine,
     families,
     load_catalog,
     why_absent,
 )
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Peak
 
 
@@ -32,7 +29,12 @@ def _platforms(arguments: argparse.Namespace) -> int:
     known = families(Host())
     machine = detect_machine(catalog, families=known)
     models = [catalog.find(name) for name in arguments.name] or list(catalog.models.values())
-    here = {model.name: _absence(model, machine, catalog, known) for model in models}
+    here = {  # why each is not here; empty where it is
+        model.name: ""
+        if model.name == "cpu"
+        else why_absent(model.name, machine=machine, catalog=catalog, families=known)
+        for model in models
+    }
     if arguments.json:
         print_json(
             {"here": machine.name, "platforms": [{**to_json(model), "absent": here[model.name]} for model in models]}
@@ -43,13 +45,6 @@ def _platforms(arguments: argparse.Namespace) -> int:
     remarks = "; ".join(machine.remarks())
     print(f"this machine: {machine}{f'; {remarks}' if remarks else ''}")
     return EXIT_OK
-
-
-def _absence(model: DeviceModel, machine: Machine, catalog: Catalog, known: Mapping[str, Family]) -> str:
-    """Why the platform is not here; empty when it is."""
-    if model.name == "cpu":
-        return ""
-    return why_absent(model.name, machine=machine, catalog=catalog, families=known)
 
 
 def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:

@@ -6,18 +6,15 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from perfsuite.base import garbage
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.cli.command import EXIT_OK, Command, platform_file_argument
-from perfsuite.cli.results import read_results, read_run
+from perfsuite.cli.results import read_recording
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
-from perfsuite.imports.file import read_imported
-from perfsuite.journal import Journal
+from perfsuite.imports.formats import read_imported
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
 from perfsuite.reports.over_time import OverTime, history_grids
@@ -25,9 +22,6 @@ from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
-
-if TYPE_CHECKING:
-    from perfsuite.reports.page.material import Run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +51,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
-@garbage.kept()
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite report``."""
     catalog = load_catalog(options.platform_file)
@@ -65,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
         return _write_page(options, catalog)
     if options.baseline is not None:
         raise ConfigurationError("--baseline says what a page compares with; give --html FILE too")
-    runs = [read_run(path, catalog) for path in options.results]
-    base = read_run(options.base, catalog) if options.base else None
+    runs = [read_recording(path, catalog) for path in options.results]
+    base = read_recording(options.base, catalog) if options.base else None
     styles = (find_style(options.style),) if options.style else fitting_styles(runs)
     if not styles:
-        names = ", ".join(run.name for run in runs)
+        names = ", ".join(recording.run.name for recording in runs)
         raise ConfigurationError(
             f"{names}: nothing was measured that any report has a table for; run cases of test_perf, or name a "
             f"style: {', '.join(STYLES)}"
@@ -85,14 +78,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _beside(options: argparse.Namespace, runs: Sequence[Recording]) -> str:
     """The sections of a history and of imported figures, where they are asked for."""
-    grids = _grids(options, runs)
-    return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
-
-
-def _grids(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
     over_time = _over_time(options)
-    grids = history_grids(over_time) if over_time else []
-    return [*grids, *_imported(options, runs)]
+    grids = [*(history_grids(over_time) if over_time else []), *_imported(options, runs)]
+    return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
 
 
 def _over_time(options: argparse.Namespace) -> OverTime | None:
@@ -119,24 +107,14 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
             raise ConfigurationError(f"{name} is of the report in Markdown; run perfsuite report again without --html")
     if options.base is not None and options.baseline is not None:
         raise ConfigurationError("--base and --baseline both say what is compared with; give one of them")
-    runs = [_page_run(path, catalog) for path in options.results]
+    runs = [read_recording(path, catalog) for path in options.results]
     base = options.base or options.baseline
-    material = material_of(runs, _page_run(base, catalog) if base else None, show_hosts=options.show_hosts)
-    beside = _imported(options, [read_run(path, catalog) for path in options.results]) if options.imported else []
+    material = material_of(runs, read_recording(base, catalog) if base else None, show_hosts=options.show_hosts)
+    beside = _imported(options, runs) if options.imported else []
     material = dataclasses.replace(material, over_time=_over_time(options), beside=tuple(beside))
     write_page(material, options.html)
     print(f"page {options.html}")
     return EXIT_OK
-
-
-def _page_run(path: Path, catalog: Catalog) -> Run:
-    """What the page shows of a journal or baseline file."""
-    from perfsuite.reports.page.runs import run_of_baseline, run_of_record
-
-    results = read_results(path)
-    if isinstance(results, Journal):
-        return run_of_record(results.record, catalog.models.get(results.header.platform))
-    return run_of_baseline(results, path.name, catalog.models.get(results.hardware.platform))
 
 
 COMMAND = Command(

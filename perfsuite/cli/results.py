@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.base.codec import plain_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import open_regular, why
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline
-from perfsuite.journal import Journal, read_journal
+from perfsuite.metrics import read_run
 from perfsuite.platforms import Catalog
-from perfsuite.reports.stored import stored_result
-from perfsuite.reports.tables.case import from_result
-from perfsuite.reports.tables.recording import Recording, recording_of
+from perfsuite.record.codec import plain_json
+from perfsuite.record.run import RunRecord
+from perfsuite.reports.stored import record_of_baseline
+from perfsuite.reports.tables.recording import Recording
 
 _LONGEST_HEADER = 1 << 24
 
 
-def read_results(path: Path) -> Journal | Baseline:
+def read_results(path: Path) -> RunRecord | Baseline:
     """A journal or a baseline file; PerfsuiteError when it is neither, or damaged."""
     require_file(path, "a journal or a baseline file")
     first = first_object(path)
     is_journal = path.suffix == ".jsonl" if first is None else "header" in first
-    return read_journal(path) if is_journal else store.read(path)
+    return read_run(path) if is_journal else store.read(path)
 
 
 def require_file(path: Path, kinds: str) -> None:
@@ -48,40 +49,11 @@ def first_object(path: Path) -> Mapping[str, Any] | None:
     return plain if isinstance(plain, dict) else {}
 
 
-def read_run(path: Path, catalog: Catalog) -> Recording:
-    """The results in a journal or baseline file, as tables take them; PerfsuiteError as :func:`read_results`."""
+def read_recording(path: Path, catalog: Catalog) -> Recording:
+    """A run of a journal, or the newest runs in a baseline file; PerfsuiteError as :func:`read_results`."""
     results = read_results(path)
-    if isinstance(results, Journal):
-        return _run_of_journal(results, catalog)
-    return _run_of_baseline(path, results, catalog)
-
-
-def _run_of_journal(journal: Journal, catalog: Catalog) -> Recording:
-    header = journal.header
-    return recording_of(
-        journal.results.values(),
-        name=str(journal.path),
-        platform=header.platform,
-        fingerprint=header.fingerprint,
-        missing=journal.record.missing,
-        versions=header.versions,
-        device=catalog.models.get(header.platform),
-    )
-
-
-def _run_of_baseline(path: Path, baseline: Baseline, catalog: Catalog) -> Recording:
-    hardware = baseline.hardware
-    entries = (entry for _, entry in sorted(baseline.entries.items()))
-    about: dict[str, Any] = {
-        "platform": hardware.platform,
-        "fingerprint": hardware.fingerprint,
-        "simulated": hardware.simulated,
-    }
-    return Recording(
-        name=f"{path}, newest run of each case",
-        cases=tuple(from_result(stored_result(entry, hardware)) for entry in entries),
-        environment=baseline.newest.environment if baseline.newest else {},
-        versions=baseline.versions,
-        device=catalog.models.get(hardware.platform),
-        **about,
-    )
+    if isinstance(results, RunRecord):
+        run = dataclasses.replace(results, name=str(path))
+    else:
+        run = record_of_baseline(results, f"{path}, newest run of each case")
+    return Recording(run=run, device=catalog.models.get(run.platform))

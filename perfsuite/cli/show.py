@@ -9,22 +9,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfsuite.base import garbage
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.text import printable
+from perfsuite.base.text import encodable, printable
 from perfsuite.cli.command import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.gate.describe import word
-from perfsuite.journal import Journal
 from perfsuite.record.journal_places import newest
 from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
-from perfsuite.reports.plain import encodable
 from perfsuite.reports.screen import screen, title
-from perfsuite.reports.sections import tables
 from perfsuite.reports.stored import record_of_baseline
-from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines
+from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines, tables
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,14 +38,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@garbage.kept()
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite show``."""
     path = options.results or newest(Path.cwd())
     if options.results is None:
         print(f"journal {printable(path)}")
     results = read_results(path)
-    record = results.record if isinstance(results, Journal) else record_of_baseline(results, path.name)
+    record = results if isinstance(results, RunRecord) else record_of_baseline(results, path.name)
     if options.case:
         record = _only(record, options.case)
     width = shutil.get_terminal_size((80, 24)).columns - 1

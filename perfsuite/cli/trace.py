@@ -11,7 +11,8 @@ from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.text import printable
 from perfsuite.base.units import plural
 from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, print_lines
-from perfsuite.journal import Journal, read_journal
+from perfsuite.metrics import read_run
+from perfsuite.record.run import RunRecord
 from perfsuite.record.step import Timeline
 from perfsuite.reports.pipeline import pipeline_section
 from perfsuite.reports.timelines.files import check_timeline, write_case
@@ -32,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the files of every case with a timeline; raises PerfsuiteError when there is none or a file cannot be."""
-    journal = read_journal(options.journal)
+    journal = read_run(options.journal)
     timelines = _timelines(journal, options.case)
     problems = []
     written: list[Path] = []
@@ -59,7 +60,7 @@ def simulated_beside(timeline: Timeline) -> Timeline:
     return again.simulated
 
 
-def _timelines(journal: Journal, text: str) -> Mapping[str, Timeline]:
+def _timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
     """Those of the measured cases whose id contains ``text``, at least one; ConfigurationError says what there is."""
     with_one = {
         case: result.measurement.timeline

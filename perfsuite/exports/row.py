@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +16,13 @@ from perfsuite.record.run import Revision, RunRecord
 
 TIME = "median_s"
 """Metric of the time itself, which every measured case has."""
-_TIME_CONVENTION = "median of the samples, seconds per iteration, the slowest rank"
-_TOLD = ("hostname", "kernel", "python", "governor", "container", "driver", "packages", "variables")
+_TIME: Mapping[str, Any] = {
+    "metric": TIME,
+    "unit": "s",
+    "better": "lower",
+    "convention": "median of the samples, seconds per iteration, the slowest rank",
+}
+_PARTS = ("hostname", "kernel", "python", "governor", "container", "driver", "packages", "variables")
 """Parts of an environment that an export has."""
 
 
@@ -50,13 +56,13 @@ class ExportRow:
 
 
 def environment_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of an environment that are told, on one level.
+    """The parts of an environment that an export has, on one level.
 
     >>> environment_of({"kernel": "6.1", "packages": {"torch": "2.13.0"}, "notes": ["long"]})
     {'kernel': '6.1', 'packages.torch': '2.13.0'}
     """
-    told = {name: environment[name] for name in _TOLD if environment.get(name)}
-    return {name: str(value) for name, value in flattened(told).items()}
+    parts = {name: environment[name] for name in _PARTS if environment.get(name)}
+    return {name: str(value) for name, value in flattened(parts).items()}
 
 
 def rows_of_run(run: RunRecord, *, simulated: bool) -> Iterator[ExportRow]:
@@ -65,29 +71,24 @@ def rows_of_run(run: RunRecord, *, simulated: bool) -> Iterator[ExportRow]:
     for case, result in run.results.items():
         if result.outcome != "measured" or result.measurement is None:
             continue
-        shared: dict[str, Any] = {
-            "case": case,
-            "ranks": result.world_size,
-            "platform": result.platform,
-            "fingerprint": result.fingerprint or run.fingerprint,
-            "simulated": simulated or result.simulated,
-            "session": result.session or run.session,
-            "time": result.started_at or run.started_at,
+        figure = functools.partial(
+            ExportRow,
+            case=case,
+            ranks=result.world_size,
+            platform=result.platform,
+            fingerprint=result.fingerprint or run.fingerprint,
+            simulated=simulated or result.simulated,
+            session=result.session or run.session,
+            time=result.started_at or run.started_at,
             **_revision(run.revision),
-            "verdict": verdicts[case].name if case in verdicts else "",
-            "environment": environment_of(result.environment),
-        }
-        yield _time(result.measurement.median_s, shared)
+            verdict=verdicts[case].name if case in verdicts else "",
+            environment=environment_of(result.environment),
+        )
+        yield figure(**_TIME, value=result.measurement.median_s)
         for metric in result.metrics:
             if metric.value is not None and math.isfinite(metric.value):
-                yield ExportRow(
-                    metric=metric.name,
-                    value=metric.value,
-                    unit=metric.unit,
-                    better=metric.better,
-                    convention=metric.convention,
-                    **shared,
-                )
+                name, unit, how = metric.name, metric.unit, metric.convention
+                yield figure(metric=name, value=metric.value, unit=unit, better=metric.better, convention=how)
 
 
 def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
@@ -97,70 +98,56 @@ def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
         run = entry.newest
         if not run.quantiles_s:
             continue
-        shared: dict[str, Any] = {
-            "case": entry.case.node,
-            "ranks": entry.case.world_size,
-            "platform": hardware.platform,
-            "fingerprint": hardware.fingerprint,
-            "simulated": hardware.simulated,
-            "session": run.session,
-            "time": run.time,
-            "commit": run.commit.removesuffix("-dirty"),
-            "branch": "",
-            "dirty": run.commit.endswith("-dirty") if run.commit else None,
-            "verdict": "",
-            "environment": environment_of(run.environment),
-        }
-        yield _time(run.median_s, shared)
+        figure = functools.partial(
+            ExportRow,
+            case=entry.case.node,
+            ranks=entry.case.world_size,
+            platform=hardware.platform,
+            fingerprint=hardware.fingerprint,
+            simulated=hardware.simulated,
+            session=run.session,
+            time=run.time,
+            commit=run.commit.removesuffix("-dirty"),
+            branch="",
+            dirty=run.commit.endswith("-dirty") if run.commit else None,
+            verdict="",
+            environment=environment_of(run.environment),
+        )
+        yield figure(**_TIME, value=run.median_s)
         for name, value in run.metrics.items():
             meaning, spec = entry.case.metrics.get(name), REGISTRY.get(name)
             if meaning is not None:
-                convention = spec.convention if spec else ""
-                yield ExportRow(
-                    metric=name, value=value, unit=meaning.unit, better=meaning.better, convention=convention, **shared
-                )
+                how = spec.convention if spec else ""
+                yield figure(metric=name, value=value, unit=meaning.unit, better=meaning.better, convention=how)
 
 
 def rows_of_history(history: HistoryFile) -> Iterator[ExportRow]:
     """Every case of every session of a history."""
     for session in history.sessions:
-        shared: dict[str, Any] = {
-            "ranks": None,
-            "platform": session.platform,
-            "fingerprint": session.fingerprint,
-            "simulated": session.simulated,
-            "session": session.session,
-            "time": session.time,
+        figure = functools.partial(
+            ExportRow,
+            ranks=None,
+            platform=session.platform,
+            fingerprint=session.fingerprint,
+            simulated=session.simulated,
+            session=session.session,
+            time=session.time,
             **_revision(session.revision),
-            "verdict": "",
-            "environment": environment_of(session.environment),
-        }
+            verdict="",
+            environment=environment_of(session.environment),
+        )
         for case, point in session.cases.items():
-            yield _time(math.exp(point.log_time), {"case": case, **shared})
+            yield figure(case=case, **_TIME, value=math.exp(point.log_time))
             for name, value in point.metrics.items():
                 spec, own = REGISTRY.get(name), session.own.get(name)
                 if known := own or spec:
-                    yield ExportRow(
-                        case=case,
-                        metric=name,
-                        value=value,
-                        unit=known.unit,
-                        better=known.better,
-                        convention=spec.convention if spec and not own else "",
-                        **shared,
-                    )
-
-
-def _time(seconds: float, shared: Mapping[str, Any]) -> ExportRow:
-    return ExportRow(metric=TIME, value=seconds, unit="s", better="lower", convention=_TIME_CONVENTION, **dict(shared))
+                    unit, better, how = known.unit, known.better, spec.convention if spec and not own else ""
+                    yield figure(case=case, metric=name, value=value, unit=unit, better=better, convention=how)
 
 
 def _revision(revision: Revision) -> dict[str, Any]:
-    return {
-        "commit": revision.commit,
-        "branch": revision.branch,
-        "dirty": revision.dirty if revision.commit else None,
-    }
+    dirty = revision.dirty if revision.commit else None
+    return {"commit": revision.commit, "branch": revision.branch, "dirty": dirty}
 
 
 def newest(rows: Iterable[ExportRow]) -> list[ExportRow]:

@@ -3,23 +3,31 @@
 Two questions are asked of a suspect.  *Change*: is it slower than the base, both measured now?  *Level*: is it slower
 than the stored runs?  A level that is worse where the base is not is never put down to the host without a control that
 moved along; the commit that the stored runs name, measured now as well, is the decisive one.
+
+The clean samples alone must not make a regression vanish that disturbs the others.  Threads that spin make a rank lose
+its core, and take the samples that they slow out of the comparison.  Where clearly more samples are disturbed than in
+the stored runs, all of them are compared as well.  A busy host disturbs samples too: the base, run in turn with the new
+code, or the yardstick beside the same samples tells the two apart.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from perfsuite.base.units import plural
-from perfsuite.gate.control import Moved, Says
-from perfsuite.gate.disturbed import UNSTABLE_RUNS, of_all_samples, unstable
-from perfsuite.gate.estimate import Estimate
-from perfsuite.gate.growth import growth
+from perfsuite.base.units import percent, plural
+from perfsuite.baselines.runs import RunSummary
+from perfsuite.gate.control import Moved, Says, comparable, explains
+from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import ENOUGH_SESSIONS
+from perfsuite.gate.noise import STEEPEST
 from perfsuite.gate.quantity import ALL
-from perfsuite.gate.question import Question, flagged
-from perfsuite.gate.stages import MIN_PAIRS, control_moved, level_moved, why_no_anchor
-from perfsuite.record.verdict import Finding, VerdictName, percent
+from perfsuite.gate.question import MIN_PAIRS, Question, flagged, why_no_anchor
+from perfsuite.gate.shift import Estimate
+from perfsuite.record.verdict import Finding, VerdictName
+from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
@@ -63,11 +71,11 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
     if change.outcome == "regressed":
         return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
     anchor = asked.since_anchor
-    if anchor is not None and asked.view.judge(asked.work, asked.judged).is_sure(anchor):
+    if anchor is not None and asked.judge().is_sure(anchor):
         return _drifted(asked, anchor)
     if level.effect < 0:
         return _faster(asked, level)
-    if level_moved(asked.work, asked.judged, asked.view):
+    if asked.level_moved:
         return _moved(asked)
     if level.outcome == "pass":
         return _resting_on_shift(asked, asked.shown(level, "pass"), level)
@@ -80,7 +88,7 @@ def _drifted(asked: Question, anchor: Estimate) -> Finding:
     """The stored commit, measured now, is faster: the code drifted."""
     shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
     why = f"not slower than the base by more than the tolerance, slower than {asked.anchor_name}: the code drifted"
-    return replace(shown, confirmed=True, reasons=(why, *growth(asked.work, asked.judged, asked.view)))
+    return replace(shown, confirmed=True, reasons=(why, *growth(asked)))
 
 
 def _faster(asked: Question, level: Estimate) -> Finding:
@@ -101,7 +109,7 @@ def _improved(shown: Finding) -> Finding:
 def _moved(asked: Question) -> Finding:
     """The level is worse, and neither the base nor the stored commit shows why."""
     today = _all_of_today(asked)
-    judge = asked.view.judge(asked.work, asked.judged, asked.work.fresh)
+    judge = asked.judge(asked.work.fresh)
     estimate = judge.remeasured(today)
     if judge.is_surely_worse(today, expected=bool(asked.work.given.environment_changes)):
         return _attributed(asked, asked.shown(estimate, "drifted"), estimate)
@@ -116,16 +124,16 @@ def _all_of_today(asked: Question) -> list[float]:
     runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
     if asked.since_anchor is not None and asked.since_anchor.outcome == "pass":
         runs += [anchor for anchor, _ in asked.anchor_pairs]
-    return asked.view.values(asked.judged, runs)
+    return asked.values(runs)
 
 
 def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
     """Worse than stored, and what runs the same code is worse as well, or cannot be run: whose doing it is."""
     work, changes = asked.work, asked.work.given.environment_changes
     told = f"slower than stored; {_controls(asked)}"
-    control = _control_of(asked)
+    control = asked.control([*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))])
     if control is not None:
-        says = control.says(estimate.effect + asked.view.known(asked.judged)[0].shift, math.log1p(shown.tolerance))
+        says = control.says(estimate.effect + asked.known[0].shift, math.log1p(shown.tolerance))
         if says != "code":
             name: VerdictName = "unstable-host" if says == "host" else "inconclusive"
             return replace(shown, name=name, reasons=(f"{told}; {_control_told(control, says)}",))
@@ -133,14 +141,7 @@ def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
         why = f"{told}; different from the stored runs: {', '.join(changes)}"
         return replace(shown, name="environment", reasons=(why,))
     why = f"(unattributed) {told}; no control moved along"
-    return replace(shown, reasons=(why, *growth(work, asked.judged, asked.view)))
-
-
-def _control_of(asked: Question) -> Moved | None:
-    """How far the control moved that was timed beside the runs which decide."""
-    work = asked.work
-    runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
-    return control_moved(work, asked.judged, runs, asked.view.today.yardstick_shift)
+    return replace(shown, reasons=(why, *growth(asked)))
 
 
 def _control_told(control: Moved, says: Says) -> str:
@@ -169,7 +170,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         return _resting_on_shift(asked, asked.shown(level, "pass"), level)
     if level.outcome == "improved":
         return _improved(flagged(asked.shown(level, "improved"), "unconfirmed: no A/B was run"))
-    if asked.judged.is_secondary and asked.view.known(asked.judged)[0].unexplained:
+    if asked.judged.is_secondary and asked.known[0].unexplained:
         why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-base would tell"
         return replace(asked.shown(level, "inconclusive"), reasons=(why,))
     why = "the noise forbids a verdict"
@@ -177,7 +178,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         why = f"slower, and not confirmed: {_pairs_told(asked)}"
     elif level.outcome == "candidate":
         own = asked.judged.quantity.is_own
-        shift = asked.view.known(asked.judged)[0].shift if own else asked.view.today.shift
+        shift = asked.known[0].shift if own else asked.view.today.shift
         if abs(shift) <= SHIFT_LIMIT:
             return _regressed_unconfirmed(asked, level)
         why = "slower, but the suite has shifted so far that only an A/B could confirm (--perf-base)"
@@ -201,7 +202,7 @@ def _regressed_unconfirmed(asked: Question, level: Estimate) -> Finding:
     sessions = asked.judged.level.sessions
     if sessions < ENOUGH_SESSIONS:
         flags.append(f"the baseline is of {plural(sessions, 'session')}: build it from {ENOUGH_SESSIONS} or more")
-    reasons = growth(asked.work, asked.judged, asked.view)
+    reasons = growth(asked)
     return flagged(replace(other, confirmed=False, reasons=reasons), *flags)
 
 
@@ -211,7 +212,7 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
     if shown.name != "pass" or unexplained <= math.log1p(asked.view.settings.tolerance):
         return shown
     whole = estimate.effect + unexplained
-    judge = asked.view.judge(asked.work, asked.judged)
+    judge = asked.judge()
     if whole <= math.log1p(shown.tolerance) and judge.excludes(whole, estimate.error):
         return shown
     told = percent(math.expm1(whole), signed=True)
@@ -219,3 +220,141 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
     as_stored = asked.shown(replace(estimate, effect=whole), "inconclusive")
     level = shown.level and replace(shown.level, change=math.expm1(whole), interval=as_stored.interval or (0.0, 0.0))
     return replace(as_stored, level=level, reasons=(why,))
+
+
+def growth(asked: Question) -> tuple[str, ...]:
+    """A phrase that names the stored commits around the largest step of a level that left its reference.
+
+    Nothing where no newer runs than the reference are stored, or where these name no commit.
+    """
+    work, judged = asked.work, asked.judged
+    steps = _by_commit(work, judged)
+    if not steps:
+        return ()
+    now = asked.values(work.runs)
+    last = median(now) - judged.level.centre if now else steps[-1][1]
+    path = [(work.given.anchor, 0.0), *steps, ("this run", last)]
+    before, after = max(itertools.pairwise(path), key=lambda pair: pair[1][1] - pair[0][1])
+    sign = judged.quantity.sign
+    step = f"from {_percent(sign * before[1])} at {before[0][:10]} to {_percent(sign * after[1])} at {after[0][:10]}"
+    since = f"{_percent(sign * last)} since the reference ({work.given.anchor[:10]}), over {len(steps)} stored commits"
+    return (f"{since}; the largest step is {step}",)
+
+
+def _by_commit(work: CaseWork, judged: Judged) -> Sequence[tuple[str, float]]:
+    """Commits of the newer stored runs, oldest first, with how far each lies above the level; logarithms."""
+    values: dict[str, list[float]] = {}
+    for run in work.given.newest:
+        if run.commit and run.commit != work.given.anchor:
+            values.setdefault(run.commit, []).extend(judged.values([run]))
+    return [(commit, median(own) - judged.level.centre) for commit, own in values.items() if own]
+
+
+def _percent(logarithm: float) -> str:
+    return percent(math.expm1(logarithm), signed=True)
+
+
+UNSTABLE_RUNS = 3
+"""Runs without enough clean samples after which the host is called unstable."""
+SCATTER = 3.0
+"""Standard deviations of the stored runs that a run without clean samples has to lie above them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apparent:
+    """All samples of one run against those of the stored runs, logarithms."""
+
+    change: float
+    """By how much its median lies above theirs."""
+    yardstick: float | None
+    """By how much the yardstick beside these samples does; None where it was not timed."""
+
+
+def of_all_samples(asked: Question) -> Finding:
+    """What all samples say, where clearly more of them are disturbed than in the stored runs and they look slower."""
+    level, change = asked.level, asked.change
+    if change is not None and asked.settings.can_run_base:
+        if change.outcome == "regressed":
+            return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
+        cleared = change.outcome in ("pass", "improved")
+        shown = asked.shown(change, "pass" if cleared else "inconclusive", asked.work.pairs)
+        return flagged(shown, "more samples are disturbed than stored, with the base too") if cleared else shown
+    estimate = level or asked.screened
+    assert estimate is not None, "it looked slower, so there is a run"
+    if level is not None and level.outcome in ("pass", "improved"):
+        return asked.shown(level, "pass")
+    changes = apparent(asked.work, asked.work.runs)
+    yardsticks = [look.yardstick for look in changes if look.yardstick is not None]
+    moved = median(yardsticks) if yardsticks else None
+    if moved is not None and explains(estimate.effect, moved, math.log1p(asked.tolerance)):
+        told = percent(math.expm1(moved), signed=True)
+        return flagged(asked.shown(estimate, "pass"), f"more samples are disturbed, and the yardstick moved by {told}")
+    return replace(asked.shown(estimate, "inconclusive"), reasons=(_both_figures(asked, estimate.effect),))
+
+
+def _both_figures(asked: Question, effect: float) -> str:
+    clean = Question(work=asked.work, judged=asked.work.time, view=asked.view)
+    estimate = clean.level or clean.screened
+    told = f"clean ones {percent(math.expm1(estimate.effect), signed=True)}" if estimate else "too few are clean"
+    runs = asked.work.runs
+    samples, disturbed = sum(run.samples for run in runs), sum(run.samples - run.clean for run in runs)
+    return (
+        f"all samples {percent(math.expm1(effect), signed=True)}, {told}; {disturbed} of {samples} samples disturbed, "
+        "clearly more than stored: the host or the code; --perf-base would tell"
+    )
+
+
+def unstable(asked: Question, runs: int, further: str) -> Finding:
+    """Runs without enough clean samples: what all samples say, against the yardstick beside them."""
+    blank = asked.blank
+    told = next((run.disturbance for run in asked.work.runs if run.is_disturbed), "too few clean samples")
+    held = [run.throttled for run in asked.work.runs if asked.judged.quantity.is_held_back(run)]
+    if held:
+        told = f"the CPU quota held the ranks back in {median(held):.0%} of its periods, and not in the stored runs"
+    why = f"{runs} of {runs} {further}runs unstable: {told}"
+    if runs < UNSTABLE_RUNS:
+        return replace(blank, name="inconclusive", reasons=(why,))
+    changes = apparent(asked.work, asked.work.runs)
+    if not changes:
+        return replace(blank, name="unstable-host", reasons=(why,))
+    effect = median([look.change for look in changes])
+    why += f"; all samples {percent(math.expm1(effect), signed=True)}"
+    if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes, beside_yardstick=not held):
+        after = median([run.median_s for run in asked.work.runs if run.quantiles_s and not run.is_disturbed])
+        name: VerdictName = "environment" if held else "regressed"
+        shown = replace(blank, name=name, effect=math.expm1(effect), confirmed=False, reasons=(why,))
+        shown = replace(shown, before=after / math.exp(effect), after=after, unit="s")
+        if held:
+            return shown
+        return flagged(shown, "unconfirmed: no clean samples, slower even against its yardstick")
+    return replace(blank, name="unstable-host", reasons=(why,))
+
+
+def _is_slower(asked: Question, changes: Sequence[Apparent], *, beside_yardstick: bool) -> bool:
+    """Whether every run is slower, than its yardstick explains if that is asked, by more than a pass may hide."""
+    stored = [math.log(run.median_s) for run in asked.work.given.stored if run.quantiles_s]
+    centre = median(stored)
+    scatter = SCATTER * MAD_TO_SIGMA * median([abs(value - centre) for value in stored])
+    limit = max(scatter, math.log1p(asked.tolerance + asked.view.settings.blind_margin))
+    if not beside_yardstick:
+        return all(look.change > limit for look in changes)
+    return all(
+        look.yardstick is not None and look.change - STEEPEST * max(0.0, look.yardstick) > limit for look in changes
+    )
+
+
+def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
+    """All samples of each of these runs that telemetry did not see disturbed, against those of the stored runs."""
+    stored = [run for run in work.given.stored if run.quantiles_s and not run.is_disturbed]
+    then = median([math.log(run.median_s) for run in stored]) if stored else 0.0
+    return [
+        Apparent(change=math.log(run.median_s) - then, yardstick=_beside(stored, run))
+        for run in runs
+        if stored and run.quantiles_s and not run.is_disturbed
+    ]
+
+
+def _beside(stored: Sequence[RunSummary], run: RunSummary) -> float | None:
+    alike = [then for one in stored if comparable(one.control, run.control) and (then := one.yardstick_of_all)]
+    now = run.yardstick_of_all
+    return None if now is None or not alike else now - median(alike)

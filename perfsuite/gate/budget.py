@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfsuite.record.verdict import RequestKind
+from perfsuite.record.verdict import Request, RequestKind
 
 LEAST_S = 180.0
 PLAIN_RUNS = 10
@@ -108,3 +108,23 @@ class Spending:
             if len(chosen) > len(best):
                 best = chosen
         return best
+
+
+def round_robin(
+    wanted: Mapping[str, int], kind: RequestKind, why: str, done: Mapping[str, int] | None = None
+) -> list[Request]:
+    """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice.
+
+    All pairs of a turn begin with the same code, so that each arm is started once for it.
+    """
+    return [
+        Request(
+            case=node,
+            kind=kind,
+            first="base" if kind != "run" and (turn + (done or {}).get(node, 0)) % 2 == 0 else "new",
+            why=why,
+        )
+        for turn in range(max(wanted.values(), default=0))
+        for node, count in wanted.items()
+        if turn < count
+    ]

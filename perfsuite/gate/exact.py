@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perfsuite.base.units import percent, significant
 from perfsuite.baselines.runs import MetricMeaning, RunSummary
-from perfsuite.metrics import REGISTRY, MetricSpec
-from perfsuite.metrics.spec import significant
-from perfsuite.record.own_metrics import Better, OwnMetric
-from perfsuite.record.verdict import Finding, VerdictName, percent
+from perfsuite.metrics import REGISTRY
+from perfsuite.record.own_metrics import Better
+from perfsuite.record.verdict import Finding, VerdictName
 
 STORED_DIGITS = 1e-5
 """Relative difference that the six stored digits may make between equal values."""
@@ -41,30 +41,21 @@ def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) 
     bytes, and counts of operations are.  ``tolerance`` is what the case asks for instead, relative; a bubble ratio
     keeps its absolute rule.
     """
-    spec = REGISTRY.get(name)
-    if meaning.own is not None or (spec is not None and spec.observed):
-        return _of_own(meaning.own, tolerance) if meaning.own is not None and meaning.own.exact else None
+    spec, own = REGISTRY.get(name), meaning.own
+    if own is not None and own.exact:
+        return ExactRule(relative=(own.tolerance or 0.0) if tolerance is None else tolerance, absolute=own.floor)
+    scatters = not name.startswith("bubble") and spec is not None and not (spec.deterministic or spec.unit == "GiB")
+    if own is not None or scatters or (spec is not None and spec.observed):
+        return None
     if name.startswith("bubble"):
         return ExactRule(absolute=(spec.absolute_floor if spec else 0.0) or BUBBLE_CHANGE)
     if spec is not None:
-        return _from_registry(spec, tolerance)
+        usual = MEMORY_CHANGE if spec.unit == "GiB" else 0.0
+        relative = next(choice for choice in (tolerance, spec.tolerance, usual) if choice is not None)
+        return ExactRule(relative=relative, absolute=spec.absolute_floor)
     if meaning.unit == "GiB":
         return ExactRule(relative=MEMORY_CHANGE if tolerance is None else tolerance)
-    if meaning.unit in ("B", "bytes", "FLOP", "FLOPs"):
-        return ExactRule(relative=tolerance or 0.0)
-    return None
-
-
-def _of_own(own: OwnMetric, tolerance: float | None) -> ExactRule:
-    return ExactRule(relative=(own.tolerance or 0.0) if tolerance is None else tolerance, absolute=own.floor)
-
-
-def _from_registry(spec: MetricSpec, tolerance: float | None) -> ExactRule | None:
-    if not (spec.deterministic or spec.unit == "GiB"):
-        return None
-    usual = MEMORY_CHANGE if spec.unit == "GiB" else 0.0
-    relative = next(choice for choice in (tolerance, spec.tolerance, usual) if choice is not None)
-    return ExactRule(relative=relative, absolute=spec.absolute_floor)
+    return ExactRule(relative=tolerance or 0.0) if meaning.unit in ("B", "bytes", "FLOP", "FLOPs") else None
 
 
 def exact_findings(
@@ -87,7 +78,8 @@ def exact_findings(
 def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[float], now: Sequence[float]) -> Finding:
     before, after = statistics.median(then), statistics.median(now)
     allowed = max(rule.relative * abs(before), rule.absolute, STORED_DIGITS * abs(before))
-    change = _for_the_worse(after - before, meaning.better)
+    change = after - before  # for the worse; a quantity that has no better direction is worse by any change
+    change = {"higher": -change, "lower": change}.get(meaning.better, abs(change))
     verdict: VerdictName = "regressed" if change > allowed else "improved" if change < -allowed else "pass"
     reasons: tuple[str, ...] = ()
     if verdict != "pass":
@@ -120,13 +112,6 @@ def _beyond(then: Sequence[float], now: Sequence[float], better: Better) -> floa
     if better == "neither":
         return min(abs(new - old) for new in now for old in then)
     return min(then) - max(now) if better == "higher" else min(now) - max(then)
-
-
-def _for_the_worse(change: float, better: Better) -> float:
-    """A quantity that has no better direction is worse by any change."""
-    if better == "higher":
-        return -change
-    return change if better == "lower" else abs(change)
 
 
 def _allowed_text(rule: ExactRule) -> str:

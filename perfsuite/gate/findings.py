@@ -1,22 +1,22 @@
-"""From what came in for a case to its findings and its verdict."""
+"""From what came in for a case to its findings and its verdict, and from all cases to what is said of the session."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from perfsuite.base.units import plural
-from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
+from perfsuite.base.units import percent, plural, significant
+from perfsuite.baselines.runs import TELEMETRY_UNKNOWN, MetricMeaning
 from perfsuite.gate.attribution import finding
-from perfsuite.gate.evidence import CaseWork, Judged
-from perfsuite.gate.exact import exact_findings
-from perfsuite.gate.own import uncompared, unjudged
+from perfsuite.gate.evidence import CaseWork
+from perfsuite.gate.exact import exact_findings, rule_for
 from perfsuite.gate.quantity import is_throttled
-from perfsuite.gate.question import Question
-from perfsuite.gate.stages import worse
-from perfsuite.gate.view import View
-from perfsuite.record.verdict import FAILING, Finding, Verdict, VerdictName, percent
+from perfsuite.gate.question import Question, View, why_no_anchor
+from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
+from perfsuite.record.verdict import FAILING, Finding, GateSettings, Verdict, VerdictName
 
 _ORDER: tuple[VerdictName, ...] = (
     "regressed",
@@ -55,7 +55,8 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     exact = (*exact, *uncompared(work))
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
-    asked = [Question(work=work, judged=judged, view=view) for judged in work.judged if _is_asked(work, judged, view)]
+    asked = [Question(work=work, judged=judged, view=view) for judged in work.judged]
+    asked = [one for one in asked if one.is_suspected or not one.judged.is_secondary or one.looks_worse]
     told = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
     told = [_cut_short(one, work.cut_short) for one in told]
     unwatched = [*_unwatched(work, view), *unjudged(work, view.settings.min_stored)]
@@ -105,15 +106,10 @@ def _unwatched(work: CaseWork, view: View) -> list[str]:
     for judged in work.judged:
         useful = math.log1p(judged.quantity.useful)
         if judged.is_secondary and LOUD * judged.level.sigma > useful:
-            shown = view.judge(work, judged, work.screening).smallest_shown
+            shown = Question(work=work, judged=judged, view=view).judge(work.screening).smallest_shown
             if shown > useful:
                 flags.append(f"{judged.name} hardly watched: only a change of {percent(math.expm1(shown))} would show")
     return flags
-
-
-def _is_asked(work: CaseWork, judged: Judged, view: View) -> bool:
-    """Whether there is something to say: mean and tail are mentioned where they look worse."""
-    return not judged.is_secondary or judged.name in work.suspected or worse(work, judged, view)
 
 
 def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatched: Sequence[str]) -> Verdict:
@@ -194,3 +190,139 @@ def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: Vi
     if unclean > 0:
         why += f"; {plural(unclean, 'stored run')} with too few clean samples"
     return replace(blank, name="learning", findings=tuple(exact), reasons=(*blank.reasons, why))
+
+
+_ACCEPT = "if that is meant: --perf-update=accept --perf-reason=TEXT"
+
+
+def uncompared(work: CaseWork) -> Iterator[Finding]:
+    """A finding per metric that changed its unit or direction, that no run of today has, or that is not above 0."""
+    given = work.given
+    for name, why in given.changed_metrics.items():
+        yield _undecided(name, f"{why}: not compared; {_ACCEPT}")
+    newest = (given.newest or given.stored)[-1]
+    for name, meaning in given.stored_metrics.items():
+        if name in given.changed_metrics or not (meaning.own or rule_for(name, meaning)):
+            continue
+        if name in newest.metrics and not any(name in run.metrics for run in work.runs):
+            stored = f"{significant(newest.metrics[name])} {meaning.unit}".rstrip()
+            yield _undecided(
+                name,
+                f"{name} was {stored} in the newest stored run and was not recorded now: not compared; if that is "
+                "meant, store runs without it: --perf-update=append",
+            )
+    for name, meaning in given.case.metrics.items():
+        if meaning.own and not meaning.own.exact and meaning.better != "neither":
+            yield from _not_above_zero(work, name, meaning)
+
+
+def _not_above_zero(work: CaseWork, name: str, meaning: MetricMeaning) -> Iterator[Finding]:
+    """What statistics of logarithms cannot compare: values of 0 and below, stored or measured now."""
+    then = [run.metrics[name] for run in work.given.stored if name in run.metrics]
+    now = [run.metrics[name] for run in work.runs if name in run.metrics]
+    if not then or not now or min(*then, *now) > 0:
+        return
+    before, after = statistics.median(then), statistics.median(now)
+    told = f"{name} is {significant(after)}, stored {significant(before)} {meaning.unit}".rstrip()
+    higher = meaning.better == "higher"
+    if min(then) > 0 and higher and max(now) <= 0:
+        yield Finding(
+            quantity=name,
+            name="regressed",
+            tolerance=0.0,
+            before=before,
+            after=after,
+            unit=meaning.unit,
+            effect=(before - after) / before,
+            confirmed=False,
+            reasons=(f"{told}: it fell to 0 or below",),
+        )
+        return
+    apart = min(then) - max(now) if higher else min(now) - max(then)
+    if min(then) > 0 or apart > max(then) - min(then):
+        yield _undecided(name, f"{told}: values of 0 and below have no relative change; exact=True and floor= judge it")
+
+
+def _undecided(name: str, why: str) -> Finding:
+    return Finding(quantity=name, name="inconclusive", tolerance=0.0, reasons=(why,))
+
+
+def unjudged(work: CaseWork, needed: int) -> Iterator[str]:
+    """A flag per metric of one's own that is not judged (yet), and why; ``needed`` stored runs are compared with."""
+    for name, meaning in work.given.case.metrics.items():
+        own = meaning.own
+        if own is None:
+            continue
+        then = [run.metrics[name] for run in work.given.stored if name in run.metrics]
+        if own.better == "neither" and not own.exact:
+            yield f"{name} is not judged: it has no better direction; give better='lower' or 'higher'"
+        elif len(then) < (1 if own.exact else needed):
+            total = plural(1 if own.exact else needed, "stored run")
+            yield f"{name} is not judged yet: {len(then)} of the {total} that a comparison needs have it"
+        elif not own.exact and min(then) <= 0:
+            yield f"{name} is judged by its range alone: a stored value is 0 or below; exact=True and floor= judge it"
+
+
+LONE_SESSIONS = 8
+"""Stored sessions from which on an unchanged case mostly passes where too few cases tell of the host (docs/gate.md)."""
+NOISY = 2.0
+"""Variance inside the session, over that of stored runs, from which on a reader is told."""
+
+
+def against_base(works: Sequence[CaseWork], view: View) -> Compared | None:
+    """What the A/Bs of these cases with the base say together."""
+    return compared(Question(work=work, judged=work.time, view=view).change for work in works)
+
+
+def against_anchor(works: Sequence[CaseWork], view: View) -> Compared | None:
+    """The same with the commit that the stored runs name."""
+    return compared(Question(work=work, judged=work.time, view=view).since_anchor for work in works)
+
+
+def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
+    """The verdict on the suite; None where it is not slower."""
+    suite = view.suite
+    if view.settings.in_place or not (suite.exceeds(view.settings) or suite.may_hide(view.settings)):
+        return None
+    changes = Counter(key for work in works for key in work.given.environment_changes)
+    commits = Counter(work.given.anchor for work in works if work.given.anchor)
+    reasons = Counter(why for work in works if (why := why_no_anchor(work, view)))
+    base = against_base(works, view)
+    unknown = "the base was not measured" if view.settings.can_run_base and base is None else ""
+    return suite_verdict(
+        suite,
+        view.settings,
+        base=base,
+        anchor=against_anchor(works, view),
+        anchor_commit=commits.most_common(1)[0][0][:10] if commits else "",
+        no_anchor=unknown or (reasons.most_common(1)[0][0] if reasons else ""),
+        environment=changes,
+    )
+
+
+def banner(view: View) -> tuple[str, ...]:
+    """What a reader must know about the session as a whole, beside the verdict on the suite."""
+    said = []
+    shift = view.today.shift
+    if abs(shift) > math.log1p(view.settings.tolerance):
+        word = "slower" if shift > 0 else "faster"
+        said.append(
+            f"the whole suite is {percent(abs(math.expm1(shift)))} {word} than its baseline; "
+            "this is taken off every case before it is judged"
+        )
+    if view.shares.usual > NOISY:
+        said.append(f"the host is {math.sqrt(view.shares.usual):.2g} times as noisy as when the baseline was taken")
+    return tuple(said)
+
+
+def few_sessions(undecided: Sequence[CaseWork], settings: GateSettings) -> str:
+    """The way out where few cases and few stored sessions left these cases undecided; empty where it is none."""
+    few = [work.time.level.sessions for work in undecided if work.time.level.sessions < LONE_SESSIONS]
+    if not few:
+        return ""
+    return (
+        f"{plural(len(few), 'case')} undecided: fewer than {settings.min_suite} cases tell nothing of the host, and "
+        f"the stored runs are of {plural(min(few), 'session')} of the machine (runs of one commit without an hour "
+        f"between them are one session); store runs in {LONE_SESSIONS} sessions, or give --perf-base=REV a revision to "
+        "compare with"
+    )

@@ -19,20 +19,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.base import garbage
+from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate import findings, session, stages
-from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted
-from perfsuite.gate.estimate import Today
-from perfsuite.gate.evidence import CaseWork, GateCase, Judged
-from perfsuite.gate.fit import case_works
+from perfsuite.gate import findings
+from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted, round_robin
+from perfsuite.gate.control import moved
+from perfsuite.gate.evidence import CaseWork, GateCase, Judged, case_works
 from perfsuite.gate.quantity import MEAN, P95
-from perfsuite.gate.shift import Replicates, Shares, knows_shift, look, shares, yardstick_shift
+from perfsuite.gate.question import Need, Question, View, needs_anchor, screened, settings_of, suspected, suspects
+from perfsuite.gate.shift import Replicates, Shares, Today, knows_shift, look, shares, yardstick_shift
 from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
-from perfsuite.gate.view import View
-from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict, percent
+from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict
 
 PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
@@ -44,8 +43,7 @@ class Gate:
     def __init__(self, cases: Iterable[GateCase], settings: GateSettings | None = None) -> None:
         """``cases`` are all gated cases of the session, those without a baseline included."""
         self.settings = settings or GateSettings()
-        with garbage.kept():
-            self._works = {work.node: work for work in case_works(cases, self.settings)}
+        self._works = {work.node: work for work in case_works(cases, self.settings)}
         self._tests = sum(not judged.is_secondary for work in self._works.values() for judged in work.judged)
         self._frozen: Today | None = None
         self._frozen_beside: dict[str, Today] = {}
@@ -112,23 +110,22 @@ class Gate:
 
     def verdicts(self) -> dict[str, Verdict]:
         """The verdict of every case by node id."""
-        with garbage.kept():
-            view = self._look()
-            return {node: findings.verdict(work, view) for node, work in self._works.items()}
+        view = self._look()
+        return {node: findings.verdict(work, view) for node, work in self._works.items()}
 
     def suite(self) -> SuiteVerdict | None:
         """The verdict on the session as a whole; None where its cases are not slower together."""
-        return session.verdict([work for work in self._works.values() if work.is_open], self._look())
+        return findings.on_suite([work for work in self._works.values() if work.is_open], self._look())
 
     def banner(self) -> tuple[str, ...]:
         """What a reader must know about the session as a whole, beside the verdict on the suite."""
         view = self._look()
-        said = session.banner(view)
+        said = findings.banner(view)
         if view.today.known or self.settings.in_place or self.settings.can_run_base:
             return said
         works = [work for work in self._works.values() if work.is_open]
         undecided = [work for work in works if findings.verdict(work, view).name == "inconclusive"]
-        few = session.few_sessions(undecided, self.settings)
+        few = findings.few_sessions(undecided, self.settings)
         return (*said, few) if few else said
 
     def next_requests(self, node: str | None = None, spending: Spending | None = None) -> list[Request]:
@@ -146,7 +143,7 @@ class Gate:
         else:
             now = spending.keeping(1 - SCREENING_SHARE).cheapest(screening)
         if any(now.values()):
-            return _round_robin(now, "run", "screening")
+            return round_robin(now, "run", "screening")
         if self._frozen is None and not self.settings.in_place:
             self._frozen = view.today
             self._frozen_beside = {name: today for name, (today, _) in view.beside.items()}
@@ -155,12 +152,12 @@ class Gate:
             return requests
         view = dataclasses.replace(view, today=self._frozen or view.today)
         for work in open_works:
-            work.suspected = work.suspected or stages.suspected(work, view)
+            work.suspected = work.suspected or suspected(work, view)
         requests = self._deciding_requests(open_works, dataclasses.replace(view, suspects=self._suspects), spending)
         if requests or spending is None:
             return requests
         left = {node: count for node, count in screening["run"].items() if not self._works[node].suspected}
-        return _round_robin(spending.cheapest({"run": left}), "run", "screening")
+        return round_robin(spending.cheapest({"run": left}), "run", "screening")
 
     def outlook(self, node: str | None = None) -> Wanted:
         """The most requests that may follow from what is known now, by kind and case."""
@@ -168,12 +165,12 @@ class Gate:
         wanted: dict[RequestKind, dict[str, int]] = {"run": _screening(works, view), "ab_pair": {}, "anchor_pair": {}}
         pairs = settings.pairs + settings.more_pairs + (0 if view.today.known else settings.sure_pairs)
         for work in works if settings.remeasure and not self._ended else ():
-            if work.suspected or wanted["run"][work.node] or stages.suspected(work, view):
-                base = view.settings_of(work).can_run_base
+            if work.suspected or wanted["run"][work.node] or suspected(work, view):
+                base = settings_of(work, view).can_run_base
                 runs = settings.first_runs + (0 if base else settings.more_runs)
                 wanted["run"][work.node] += max(0, runs - len(work.fresh))
                 wanted["ab_pair"][work.node] = max(0, pairs - len(work.pairs)) if base else 0
-                anchor = base and session.needs_anchor(work, view)
+                anchor = base and needs_anchor(work, view)
                 wanted["anchor_pair"][work.node] = max(0, pairs - len(work.anchor_pairs)) if anchor else 0
         return wanted
 
@@ -186,7 +183,7 @@ class Gate:
         unclear = self._probes_lack if self._probed else not self.settings.in_place and self._is_unclear(view)
         for work in works:
             needs = [count for counts in self._wanted([work], view).values() for count in counts.values()]
-            unsettled = not work.suspected and (lacking[work.node] or stages.suspected(work, view))
+            unsettled = not work.suspected and (lacking[work.node] or suspected(work, view))
             if unclear or any(needs) or unsettled:
                 work.cut_short = why
         self._ended = node is None
@@ -196,11 +193,8 @@ class Gate:
         works = [self._works[node]] if node is not None else self._works.values()
         return [work for work in works if work.is_open]
 
-    def _must_probe(self, view: View) -> bool:
-        """Whether only an A/B can tell what makes the suite slower: its shift is shown, or is taken off every case."""
-        return self._frozen is not None and not self._probed and self._is_unclear(view)
-
     def _is_unclear(self, view: View) -> bool:
+        """Whether only an A/B can tell what makes the suite slower: its shift is shown, or is taken off every case."""
         if not self.settings.can_run_base:
             return False
         suite = view.suite
@@ -210,26 +204,26 @@ class Gate:
 
     def _probe_requests(self, works: Sequence[CaseWork], view: View, spending: Spending | None) -> list[Request]:
         """A/B of a few typical cases, with the base and, where that does not show it, with the stored commit."""
-        if not self._must_probe(view):
+        if self._frozen is None or self._probed or not self._is_unclear(view):
             return []
         if self._probes is None:
             today = view.today
-            screened = [(first, work) for work in works if (first := stages.screened(work, today.yardstick_shift))]
-            screened.sort(key=lambda pair: abs(pair[0].difference - view.suite.effect))
-            self._probes = [work for _, work in screened[:PROBES]]
+            seen = [(first, work) for work in works if (first := screened(work, today.yardstick_shift))]
+            seen.sort(key=lambda pair: abs(pair[0].difference - view.suite.effect))
+            self._probes = [work for _, work in seen[:PROBES]]
         amount = percent(math.expm1(view.suite.effect))
         probes = [work for work in self._probes if work.is_open]
         pairs = {work.node: work.lacking_pairs(work.pairs, self.settings.pairs) for work in probes if not work.no_base}
         self._probes_lack = any(pairs.values())
         pairs = spending.cheapest({"ab_pair": pairs}) if spending else pairs
-        requests = _round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
-        base = session.against_base(self._probes, view)
+        requests = round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
+        base = findings.against_base(self._probes, view)
         if not requests and not (base and base.shows(view.suite)):
-            anchored = [work for work in probes if session.needs_anchor(work, view)]
+            anchored = [work for work in probes if needs_anchor(work, view)]
             pairs = {work.node: work.lacking_pairs(work.anchor_pairs, self.settings.pairs) for work in anchored}
             self._probes_lack |= any(pairs.values())
             pairs = spending.cheapest({"anchor_pair": pairs}) if spending else pairs
-            requests = _round_robin(pairs, "anchor_pair", f"does the stored commit show the suite's shift of {amount}?")
+            requests = round_robin(pairs, "anchor_pair", f"does the stored commit show the suite's shift of {amount}?")
         if not requests:
             self._probed = True
             self._frozen = _after_probes(base, view.today)
@@ -248,9 +242,9 @@ class Gate:
         if spending is not None:
             wanted = self._affordable(works, wanted, view, spending)
         return (
-            _round_robin(wanted["run"], "run", "re-measurement")
-            or _round_robin(wanted["ab_pair"], "ab_pair", "confirmation", done)
-            or _round_robin(wanted["anchor_pair"], "anchor_pair", "is the stored commit as fast as stored?", done)
+            round_robin(wanted["run"], "run", "re-measurement")
+            or round_robin(wanted["ab_pair"], "ab_pair", "confirmation", done)
+            or round_robin(wanted["anchor_pair"], "anchor_pair", "is the stored commit as fast as stored?", done)
         )
 
     def _wanted(self, works: Sequence[CaseWork], view: View) -> dict[RequestKind, dict[str, int]]:
@@ -258,7 +252,16 @@ class Gate:
         wanted: dict[RequestKind, dict[str, int]] = {"run": {}, "ab_pair": {}, "anchor_pair": {}}
         for work in works:
             if work.suspected:
-                self._add_needs(wanted, work, stages.need(work, view))
+                needs = [asked.need for asked in suspects(work, view)]
+                need = Need(*map(max, zip(*needs, strict=True)))  # over the suspected quantities
+                runs = work.lacking(work.fresh, need.runs)
+                wanted["run"][work.node] = runs
+                if not runs:
+                    pairs = work.lacking_pairs(work.pairs, need.pairs) if need.pairs else 0
+                    wanted["ab_pair"][work.node] = pairs
+                    if not pairs and need.anchor_pairs:
+                        lacking = work.lacking_pairs(work.anchor_pairs, need.anchor_pairs)
+                        wanted["anchor_pair"][work.node] = lacking
         return wanted
 
     def _affordable(
@@ -269,11 +272,11 @@ class Gate:
         if any(wanted["run"].values()):
             order = sorted(
                 (work for work in works if wanted["run"].get(work.node)),
-                key=lambda work: -stages.clearness(work, view),
+                key=lambda work: -_clearness(work, view),
             )
             nodes = [work.node for work in order]
             runs = {node: wanted["run"][node] for node in nodes}
-            pairs = {work.node: self.settings.pairs for work in order if view.settings_of(work).can_run_base}
+            pairs = {work.node: self.settings.pairs for work in order if settings_of(work, view).can_run_base}
             given["run"] = spending.complete(nodes, {"run": runs, "ab_pair": pairs})
             given["run"] = given["run"] or spending.complete(nodes, {"run": runs})
         for kind in ("ab_pair", "anchor_pair"):
@@ -282,32 +285,22 @@ class Gate:
                 def decides(node: str, further: int, kind: str = kind) -> bool:
                     work = self._works[node]
                     made = work.pairs if kind == "ab_pair" else work.anchor_pairs
-                    return stages.pairs_may_decide(work, view, made, further)
+                    return any(asked.may_decide(made, further) for asked in suspects(work, view))
 
                 given[kind] = spending.shared_out(kind, wanted[kind], decides)
         return given
 
-    @staticmethod
-    def _add_needs(wanted: Mapping[RequestKind, dict[str, int]], work: CaseWork, need: stages.Need) -> None:
-        runs = work.lacking(work.fresh, need.runs)
-        wanted["run"][work.node] = runs
-        if not runs:
-            pairs = work.lacking_pairs(work.pairs, need.pairs) if need.pairs else 0
-            wanted["ab_pair"][work.node] = pairs
-            if not pairs and need.anchor_pairs:
-                wanted["anchor_pair"][work.node] = work.lacking_pairs(work.anchor_pairs, need.anchor_pairs)
-
     def _look(self) -> View:
         """What decisions depend on at this moment: made for one decision and then dropped, so it is never stale."""
         works = [work for work in self._works.values() if work.is_open]
-        moved = [moved for work in works if (moved := stages.yardstick_moved(work)) is not None]
-        yard = self._frozen.yardstick_shift if self._frozen else yardstick_shift(moved, self.settings)
-        screened = [first for work in works if (first := stages.screened(work, yard)) is not None]
+        yards = [amount for work in works if (amount := _yardstick_moved(work)) is not None]
+        yard = self._frozen.yardstick_shift if self._frozen else yardstick_shift(yards, self.settings)
+        seen = [first for work in works if (first := screened(work, yard)) is not None]
         replicates = _replicates_of([(work, work.time) for work in works], yard)
-        known = shares(replicates, with_shift=knows_shift(len(screened), self.settings))
+        known = shares(replicates, with_shift=knows_shift(len(seen), self.settings))
         same = 2 * sum(bool(work.given.environment_changes) for work in works) <= len(works)
-        suite = suite_shift(screened, self._drift, self.settings, yardstick_counts=same)
-        today, corrected = look(screened, known, self.settings, explained=suite.explained(self.settings))
+        suite = suite_shift(seen, self._drift, self.settings, yardstick_counts=same)
+        today, corrected = look(seen, known, self.settings, explained=suite.explained(self.settings))
         today = self._frozen or dataclasses.replace(today, yardstick_shift=yard)
         return View(
             settings=self.settings,
@@ -335,10 +328,10 @@ class Gate:
         """
         yard = time.yardstick_shift
         having = [(work, judged) for work, judged in self._beside[name] if judged.is_secondary and work.is_open]
-        screened = [first for work, judged in having if (first := stages.screened(work, yard, judged)) is not None]
+        seen = [first for work, judged in having if (first := screened(work, yard, judged)) is not None]
         replicates = _replicates_of(having, yard)
-        known = shares(replicates, with_shift=knows_shift(len(screened), self.settings))
-        today, corrected = look(screened, known, self.settings, explained=True)
+        known = shares(replicates, with_shift=knows_shift(len(seen), self.settings))
+        today, corrected = look(seen, known, self.settings, explained=True)
         beyond = today.shift - time.shift
         accepted = min((judged.quantity.tolerance for _, judged in having), default=0.0)
         own = [judged.quantity for _, judged in having if judged.quantity.is_own]
@@ -354,8 +347,30 @@ class Gate:
 
 
 def _screening(works: Sequence[CaseWork], view: View) -> dict[str, int]:
-    """Runs that the screening lacks, by node id."""
-    return {work.node: 0 if work.suspected else stages.screening_lacks(work, view) for work in works}
+    """Runs that the screening lacks, by node id; each quantity wants as many stable ones as tell something of it."""
+    return {
+        work.node: max(
+            judged.lacking(work.screening, asked.judge(work.screening).screening_runs(asked.values(work.screening)))
+            for judged in work.deciding
+            for asked in [Question(work=work, judged=judged, view=view)]
+        )
+        if not work.suspected
+        else 0
+        for work in works
+    }
+
+
+def _clearness(work: CaseWork, view: View) -> float:
+    """How many standard errors a suspect is off its level at the first look: the clearest are decided first."""
+    seen = [asked.screened for asked in suspects(work, view)]
+    return max((abs(each.effect) / max(each.error, 1e-9) for each in seen if each is not None), default=0.0)
+
+
+def _yardstick_moved(work: CaseWork) -> float | None:
+    """By how much the yardstick of a case moved from the stored one; None where no control resembles it."""
+    quantity = work.time.quantity
+    beside = moved(quantity.control, [run for run in work.screening if quantity.is_stable(run)])
+    return beside.amount if beside else None
 
 
 def _after_probes(base: Compared | None, today: Today) -> Today:
@@ -373,27 +388,3 @@ def _replicates_of(having: Iterable[tuple[CaseWork, Judged]], yardstick_shift: f
             values = judged.values(runs, yardstick_shift) if len(runs) > 1 else []
             if len(values) > 1:
                 yield Replicates(kind=judged.quantity.history.kind, level=judged.level, values=values)
-
-
-def _round_robin(
-    wanted: Mapping[str, int], kind: RequestKind, why: str, done: Mapping[str, int] | None = None
-) -> list[Request]:
-    """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice.
-
-    All pairs of a turn begin with the same code, so that each arm is started once for it.
-    """
-    return [
-        Request(
-            case=node,
-            kind=kind,
-            first="base" if kind != "run" and _is_even(turn + (done or {}).get(node, 0)) else "new",
-            why=why,
-        )
-        for turn in range(max(wanted.values(), default=0))
-        for node, count in wanted.items()
-        if turn < count
-    ]
-
-
-def _is_even(number: int) -> bool:
-    return number % 2 == 0

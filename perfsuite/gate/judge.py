@@ -9,8 +9,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.gate.estimate import CONFIRM_ALPHA, SURELY_ALPHA, TWO_SIDED, Bounds, Estimate, Outcome, Spread, Today
 from perfsuite.gate.noise import Level
+from perfsuite.gate.shift import (
+    CONFIRM_ALPHA,
+    SESSION_SHARE,
+    SURELY_ALPHA,
+    TWO_SIDED,
+    Bounds,
+    Estimate,
+    Outcome,
+    Spread,
+    Today,
+)
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.paired import paired_mean
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_largest
@@ -45,8 +55,6 @@ SESSIONS_OVER_RUNS = 2.5
 """Variance of runs of different sessions over that of runs inside one: between 2 and 4 on most hosts."""
 SESSIONS_DOF = 4
 """Weight of that expectation beside stored runs, in degrees of freedom; half of theirs at most."""
-SESSION_SHARE = 0.1
-"""Share of the variance of stored runs that is taken to lie between sessions, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +184,7 @@ class Judge:
         return not self.today.known and self._pairs_would_show(paired_mean([new - old for old, new in pairs]).spread)
 
     def difference(self, values: Sequence[float]) -> float:
-        """Median of this session's values against the stored level, the host's shift taken off."""
+        """Median of the values against the stored level, without the host's shift."""
         return median(values) - self.level.centre - self.today.shift
 
     def _suspicious(self, error: float) -> float:
@@ -236,7 +244,10 @@ class Judge:
         elif self._shows(values, -1.0) and effect + self._sure * spread.error < self.bounds.limit:
             outcome = "improved"
         else:
-            outcome = self._cleared(effect, spread, last=len(values) >= self._most_runs)
+            share = NEAR_LAST if len(values) >= self._most_runs else NEAR
+            least = effect + t_quantile(LIKELY, self.dof) * spread.error
+            near = effect < share * self.bounds.tolerance or least < self.bounds.tolerance
+            outcome = "pass" if near and self.excludes(effect, spread.error) else "inconclusive"
         reach = self._reach(values, spread)
         return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome, reach=reach)
 
@@ -311,20 +322,14 @@ class Judge:
 
         Disturbances are one-sided and rare: one of a few runs can carry a mean, and must not carry a verdict.
         """
-        without = sorted(values, key=lambda value: sign * value)[:-1]
-        return all(self._reaches(sign * self._effect(some), self.spread(len(some))) for some in (values, without))
-
-    def _reaches(self, effect: float, spread: Spread) -> bool:
-        dof = self.dof
-        alone = t_quantile(1 - self.bounds.alpha, dof) * spread.error
-        shared = t_quantile(1 - self.bounds.shared_alpha, dof) * spread.shared
-        return effect > max(self.bounds.tolerance, alone, shared)
-
-    def _cleared(self, effect: float, spread: Spread, *, last: bool) -> Outcome:
-        dof, tolerance = self.dof, self.bounds.tolerance
-        near = effect < (NEAR_LAST if last else NEAR) * tolerance
-        near = near or effect + t_quantile(LIKELY, dof) * spread.error < tolerance
-        return "pass" if near and self.excludes(effect, spread.error) else "inconclusive"
+        bounds = self.bounds
+        for some in (values, sorted(values, key=lambda value: sign * value)[:-1]):
+            spread = self.spread(len(some))
+            alone = t_quantile(1 - bounds.alpha, self.dof) * spread.error
+            shared = t_quantile(1 - bounds.shared_alpha, self.dof) * spread.shared
+            if sign * self._effect(some) <= max(bounds.tolerance, alone, shared):
+                return False
+        return True
 
     def paired(self, pairs: Sequence[tuple[float, float]]) -> Estimate:
         """The A/B: (base, new) values of runs that were neighbours in this session; the stored level plays no part.

@@ -9,13 +9,145 @@ from __future__ import annotations
 
 import math
 import operator
+import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfsuite.gate.prior import KIND_CASES, Member, Prior, priors
-from perfsuite.gate.yardstick import slopes
-from perfsuite.statistics.robust import huber_mean, median, rough_sigma, variance, without_spike
+from perfsuite.statistics.robust import MAD_TO_SIGMA, huber_mean, median, rough_sigma, variance, without_spike
+
+GAIN = 0.25
+"""A yardstick is used where it cuts the noise of a kind of cases by at least this share."""
+ENOUGH_DOF = 14
+"""Degrees of freedom from which on that is believed."""
+FEW_GAIN = 0.7
+"""The share with fewer of them: of eight runs of a case without any connection one set in 200 shows it by chance."""
+LEAST_DOF = 6
+"""Degrees of freedom below which no slope on the yardstick is believed."""
+STEEPEST = 1.5
+"""A yardstick that must be multiplied by more is the wrong one."""
+
+
+Series = tuple[str, Sequence[float], Sequence[float]]
+"""Kind, values and yardsticks of the runs of one case, logarithms."""
+
+
+def slopes(series: Iterable[Series]) -> dict[str, float]:
+    """Slope of value on yardstick by kind, pooled over its cases; kinds where it does not help are left out."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    dof: dict[str, int] = {}
+    for kind, values, yards in series:
+        value_centre, yard_centre = median(values), median(yards)
+        centred = [(x - yard_centre, y - value_centre) for x, y in zip(yards, values, strict=True)]
+        points.setdefault(kind, []).extend(centred)
+        dof[kind] = dof.get(kind, 0) + len(values) - 1
+    fitted = {
+        kind: helpful_slope(pairs, GAIN if dof[kind] >= ENOUGH_DOF else FEW_GAIN)
+        for kind, pairs in points.items()
+        if dof[kind] >= LEAST_DOF
+    }
+    return {kind: slope for kind, slope in fitted.items() if slope}
+
+
+def helpful_slope(points: Sequence[tuple[float, float]], gain: float = GAIN) -> float:
+    """Slope of the line through the origin with the least absolute residuals; 0 where it lowers them by less.
+
+    ``points`` are (yardstick, value), both from their medians.  The line is the weighted median of y / x with weights
+    abs(x): disturbed runs do not bend it.
+
+    >>> round(helpful_slope([(-0.02, -0.018), (0.01, 0.012), (0.03, 0.027), (-0.01, -0.009), (0.02, 0.5)]), 2)
+    0.9
+    >>> helpful_slope([(-0.02, 0.018), (0.01, 0.012), (0.03, -0.02), (-0.01, 0.009)])
+    0.0
+    """
+    steep = sorted((y / x, abs(x)) for x, y in points if x)
+    half, passed, slope = sum(weight for _, weight in steep) / 2, 0.0, 0.0
+    for candidate, weight in steep:
+        passed += weight
+        if passed >= half:
+            slope = candidate
+            break
+    slope = min(STEEPEST, slope)
+    left = median([abs(y - slope * x) for x, y in points])
+    before = median([abs(y) for _, y in points])
+    return slope if slope > 0 and left <= (1 - gain) * before else 0.0
+
+
+MOST_PRIOR_DOF = 10
+"""Most weight, in degrees of freedom, that other cases have in the noise of one of them."""
+KIND_CASES = 6
+"""Cases from which on a kind tells by itself how noisy it is; smaller kinds are judged with the whole suite."""
+
+Member = tuple[float, int]
+"""Variance of one case and its degrees of freedom."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prior:
+    """What other cases say about the noise of one."""
+
+    variance: float
+    """The usual variance."""
+    dof: int
+    """What that is worth."""
+
+
+def priors(members: Sequence[tuple[str, Member]]) -> dict[str, Prior]:
+    """By kind: how noisy its cases are; kinds of few cases are judged with the whole suite.
+
+    ``members`` are cases with their kind.  How alike cases of one kind are is judged over all kinds together.
+    """
+    groups: dict[str, list[Member]] = {}
+    for kind, member in members:
+        groups.setdefault(kind, []).append(member)
+    whole = [member for _, member in members]
+    weight = prior_weight([group for group in groups.values() if len(group) >= KIND_CASES])
+    suite = _prior(whole, prior_weight([whole]))
+    return {kind: _prior(group, weight) if len(group) >= KIND_CASES else suite for kind, group in groups.items()}
+
+
+def prior_weight(groups: Sequence[Sequence[Member]]) -> int:
+    """How much, in degrees of freedom, a group says about the variance of its members, by empirical Bayes.
+
+    The logarithm of a sample variance scatters by trigamma(dof / 2) when all of a group are equally noisy; scatter
+    beyond that is their unlikeness and lowers the weight.
+
+    >>> prior_weight([[(1.0, 7), (1.4, 7), (0.7, 7), (0.9, 7), (1.2, 7), (0.8, 7)] * 2])
+    10
+    >>> prior_weight([[(0.1, 7), (1.4, 7), (0.01, 7), (9.0, 7), (1.2, 7), (0.8, 7)] * 2])
+    1
+    """
+    away: list[float] = []
+    expected: list[float] = []
+    for members in groups:
+        logs = _centred_logs(members)
+        middle = median(logs)
+        away.extend(abs(value - middle) for value in logs)
+        expected.extend(_trigamma(dof / 2) for _, dof in members)
+    if len(away) <= 2 * len(groups):
+        return 0
+    excess = (MAD_TO_SIGMA * median(away)) ** 2 - statistics.fmean(expected)
+    weight = int(2 / (math.sqrt(1 + 2 * excess) - 1)) if excess > 0 else MOST_PRIOR_DOF
+    return min(weight, MOST_PRIOR_DOF, len(away) - len(groups))
+
+
+def _prior(members: Sequence[Member], weight: int) -> Prior:
+    middle = median(_centred_logs(members))
+    return Prior(variance=math.exp(middle + (_log_bias(weight / 2) if weight else 0.0)), dof=weight)
+
+
+def _centred_logs(members: Sequence[Member]) -> list[float]:
+    return [math.log(variance) - _log_bias(dof / 2) for variance, dof in members]
+
+
+def _log_bias(half: float) -> float:
+    """digamma(x) - ln(x): how far the mean logarithm of a sample variance lies below that of the variance."""
+    return -1 / (2 * half) - 1 / (12 * half**2)
+
+
+def _trigamma(half: float) -> float:
+    return 1 / half + 1 / (2 * half**2) + 1 / (6 * half**3)
+
 
 FLOOR = 5e-4
 """Smallest noise that is believed: stored quantiles have four significant digits."""

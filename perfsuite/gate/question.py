@@ -1,19 +1,81 @@
-"""One quantity of one case: what each stage found of it, and how that is shown."""
+"""One quantity of one case, from its runs to a finding: how far it has come, what it still needs, how that is shown.
+
+A question is asked anew for every decision.  It looks at the runs of the screening, then at fresh runs, then at pairs
+with the base and with the commit that the stored runs name.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from perfsuite.gate import stages
-from perfsuite.gate.estimate import Estimate
+from perfsuite.base.units import percent
+from perfsuite.baselines.runs import RunSummary
+from perfsuite.gate.control import Moved, moved
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
-from perfsuite.gate.quantity import Quantity
-from perfsuite.gate.view import View
-from perfsuite.record.verdict import FAILING, Effect, Finding, GateSettings, VerdictName, percent
+from perfsuite.gate.quantity import ALL, Quantity
+from perfsuite.gate.shift import (
+    CONFIRM_ALPHA,
+    SURELY_ALPHA,
+    Bounds,
+    Estimate,
+    Replicates,
+    Screened,
+    Shares,
+    Today,
+    own_inside,
+)
+from perfsuite.gate.suite import SuiteShift
+from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
+
+MIN_PAIRS = 3
+"""Stable pairs without which an A/B says nothing."""
+MIN_FRESH = 2
+"""Stable fresh runs without which a re-measurement says nothing."""
+RESTLESS = 2.5
+"""Samples that lie so many times as far apart as in stored runs tell a noisier host; on one host 2 in 1,000 runs do."""
+SECONDARY_DOUBT = 2.0
+"""Standard errors above which mean and tail are suspicious; the time is at one, because no slow case may slip by it."""
+OWN_DOUBT = 1.25
+"""The same of metrics of one's own: no other quantity of the case shows what they show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """All that a decision depends on beside the case itself; every decision looks anew, and keeps none."""
+
+    settings: GateSettings
+    """How the gate decides."""
+    today: Today
+    """What all cases say about the session."""
+    suite: SuiteShift = field(default_factory=SuiteShift)
+    """By how much all cases together are off their stored levels."""
+    shares: Shares = field(default_factory=Shares)
+    """How noise divides between and inside sessions."""
+    beside: Mapping[str, tuple[Today, Shares]] = field(default_factory=dict)
+    """The same for mean and tail, by name: a host moves them otherwise than the time."""
+    tests: int = 1
+    """Quantities that are judged in the session, mean and tail apart."""
+    suspects: int = 0
+    """Cases that the screening suspected."""
+    confirming: int = 0
+    """Cases that go through an A/B."""
+
+
+class Need(NamedTuple):
+    """How many stable runs and pairs a suspect needs in all."""
+
+    runs: int = 0
+    """Fresh runs."""
+    pairs: int = 0
+    """A/B pairs with the base."""
+    anchor_pairs: int = 0
+    """A/B pairs with the commit that the stored runs name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,81 +86,231 @@ class Question:
     judged: Judged
     view: View
 
-    @property
+    @functools.cached_property
     def settings(self) -> GateSettings:
         """The settings, without an A/B where the base cannot run this case."""
-        return self.view.settings_of(self.work)
+        return settings_of(self.work, self.view)
 
     @property
     def tolerance(self) -> float:
         """Relative change that is accepted."""
         return self.judged.quantity.tolerance
 
-    @functools.cached_property
-    def screened(self) -> Estimate | None:
-        """The first look; None without a stable run."""
-        return stages.screen(self.work, self.judged, self.view)
-
-    @functools.cached_property
-    def level(self) -> Estimate | None:
-        """The fresh runs against the stored ones; None without enough stable ones."""
-        return stages.remeasured(self.work, self.judged, self.view)
-
-    @functools.cached_property
-    def change(self) -> Estimate | None:
-        """The new code against the base, both measured now; None without enough stable pairs."""
-        return stages.change(self.work, self.judged, self.view)
-
-    @functools.cached_property
-    def since_anchor(self) -> Estimate | None:
-        """The new code against the commit that the stored runs name, both measured now."""
-        return stages.since_anchor(self.work, self.judged, self.view)
+    @property
+    def is_suspected(self) -> bool:
+        """Whether the screening suspected it."""
+        return self.judged.name in self.work.suspected
 
     @property
     def anchor_pairs(self) -> Sequence[Pair]:
-        """The pairs of the latter."""
-        return stages.anchor_pairs(self.work, self.view)
+        """Pairs with the commit that the stored runs name."""
+        return anchor_pairs(self.work, self.view)
 
     @property
     def anchor_name(self) -> str:
         """Short form of the commit that the stored runs name."""
         return self.work.given.anchor[:10]
 
+    @property
+    def known(self) -> tuple[Today, Shares]:
+        """What all cases say about this quantity."""
+        view, judged = self.view, self.judged
+        if judged.name == TIME:
+            return view.today, view.shares
+        if judged.name == ALL:
+            return view.today, Shares()
+        return view.beside.get(judged.name, (Today(), Shares())) if judged.is_secondary else (Today(), Shares())
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds: the suite's false alarms are split over the tests that are made."""
+        view, quantity = self.view, self.judged.quantity
+        alpha, margin = quantity.weight * view.settings.suite_alpha, view.settings.blind_margin
+        if quantity.is_secondary:
+            margin = max(margin, quantity.tolerance)
+        return Bounds(
+            tolerance=math.log1p(quantity.tolerance),
+            limit=math.log1p(quantity.tolerance + margin),
+            alpha=alpha / max(1.0, view.settings.screen_alpha * view.tests, view.suspects),
+            shared_alpha=alpha / max(1, view.tests),
+            confirm_alpha=min(quantity.weight * CONFIRM_ALPHA, alpha / max(1, view.confirming)),
+            surely_alpha=quantity.weight * SURELY_ALPHA,
+            doubt=OWN_DOUBT if quantity.is_own else SECONDARY_DOUBT if quantity.is_secondary else 1.0,
+        )
+
+    def values(self, runs: Sequence[RunSummary]) -> list[float]:
+        """Values in the stable ones of these runs."""
+        return self.judged.values(runs, self.view.today.yardstick_shift)
+
+    def pair_values(self, pairs: Sequence[Pair]) -> list[tuple[float, float]]:
+        """(older, new) values in the stable ones of these pairs."""
+        return self.judged.pair_values(pairs, self.view.today.yardstick_shift)
+
+    def judge(self, runs: Sequence[RunSummary] = ()) -> Judge:
+        """The judge of the quantity; ``runs`` show how much it scatters in this session."""
+        level, kind = self.judged.level, self.judged.quantity.history.kind
+        today, known = self.known
+        share = known.of(kind)
+        values = self.values(runs) if len(runs) > 1 else []
+        if len(values) > 1:
+            share = own_inside(share, Replicates(kind=kind, level=level, values=values), known.scale)
+        unrest = self.judged.unrest(runs) if runs else 1.0
+        unrest = unrest if unrest > RESTLESS else 1.0
+        if unrest > 1 and runs is self.work.screening and len(values) < self.view.settings.first_runs:
+            share = max(share, unrest**2 * (1 - known.between))  # later the runs themselves tell how far they lie apart
+        return Judge(
+            level=level,
+            today=today,
+            bounds=self.bounds,
+            settings=self.settings,
+            restless=unrest,
+            between=known.between,
+            inside=share,
+        )
+
+    @functools.cached_property
+    def screened(self) -> Estimate | None:
+        """The first look; None without a stable run."""
+        values = self.values(self.work.screening)
+        return self.judge(self.work.screening).screen(values) if values else None
+
+    @property
+    def looks_worse(self) -> bool:
+        """Whether mean or tail are suspicious at the first look; every other quantity is judged in any case.
+
+        Most lie below half their tolerance, and need no judge.
+        """
+        values = self.values(self.work.screening)
+        above = median(values) - self.judged.level.centre - self.known[0].shift if values else 0.0
+        if above <= math.log1p(self.tolerance) / 2:
+            return False
+        return self.screened is not None and self.judge(self.work.screening).is_suspicious(self.screened)
+
+    @functools.cached_property
+    def level(self) -> Estimate | None:
+        """The fresh runs against the stored ones; None without enough stable ones."""
+        values = self.values(self.work.fresh)
+        return self.judge(self.work.fresh).remeasured(values) if len(values) >= MIN_FRESH else None
+
+    @property
+    def level_moved(self) -> bool:
+        """Whether the stored level seems to be left, or may have been by more than a pass can hide."""
+        second = self.level
+        if second is None or second.outcome == "pass":
+            return False
+        if second.outcome in ("candidate", "improved") or second.effect > math.log1p(self.tolerance):
+            return True
+        return not self.judge(self.work.fresh).excludes(second.effect, second.error)
+
+    def paired(self, pairs: Sequence[Pair]) -> Estimate | None:
+        """An A/B; None without enough stable pairs."""
+        values = self.pair_values(pairs)
+        return self.judge().paired(values) if len(values) >= MIN_PAIRS else None
+
+    @functools.cached_property
+    def change(self) -> Estimate | None:
+        """The new code against the base, both measured now; None without enough stable pairs."""
+        return self.paired(self.work.pairs)
+
+    @functools.cached_property
+    def since_anchor(self) -> Estimate | None:
+        """The new code against the commit that the stored runs name, both measured now."""
+        return self.paired(self.anchor_pairs)
+
+    def control(self, runs: Sequence[RunSummary]) -> Moved | None:
+        """How far the control beside these runs moved, as far as it is not taken off their values."""
+        return control_moved(self.work, self.judged, runs, self.view.today.yardstick_shift)
+
+    @property
+    def need(self) -> Need:
+        """What a suspect needs in all."""
+        settings, first, second = self.settings, self.screened, self.level
+        least = Need(runs=settings.first_runs)
+        if first is None or second is None or second.outcome == "pass":
+            return least
+        arms_tell = self.judge(self.work.fresh).arms_tell(self.values(self.work.runs))  # all runs tell of scatter
+        if first.effect < 0 and second.outcome != "improved" and not arms_tell:
+            return least
+        if settings.can_run_base:
+            return Need(settings.first_runs, self._pairs_needed(self.work.pairs), self._anchor_pairs_needed())
+        if second.outcome in ("candidate", "improved") or not self._more_would_help(second):
+            return least
+        return Need(runs=settings.first_runs + settings.more_runs)
+
+    def _pairs_needed(self, pairs: Sequence[Pair], *, surely: bool = False) -> int:
+        """Pairs until the A/B decides; ``surely``: as one decides that confirms nothing which was seen before."""
+        settings, estimate, judge = self.settings, self.paired(pairs), self.judge()
+        if estimate is None or estimate.outcome in ("pass", "improved") or judge.is_sure(estimate):
+            return settings.pairs
+        surely = surely or not judge.today.known
+        if estimate.outcome == "regressed" and not surely:
+            return settings.pairs
+        values, most = self.pair_values(pairs), settings.pairs + settings.more_pairs
+        if surely and estimate.effect > judge.bounds.tolerance:
+            return most if len(values) < most else most + settings.sure_pairs
+        return most if judge.more_pairs_tell(values) or self._more_would_help(estimate) else settings.pairs
+
+    def _anchor_pairs_needed(self) -> int:
+        """Pairs with the commit of the stored runs: where the level moved and the base does not show why."""
+        found, level, work = self.change, self.level, self.work
+        if found is None or level is None or not self.level_moved:
+            return 0
+        if found.outcome == ("regressed" if level.effect > 0 else "improved"):
+            return 0
+        if self.judged.name == ALL or not needs_anchor(work, self.view):
+            return 0
+        return self._pairs_needed(work.anchor_pairs, surely=True)
+
+    def _more_would_help(self, estimate: Estimate) -> bool:
+        """Whether the last runs could decide: let an unchanged case pass, or show what is seen now."""
+        judge = self.judge(self.work.fresh)
+        return judge.can_clear or abs(estimate.effect) > judge.smallest_shown / 2
+
+    def may_decide(self, pairs: Sequence[Pair], further: int) -> bool:
+        """Whether so many further pairs would show or exclude a slowdown, if they are like what is known."""
+        judge, values, level = self.judge(), self.pair_values(pairs), self.level
+        effects = [level.effect, 0.0] if level else [0.0]  # as slow as the level, or not the code's doing
+        noise, total = judge.level.sigma * math.sqrt(2 * judge.inside), len(values) + further
+        if len(values) > 1:
+            effect, error, _ = judge.mean_of_pairs([new - old for old, new in values])
+            effects, noise = [effect], error * math.sqrt(len(values))
+        if total < MIN_PAIRS:
+            return False
+        error, dof = noise / math.sqrt(total), judge.level.dof + total - 1
+        clears = total >= self.settings.pairs and any(judge.excludes(effect, error) for effect in effects)
+        return clears or any(judge.confirms(abs(effect), error, dof) for effect in effects)
+
     @functools.cached_property
     def blank(self) -> Finding:
         """What is known before the verdict."""
+        blank = Finding(quantity=self.judged.name, name="inconclusive", tolerance=self.tolerance)
         if self.screened is None:
-            return Finding(quantity=self.judged.name, name="inconclusive", tolerance=self.tolerance)
-        runs = self.work.runs if self.work.fresh else self.work.screening
-        judge = self.view.judge(self.work, self.judged, runs)
-        quantity = self.judged.quantity
-        mde = quantity.worse(judge.smallest_found(len(self.view.values(self.judged, self.work.screening))))
-        stage, count = (self.level, len(self.work.fresh)) if self.level else (self.screened, len(self.work.screening))
-        return Finding(
-            quantity=self.judged.name,
-            name="inconclusive",
-            tolerance=self.tolerance,
+            return blank
+        work, quantity = self.work, self.judged.quantity
+        judge = self.judge(work.runs if work.fresh else work.screening)
+        mde = quantity.worse(judge.smallest_found(len(self.values(work.screening))))
+        flags: tuple[str, ...] = ()
+        if judge.smallest_shown > judge.bounds.tolerance * 1.0001:  # no host shows one that equals it
+            which = f"{self.judged.name} " if self.judged.is_secondary else ""
+            told = f"only a change of {percent(mde)} would show"
+            flags = (f"{which}not gateable at {percent(self.tolerance)}: {told}",)
+        stage, count = (self.level, len(work.fresh)) if self.level else (self.screened, len(work.screening))
+        return replace(
+            blank,
             mde=mde,
-            flags=self._not_gateable(judge, mde),
+            flags=flags,
             unit=self.judged.unit,
             level=_effect(quantity, stage, count),
-            change=_effect(quantity, self.change, len(self.work.pairs)),
+            change=_effect(quantity, self.change, len(work.pairs)),
             since_anchor=_effect(quantity, self.since_anchor, len(self.anchor_pairs)),
         )
-
-    def _not_gateable(self, judge: Judge, mde: float) -> tuple[str, ...]:
-        """Said where the noise forbids to show a change as large as the tolerance; no host shows one that equals it."""
-        if judge.smallest_shown <= judge.bounds.tolerance * 1.0001:
-            return ()
-        which = f"{self.judged.name} " if self.judged.is_secondary else ""
-        return (f"{which}not gateable at {percent(self.tolerance)}: only a change of {percent(mde)} would show",)
 
     def shown(self, estimate: Estimate, name: VerdictName, pairs: Sequence[Pair] = ()) -> Finding:
         """A finding with its effect, its interval and the flags that every finding may have.
 
         The effect is relative to the older runs of ``pairs`` where there are any, else to the stored level.
         """
-        blank, older = self.blank, [value for value, _ in self.view.pair_values(self.judged, pairs)]
+        blank, older = self.blank, [value for value, _ in self.pair_values(pairs)]
         flags = [] if name in FAILING else list(blank.flags)
         if self.view.settings.in_place:
             flags.append("settled in place: the suite's shift is not known and 0 is used")
@@ -127,3 +339,59 @@ def _effect(quantity: Quantity, estimate: Estimate | None, count: int) -> Effect
         return None
     low, high = map(quantity.worse, estimate.interval())
     return Effect(change=quantity.worse(estimate.effect), interval=(low, high), count=count)
+
+
+def settings_of(work: CaseWork, view: View) -> GateSettings:
+    """The settings, without an A/B where the base cannot run this case."""
+    return replace(view.settings, can_run_base=False) if work.no_base else view.settings
+
+
+def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = None) -> Screened | None:
+    """One quantity of a case, the time unless said otherwise, as the screening saw it; None without a stable run."""
+    judged = judged or work.time
+    values = judged.values(work.screening, yardstick_shift)
+    if not values:
+        return None
+    control = control_moved(work, judged, work.screening, yardstick_shift)
+    return Screened(level=judged.level, values=tuple(values), control=control)
+
+
+def control_moved(work: CaseWork, judged: Judged, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
+    """How far the control beside these runs moved, as far as it is not taken off their values; None without any.
+
+    A control that runs through torch is none where torch, or another part of the environment, changed.
+    """
+    if work.given.environment_changes or (judged.name != TIME and not judged.is_secondary):
+        return None
+    stable = [run for run in runs if judged.quantity.is_stable(run)]
+    return moved(judged.quantity.control, stable, slope=judged.level.slope, common=yardstick_shift)
+
+
+def anchor_pairs(work: CaseWork, view: View) -> Sequence[Pair]:
+    """Pairs with the commit that the stored runs name; those with the base where that is the same commit."""
+    same = work.given.anchor and work.given.anchor == view.settings.base_commit
+    return work.pairs if same else work.anchor_pairs
+
+
+def why_no_anchor(work: CaseWork, view: View) -> str:
+    """Why the commit that the stored runs name was not run; empty where it can be."""
+    if not view.settings.can_run_base:
+        return "no base was given (--perf-base): the commit of the stored runs was not run"
+    return work.no_anchor or work.cut_short
+
+
+def needs_anchor(work: CaseWork, view: View) -> bool:
+    """Whether the commit that the stored runs name can be run, and was not run as the base."""
+    return not why_no_anchor(work, view) and anchor_pairs(work, view) is work.anchor_pairs
+
+
+def suspected(work: CaseWork, view: View) -> frozenset[str]:
+    """Names of the quantities of a screened case that have to be measured again."""
+    asked = [Question(work=work, judged=judged, view=view) for judged in work.judged]
+    looked_at = [one for one in asked if not one.judged.is_secondary or one.looks_worse]
+    return frozenset(one.judged.name for one in looked_at if one.screened and one.screened.outcome == "suspect")
+
+
+def suspects(work: CaseWork, view: View) -> Iterator[Question]:
+    """The questions of the suspected quantities of a case."""
+    return (Question(work=work, judged=judged, view=view) for judged in work.judged if judged.name in work.suspected)

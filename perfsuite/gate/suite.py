@@ -12,13 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import percent, plural
 from perfsuite.gate.control import EXPLAINED, Moved, Says
-from perfsuite.gate.estimate import SURELY_ALPHA
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
-from perfsuite.gate.shift import Screened
-from perfsuite.record.verdict import GateSettings, VerdictName, percent
+from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Screened
+from perfsuite.record.verdict import GateSettings, VerdictName
 from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
 
@@ -191,12 +190,13 @@ class Compared:
         return self.effect > max(2 * self.error, tolerance)
 
 
-def compared(estimates: Sequence[tuple[float, float]]) -> Compared | None:
-    """Of (effect, standard error) of cases, logarithms; None without any."""
-    if not estimates:
+def compared(estimates: Iterable[Estimate | None]) -> Compared | None:
+    """What the A/Bs of some cases say together; None without any."""
+    known = [estimate for estimate in estimates if estimate is not None]
+    if not known:
         return None
-    effects, errors = zip(*estimates, strict=True)
-    return Compared(effect=statistics.median(effects), error=statistics.median(errors), cases=len(estimates))
+    effect, error = (statistics.median(each) for each in zip(*((one.effect, one.error) for one in known), strict=True))
+    return Compared(effect=effect, error=error, cases=len(known))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfsuite.base.text import escaped
-from perfsuite.base.units import plural
+from perfsuite.base.units import plural, significant
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.history.order import OrderedSessions
 from perfsuite.history.series import MIN_SUITE
 from perfsuite.history.session import HistorySession
-from perfsuite.metrics.spec import significant
 from perfsuite.statistics.change_points import SIDE
 
 SHOWN_COMMITS = 10

@@ -11,7 +11,6 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
 from perfsuite.history.git import Repository
 from perfsuite.history.order import OrderedSessions, in_order, with_one_setting
-from perfsuite.history.ratio import Ratio
 from perfsuite.history.series import SeriesTable, table_of
 from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import LEAST_CHANGE, Levels, find_changes
@@ -279,3 +278,26 @@ def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str,
         return "", -1
     before = [index for index, other in enumerate(ordered.places) if other is not None and other <= place]
     return (ordered.tag.name, before[-1]) if before else ("", -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A time over another, and its 95 % interval: 1.05 is 5 % slower."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_logs(cls, value: float, low: float, high: float) -> Ratio:
+        """Of differences of logarithms."""
+        return cls(value=math.exp(value), low=math.exp(low), high=math.exp(high))
+
+    @property
+    def percent(self) -> str:
+        """The change alone: ``+5.0 %``."""
+        return f"{100 * (self.value - 1):+.1f} %"
+
+    def __str__(self) -> str:
+        low, high = (f"{percent:+.1f}" for percent in (100 * (self.low - 1), 100 * (self.high - 1)))
+        return f"{self.percent} [{low}, {high}]"

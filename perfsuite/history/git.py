@@ -35,7 +35,7 @@ class Repository:
 
     def subject(self, revision: str) -> str:
         """First line of a commit's message; empty for an unknown one."""
-        return self._ask("log", "-1", "--format=%s", "--end-of-options", revision)
+        return self._ask("log", "-1", "--format=%s", "--end-of-options", revision, "--")
 
     def commit(self, revision: str) -> str:
         """Full id of the commit of a revision; empty where it names none."""
@@ -81,7 +81,7 @@ class Repository:
                     f"{self.why_missing() or 'name a branch, tag or commit that it has, or fetch it'}"
                 )
         span = f"{since}..{branch}" if since else branch
-        told = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span)
+        told = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span, "--")
         return {line[:40]: line[41:] for line in told.splitlines()}
 
     def known(self, commits: Iterable[str]) -> frozenset[str]:

@@ -23,11 +23,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.text import escaped_json
 from perfsuite.baselines.runs import MetricMeaning, RunSummary, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.metrics import is_headline
+from perfsuite.record.codec import to_json
 from perfsuite.record.result import Result
 from perfsuite.record.run import Revision
 
@@ -159,7 +159,7 @@ def session_of(
 
 def _point(result: Result, fields: dict[str, Mapping[str, int]]) -> CasePoint | None:
     """None for a time that is not positive: below what the clock can tell.  ``fields`` gets the workload's."""
-    if not result.measurement or min(sample.time_s for sample in result.measurement.samples) <= 0:
+    if not result.measurement or min(result.measurement.times_s) <= 0:
         return None
     run = summarise(result)
     return CasePoint(

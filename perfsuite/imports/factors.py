@@ -8,16 +8,8 @@ from types import MappingProxyType
 from perfsuite.base.collectives import busbw_factor
 
 KINDS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "broadcast",
-    "reduce",
-    "sendrecv",
-)
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "broadcast", "reduce", "sendrecv",
+)  # fmt: skip
 _WHOLE = frozenset({"broadcast", "reduce", "sendrecv"})
 """Their factor is 1, of a single rank as well.  Source: nccl-tests, doc/PERFORMANCE.md."""
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from perfsuite.base.units import GIB
 from perfsuite.imports.factors import factor
-from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
-from perfsuite.record.own_metrics import Better
+from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
 
 _EVENT = re.compile(r"\[PerfLog\]\s*(\{.*)$")
 _RESULT = re.compile(
@@ -22,15 +20,15 @@ _RESULT = re.compile(
     r"(?P<value>[-+]?\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)(?P<unit>[A-Za-z/]*)\s*$"
 )
 _ANY_RESULT = re.compile(r"\[FlagPerf Result\]")
-_UNITS: Mapping[str, tuple[str, float, str, Better]] = {
-    "TFLOPS": ("tflops_per_device", 1.0, "TFLOPS", "higher"),
-    "TOPS": ("tops_per_device", 1.0, "TOPS", "higher"),
-    "GB/s": ("bandwidth_gb_per_s", 1.0, "GB/s", "higher"),
-    "GiB/s": ("bandwidth_gb_per_s", GIB / 1e9, "GB/s", "higher"),
-    "GiB": ("memory_gib", 1.0, "GiB", "higher"),
-    "us": ("latency_us", 1.0, "us", "lower"),
+_UNITS: Mapping[str, tuple[Meaning, float]] = {
+    "TFLOPS": (("tflops_per_device", "TFLOPS", "higher"), 1.0),
+    "TOPS": (("tops_per_device", "TOPS", "higher"), 1.0),
+    "GB/s": (("bandwidth_gb_per_s", "GB/s", "higher"), 1.0),
+    "GiB/s": (("bandwidth_gb_per_s", "GB/s", "higher"), GIB / 1e9),
+    "GiB": (("memory_gib", "GiB", "higher"), 1.0),
+    "us": (("latency_us", "us", "lower"), 1.0),
 }
-_FINISHED: Mapping[str, tuple[str, str, Better]] = {
+_FINISHED: Mapping[str, Meaning] = {
     "training_sequences_per_second": ("sequences_per_s", "sequences/s", "higher"),
     "training_samples_per_second": ("samples_per_s", "samples/s", "higher"),
     "e2e_time": ("time_s", "s", "lower"),
@@ -44,25 +42,16 @@ _SAME = 0.01
 """GB/s and GiB/s of one figure are rounded to 0.01 each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    number: int
-    rank: int
-    name: str
-    text: str
-    unit: str
-
-
-def _read(source: Source, told: Told) -> Imported:
-    rows = list(_events(source, told))
-    base, refused = _base(source, told, list(_results(source)))
+def _read(source: Source) -> Imported:
+    rows = list(_events(source))
+    base, refused = _base(source, list(_results(source)))
     rows += base
     if not rows and not refused:
         raise source.fault(1, "no FINISHED event and no [FlagPerf Result]: the run did not end", "give a whole log")
-    return Imported(source=str(source.path), tool="flagperf", rows=tuple(rows), refused=tuple(refused))
+    return source.imported(rows, refused=refused)
 
 
-def _events(source: Source, told: Told) -> Iterator[ImportedRow]:
+def _events(source: Source) -> Iterator[ImportedRow]:
     for number, line in enumerate(source.lines, start=1):
         match = _EVENT.search(line)
         if match is None:
@@ -76,25 +65,23 @@ def _events(source: Source, told: Told) -> Iterator[ImportedRow]:
         values = event.get("value")
         if not isinstance(values, dict):
             raise source.fault(number, "the event has no values", "remove the line, or copy the log again")
-        for name, (metric, unit, better) in _FINISHED.items():
+        for name, meaning in _FINISHED.items():
             if values.get(name) is not None:
-                yield ImportedRow(
-                    name=f"training {name}",
-                    metric=metric,
-                    value=source.number(number, values[name], name),
-                    unit=unit,
-                    better=better,
+                yield source.row(
+                    number,
+                    f"training {name}",
+                    meaning,
+                    source.number(number, values[name], name),
                     printed=str(values[name]),
-                    source=str(source.path),
-                    line=number,
-                    tool="flagperf",
-                    convention="flagperf; of the whole job, not of a device" if unit.endswith("/s") else "flagperf",
-                    platform=told.platform,
+                    convention="flagperf; of the whole job, not of a device"
+                    if meaning[1].endswith("/s")
+                    else "flagperf",
                     settings={"converged": str(values.get("converged", "not said"))},
                 )
 
 
-def _results(source: Source) -> Iterator[_Line]:
+def _results(source: Source) -> Iterator[tuple[int, int, re.Match[str]]]:
+    """Line, rank and parts of every result."""
     for number, line in enumerate(source.lines, start=1):
         if not _ANY_RESULT.search(line):
             continue
@@ -102,66 +89,46 @@ def _results(source: Source) -> Iterator[_Line]:
         if match is None:
             raise source.fault(number, "the result line is cut", "remove it, or copy the log again")
         if match["unit"] not in _UNITS:
-            said = f"its unit {match['unit']!r} is not known" if match["unit"] else "its unit is missing"
-            raise source.fault(number, f"{match['name']}: {said}", f"it may be {', '.join(_UNITS)}")
-        yield _Line(
-            number=number,
-            rank=source.whole(number, match["rank"], "rank"),
-            name=match["name"],
-            text=match["value"],
-            unit=match["unit"],
-        )
+            reason = f"its unit {match['unit']!r} is not known" if match["unit"] else "its unit is missing"
+            raise source.fault(number, f"{match['name']}: {reason}", f"it may be {', '.join(_UNITS)}")
+        yield number, source.whole(number, match["rank"], "rank"), match
 
 
-def _base(source: Source, told: Told, lines: Sequence[_Line]) -> tuple[list[ImportedRow], list[Refused]]:
+def _base(source: Source, results: Sequence[tuple[int, int, re.Match[str]]]) -> tuple[list[ImportedRow], list[Refused]]:
     rows: list[ImportedRow] = []
     refused: list[Refused] = []
     seen: dict[tuple[int, str], float] = {}
-    ranks = len({line.rank for line in lines})
-    for line in lines:
-        metric, scale, unit, better = _UNITS[line.unit]
-        value = source.number(line.number, line.text, line.name) * scale
-        known = seen.setdefault((line.rank, line.name), value)
+    ranks = len({rank for _, rank, _ in results})
+    for number, rank, match in results:
+        name, text, unit = match["name"], match["value"], match["unit"]
+        meaning, scale = _UNITS[unit]
+        value = source.number(number, text, name) * scale
+        known = seen.setdefault((rank, name), value)
         if known != value:  # the same figure in the other unit
             if abs(known - value) > _SAME * (1 + scale):
-                raise source.fault(
-                    line.number,
-                    f"{line.text} {line.unit} is {value:.2f} GB/s, a line before says {known:.2f} GB/s",
-                    "find out which is right, and remove the other",
-                )
+                reason = f"{text} {unit} is {value:.2f} GB/s, a line before says {known:.2f} GB/s"
+                raise source.fault(number, reason, "find out which is right, and remove the other")
             continue
-        value, convention, why = _converted(line, value, told, ranks)
+        value, convention, why = _converted(name, value, source.told.ranks_per_node, ranks)
         if why:
-            refused.append(Refused(line=line.number, text=f"{line.name}={line.text}{line.unit}", why=why))
+            refused.append(Refused(line=number, text=f"{name}={text}{unit}", why=why))
             continue
-        interconnect = convention != "flagperf"
+        more: dict[str, str] = {}
+        if convention != "flagperf":
+            meaning = ("busbw_gb_per_s", *meaning[1:])
+            more = {"collective": "all_reduce", "dtype": "fp32"}
+        printed, settings = f"{text}{unit}", {"rank": str(rank)}
         rows.append(
-            ImportedRow(
-                name=line.name,
-                metric="busbw_gb_per_s" if interconnect else metric,
-                value=value,
-                unit=unit,
-                better=better,
-                printed=f"{line.text}{line.unit}",
-                source=str(source.path),
-                line=line.number,
-                tool="flagperf",
-                convention=convention,
-                collective="all_reduce" if interconnect else "",
-                dtype="fp32" if interconnect else "",
-                platform=told.platform,
-                settings={"rank": str(line.rank)},
-            )
+            source.row(number, name, meaning, value, printed=printed, convention=convention, settings=settings, **more)
         )
     return rows, refused
 
 
-def _converted(line: _Line, value: float, told: Told, ranks: int) -> tuple[float, str, str]:
-    """Value, convention, and why it is refused."""
-    if "MPI_intraserver" in line.name:
+def _converted(name: str, value: float, node: int | None, ranks: int) -> tuple[float, str, str]:
+    """Value, convention, and why it is refused; ``node`` is the number of ranks of a node."""
+    if "MPI_intraserver" in name:
         return value / 2, "nccl-tests busbw; flagperf prints it doubled (both directions)", ""
-    if "MPI_interserver" in line.name or line.name == "transfer-bandwidth":
-        node = told.ranks_per_node
+    if "MPI_interserver" in name or name == "transfer-bandwidth":
         if not node or node < 2:
             why = (
                 "busbw with the ranks of one node for n, or another transfer: the log does not say; if it is "
@@ -175,13 +142,9 @@ def _converted(line: _Line, value: float, told: Told, ranks: int) -> tuple[float
     return value, "flagperf", ""
 
 
-def _recognises(source: Source) -> bool:
-    return any("[PerfLog] {" in line or _ANY_RESULT.search(line) for line in source.lines)
-
-
 FORMAT = Format(
     name="flagperf",
     about="FlagPerf training logs ([PerfLog]) and base results ([FlagPerf Result])",
-    recognises=_recognises,
+    recognises=lambda source: any("[PerfLog] {" in line or _ANY_RESULT.search(line) for line in source.lines),
     read=_read,
 )

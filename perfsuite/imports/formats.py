@@ -1,23 +1,77 @@
-"""Every format, and reading a file of one: a new format is a file and a row here."""
+"""Every format, and reading a file of one: a new format is a file and a row here.
+
+Imported figures are a file of their own (``perfsuite import --out``), which is read here too.
+"""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perfsuite.base.errors import ImportFailed, did_you_mean
-from perfsuite.base.files import content, why
-from perfsuite.imports import deepspeed, flagperf, megatron, nccl_tests, pytest_benchmark, superbench, torchtitan
-from perfsuite.imports.row import Format, Imported, Source, Told
+from perfsuite.base.files import content, why, write_file
+from perfsuite.base.text import json_text
+from perfsuite.base.units import plural
+from perfsuite.imports import deepspeed, flagperf, nccl_tests, steps, superbench
+from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
+from perfsuite.record.codec import from_json, plain_json, to_json
+
+
+def _is_benchmark(source: Source) -> bool:
+    plain = source.json
+    return isinstance(plain, dict) and {"machine_info", "benchmarks"} <= set(plain)
+
+
+def _read_benchmark(source: Source) -> Imported:
+    """pytest-benchmark's JSON storage: seconds, and names only, neither ranks nor devices."""
+    if not _is_benchmark(source):
+        reason = "no JSON with machine_info and benchmarks: it is cut, or of another tool"
+        raise source.fault(1, reason, "give all of it")
+    plain = source.json
+    if "perfsuite" in plain:
+        line = source.line_of('"perfsuite"')
+        raise source.fault(line, "this is a baseline of perfsuite", "show it: perfsuite report FILE")
+    entries = plain["benchmarks"]
+    if not isinstance(entries, list):
+        raise source.fault(source.line_of('"benchmarks"'), "benchmarks is no list", "give all of the file")
+    machine = plain["machine_info"] if isinstance(plain["machine_info"], dict) else {}
+    rows: list[ImportedRow] = []
+    for entry in entries:
+        name = str(entry.get("fullname") or entry.get("name", "")) if isinstance(entry, dict) else ""
+        line = source.line_of(f'"{name}"')
+        stats = entry.get("stats") if name else None
+        if not isinstance(stats, dict) or "median" not in stats:
+            raise source.fault(line, f"{name or 'an entry'} has no median", "give a file that pytest-benchmark wrote")
+        rows.append(
+            source.row(
+                line,
+                name,
+                ("median_s", "s", "lower"),
+                source.number(line, stats["median"], "median"),
+                printed=str(stats["median"]),
+                convention="pytest-benchmark: median of its rounds, on one process",
+                settings={
+                    "rounds": str(stats.get("rounds", "")),
+                    "machine": f"{machine.get('processor', '')} {machine.get('system', '')}".strip(),
+                },
+            )
+        )
+    if not rows:
+        raise source.fault(1, "no benchmark", "give a file of a run that measured something")
+    version = str(plain.get("version", "unknown"))
+    return source.imported(rows, notes=[f"{plural(len(rows), 'benchmark')}, version {version}"])
+
 
 FORMATS: tuple[Format, ...] = (
     nccl_tests.FORMAT,
     superbench.FORMAT,
     flagperf.FORMAT,
-    torchtitan.FORMAT,
-    megatron.FORMAT,
+    steps.TORCHTITAN,
+    steps.MEGATRON,
     deepspeed.FORMAT,
-    pytest_benchmark.FORMAT,
+    Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
 MAX_BYTES = 256 << 20
 """Larger files are refused unread."""
@@ -33,7 +87,7 @@ def find_format(name: str) -> Format:
 
 def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
     """The figures of a file, in the format given or the only one that recognises it.  Raises ImportFailed."""
-    source = Source(path=path, text=_text(path))
+    source = Source(path=path, text=_text(path), told=told)
     if known is None:
         fits = [form for form in FORMATS if form.recognises(source)]
         names = ", ".join(form.name for form in fits or FORMATS)
@@ -41,7 +95,7 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
             many = "is of several formats" if fits else "is of no format that is known"
             raise ImportFailed(f"{path} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
         known = fits[0]
-    imported = known.read(source, told)
+    imported = known.read(replace(source, tool=known.name))
     for row in imported.rows:
         if row.unit and row.value < 0:
             reason = f"{row.metric} is {row.printed!r:.40}, below 0 {row.unit}"
@@ -58,3 +112,31 @@ def _text(path: Path) -> str:
                 f"{path} has more than {MAX_BYTES} bytes; give the part of it with the figures"
             ) from None
         raise ImportFailed(f"{path} cannot be read: {why(error)}; give a log or result file") from None
+
+
+SCHEMA = 1
+_KEY = "perfsuite_imported"
+
+
+def write_imported(path: Path, files: Sequence[Imported]) -> None:
+    """Write what files gave; ConfigurationError where that cannot be."""
+    plain = {_KEY: SCHEMA, "files": [to_json(imported) for imported in files]}
+    write_file(path, json_text(plain), option="--out")
+
+
+def read_imported(path: Path) -> tuple[Imported, ...]:
+    """What ``perfsuite import --out`` wrote, or what another tool did, if that is unambiguous.  Raises ImportFailed."""
+    try:
+        plain = plain_json(content(path).decode())
+    except OSError as error:
+        raise ImportFailed(f"{path} cannot be read: {why(error)}; give what perfsuite import --out wrote") from None
+    except ValueError:
+        plain = None
+    if not isinstance(plain, dict) or _KEY not in plain:
+        return (read_file(path, Told()),)
+    if plain[_KEY] != SCHEMA:
+        raise ImportFailed(f"{path}:1: schema {plain[_KEY]} is not {SCHEMA}; update perfsuite, or import again")
+    try:
+        return tuple(from_json(Imported, imported) for imported in plain["files"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ImportFailed(f"{path}: {error}; import again") from None

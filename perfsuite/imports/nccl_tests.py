@@ -1,6 +1,7 @@
 """nccl-tests and what is built of it (rccl-tests, mccl): text of all ages, and the JSON of ``-J``.
 
-algbw is printed with two decimals, so it is taken from size and time, and busbw from it.
+algbw is printed with two decimals, so it is taken from size and time, and busbw from it.  A row of text is read from
+its right end, because columns were added on the left and a blank operation shifts them.
 """
 
 from __future__ import annotations
@@ -8,14 +9,43 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.masking import is_secret_name, masked
 from perfsuite.base.units import gb_per_s, plural
 from perfsuite.imports.factors import KINDS, collective_named, factor, fitting
-from perfsuite.imports.nccl_text import Log, LogPoint, is_text, read_text
-from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
+from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPoint:
+    """One size, one side."""
+
+    line: int
+    size: int
+    dtype: str
+    reduces: bool
+    root: int | None
+    in_place: bool
+    time_us: float
+    printed: tuple[str, str, str]
+    """time, algbw, busbw."""
+    wrong: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """What a run of nccl-tests printed."""
+
+    points: tuple[LogPoint, ...]
+    ranks: int
+    named: str
+    """The collective, where the log names one; else empty."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
 
 # The JSON that nccl-tests writes with ``-J``: version 3, and whatever newer one has the same fields.
 
@@ -25,42 +55,39 @@ _KEPT = re.compile(r"^(NCCL|RCCL|MCCL|UCX)_\w+$|^(CUDA|MUSA|HIP)_VISIBLE_DEVICES
 _MOST_RANKS = 1 << 20
 
 
-def is_json(source: Source) -> bool:
+def _is_json(source: Source) -> bool:
     """Whether a file is what ``-J`` writes."""
     plain = source.json
     return isinstance(plain, dict) and {"version", "config", "results"} <= set(plain)
 
 
-def read_json(source: Source) -> Log:
+def _read_json(source: Source) -> Log:
     """What the file says; ImportFailed with line, reason and remedy."""
     plain: dict[str, Any] = source.json
     config, results = plain["config"], plain["results"]
     try:
-        of_process = [
-            source.whole(source.line_of(f'"{name}"'), config[name], name, 1) for name in ("nthreads", "ngpus")
-        ]
+        names = ("nthreads", "ngpus")
+        of_process = [source.whole(source.line_of(f'"{name}"'), config[name], name, 1) for name in names]
         ranks = max(1, len(config["devices"])) * math.prod(of_process)
         if ranks > _MOST_RANKS:
-            raise source.fault(
-                source.line_of('"config"'), f"{ranks} ranks are more than any machine has", "give the text instead"
-            )
-        points = tuple(_points(source, results))
-        names = {str(result.get("experiment_name", "")) for result in results}
+            reason = f"{ranks} ranks are more than any machine has"
+            raise source.fault(source.line_of('"config"'), reason, "give the text instead")
+        points = tuple(_json_points(source, results))
+        named = {str(result.get("experiment_name", "")) for result in results}
         variables = [text.partition("=") for text in plain.get("env") or () if isinstance(text, str)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise source.fault(
-            1, f"version {plain['version']} lacks what is needed ({error!r:.60})", "give the text instead"
-        ) from None
-    if len(names) > 1:
-        raise source.fault(1, f"two collectives in one file ({', '.join(sorted(names))})", "give a file for each")
+        reason = f"version {plain['version']} lacks what is needed ({error!r:.60})"
+        raise source.fault(1, reason, "give the text instead") from None
+    if len(named) > 1:
+        raise source.fault(1, f"two collectives in one file ({', '.join(sorted(named))})", "give a file for each")
     kept = {name: value for name, _, value in variables if _KEPT.match(name) and not is_secret_name(name)}
     settings = {f"environment {name}": masked(value) for name, value in kept.items()}
     if "nccl_version" in plain:
         settings["nccl_version"] = str(plain["nccl_version"])
-    return Log(points=points, ranks=ranks, named=collective_named("".join(names)), settings=settings)
+    return Log(points=points, ranks=ranks, named=collective_named("".join(named)), settings=settings)
 
 
-def _points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[LogPoint]:
+def _json_points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[LogPoint]:
     for index, result in enumerate(results):
         line = source.line_of('"size"', index)
         for side in ("out_of_place", "in_place"):
@@ -83,6 +110,91 @@ def _points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[Lo
             )
 
 
+# ---- text, of all ages ----
+
+_BEGIN = re.compile(r"# nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s")
+_NAMED = re.compile(r"# Collective test starting:\s*(\S+)")
+_PREFIX = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
+_ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
+_STAMP = re.compile(r"^\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\s")
+"""What ``-S`` puts before a row."""
+
+
+def _read_text(source: Source) -> Log:
+    """What a log says; ImportFailed with line, reason and remedy."""
+    lines = [_PREFIX.sub("", line) for line in source.lines]
+    begins = [number for number, line in enumerate(lines, start=1) if _BEGIN.search(line)]
+    if not begins and source.text.lstrip().startswith("{"):
+        reason = "no JSON of -J (version, config, results): it is cut, or of another tool"
+        raise source.fault(1, reason, "give all of it")
+    if not begins:
+        raise source.fault(1, "no line '# nThread ... nGpus ...', so this is no log of nccl-tests", "name its format")
+    if len(begins) > 1:
+        raise source.fault(begins[1], f"another run begins here, the first in line {begins[0]}", "give a file for each")
+    named = [(number, match[1]) for number, line in enumerate(lines, start=1) if (match := _NAMED.search(line))]
+    if len({name for _, name in named}) > 1:
+        raise source.fault(named[1][0], f"a second collective, {named[1][1]}", "give a file for each")
+    ranks = sum(bool(_RANK.match(line)) for line in lines)
+    if not ranks:
+        reason = "no line '#  Rank', so it is unknown how many ranks there were"
+        raise source.fault(begins[0], reason, "keep the header")
+    sides = _sides(source, lines)
+    points = tuple(_text_points(source, lines, sides))
+    cut = () if any("Out of bounds values" in line for line in lines) else ("the log ends before its last lines",)
+    name = collective_named(named[0][1]) if named else ""
+    return Log(points=points, ranks=ranks, named=name, notes=cut)
+
+
+def _sides(source: Source, lines: Sequence[str]) -> int:
+    """Columns of each side: 4, or 8 with the extremes of single iterations (``-I 1``)."""
+    for number, line in enumerate(lines, start=1):
+        words = line.lstrip("# ").split()
+        if words[:3] == ["size", "count", "type"]:
+            if "(us)" not in " ".join(lines[number : number + 1]):
+                raise source.fault(number, "the units below the columns' names are missing", "keep the whole header")
+            times = [index for index, word in enumerate(words) if word == "time"]
+            return times[1] - times[0] if len(times) == 2 else 4
+    raise source.fault(1, "no line with the names of the columns (size count type)", "keep the whole header")
+
+
+def _text_points(source: Source, lines: Sequence[str], side: int) -> Iterator[LogPoint]:
+    columns = 0
+    for number, line in enumerate(lines, start=1):
+        row = _STAMP.sub("", line)
+        if not _ROW.match(row):
+            continue
+        words = row.split()
+        columns = columns or len(words)
+        left = words[: len(words) - 2 * side]
+        if len(words) != columns or not 3 <= len(left) <= 5:
+            reason = f"the row has {len(words)} columns, others {columns}: it was cut"
+            raise source.fault(number, reason, "remove it, or run again")
+        size = source.whole(number, left[0], "size")
+        has_root = len(left) > 3 and re.fullmatch(r"-?\d+", left[-1]) is not None
+        operation = left[3] if len(left) > 3 + has_root else ""
+        for in_place in (False, True):
+            start = len(words) - side * (1 if in_place else 2)
+            time, algbw, busbw = words[start : start + 3]
+            if time == "N/A":
+                continue
+            for what, text in (("time", time), ("algbw", algbw), ("busbw", busbw)):
+                source.number(number, text, what)
+            yield LogPoint(
+                line=number,
+                size=size,
+                dtype=left[2],
+                reduces=operation not in ("", "none"),
+                root=int(left[-1]) if has_root else None,
+                in_place=in_place,
+                time_us=source.number(number, time, "time"),
+                printed=(time, algbw, busbw),
+                wrong=words[start + 3],
+            )
+
+
+# ---- figures ----
+
 _DTYPES: Mapping[str, str] = MappingProxyType(
     {"float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "int8": "int8", "int32": "int32"}
 )
@@ -95,12 +207,12 @@ _LEAST_US = 1e-3
 """No clock tells less than a nanosecond."""
 
 
-def _read(source: Source, told: Told) -> Imported:
-    log = read_json(source) if is_json(source) else read_text(source)
+def _read(source: Source) -> Imported:
+    log = _read_json(source) if _is_json(source) else _read_text(source)
     sized = [point for point in log.points if point.size > 0]
     if not sized:
         raise source.fault(1, "no row with a size above 0", "run a larger message")
-    collective = _collective(source, told, sized, log.ranks, log.named)
+    collective = _collective(source, sized, log.ranks, log.named)
     empty = len(log.points) - len(sized)
     left_out = (f"{plural(empty, 'figure')} of size 0 left out: nothing was sent",) if empty else ()
     rows: list[ImportedRow] = []
@@ -110,21 +222,17 @@ def _read(source: Source, told: Told) -> Imported:
         if why:
             refused.append(Refused(line=point.line, text=" ".join(point.printed), why=why))
         else:
-            rows += _rows(source, told, point, collective=collective, log=log)
-    return Imported(
-        source=str(source.path),
-        tool="nccl-tests",
-        rows=tuple(rows),
-        refused=tuple(refused),
-        notes=(f"{collective} on {plural(log.ranks, 'rank')}", *left_out, *log.notes),
-    )
+            rows += _rows(source, point, collective, log)
+    notes = (f"{collective} on {plural(log.ranks, 'rank')}", *left_out, *log.notes)
+    return source.imported(rows, refused=refused, notes=notes)
 
 
-def _collective(source: Source, told: Told, points: Sequence[LogPoint], ranks: int, named: str) -> str:
+def _collective(source: Source, points: Sequence[LogPoint], ranks: int, named: str) -> str:
     """As the log names it, else as told, else the only one that fits the ratio of busbw to algbw."""
-    asked = collective_named(told.collective)
-    if told.collective and not asked:
-        raise source.fault(1, f"--collective {told.collective!r} is none of {', '.join(KINDS)}", "choose one of these")
+    told = source.told.collective
+    asked = collective_named(told)
+    if told and not asked:
+        raise source.fault(1, f"--collective {told!r} is none of {', '.join(KINDS)}", "choose one of these")
     if named and asked and named != asked:
         raise source.fault(1, f"the log is of {named}, --collective says {asked}", "leave the option out")
     largest = max(points, key=lambda point: point.size)
@@ -162,31 +270,27 @@ def _why_refused(point: LogPoint, collective: str, ranks: int) -> str:
     return ""
 
 
-def _rows(source: Source, told: Told, point: LogPoint, *, collective: str, log: Log) -> Iterator[ImportedRow]:
+def _rows(source: Source, point: LogPoint, collective: str, log: Log) -> Iterator[ImportedRow]:
     algbw = gb_per_s(point.size, point.time_us / 1e6)
     dtype = _DTYPES.get(point.dtype, point.dtype)
     place = "in place" if point.in_place else "out of place"
-    for metric, value, unit, better, printed in (
-        ("latency_us", point.time_us, "us", "lower", point.printed[0]),
-        ("algbw_gb_per_s", algbw, "GB/s", "higher", point.printed[1]),
-        ("busbw_gb_per_s", algbw * factor(collective, log.ranks), "GB/s", "higher", point.printed[2]),
-    ):
-        yield ImportedRow(
-            name=f"{collective} {point.size} B {dtype} {log.ranks} ranks {place}",
-            metric=metric,
-            value=value,
-            unit=unit,
-            better="lower" if better == "lower" else "higher",
+    figures: tuple[tuple[Meaning, float, str], ...] = (
+        (("latency_us", "us", "lower"), point.time_us, "nccl-tests"),
+        (("algbw_gb_per_s", "GB/s", "higher"), algbw, _CONVENTION),
+        (("busbw_gb_per_s", "GB/s", "higher"), algbw * factor(collective, log.ranks), _CONVENTION),
+    )
+    for (meaning, value, convention), printed in zip(figures, point.printed, strict=True):
+        yield source.row(
+            point.line,
+            f"{collective} {point.size} B {dtype} {log.ranks} ranks {place}",
+            meaning,
+            value,
             printed=printed,
-            source=str(source.path),
-            line=point.line,
-            tool="nccl-tests",
-            convention="nccl-tests" if metric == "latency_us" else _CONVENTION,
+            convention=convention,
             collective=collective,
             message_bytes=float(point.size),
             dtype=dtype,
             ranks=log.ranks,
-            platform=told.platform,
             settings={"place": place, **log.settings},
         )
 
@@ -194,6 +298,6 @@ def _rows(source: Source, told: Told, point: LogPoint, *, collective: str, log: 
 FORMAT = Format(
     name="nccl-tests",
     about="nccl-tests, rccl-tests, mccl: text, or JSON of -J",
-    recognises=lambda source: is_text(source) or is_json(source),
+    recognises=lambda source: any(_BEGIN.search(line) for line in source.lines) or _is_json(source),
     read=_read,
 )

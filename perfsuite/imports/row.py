@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -79,12 +79,19 @@ class Told:
     """Of a log whose bandwidth was counted with it."""
 
 
+Meaning = tuple[str, str, Better]
+"""Metric, unit and direction of a figure."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file to import."""
+    """A file to import, and its format."""
 
     path: Path
     text: str
+    told: Told = field(default_factory=Told)
+    tool: str = ""
+    """Name of the format."""
 
     @cached_property
     def lines(self) -> list[str]:
@@ -110,6 +117,34 @@ class Source:
         for _ in range(nth + 1):
             at = self.text.find(needle, at + 1)
         return self.text.count("\n", 0, max(at, 0)) + 1
+
+    def row(
+        self, line: int, name: str, meaning: Meaning, value: float, *, printed: str, convention: str, **more: Any
+    ) -> ImportedRow:
+        """A figure of a line; ``more`` are fields of ImportedRow that not every figure has."""
+        metric, unit, better = meaning
+        return ImportedRow(
+            name=name,
+            metric=metric,
+            value=value,
+            unit=unit,
+            better=better,
+            printed=printed,
+            source=str(self.path),
+            line=line,
+            tool=self.tool,
+            convention=convention,
+            platform=self.told.platform,
+            **more,
+        )
+
+    def imported(
+        self, rows: Iterable[ImportedRow], *, refused: Iterable[Refused] = (), notes: Iterable[str] = ()
+    ) -> Imported:
+        """What the file gave."""
+        return Imported(
+            source=str(self.path), tool=self.tool, rows=tuple(rows), refused=tuple(refused), notes=tuple(notes)
+        )
 
     def fault(self, line: int, reason: str, remedy: str) -> ImportFailed:
         """What is wrong with a line."""
@@ -144,5 +179,5 @@ class Format:
     """One line."""
     recognises: Callable[[Source], bool]
     """Whether a file is of this format."""
-    read: Callable[[Source, Told], Imported]
+    read: Callable[[Source], Imported]
     """All figures; raises ImportFailed naming line, reason and remedy."""

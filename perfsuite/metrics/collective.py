@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.collectives import TRAFFIC, busbw_factor, require_known
 from perfsuite.base.units import gb_per_s, seconds_to_us
-from perfsuite.metrics.spec import MetricSpec, MetricValue
+from perfsuite.metrics.spec import MetricSpec, MetricValue, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 LATENCY_FLOOR_US = 0.3
@@ -24,9 +24,9 @@ def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 
 
 def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    times = [sample.time_s for sample in measurement.samples]
+    times = measurement.times_s
     if len(times) < 100:
-        return MetricValue(value=None, note=f"{len(times)} samples; a 99th percentile needs 100")
+        return unknown(f"{len(times)} samples; a 99th percentile needs 100")
     return MetricValue(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))
 
 
@@ -40,7 +40,7 @@ def _no_bandwidth(work: Work) -> str:
 def _algbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reason = _no_bandwidth(work)
     if reason:
-        return MetricValue(value=None, note=reason)
+        return unknown(reason)
     return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s))
 
 
@@ -55,48 +55,22 @@ def link_of(measurement: Measurement, peaks: Peaks) -> tuple[Peak | None, str]:
 def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reason = _no_bandwidth(work)
     if reason:
-        return MetricValue(value=None, note=reason)
+        return unknown(reason)
     factor = busbw_factor(work.collective, measurement.world_size)
     peak, note = link_of(measurement, peaks)
     return MetricValue(value=gb_per_s(work.message_bytes, measurement.median_s) * factor, peak=peak, note=note)
 
 
 METRICS = (
-    MetricSpec(
-        name="latency_us",
-        unit="us",
-        better="lower",
-        convention="median",
-        doc="Median time of one iteration, the slowest rank's.",
-        compute=_latency,
-        absolute_floor=LATENCY_FLOOR_US,
-    ),
-    MetricSpec(
-        name="latency_p99_us",
-        unit="us",
-        better="lower",
-        convention="99th percentile",
-        doc="Time that 99 of 100 samples stay below, the slowest rank's.",
-        compute=_latency_p99,
-        observed=True,
-    ),
-    MetricSpec(
-        name="algbw_gb_per_s",
-        unit="GB/s",
-        better="higher",
-        convention="nccl-tests",
-        doc="Size over time: how fast the collective looks to its caller, 1e9 bytes per second.",
-        compute=_algbw,
-    ),
-    MetricSpec(
-        name="busbw_gb_per_s",
-        unit="GB/s",
-        better="higher",
-        convention="nccl-tests",
-        doc="algbw x the collective's factor: comparable with one direction of the link, 1e9 bytes per second.",
-        compute=_busbw,
-    ),
-)
+    MetricSpec("latency_us", "us", "lower", "median", _latency, absolute_floor=LATENCY_FLOOR_US,
+               doc="Median time of one iteration, the slowest rank's."),
+    MetricSpec("latency_p99_us", "us", "lower", "99th percentile", _latency_p99, observed=True,
+               doc="Time that 99 of 100 samples stay below, the slowest rank's."),
+    MetricSpec("algbw_gb_per_s", "GB/s", "higher", "nccl-tests", _algbw,
+               doc="Size over time: how fast the collective looks to its caller, 1e9 bytes per second."),
+    MetricSpec("busbw_gb_per_s", "GB/s", "higher", "nccl-tests", _busbw,
+               doc="algbw x the collective's factor: comparable with one direction of the link, 1e9 bytes per second."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

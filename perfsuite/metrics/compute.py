@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from perfsuite.base.units import seconds_to_us, tflops
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 _INTEGER = ("int8", "uint8", "int32", "int64")
@@ -33,7 +33,7 @@ def _peak(work: Work, peaks: Peaks, devices: int) -> tuple[Peak | None, str]:
 def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_devices: int) -> MetricValue:
     convention, operations = _operations(work)
     if not operations:
-        return MetricValue(value=None, note="the work model counts no operations")
+        return unknown("the work model counts no operations")
     unit = "TOPS" if work.dtype in _INTEGER else "TFLOPS"
     peak, note = _peak(work, peaks, peak_devices)
     bound = ""
@@ -57,10 +57,10 @@ def _per_device(work: Work, measurement: Measurement, peaks: Peaks) -> MetricVal
 
 
 def _launch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    told = [rank.launch_s for rank in measurement.ranks if rank.launch_s is not None]
-    if not told:
-        return MetricValue(value=None, note="written before the host's time was measured")
-    return MetricValue(value=seconds_to_us(max(told)))
+    launches_s = [rank.launch_s for rank in measurement.ranks if rank.launch_s is not None]
+    if not launches_s:
+        return unknown("written before the host's time was measured")
+    return MetricValue(value=seconds_to_us(max(launches_s)))
 
 
 _NO_GRAPH = "no kernel was captured: a CPU, and a device whose torch has no graphs, shows kernel and launch together"
@@ -75,47 +75,14 @@ def _launch_cost(work: Work, measurement: Measurement, peaks: Peaks) -> MetricVa
 
 
 METRICS = (
-    MetricSpec(
-        name="tflops",
-        unit="TFLOPS",
-        better="higher",
-        convention="exact",
-        doc="Operations per second of all devices together, 1e12 per second.",
-        compute=_total,
-    ),
-    MetricSpec(
-        name="tflops_per_device",
-        unit="TFLOPS",
-        better="higher",
-        convention="exact",
-        doc="Operations per second of one device, 1e12 per second; ranks that share a device count together.",
-        compute=_per_device,
-    ),
-    MetricSpec(
-        name="launch_us",
-        unit="us",
-        better="lower",
-        convention="median",
-        doc="Median time that the host takes to start one iteration, the slowest rank's.",
-        compute=_launch,
-        observed=True,
-    ),
-    MetricSpec(
-        name="kernel_us",
-        unit="us",
-        better="lower",
-        convention="median",
-        doc="Time of one kernel on the device, among a hundred in a captured graph.",
-        compute=_kernel,
-        observed=True,
-    ),
-    MetricSpec(
-        name="launch_cost_us",
-        unit="us",
-        better="lower",
-        convention="median",
-        doc="What a kernel takes longer where the host starts each by itself than in a captured graph.",
-        compute=_launch_cost,
-        observed=True,
-    ),
-)
+    MetricSpec("tflops", "TFLOPS", "higher", "exact", _total,
+               doc="Operations per second of all devices together, 1e12 per second."),
+    MetricSpec("tflops_per_device", "TFLOPS", "higher", "exact", _per_device,
+               doc="Operations per second of one device, 1e12 per second; ranks that share a device count together."),
+    MetricSpec("launch_us", "us", "lower", "median", _launch, observed=True,
+               doc="Median time that the host takes to start one iteration, the slowest rank's."),
+    MetricSpec("kernel_us", "us", "lower", "median", _kernel, observed=True,
+               doc="Time of one kernel on the device, among a hundred in a captured graph."),
+    MetricSpec("launch_cost_us", "us", "lower", "median", _launch_cost, observed=True,
+               doc="What a kernel takes longer where the host starts each by itself than in a captured graph."),
+)  # fmt: skip

@@ -8,7 +8,7 @@ arrays of at least four times the last-level cache; below that the figure is not
 from __future__ import annotations
 
 from perfsuite.base.units import format_bytes, gb_per_s, gib
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded
+from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 CACHE_FACTOR = 4
@@ -52,7 +52,7 @@ def _peak(work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Peak | No
 
 def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     if not work.bytes_moved:
-        return MetricValue(value=None, note="the work model moves no bytes")
+        return unknown("the work model moves no bytes")
     ranks_per_device = measurement.world_size / devices_used(measurement)
     moved = work.bytes_moved * ranks_per_device
     peak, note = _peak(work, measurement, peaks)
@@ -68,37 +68,17 @@ def _bandwidth(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValu
 
 def _peak_memory(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     if measurement.peak_memory_bytes is None:
-        return MetricValue(value=None, note="the device has no allocator statistics")
+        return unknown("the device has no allocator statistics")
     return MetricValue(value=gib(measurement.peak_memory_bytes))
 
 
 METRICS = (
-    MetricSpec(
-        name="capacity_gib",
-        unit="GiB",
-        better="higher",
-        convention="allocated",
-        doc="Device memory that one process could have in blocks of one size, 2**30 bytes.",
-        compute=recorded("capacity_gib", "the workload took no memory"),
-        deterministic=True,
-        tolerance=0.02,
-    ),
-    MetricSpec(
-        name="gb_per_s",
-        unit="GB/s",
-        better="higher",
-        convention="STREAM",
-        doc="Bytes read plus bytes written per second of one device (or over its host link, one direction), 1e9 per s.",
-        compute=_bandwidth,
-    ),
-    MetricSpec(
-        name="peak_memory_gib",
-        unit="GiB",
-        better="lower",
-        convention="allocator",
-        doc="Most device memory that any rank had allocated since the build, 2**30 bytes.",
-        compute=_peak_memory,
-        deterministic=True,
-        tolerance=0.01,
-    ),
-)
+    MetricSpec("capacity_gib", "GiB", "higher", "allocated", recorded("capacity_gib", "the workload took no memory"),
+               deterministic=True, tolerance=0.02,
+               doc="Device memory that one process could have in blocks of one size, 2**30 bytes."),
+    MetricSpec("gb_per_s", "GB/s", "higher", "STREAM", _bandwidth,
+               doc="Bytes read plus bytes written per second of one device (or over its host link, one direction), "
+                   "1e9 per s."),
+    MetricSpec("peak_memory_gib", "GiB", "lower", "allocator", _peak_memory, deterministic=True, tolerance=0.01,
+               doc="Most device memory that any rank had allocated since the build, 2**30 bytes."),
+)  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.units import gb_per_s, seconds_to_us
 from perfsuite.metrics.collective import LATENCY_FLOOR_US, link_of
-from perfsuite.metrics.spec import MetricSpec, MetricValue
+from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 
 Pair = tuple[int, int]
@@ -106,19 +106,19 @@ _TOLERANCE, _SLOWEST_TOLERANCE = 0.10, 0.25
 _NONE = "the workload sent no messages between pairs"
 
 
-def _time(choose: Choose) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+def _time(choose: Choose) -> Compute:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         times_s = message_times_s(measurement).values()
-        return MetricValue(value=seconds_to_us(choose(times_s))) if times_s else MetricValue(value=None, note=_NONE)
+        return MetricValue(value=seconds_to_us(choose(times_s))) if times_s else unknown(_NONE)
 
     return compute
 
 
-def _rate(choose: Choose) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+def _rate(choose: Choose) -> Compute:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         times_s = [time_s for time_s in message_times_s(measurement).values() if time_s > 0]
         if not times_s or not work.message_bytes:
-            return MetricValue(value=None, note=_NONE)
+            return unknown(_NONE)
         peak, note = link_of(measurement, peaks)
         return MetricValue(value=gb_per_s(work.message_bytes, choose(times_s)), peak=peak, note=note)
 
@@ -126,42 +126,14 @@ def _rate(choose: Choose) -> Callable[[Work, Measurement, Peaks], MetricValue]:
 
 
 METRICS = (
-    MetricSpec(
-        name="pair_us",
-        unit="us",
-        better="lower",
-        convention="back to back",
-        doc="Time of a message from one rank to another, the median pair's; several follow each other.",
-        compute=_time(statistics.median),
-        tolerance=_TOLERANCE,
-        absolute_floor=LATENCY_FLOOR_US,
-    ),
-    MetricSpec(
-        name="slowest_pair_us",
-        unit="us",
-        better="lower",
-        convention="back to back",
-        doc="The same of the slowest pair.",
-        compute=_time(max),
-        tolerance=_SLOWEST_TOLERANCE,
-        absolute_floor=LATENCY_FLOOR_US,
-    ),
-    MetricSpec(
-        name="pair_gb_per_s",
-        unit="GB/s",
-        better="higher",
-        convention="per direction",
-        doc="Message over its time, the median pair's, 1e9 bytes per second; of both directions the one.",
-        compute=_rate(statistics.median),
-        tolerance=_TOLERANCE,
-    ),
-    MetricSpec(
-        name="slowest_pair_gb_per_s",
-        unit="GB/s",
-        better="higher",
-        convention="per direction",
-        doc="The same of the slowest pair.",
-        compute=_rate(max),
-        tolerance=_SLOWEST_TOLERANCE,
-    ),
-)
+    MetricSpec("pair_us", "us", "lower", "back to back", _time(statistics.median), tolerance=_TOLERANCE,
+               absolute_floor=LATENCY_FLOOR_US,
+               doc="Time of a message from one rank to another, the median pair's; several follow each other."),
+    MetricSpec("slowest_pair_us", "us", "lower", "back to back", _time(max), tolerance=_SLOWEST_TOLERANCE,
+               absolute_floor=LATENCY_FLOOR_US,
+               doc="The same of the slowest pair."),
+    MetricSpec("pair_gb_per_s", "GB/s", "higher", "per direction", _rate(statistics.median), tolerance=_TOLERANCE,
+               doc="Message over its time, the median pair's, 1e9 bytes per second; of both directions the one."),
+    MetricSpec("slowest_pair_gb_per_s", "GB/s", "higher", "per direction", _rate(max), tolerance=_SLOWEST_TOLERANCE,
+               doc="The same of the slowest pair."),
+)  # fmt: skip

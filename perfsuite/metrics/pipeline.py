@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import gib
-from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
+from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, recorded, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 from perfsuite.record.step import Timeline, TimelineEvent
 
@@ -190,10 +190,10 @@ def impossible_bubble(measured: float, simulated: float) -> bool:
     return measured < simulated - SIMULATION_TOLERANCE
 
 
-def _of_timeline(formula: Callable[[Timeline], float]) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+def _of_timeline(formula: Callable[[Timeline], float]) -> Compute:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         if measurement.timeline is None:
-            return MetricValue(value=None, note=_NO_TIMELINE)
+            return unknown(_NO_TIMELINE)
         return MetricValue(value=formula(measurement.timeline))
 
     return compute
@@ -218,88 +218,37 @@ _NO_TIMELINE = "no timeline of a pipeline was recorded"
 _NO_SIMULATION = "no timeline of a schedule in the catalogue was recorded"
 
 METRICS = (
-    MetricSpec(
-        name="bubble_ratio",
-        unit="ratio",
-        better="lower",
-        convention="idle / (p x T)",
-        doc="Share of all ranks' time in which they are not busy with a forward or backward, 0 to 1.",
-        compute=_of_timeline(bubble_ratio),
-        deterministic=True,
-        tolerance=0.01,
-        absolute_floor=0.01,
-    ),
-    MetricSpec(
-        name="bubble_to_ideal_ratio",
-        unit="ratio",
-        better="lower",
-        convention="idle / busy",
-        doc="Idle time over busy time of all ranks: the extra over a pipeline without bubble, (p - 1) / m for 1F1B.",
-        compute=_of_timeline(bubble_to_ideal),
-        observed=True,
-    ),
-    MetricSpec(
-        name="in_flight_micro_batches",
-        unit="micro_batches",
-        better="lower",
-        convention="forward begun, backward not ended",
-        doc="The most micro-batches of which any rank holds activations at one time.",
-        compute=_of_timeline(_most_in_flight),
-        deterministic=True,
-        observed=True,
-    ),
-    MetricSpec(
-        name="median_bubble_ratio",
-        unit="ratio",
-        better="lower",
-        convention="idle / (p x T), median over steps",
-        doc="bubble_ratio over the steps of all samples; its quartiles are recorded beside it.",
-        compute=recorded("bubble_ratio_median", _NO_TIMELINE),
-        observed=True,
-    ),
-    MetricSpec(
-        name="simulated_bubble_ratio",
-        unit="ratio",
-        better="lower",
-        convention="simulated with the step's durations",
-        doc="bubble_ratio that the schedule has with the actions as long as they were and nothing else taking time.",
-        compute=recorded("bubble_ratio_simulated", _NO_SIMULATION),
-        observed=True,
-        headline=False,
-    ),
-    MetricSpec(
-        name="balanced_bubble_ratio",
-        unit="ratio",
-        better="lower",
-        convention="simulated with even stages",
-        doc="bubble_ratio that the schedule would have with the same work spread evenly over the stages.",
-        compute=recorded("bubble_ratio_balanced", _NO_SIMULATION),
-        observed=True,
-        headline=False,
-    ),
+    MetricSpec("bubble_ratio", "ratio", "lower", "idle / (p x T)", _of_timeline(bubble_ratio), deterministic=True,
+               tolerance=0.01, absolute_floor=0.01,
+               doc="Share of all ranks' time in which they are not busy with a forward or backward, 0 to 1."),
+    MetricSpec("bubble_to_ideal_ratio", "ratio", "lower", "idle / busy", _of_timeline(bubble_to_ideal), observed=True,
+               doc="Idle time over busy time of all ranks: the extra over a pipeline without bubble, (p - 1) / m "
+                   "for 1F1B."),
+    MetricSpec("in_flight_micro_batches", "micro_batches", "lower", "forward begun, backward not ended",
+               _of_timeline(_most_in_flight), deterministic=True, observed=True,
+               doc="The most micro-batches of which any rank holds activations at one time."),
+    MetricSpec("median_bubble_ratio", "ratio", "lower", "idle / (p x T), median over steps",
+               recorded("bubble_ratio_median", _NO_TIMELINE), observed=True,
+               doc="bubble_ratio over the steps of all samples; its quartiles are recorded beside it."),
+    MetricSpec("simulated_bubble_ratio", "ratio", "lower", "simulated with the step's durations",
+               recorded("bubble_ratio_simulated", _NO_SIMULATION), observed=True, headline=False,
+               doc="bubble_ratio that the schedule has with the actions as long as they were and nothing else "
+                   "taking time."),
+    MetricSpec("balanced_bubble_ratio", "ratio", "lower", "simulated with even stages",
+               recorded("bubble_ratio_balanced", _NO_SIMULATION), observed=True, headline=False,
+               doc="bubble_ratio that the schedule would have with the same work spread evenly over the stages."),
     *(
-        MetricSpec(
-            name=f"{name}_percent",
-            unit="percent",
-            better="neither",
-            convention="mean over ranks",
-            doc=doc,
-            compute=_of_timeline(_percent_of_step(f"{name}_s")),
-            observed=True,
-            headline=False,
-        )
+        MetricSpec(f"{name}_percent", "percent", "neither", "mean over ranks",
+                   _of_timeline(_percent_of_step(f"{name}_s")), observed=True, headline=False,
+                   doc=doc)
         for name, doc in (
             ("warm_up", "Share of the step from its start to a rank's first backward."),
             ("steady", "Share of the step from a rank's first backward to its last forward."),
             ("cool_down", "Share of the step from a rank's last forward to the step's end."),
         )
     ),
-    MetricSpec(
-        name="peak_activations_gib",
-        unit="GiB",
-        better="lower",
-        convention="most of any rank",
-        doc="Most that a step's forwards and backwards allocate beyond weights, gradients and optimizer.  2**30 bytes.",
-        compute=recorded("peak_activations_bytes", "no memory build was run", gib),
-    ),
-)
+    MetricSpec("peak_activations_gib", "GiB", "lower", "most of any rank",
+               recorded("peak_activations_bytes", "no memory build was run", gib),
+               doc="Most that a step's forwards and backwards allocate beyond weights, gradients and optimizer.  "
+                   "2**30 bytes."),
+)  # fmt: skip

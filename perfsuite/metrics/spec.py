@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfsuite.base.units import seconds_to_us
+from perfsuite.base.units import seconds_to_us, significant
 from perfsuite.record.own_metrics import Better
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
@@ -32,9 +32,18 @@ class MetricValue:
     """Replaces the convention of the spec, where the case decides it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+Compute = Callable[[Work, Measurement, Peaks], MetricValue]
+"""A formula."""
+
+
+def unknown(note: str) -> MetricValue:
+    """No value, and why."""
+    return MetricValue(value=None, note=note)
+
+
+@dataclass(frozen=True)
 class MetricSpec:
-    """One metric of the registry."""
+    """One metric of the registry: a row of its family's ``METRICS``."""
 
     name: str
     """Ends in its unit: ``busbw_gb_per_s``."""
@@ -44,10 +53,10 @@ class MetricSpec:
     """Which direction is an improvement."""
     convention: str
     """How it is counted; figures of different conventions are never compared."""
+    compute: Compute
+    """The formula, the choice of its peak included."""
     doc: str
     """One line for a person."""
-    compute: Callable[[Work, Measurement, Peaks], MetricValue]
-    """The formula, the choice of its peak included."""
     deterministic: bool = False
     """The same in every run of the same code: one run decides by ``tolerance``, no statistics."""
     tolerance: float | None = None
@@ -86,31 +95,16 @@ def launch_bound(measurement: Measurement, rate: Callable[[float], float], unit:
     return f"{LAUNCH_BOUND}: the host takes {launch_us} of {timed_us} us to start it; {alone}"
 
 
-def recorded(
-    record: str, missing: str, convert: Callable[[float], float] = float
-) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+def recorded(record: str, missing: str, convert: Callable[[float], float] = float) -> Compute:
     """The formula of a number that a rank recorded; ``missing`` says why there may be none."""
 
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         for entry in measurement.records:
             if entry.name == record:
                 return MetricValue(value=convert(entry.value))
-        return MetricValue(value=None, note=missing)
+        return unknown(missing)
 
     return compute
-
-
-def significant(value: float, digits: int = 4) -> str:
-    """A number to ``digits`` significant digits; whole digits are never dropped, an exponent only below 1e-4.
-
-    >>> significant(0.0123456), significant(251.54), significant(1328412.0), significant(2.50), significant(0.0)
-    ('0.01235', '251.5', '1328412', '2.5', '0')
-    """
-    if value == 0 or not math.isfinite(value) or abs(value) < 1e-4:
-        return f"{value:.{digits}g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def devices_used(measurement: Measurement) -> int:

@@ -8,11 +8,11 @@ the bytes S of its messages, each times its collective's factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.units import gb_per_s
-from perfsuite.metrics.spec import MetricSpec, MetricValue, recorded
+from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, recorded, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 from perfsuite.record.step import Traffic
 
@@ -27,7 +27,7 @@ def _of_layer(measurement: Measurement, part: str) -> MetricValue | None:
     return MetricValue(value=times.get(part, 0.0), convention=IN_TURNS) if "compute" in times else None
 
 
-def _time(part: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+def _time(part: str) -> Compute:
     replayed = recorded({"compute": "compute_s", "communication": "communication_s"}[part], _NOT_RUN)
 
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
@@ -39,10 +39,10 @@ def _time(part: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
 def _percent(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     sent, computed = (_time(part)(work, measurement, peaks) for part in ("communication", "compute"))
     if sent.value is None or computed.value is None:
-        return MetricValue(value=None, note=_NOT_RUN)
+        return unknown(_NOT_RUN)
     whole = sent.value + computed.value
     if whole <= 0:
-        return MetricValue(value=None, note="not available: the step takes no time that the clock can tell")
+        return unknown("not available: the step takes no time that the clock can tell")
     return MetricValue(
         value=100 * sent.value / whole, note="" if sent.convention else REPLAYED, convention=sent.convention
     )
@@ -75,17 +75,17 @@ def _is_of(entry: Traffic, axis: str) -> bool:
     return entry.axis == axis and entry.part != "data"
 
 
-def _busbw(axis: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
+def _busbw(axis: str) -> Compute:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         layer = _of_layer(measurement, "communication")
         if layer is not None:
             return _layer_busbw(measurement, axis, layer)
         if not measurement.components:
-            return MetricValue(value=None, note=_NOT_RUN)
+            return unknown(_NOT_RUN)
         entries = along(measurement.traffic, axis)
         time_s = sum(entry.time_s for entry in entries)
         if not entries or time_s <= 0:
-            return MetricValue(value=None, note=f"not available: the step sends nothing along {axis}")
+            return unknown(f"not available: the step sends nothing along {axis}")
         moved = sum(_sent(entry) * _factor(entry) for entry in entries)
         return MetricValue(value=gb_per_s(moved, time_s), note=REPLAYED)
 
@@ -95,7 +95,7 @@ def _busbw(axis: str) -> Callable[[Work, Measurement, Peaks], MetricValue]:
 def _layer_busbw(measurement: Measurement, axis: str, sent: MetricValue) -> MetricValue:
     moved = sum(record.value for record in measurement.records if record.name == f"{axis}_bus_bytes")
     if not moved or not sent.value:
-        return MetricValue(value=None, note=f"not available: the layer sends nothing along {axis}")
+        return unknown(f"not available: the layer sends nothing along {axis}")
     return MetricValue(value=gb_per_s(moved, sent.value), convention=sent.convention)
 
 
@@ -105,58 +105,20 @@ def _factor(entry: Traffic) -> float:
 
 
 METRICS = (
-    MetricSpec(
-        name="communication_time_s",
-        unit="s",
-        better="lower",
-        convention=REPLAYED,
-        doc="Time of all that a step sends, posted again by itself, on the rank that has most.",
-        compute=_time("communication"),
-        observed=True,
-        headline=False,
-    ),
-    MetricSpec(
-        name="compute_time_s",
-        unit="s",
-        better="lower",
-        convention="parts of the step without what they send",
-        doc="Time of a step's parts without the communication that they wait for, on the rank that has most.",
-        compute=_time("compute"),
-        observed=True,
-        headline=False,
-    ),
-    MetricSpec(
-        name="communication_bytes",
-        unit="bytes",
-        better="lower",
-        convention="nccl-tests sizes of all calls, the rank that has most",
-        doc="Bytes S of all that a rank posts in one step, messages once.",
-        compute=_bytes,
-        deterministic=True,
-        tolerance=0.01,
-        headline=False,
-    ),
-    MetricSpec(
-        name="communication_percent",
-        unit="percent",
-        better="lower",
-        convention=REPLAYED,
-        doc="Communication over communication and computation of a step when nothing is overlapped.",
-        compute=_percent,
-        observed=True,
-        headline=False,
-    ),
+    MetricSpec("communication_time_s", "s", "lower", REPLAYED, _time("communication"), observed=True, headline=False,
+               doc="Time of all that a step sends, posted again by itself, on the rank that has most."),
+    MetricSpec("compute_time_s", "s", "lower", "parts of the step without what they send", _time("compute"),
+               observed=True, headline=False,
+               doc="Time of a step's parts without the communication that they wait for, on the rank that has most."),
+    MetricSpec("communication_bytes", "bytes", "lower", "nccl-tests sizes of all calls, the rank that has most",
+               _bytes, deterministic=True, tolerance=0.01, headline=False,
+               doc="Bytes S of all that a rank posts in one step, messages once."),
+    MetricSpec("communication_percent", "percent", "lower", REPLAYED, _percent, observed=True, headline=False,
+               doc="Communication over communication and computation of a step when nothing is overlapped."),
     *(
-        MetricSpec(
-            name=f"{axis}_busbw_gb_per_s",
-            unit="GB/s",
-            better="higher",
-            convention="nccl-tests, all calls of a step",
-            doc=doc,
-            compute=_busbw(axis),
-            observed=True,
-            headline=False,
-        )
+        MetricSpec(f"{axis}_busbw_gb_per_s", "GB/s", "higher", "nccl-tests, all calls of a step", _busbw(axis),
+                   observed=True, headline=False,
+                   doc=doc)
         for axis, doc in (
             ("dp", "Bus bandwidth of gathering parameters and summing gradients, over all axes that share them."),
             ("tp", "Bus bandwidth of what parts of a model send along tp."),
@@ -165,4 +127,4 @@ METRICS = (
             ("pp", "Bandwidth of the messages between stages."),
         )
     ),
-)
+)  # fmt: skip

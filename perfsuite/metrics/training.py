@@ -11,10 +11,8 @@ from collections.abc import Callable
 
 from perfsuite.base.units import gib, tflops
 from perfsuite.metrics import flop_conventions as conventions
-from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, recorded
+from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, devices_used, recorded, unknown
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Measurement, Peaks, Work
-
-Compute = Callable[[Work, Measurement, Peaks], MetricValue]
 
 TIMED = (
     "step_time_s",
@@ -41,7 +39,7 @@ def _throughput(field: str, *, per_device: bool) -> Compute:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         count: float = getattr(work, field)
         if not count:
-            return MetricValue(value=None, note=f"the work model counts no {field}")
+            return unknown(f"the work model counts no {field}")
         return MetricValue(value=count / measurement.median_s / (devices_used(measurement) if per_device else 1))
 
     return compute
@@ -51,7 +49,7 @@ def _rate(convention: str) -> Compute:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         operations = work.flops.get(convention, 0.0)
         if not operations:
-            return MetricValue(value=None, note=f"the work model counts no operations as {convention}")
+            return unknown(f"the work model counts no operations as {convention}")
         return MetricValue(value=tflops(operations / devices_used(measurement), measurement.median_s))
 
     return compute
@@ -66,7 +64,7 @@ def _utilisation(convention: str) -> Compute:
         if reached.value is None:
             return reached
         if peak is None:
-            return MetricValue(value=None, note=peaks.unknown or f"no {work.dtype} peak in the platform's row")
+            return unknown(peaks.unknown or f"no {work.dtype} peak in the platform's row")
         share = peak.share(reached.value)
         if share is None:
             return MetricValue(value=None, peak=peak, note=ABOVE_MEASURED_PEAK)
@@ -79,7 +77,7 @@ def _part(*spans: str) -> Compute:
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         times = {span.name: span.time_s for span in measurement.spans}
         if not times.keys() & set(spans):
-            return MetricValue(value=None, note=f"the step has no span {' or '.join(spans)}")
+            return unknown(f"the step has no span {' or '.join(spans)}")
         return MetricValue(value=1e3 * sum(times.get(span, 0.0) for span in spans))
 
     return compute
@@ -104,9 +102,9 @@ def _exposed_end(record: str) -> Compute:
         reached = _built(record, "exposed", _percent)(work, measurement, peaks)
         names = {entry.name for entry in measurement.records}
         if reached.value is None and "exposed_without_silent" in names:
-            return MetricValue(value=None, note=_NOT_SILENT)
+            return unknown(_NOT_SILENT)
         if reached.value is None and "exposed_kernel_share" in names:
-            return MetricValue(value=None, note="by the times of kernels, which have no interval")
+            return unknown("by the times of kernels, which have no interval")
         return reached
 
     return compute
@@ -125,28 +123,28 @@ def _exposed(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 def _exposed_kernels(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     reached = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
     if reached.value is None and all(rank.device == "cpu" for rank in measurement.ranks):
-        return MetricValue(value=None, note="not supported on a cpu: it has no kernels on a clock of their own")
+        return unknown("not supported on a cpu: it has no kernels on a clock of their own")
     if reached.value is None and any(
         record.name in ("exposed_share", "exposed_without_silent") for record in measurement.records
     ):
         lost = any(record.name == "exposed_kernels_lost" for record in measurement.records)
         why = "did not see the same kernels in every step" if lost else "saw no kernel of the communication library"
-        return MetricValue(value=None, note=f"unknown: torch's profiler {why}")
+        return unknown(f"unknown: torch's profiler {why}")
     return reached
 
 
 def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    told = [rank.utilisation_percent for rank in measurement.ranks]
-    known = [value for value in told if value is not None]
-    if len(known) < len(told):
-        return MetricValue(value=None, note="unknown: no vendor's library tells it on every rank")
-    return MetricValue(value=sum(known) / len(known))
+    percents = [rank.utilisation_percent for rank in measurement.ranks]
+    measured = [value for value in percents if value is not None]
+    if len(measured) < len(percents):
+        return unknown("unknown: no vendor's library tells it on every rank")
+    return MetricValue(value=sum(measured) / len(measured))
 
 
 def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     records = {record.name: record.value for record in measurement.records}
     if "largest_local_batch" not in records:
-        return MetricValue(value=None, note="no batch was looked for")
+        return unknown("no batch was looked for")
     limit = records.get("search_limit")
     note = "" if limit is None else f"the search ended at {limit:.0f}, which fits"
     return MetricValue(value=records["largest_local_batch"], note=note)
@@ -155,7 +153,7 @@ def _largest_batch(work: Work, measurement: Measurement, peaks: Peaks) -> Metric
 def _time_to_target(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     steps = _built("steps_to_target", "loss")(work, measurement, peaks).value
     if steps is None:
-        return MetricValue(value=None, note="no target loss was given, or the loss build did not reach it")
+        return unknown("no target loss was given, or the loss build did not reach it")
     return MetricValue(value=steps * measurement.median_s)
 
 
@@ -202,164 +200,81 @@ _HEADLINES = (
     "tokens_per_s_per_device",
     "tflops_per_device",  # its share of the peak is the MFU
     "peak_gib",
+    "expert_imbalance",
+    "dropped_percent",
 )
+_NO_EXPERTS = "the model has no experts, or they do not tell"
 
 _ALL = (
-    MetricSpec(
-        name="step_time_s",
-        unit="s",
-        better="lower",
-        convention="optimizer included",
-        doc="Median time of one optimizer step with all its micro-batches, the slowest rank's.",
-        compute=_step_time,
-    ),
+    MetricSpec("step_time_s", "s", "lower", "optimizer included", _step_time,
+               doc="Median time of one optimizer step with all its micro-batches, the slowest rank's."),
     *(
-        MetricSpec(
-            name=f"{field}_per_s{'_per_device' if per_device else ''}",
-            unit=f"{field}/s",
-            better="higher",
-            convention="per device" if per_device else "aggregate",
-            doc=f"Training {field} per second of {'one device' if per_device else 'all devices together'}.",
-            compute=_throughput(field, per_device=per_device),
-        )
+        MetricSpec(f"{field}_per_s{'_per_device' if per_device else ''}", f"{field}/s", "higher",
+                   "per device" if per_device else "aggregate", _throughput(field, per_device=per_device),
+                   doc=f"Training {field} per second of {'one device' if per_device else 'all devices together'}.")
         for field in ("samples", "tokens")
         for per_device in (False, True)
     ),
     *(
-        MetricSpec(
-            name=f"{short}_tflops_per_device",
-            unit="TFLOPS",
-            better="higher",
-            convention=convention,
-            doc=f"Operations as {convention} counts them, per second of one device, 1e12 per second.",
-            compute=_rate(convention),
-        )
+        MetricSpec(f"{short}_tflops_per_device", "TFLOPS", "higher", convention, _rate(convention),
+                   doc=f"Operations as {convention} counts them, per second of one device, 1e12 per second.")
         for convention, short in _RATES
     ),
-    MetricSpec(
-        name="mfu_percent",
-        unit="percent",
-        better="higher",
-        convention=conventions.EXACT,
-        doc="Model FLOPs utilisation: the model's operations, every product counted, over the device's peak.",
-        compute=_utilisation(conventions.EXACT),
-    ),
-    MetricSpec(
-        name="hfu_percent",
-        unit="percent",
-        better="higher",
-        convention=conventions.EXECUTED,
-        doc="Hardware FLOPs utilisation: as MFU, and what is computed again in the backward.",
-        compute=_utilisation(conventions.EXECUTED),
-    ),
+    MetricSpec("mfu_percent", "percent", "higher", conventions.EXACT, _utilisation(conventions.EXACT),
+               doc="Model FLOPs utilisation: the model's operations, every product counted, over the device's peak."),
+    MetricSpec("hfu_percent", "percent", "higher", conventions.EXECUTED, _utilisation(conventions.EXECUTED),
+               doc="Hardware FLOPs utilisation: as MFU, and what is computed again in the backward."),
     *(
-        MetricSpec(
-            name=name, unit="ms", better="lower", convention=convention, doc=doc, compute=_part(*spans), observed=True
-        )
+        MetricSpec(name, "ms", "lower", convention, _part(*spans), observed=True,
+                   doc=doc)
         for name, (spans, convention, doc) in _PARTS.items()
     ),
     *(
-        MetricSpec(
-            name=f"{what}_gib",
-            unit="GiB",
-            better="lower",
-            convention="most of any rank",
-            doc=f"{doc}  2**30 bytes.",
-            compute=_built(f"{what}_bytes", "memory", gib),
-            deterministic=what in ("weights", "gradients", "optimizer"),
-            observed=what not in ("weights", "gradients", "optimizer", "activations", "peak"),
-        )
+        MetricSpec(f"{what}_gib", "GiB", "lower", "most of any rank", _built(f"{what}_bytes", "memory", gib),
+                   deterministic=what in ("weights", "gradients", "optimizer"),
+                   observed=what not in ("weights", "gradients", "optimizer", "activations", "peak"),
+                   doc=f"{doc}  2**30 bytes.")
         for what, doc in _MEMORY.items()
     ),
-    MetricSpec(
-        name="largest_local_batch_samples",
-        unit="samples",
-        better="higher",
-        convention="two steps fit",
-        doc="Most samples of one forward on one rank with which two steps fit into its memory or budget.",
-        compute=_largest_batch,
-        deterministic=True,
-        tolerance=0.01,
-    ),
-    MetricSpec(
-        name="exposed_communication_percent",
-        unit="percent",
-        better="lower",
-        convention="fake-group difference",
-        doc="Share of the step that goes when its collectives do nothing, or by a device's kernels; 0 on one rank.",
-        compute=_exposed,
-        observed=True,
-        interval=("exposed_communication_low_percent", "exposed_communication_high_percent"),
-    ),
+    MetricSpec("largest_local_batch_samples", "samples", "higher", "two steps fit", _largest_batch, deterministic=True,
+               tolerance=0.01,
+               doc="Most samples of one forward on one rank with which two steps fit into its memory or budget."),
+    MetricSpec("exposed_communication_percent", "percent", "lower", "fake-group difference", _exposed, observed=True,
+               interval=("exposed_communication_low_percent", "exposed_communication_high_percent"),
+               doc="Share of the step that goes when its collectives do nothing, or by a device's kernels; 0 on one "
+                   "rank."),
     *(
-        MetricSpec(
-            name=f"exposed_communication_{end}_percent",
-            unit="percent",
-            better="neither",
-            convention="95 % interval over 12 pairs of steps",
-            doc=f"The {which} end of the interval of the exposed communication.",
-            compute=_exposed_end(f"exposed_share_{end}"),
-            observed=True,
-        )
+        MetricSpec(f"exposed_communication_{end}_percent", "percent", "neither",
+                   "95 % interval over 12 pairs of steps", _exposed_end(f"exposed_share_{end}"), observed=True,
+                   doc=f"The {which} end of the interval of the exposed communication.")
         for end, which in (("low", "lower"), ("high", "upper"))
     ),
-    MetricSpec(
-        name="exposed_kernels_percent",
-        unit="percent",
-        better="lower",
-        convention=BY_KERNELS,
-        doc="Share of the step in which a device did nothing but communicate, by the times of its kernels.",
-        compute=_exposed_kernels,
-        observed=True,
-    ),
-    MetricSpec(
-        name="device_utilisation_percent",
-        unit="percent",
-        better="higher",
-        convention="vendor telemetry",
-        doc="Share of the last moments of the samples in which a device ran any kernel, as its vendor's library tells.",
-        compute=_device_utilisation,
-        observed=True,
-    ),
-    MetricSpec(
-        name="counted_tflop",
-        unit="TFLOP",
-        better="neither",
-        convention="torch FlopCounterMode",
-        doc="Operations of one step of all ranks as torch counts them while they run, 1e12.",
-        compute=_built("counted_flops", "flops", lambda count: count / 1e12),
-        deterministic=True,
-        observed=True,
-    ),
-    MetricSpec(
-        name="final_loss",
-        unit="",
-        better="lower",
-        convention="seeded run",
-        doc="Mean loss of the last of a fixed number of steps from seeded values.",
-        compute=_built("final_loss", "loss"),
-        deterministic=True,
-        tolerance=0.02,
-    ),
-    MetricSpec(
-        name="steps_per_epoch",
-        unit="steps/epoch",
-        better="neither",
-        convention="samples of the data set / global batch",
-        doc="Steps in which every sample of the data set is seen once.",
-        compute=recorded("steps_per_epoch", "synthetic data have no end"),
-        deterministic=True,
-        observed=True,
-    ),
-    MetricSpec(
-        name="time_to_target_s",
-        unit="s",
-        better="lower",
-        convention="steps of the loss build x step time",
-        doc="Time of the steps that it takes from seeded values to the target loss.",
-        compute=_time_to_target,
-        observed=True,
-    ),
-)
+    MetricSpec("exposed_kernels_percent", "percent", "lower", BY_KERNELS, _exposed_kernels, observed=True,
+               doc="Share of the step in which a device did nothing but communicate, by the times of its kernels."),
+    MetricSpec("device_utilisation_percent", "percent", "higher", "vendor telemetry", _device_utilisation,
+               observed=True,
+               doc="Share of the last moments of the samples in which a device ran any kernel, as its vendor's "
+                   "library tells."),
+    MetricSpec("counted_tflop", "TFLOP", "neither", "torch FlopCounterMode",
+               _built("counted_flops", "flops", lambda count: count / 1e12), deterministic=True, observed=True,
+               doc="Operations of one step of all ranks as torch counts them while they run, 1e12."),
+    MetricSpec("final_loss", "", "lower", "seeded run", _built("final_loss", "loss"), deterministic=True,
+               tolerance=0.02,
+               doc="Mean loss of the last of a fixed number of steps from seeded values."),
+    MetricSpec("steps_per_epoch", "steps/epoch", "neither", "samples of the data set / global batch",
+               recorded("steps_per_epoch", "synthetic data have no end"), deterministic=True, observed=True,
+               doc="Steps in which every sample of the data set is seen once."),
+    MetricSpec("time_to_target_s", "s", "lower", "steps of the loss build x step time", _time_to_target, observed=True,
+               doc="Time of the steps that it takes from seeded values to the target loss."),
+    MetricSpec("expert_imbalance", "", "lower", "rows of the fullest expert over the mean, the worst layer",
+               recorded("expert_imbalance", _NO_EXPERTS), observed=True,
+               doc="How uneven the load of the experts is; 1 is even."),
+    MetricSpec("dropped_percent", "percent", "lower", "rows without a place, mean of layers and ranks",
+               recorded("dropped_share", _NO_EXPERTS, lambda share: 100 * share), observed=True,
+               doc="Share of the rows that tokens asked for and experts had no room for; 0 without a capacity."),
+    MetricSpec("balance_loss", "", "lower", "E x sum of f_e P_e per sample, mean of layers and ranks",
+               recorded("balance_loss", _NO_EXPERTS), observed=True,
+               doc="Loss that even routing makes smallest, without its weight; 1 is even."),
+)  # fmt: skip
 
 METRICS = tuple(dataclasses.replace(spec, headline=spec.name in _HEADLINES) for spec in _ALL)

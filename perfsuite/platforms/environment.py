@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.masking import is_secret_name, masked, masked_value
 from perfsuite.base.units import gib
@@ -26,6 +25,7 @@ from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine
 from perfsuite.platforms.quirks import numbers
+from perfsuite.record.codec import to_json
 
 UNKNOWN = "unknown"
 

@@ -10,6 +10,7 @@ import pytest
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions, launch
+from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
 
 
+_LEFT_OUT = "perfsuite_left_out"
+_left_out_key = pytest.StashKey[int]()
 Definitions = Mapping[str, Sequence[Any]]
 """The fixtures that a test can ask for, by name; the last of a name is the one that it gets."""
 
@@ -245,3 +248,55 @@ def _hidden(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
         for name, plugin in config.pluginmanager.list_name_plugin()
         if getattr(plugin, "__name__", "") in found
     ]
+
+
+# -- beside pytest-xdist: perf cases never share a machine with other tests, so its workers leave measured ones out ----
+
+
+def refuse_dealt_out(config: pytest.Config) -> None:
+    """Refuse what measures for the record where tests are about to be dealt out; before any worker starts."""
+    option = config.option
+    dealt_out = getattr(option, "tx", None) and getattr(option, "dist", "no") != "no"
+    if dealt_out and config.stash[gate_options_key].fresh:
+        raise pytest.UsageError(
+            "--perf-gate, --perf-update and --perf-runs measure, which nobody does beside other tests; "
+            "leave -n out, or add -n0"
+        )
+    if dealt_out:
+        config.pluginmanager.register(_Controller(config), "perfsuite.distributed")
+
+
+def leave_out_measured(session: pytest.Session) -> None:
+    """In a worker: deselect perf cases, unless each only runs once, and tell the controller how many there were."""
+    config = session.config
+    if not hasattr(config, "workerinput") or config.stash[settings_key].budget.smoke:
+        return
+    if cases := cases_of(session):
+        session.items[:] = [item for item in session.items if not is_case(item)]
+        config.hook.pytest_deselected(items=cases)
+        worker: Any = config  # pytest-xdist adds what a worker says to its controller
+        worker.workeroutput[_LEFT_OUT] = len(cases)
+
+
+class _Controller:
+    """Registered where pytest-xdist deals tests out, which has the hook that it implements."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Every worker collects the same tests: one count is all."""
+        count = getattr(node, "workeroutput", {}).get(_LEFT_OUT, 0)
+        self._config.stash[_left_out_key] = max(count, self._config.stash.get(_left_out_key, 0))
+
+
+def show_left_out(terminalreporter: Any, config: pytest.Config) -> None:
+    """One line and the command that runs what was left out."""
+    count = config.stash.get(_left_out_key, 0)
+    if count:
+        from perfsuite.base.masking import masked_words
+
+        command = " ".join(["pytest", *masked_words(map(str, config.invocation_params.args)), "-n0"])
+        told = f"{plural(count, 'perf case')} left out, measured alone or not at all"
+        terminalreporter.write_line(f"perfsuite: {told}: {command}", yellow=True)

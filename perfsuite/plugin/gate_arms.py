@@ -1,13 +1,16 @@
-"""The arms of a gated run: the base, the new code and the commits that stored runs name."""
+"""What a gated run measures beside itself: the base, the commits that stored runs name, the devices' telemetry."""
 
 from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
 
+from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
+from perfsuite.platforms.telemetry import disturbance, family_of_processes
 from perfsuite.plugin import collisions
 from perfsuite.plugin.gate_options import GateOptions
 from perfsuite.plugin.revision import revision_of, stamp
@@ -63,3 +66,21 @@ def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
         given.append(f"--perf-shapes={config.invocation_params.dir / option('perf_shapes')}")
     flags = (("--perf-oversubscribe", "perf_oversubscribe"), ("--perf-cache-flush", "perf_cache_flush"))
     return (*given, *(flag for flag, name in flags if option(name)))
+
+
+def telemetry_of(suite: Suite) -> Callable[[], str]:
+    """Return a function that reads the devices; it says ``unknown`` where an accelerator's cannot be read."""
+    family, session = suite.machine.family, suite.session
+    telemetry = family.telemetry()
+
+    def word() -> str:
+        readings = telemetry.read()
+        # Hundreds of files after each case, thousands on a large host: only for whom they matter.
+        if session is not None and any(reading.processes for reading in readings):
+            said = disturbance(readings, family_of_processes(suite.own_processes()), session.driver.contexts())
+        else:
+            said = disturbance(readings)
+        unread = family.name != "cpu" and all(reading.throttle is None for reading in readings)
+        return said or (TELEMETRY_UNKNOWN if unread else "")
+
+    return word

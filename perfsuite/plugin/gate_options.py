@@ -1,4 +1,4 @@
-"""Options of the gate and of the baselines: declared, checked and read once into frozen :class:`GateOptions`."""
+"""Options of the gate and of the baselines: checked and read once into frozen :class:`GateOptions`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import parse_duration
 from perfsuite.plugin import collisions
-from perfsuite.plugin.options import settings_key
+from perfsuite.plugin.options import UPDATE_MODES, settings_key
 from perfsuite.record.verdict import FAILING, GateSettings
 
 if TYPE_CHECKING:
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from perfsuite.record.verdict import VerdictName
     from perfsuite.run.gatekeeper import Tolerances
 
-UPDATE_MODES = ("append", "improved", "accept")
 UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", "learning"})
 """Verdicts of cases that were compared with nothing."""
 FAIL_ON_CHOICES: frozenset[VerdictName] = FAILING | UNCOVERED | {"inconclusive", "unstable-host", "improved"}
 MARKER = "perf_tolerance"
-LEAST_AA_RUNS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +43,6 @@ class GateOptions:
     reason: str
     runs: int
     """Fresh runs of each case in this session."""
-    aa_runs: int
-    """Fresh runs of each case for the A/A report; 0 without one."""
     budget_s: float | None
     """Seconds that the gate may take beyond the first run of every case; None: the usual, infinite: no limit."""
     folder: Path
@@ -71,52 +67,10 @@ class GateOptions:
     @property
     def fresh(self) -> bool:
         """Whether every run must be one of processes of its own: evidence, not exploration."""
-        return self.gate or self.update is not None or self.runs > 1 or self.aa_runs > 0
+        return self.gate or self.update is not None or self.runs > 1
 
 
 gate_options_key = pytest.StashKey[GateOptions]()
-
-
-def declare(parser: pytest.Parser) -> None:
-    """Declare options and ini keys."""
-    group = parser.getgroup("perfsuite", "performance of distributed training")
-    add = group.addoption
-    add("--perf-gate", action="store_true", help="fail a case that regressed against its baseline or breaks physics")
-    add("--perf-base", metavar="REV", help="confirm suspects by an A/B with this git revision, or with this Python")
-    add(
-        "--perf-fail-on",
-        metavar="LIST",
-        help="with --perf-gate: the verdicts that fail, e.g. default,inconclusive,unstable-host "
-        f"(default: {','.join(sorted(FAILING))}; ini: perf_fail_on)",
-    )
-    add("--perf-require-baseline", action="store_true", help="with --perf-gate: a case without a baseline fails")
-    add("--perf-allow-ungated", action="store_true", help="with --perf-gate: it is no error that nothing is gated")
-    add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
-    add(
-        "--perf-accept",
-        metavar="environment",
-        help="a level that another environment made worse is right: it begins a new epoch of the baseline",
-    )
-    add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
-    add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
-    add("--perf-aa", metavar="N", type=int, default=0, help="show the gate's own error rates here from N equal runs")
-    add(
-        "--perf-gate-budget",
-        metavar="DURATION|none",
-        help="limit what the gate runs beyond the first run of every case, e.g. 300 or 10min; none: no limit (default: "
-        "the larger of 3 min and 10 times the first runs; ini: perf_gate_budget)",
-    )
-    add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
-    parser.addini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
-    parser.addini(
-        "perf_simulated_baselines",
-        "folder of the baselines of simulated devices, relative to the root",
-        default=".perfsuite/simulated-baselines",
-    )
-    parser.addini("perf_gate_budget", "time the gate may take beyond the first runs, e.g. 10min, or none", default="")
-    parser.addini("perf_fail_on", "verdicts that fail under --perf-gate, with commas", default="default")
-    parser.addini("perf_baselines_links", "a baseline file may be a link out of its folder", type="bool", default=False)
-    parser.addini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
 
 
 def configure(config: pytest.Config) -> None:
@@ -136,10 +90,6 @@ def _read(config: pytest.Config) -> GateOptions:
     mode, reason = _update_of(config)
     if option("perf_runs") < 1:
         raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
-    if option("perf_aa") and option("perf_aa") < LEAST_AA_RUNS:
-        raise pytest.UsageError(
-            f"--perf-aa: {option('perf_aa')} runs are too few to show an error rate; give at least {LEAST_AA_RUNS}"
-        )
     for name in ("perf_base", "perf_fail_on", "perf_require_baseline", "perf_allow_ungated"):
         if option(name) and not option("perf_gate"):
             raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
@@ -152,7 +102,6 @@ def _read(config: pytest.Config) -> GateOptions:
         update=mode,
         reason=reason,
         runs=option("perf_runs"),
-        aa_runs=option("perf_aa"),
         budget_s=_budget(config),
         folder=config.rootpath / (option("perf_baselines") or ini("perf_baselines")),
         simulated_folder=config.rootpath / (option("perf_baselines") or ini("perf_simulated_baselines")),
@@ -228,9 +177,9 @@ def _budget(config: pytest.Config) -> float | None:
 
 def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:
     option = functools.partial(collisions.option, config)
-    measures = option("perf_gate") or mode or option("perf_aa")
+    measures = option("perf_gate") or mode
     if measures and option("benchmark_disable", False) and not option("benchmark_enable", False):
-        raise pytest.UsageError("--benchmark-disable measures nothing; a gate, an update or an A/A needs measurements")
+        raise pytest.UsageError("--benchmark-disable measures nothing; a gate or an update needs measurements")
 
 
 def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:

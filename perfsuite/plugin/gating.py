@@ -24,14 +24,14 @@ from perfsuite.gate.describe import phrases, word
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
-from perfsuite.plugin import retries, verdict_reports
+from perfsuite.plugin import verdict_reports
 from perfsuite.plugin.collect import is_case
-from perfsuite.plugin.device_word import telemetry_of
 from perfsuite.plugin.fixtures import CaseState, state_key
-from perfsuite.plugin.gate_arms import base_of
+from perfsuite.plugin.gate_arms import base_of, telemetry_of
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
+from perfsuite.plugin.outcome import keep_first_tries
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
@@ -39,7 +39,7 @@ from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.verdicts import SUITE_FAILS, aa_lines, gate_lines, suite_lines
+from perfsuite.reports.verdicts import SUITE_FAILS, gate_lines, suite_lines
 from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.run.settling import Clock
 
@@ -240,9 +240,9 @@ class Gating:
                 self.suite.verdicts[node] = word(verdict)
 
     def _more_runs(self, session: pytest.Session) -> None:
-        """The further runs of --perf-runs and --perf-aa, a round of all cases after the other."""
+        """The further runs of --perf-runs, a round of all cases after the other."""
         assert self.suite.session is not None
-        wanted = max(self.options.runs, self.options.aa_runs)
+        wanted = self.options.runs
         for number in range(2, wanted + 1):
             for node in list(self.keeper.taken):
                 if session.shouldstop:
@@ -343,14 +343,14 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
     except PerfsuiteError as error:
         raise pytest.UsageError(str(error)) from None
     if options.fresh:
-        retries.keep_first_tries(config, cases)
+        keep_first_tries(config, cases)
     config.stash[gating_key] = gating
     config.pluginmanager.register(gating, "perfsuite.gating")
     config.pluginmanager.register(verdict_reports, verdict_reports.__name__)
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """What the gate found, what it stored, and the A/A where one was asked for; the screen has most of it too."""
+    """What the gate found and what it stored; the screen has most of it too."""
     gating = config.stash.get(gating_key, None)
     if gating is None or not (gating.keeper.taken or gating.problem):
         return
@@ -361,8 +361,6 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     stores = options.update is not None
     lines = list(gate_lines(keeper.verdicts, keeper.banner, options.gate, stores=stores)) if whole else []
     lines += gating.update_lines if whole else shortened(gating.update_lines)
-    if options.aa_runs:
-        lines += aa_lines(keeper.a_a())
     if lines or (suite_said and whole) or gating.problem:
         out.section("perfsuite gate" if options.gate else "perfsuite baselines")
     for line in suite_said if whole else ():

@@ -15,6 +15,7 @@ from perfsuite.base.units import parse_duration
 from perfsuite.plugin import collisions
 from perfsuite.plugin.shapes import ShapeFile, read_shapes
 from perfsuite.plugin.sweep import Scale
+from perfsuite.record.verdict import FAILING
 from perfsuite.record.workload import Budget, Pin
 
 MARKERS = (
@@ -28,6 +29,13 @@ MARKERS = (
     "perf_dtypes: set by the decorator perfsuite.dtypes",
 )
 DEFAULT_TIMEOUT = "120s"
+SHOWN = ("summary", "tables", "cases")
+"""Choices of --perf-show."""
+STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
+"""Names of ``perfsuite.reports.tables.styles.STYLES``, which a run that asks for no report does not import."""
+UPDATE_MODES = ("append", "improved", "accept")
+BESIDE = "beside the journal"
+"""Where the page goes when no file is named; no file is called so."""
 _NO_RUN = (
     "help",
     "version",
@@ -79,9 +87,8 @@ settings_key = pytest.StashKey[Settings]()
 
 
 def declare(parser: pytest.Parser) -> None:
-    """Declare options and ini keys."""
-    group = parser.getgroup("perfsuite", "performance of distributed training")
-    add = group.addoption
+    """Declare every option and ini key, in the order of ``pytest --help``."""
+    add = parser.getgroup("perfsuite", "performance of distributed training").addoption
     add("--perf-platform", metavar="NAME", help="generate the cases of this platform instead of the one found here")
     add("--perf-scale", metavar="full|small", help="sizes as published, or small ones; default: the platform decides")
     add(
@@ -105,24 +112,6 @@ def declare(parser: pytest.Parser) -> None:
         help="where ranks run: as a plain program's (none, default), each pinned to its share of the cores, "
         "or to whole physical cores of the memory node of its device",
     )
-    _declare_timing(add)
-    add(
-        "--perf-shapes",
-        metavar="FILE",
-        help="lines 'TEST SHAPE': shapes of your own for the tests named, docs/shapes.md",
-    )
-    add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
-    add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
-    add("--perf-journal", metavar="FILE", help="journal of this run; default: .perfsuite/journal-<time>-<pid>.jsonl")
-    add(
-        "--perf-trace", metavar="DIR", help="write a Perfetto trace and a picture of each pipeline case's step into DIR"
-    )
-    parser.addini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
-    parser.addini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
-
-
-def _declare_timing(add: Callable[..., None]) -> None:
-    """Options that change how long or in what state every case is timed."""
     add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every iteration")
     add(
         "--perf-warmup",
@@ -136,6 +125,97 @@ def _declare_timing(add: Callable[..., None]) -> None:
         help="time every case for so long, e.g. 15s, and record clocks, power and temperature meanwhile",
     )
     add("--perf-yardstick", action="store_true", help="time a control after every sample, to detect host noise")
+    add(
+        "--perf-shapes",
+        metavar="FILE",
+        help="lines 'TEST SHAPE': shapes of your own for the tests named, docs/shapes.md",
+    )
+    add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
+    add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
+    add("--perf-journal", metavar="FILE", help="journal of this run; default: .perfsuite/journal-<time>-<pid>.jsonl")
+    add(
+        "--perf-trace", metavar="DIR", help="write a Perfetto trace and a picture of each pipeline case's step into DIR"
+    )
+    add(
+        "--perf-show",
+        metavar="|".join(SHOWN),
+        help="one screen (summary, default), all tables (also by -v), or tables and pytest-benchmark's own table of "
+        "the cases; -q: counts and what is notable (ini: perf_show)",
+    )
+    add("--perf-summary", metavar="FILE", help="write a Markdown summary; $GITHUB_STEP_SUMMARY gets it too")
+    add("--perf-annotations", action="store_true", help="under GitHub Actions: an annotation at each case that fails")
+    add("--perf-show-hosts", action="store_true", help="keep names of hosts in files meant for others")
+    _declare_gate(add)
+    add("--perf-report", metavar="FILE", help="write the published reports' tables as Markdown (ini: perf_report)")
+    styles = "|".join(STYLE_NAMES)
+    add("--perf-report-style", metavar=styles, help="whose tables; default: those that fit (ini: perf_report_style)")
+    add(
+        "--perf-project",
+        nargs="?",
+        const="",
+        metavar="CALIBRATION",
+        help="project training steps that cannot run here, from a file of perfsuite calibrate, else from the "
+        "platform's row; write --perf-project=FILE, or put it last",
+    )
+    add(
+        "--perf-history",
+        metavar="FILE",
+        help="add a line of this session to a history; a folder gets a file for each hardware (ini: perf_history)",
+    )
+    add(
+        "--perf-html",
+        nargs="?",
+        const=BESIDE,
+        metavar="FILE",
+        help="write one page with charts, offline in one file; default: beside the journal (ini: perf_html)",
+    )
+    ini = parser.addini
+    ini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
+    ini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
+    ini("perf_show", f"what is shown unless an option says otherwise: {', '.join(SHOWN)}", default="")
+    ini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
+    ini(
+        "perf_simulated_baselines",
+        "folder of the baselines of simulated devices, relative to the root",
+        default=".perfsuite/simulated-baselines",
+    )
+    ini("perf_gate_budget", "time the gate may take beyond the first runs, e.g. 10min, or none", default="")
+    ini("perf_fail_on", "verdicts that fail under --perf-gate, with commas", default="default")
+    ini("perf_baselines_links", "a baseline file may be a link out of its folder", type="bool", default=False)
+    ini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
+    ini("perf_report", "file of the report in Markdown, relative to the root", default="")
+    ini("perf_report_style", f"whose tables it has: {styles}", default="")
+    ini("perf_history", "history that every run adds a line to, relative to the root", default="")
+    ini("perf_html", "file of the page, relative to the root; yes: beside the journal", default="")
+
+
+def _declare_gate(add: Callable[..., None]) -> None:
+    """Options of the gate and of the baselines."""
+    add("--perf-gate", action="store_true", help="fail a case that regressed against its baseline or breaks physics")
+    add("--perf-base", metavar="REV", help="confirm suspects by an A/B with this git revision, or with this Python")
+    add(
+        "--perf-fail-on",
+        metavar="LIST",
+        help="with --perf-gate: the verdicts that fail, e.g. default,inconclusive,unstable-host "
+        f"(default: {','.join(sorted(FAILING))}; ini: perf_fail_on)",
+    )
+    add("--perf-require-baseline", action="store_true", help="with --perf-gate: a case without a baseline fails")
+    add("--perf-allow-ungated", action="store_true", help="with --perf-gate: it is no error that nothing is gated")
+    add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
+    add(
+        "--perf-accept",
+        metavar="environment",
+        help="a level that another environment made worse is right: it begins a new epoch of the baseline",
+    )
+    add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
+    add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
+    add(
+        "--perf-gate-budget",
+        metavar="DURATION|none",
+        help="limit what the gate runs beyond the first run of every case, e.g. 300 or 10min; none: no limit (default: "
+        "the larger of 3 min and 10 times the first runs; ini: perf_gate_budget)",
+    )
+    add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
 
 
 def configure(config: pytest.Config) -> None:

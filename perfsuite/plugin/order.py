@@ -6,7 +6,6 @@ after everybody's summary: a driver's exit code, in :mod:`perfsuite.plugin.launc
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,25 +15,17 @@ import pytest
 from perfsuite.base.errors import first_line
 from perfsuite.plugin import (
     benchmark,
-    ci,
     collect,
     collisions,
-    compare,
-    distributed,
-    expected,
+    ending,
     gate_options,
-    history,
     launch,
     options,
     outcome,
     output,
-    page,
+    outputs,
     progress,
     projecting,
-    recorded,
-    tables,
-    trace,
-    written,
 )
 from perfsuite.plugin.state import suite_key
 
@@ -48,18 +39,7 @@ _selected_key = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
-    collisions.give_way(parser, config, _declare)
-
-
-def _declare(parser: pytest.Parser) -> None:
-    options.declare(parser)
-    output.declare(parser)
-    ci.declare(parser)
-    gate_options.declare(parser)
-    tables.declare(parser)
-    projecting.declare(parser)
-    history.declare(parser)
-    page.declare(parser)
+    collisions.give_way(parser, config, options.declare)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -68,22 +48,20 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     try:
         return (yield)
     finally:
-        collisions.settle(parser, early_config, _declare)
+        collisions.settle(parser, early_config, options.declare)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options before pytest-benchmark looks at its own, and before anything is measured."""
     collisions.stop_giving_way(config)
-    compare.take_bare_option(config)
+    benchmark.take_bare_option(config)
     options.configure(config)
     output.configure(config)
     gate_options.configure(config)  # runs that count as evidence tighten the options above
-    tables.configure(config)
+    outputs.configure(config)
     projecting.configure(config)
-    history.configure(config)
-    page.configure(config)
-    distributed.configure(config)
+    collect.refuse_dealt_out(config)
     config.pluginmanager.register(_Files(), "perfsuite.base.files")
 
 
@@ -112,12 +90,14 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     """
     if not session.config.stash.get(_selected_key, False):
         return (yield)
-    distributed.leave_out_measured(session)
+    collect.leave_out_measured(session)
     cases = collect.cases_of(session)
     if not launch.take_part(session, cases):
         return (yield)
-    session.config.stash[recorded.cases_key] = frozenset(item.nodeid for item in cases)
-    compare.give_bare_option_back(session)
+    session.config.stash[ending.cases_key] = {
+        item.nodeid: (item.location[0], (item.location[1] or 0) + 1) for item in cases
+    }
+    benchmark.give_bare_option_back(session)
     gate_options.refuse_no_cases(session, cases)
     collect.open_journal(session, cases)
     returned = yield  # pytest prints the header and how many tests there are
@@ -126,12 +106,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
         gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; ranks come up meanwhile
         session.config.pluginmanager.register(gating, gating.__name__)
         gating.begin(session, cases)
-    trace.begin(session, cases)
-    tables.begin(session, cases)
-    ci.begin(session, cases)
-    history.begin(session, cases)
-    page.begin(session, cases)
-    written.begin(session, cases)
+    outputs.begin(session, cases)
     return returned
 
 
@@ -165,10 +140,10 @@ def pytest_runtest_makereport(
         benchmark.drop_foreign_benchmark(item)
     report = yield
     if collect.is_case(item):
-        expected.refuse_unnamed_verdict(item, call, report)
+        outcome.refuse_unnamed_verdict(item, call, report)
         benchmark.mark_failed(item, report)
-        trace.add(item, call)
-        tables.keep_reason(item, call, report)
+        outputs.trace(item, call)
+        ending.keep_reason(item, call, report)
         outcome.complete(item, call, report)
     return report
 
@@ -183,16 +158,15 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         if gate is not None:
             gate.finish(session)
         if suite_key in config.stash:
-            written.attempt(config, "the comparison", lambda: compare.leave_out_changed(session))
-            written.attempt(config, "the record of the run", lambda: recorded.end(session, gate))
+            ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
+            ending.attempt(config, "the record of the run", lambda: ending.make_record(session, gate))
         outcome.close_unless_hurried(config)
-        written.attempt(config, "the summary was not written", lambda: ci.write(config))
-        written.attempt(config, "nothing was added to the history", lambda: history.finish(session))
+        outputs.write(config, before_others=True)
         return (yield)
     finally:
-        if gate is not None and gate.problem and not config.stash.get(written.summarised_key, False):
-            written.fail(config, first_line(gate.problem))
-        written.tell(session)
+        if gate is not None and gate.problem and not config.stash.get(ending.summarised_key, False):
+            ending.fail(config, first_line(gate.problem))
+        ending.tell(session)
         outcome.close(config)
 
 
@@ -206,40 +180,40 @@ class _Files:
         try:
             returned = yield
         except OSError as error:  # pytest would print this and nothing else: no verdict, no summary
-            written.fail(config, f"another plugin could not write its file: {error}")
-        written.attempt(config, "--perf-trace", lambda: trace.write(config))
-        for what, place, write in (
-            ("page", config.stash.get(page.page_key, None), page.write),
-            ("report", config.stash[tables.state_key].path, tables.write),
-        ):
-            written.attempt(config, f"{what} {place} was not written", functools.partial(write, config))
-        written.settle(session)
+            ending.fail(config, f"another plugin could not write its file: {error}")
+        outputs.write(config, before_others=False)
+        ending.settle(session)
         return returned
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """perfsuite's sections, after pytest's failures and before other plugins' tables."""
-    config.stash[written.summarised_key] = True
+    config.stash[ending.summarised_key] = True
     if suite_key in config.stash and options.runs_tests(config):
         from perfsuite.plugin.summary import show as show_summary
 
         show_summary(terminalreporter, config)
-        output.leave_out_perf_rows(config, config.stash.get(recorded.cases_key, frozenset()))
-    for line in config.stash.get(compare.apart_key, []):
+        cases = config.stash.get(ending.cases_key, {})
+        output.leave_out_perf_rows(config, cases)
+    for line in config.stash.get(benchmark.apart_key, []):
         output.Out(terminalreporter).fold(line, yellow=True)
-    trace.show(terminalreporter, config)
+    outputs.show(terminalreporter, config, "perf_trace")
     if _gate(config) is not None:
         from perfsuite.plugin.gating import show as show_gate
 
         show_gate(terminalreporter, config)
-    if recorded.record_key in config.stash:
-        importlib.import_module("perfsuite.plugin.summary").show_screen(terminalreporter, config)
-    tables.show(terminalreporter, config)
-    ci.show(terminalreporter, config)
-    history.show(terminalreporter, config)
-    page.show(terminalreporter, config)
-    distributed.show(terminalreporter, config)
+    if ending.record_key in config.stash:
+        from perfsuite.plugin.summary import show_screen
+
+        show_screen(terminalreporter, config)
+    outputs.show(terminalreporter, config, "perf_report")
+    if ending.record_key in config.stash:
+        from perfsuite.plugin.summary import annotate
+
+        annotate(terminalreporter, config)
+    outputs.show(terminalreporter, config, "perf_history", "perf_html")
+    collect.show_left_out(terminalreporter, config)
 
 
 def _gate(config: pytest.Config) -> Gating | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pytest
+from _pytest.skipping import xfailed_key
 
 from perfsuite.base.errors import (
     AgentLost,
@@ -15,25 +16,29 @@ from perfsuite.base.errors import (
     ExpectedFailure,
     OutOfMemory,
     PerfsuiteError,
+    RanksFailed,
     UnsupportedCase,
     VerdictFailed,
     also,
     first_line,
 )
 from perfsuite.base.units import format_seconds
-from perfsuite.plugin import expected, retries
 from perfsuite.plugin.benchmark import ONE_RECORD, require_benchmark
 from perfsuite.plugin.collect import is_case
-from perfsuite.plugin.expected import failure
+from perfsuite.plugin.ending import missing_key
 from perfsuite.plugin.fixtures import NEVER_CALLED, CaseState, state_key
 from perfsuite.plugin.state import suite_key, suite_of
 
 if TYPE_CHECKING:
+    from _pytest.skipping import Xfail
+
     from perfsuite.plugin.suite import Suite
 
 
 _given_key = pytest.StashKey[list[tuple[str, object]]]()
 """Properties that the last try of a case gave its test."""
+_tries_key = pytest.StashKey[list[str]]()
+_passed_key = pytest.StashKey[dict[str, list[str]]]()
 
 
 class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value
@@ -79,11 +84,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         _judge(item)
         _expect_out_of_memory(item)
     except BaseException as error:
-        retries.failed(item, error)
+        _keep_try(item, error)
         raise
     finally:
         give_properties(item)
-    retries.passed(item)
+    _passed(item)
     return returned
 
 
@@ -112,7 +117,7 @@ def _as_pytest_has_it(item: pytest.Item, error: BaseException) -> BaseException:
         if isinstance(error, AgentLost):
             item.session.shouldstop = f"perfsuite: {first_line(error)}"
             suite_of(item.config).signals.hurried = True
-        shown = failure(str(error), expected.shown_type(item, error))
+        shown = failure(str(error), shown_type(item, error))
     elif isinstance(error, CaseStopped):
         shown = failure("; ".join(filter(None, (str(error), suite_of(item.config).lost_agents()))))
     elif type(error).__name__ == "FixtureAlreadyUsed":  # pytest-benchmark's, which need not be installed
@@ -145,7 +150,7 @@ def _expect_out_of_memory(item: pytest.Item) -> None:
     """Out of memory is a result and no failure, except of a case that is expected to fail."""
     state = item.stash.get(state_key, None)
     result = state.result if state else None
-    if result is not None and result.outcome == "out_of_memory" and expected.mark_of(item) is not None:
+    if result is not None and result.outcome == "out_of_memory" and mark_of(item) is not None:
         torchs = getattr(sys.modules.get("torch"), "OutOfMemoryError", RuntimeError)
         raise failure(result.detail or "out of memory", also(OutOfMemory, torchs))
 
@@ -161,6 +166,95 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
             tails = sorted(state.log_tails.items())
             report.sections.extend((f"log of rank {rank}", tail) for rank, tail in tails)
         report.user_properties = item.user_properties  # the very list: a try that follows brings it up to date
+
+
+# -- failures and xfail marks ------------------------------------------------------------------------------------
+
+
+def failure(message: str, kind: type[BaseException] | None = None) -> BaseException:
+    """Return a failure that shows its message alone, and is a ``kind`` too for ``xfail(raises=...)``.
+
+    What ranks wrote may hold escape sequences, and a terminal is not theirs to colour.
+    """
+    from perfsuite.base.text import escaped
+
+    shown = pytest.fail.Exception if kind is None else also(pytest.fail.Exception, kind)
+    made: BaseException = shown("\n".join(map(escaped, message.split("\n"))), pytrace=False)
+    return made
+
+
+def mark_of(item: pytest.Item) -> Xfail | None:
+    """The ``xfail`` mark that holds for this test: its condition is true and --runxfail was not given."""
+    if getattr(item.config.option, "runxfail", False):
+        return None
+    return item.stash.get(xfailed_key, None)
+
+
+def shown_type(item: pytest.Item, error: PerfsuiteError) -> type[BaseException]:
+    """The type that stands for ``error``: of what ranks raised the first that the test's ``xfail`` does not expect.
+
+    So a mark that names the exception of one rank does not cover another one that a second rank raised.
+    """
+    mark = mark_of(item)
+    types: list[type[BaseException]] = [also(RanksFailed, each) for each in getattr(error, "raised", ())] or [
+        type(error)
+    ]
+    raises = mark.raises if mark else None
+    if isinstance(raises, type | tuple):
+        return next((each for each in types if not issubclass(each, raises)), types[0])
+    return types[0]
+
+
+def covers_verdict(item: pytest.Item) -> str | None:
+    """The reason of an ``xfail`` mark that expects a verdict: only one that names VerdictFailed does."""
+    mark = mark_of(item)
+    named = mark.raises if mark else None
+    names = named if isinstance(named, tuple) else (named,)
+    return cast("Xfail", mark).reason if VerdictFailed in names else None
+
+
+def refuse_unnamed_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Make a report a failure again whose verdict an ``xfail`` without ``raises`` has covered."""
+    verdict = call.excinfo is not None and isinstance(call.excinfo.value, VerdictFailed)
+    if verdict and report.skipped and covers_verdict(item) is None:
+        report.outcome = "failed"
+        del report.wasxfail
+
+
+# -- a case that a plugin such as pytest-retry runs again is one case, whose last try counts ------------------------
+
+
+def _keep_try(item: pytest.Item, error: BaseException) -> None:
+    """Keep why a try failed; pytest-benchmark must not keep what it measured."""
+    benchmark = getattr(item, "funcargs", {}).get("benchmark")
+    if benchmark is not None:
+        benchmark.has_error = True
+    if not isinstance(error, pytest.skip.Exception):
+        item.stash.setdefault(_tries_key, []).append(first_line(error) or type(error).__name__)
+
+
+def _passed(item: pytest.Item) -> None:
+    """The case is well now: earlier tries are no reason for a missing result."""
+    tries = item.stash.get(_tries_key, [])
+    if tries:
+        item.config.stash[missing_key].pop(item.nodeid, None)
+        item.config.stash.setdefault(_passed_key, {})[item.nodeid] = tries
+
+
+def retried_lines(config: pytest.Config) -> Iterable[str]:
+    """A warning per case that passed only when it was run again."""
+    for node, tries in config.stash.get(_passed_key, {}).items():
+        yield f"{node}: passed only at try {len(tries) + 1}; the one before failed: {tries[-1]}"
+
+
+def keep_first_tries(config: pytest.Config, cases: Iterable[pytest.Item]) -> None:
+    """In a run that counts as evidence: keep pytest-retry, which acts inside a report, from running a case again."""
+    if config.pluginmanager.has_plugin("pytest-retry"):
+        for item in cases:
+            item.add_marker(pytest.mark.flaky(condition=False), append=False)
+
+
+# -- the end -----------------------------------------------------------------------------------------------------
 
 
 def give_properties(item: pytest.Item) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args
+from collections.abc import Collection
+from typing import Any, Literal, cast
 
 import pytest
 
 from perfsuite.plugin import collisions
+from perfsuite.plugin.options import SHOWN
 
-Show = Literal["summary", "tables", "cases"]
 Level = Literal["quiet", "summary", "tables", "cases"]
 level_key = pytest.StashKey[Level]()
 _DISPLAY = (
@@ -24,32 +25,18 @@ _DISPLAY = (
 """Options of pytest-benchmark that ask for its table."""
 
 
-def declare(parser: pytest.Parser) -> None:
-    """Declare the option and its ini key."""
-    group = parser.getgroup("perfsuite", "performance of distributed training")
-    group.addoption(
-        "--perf-show",
-        metavar="|".join(get_args(Show)),
-        help="one screen (summary, default), all tables (also by -v), or tables and pytest-benchmark's own table of "
-        "the cases; -q: counts and what is notable (ini: perf_show)",
-    )
-    parser.addini(
-        "perf_show", f"what is shown unless an option says otherwise: {', '.join(get_args(Show))}", default=""
-    )
-
-
 def configure(config: pytest.Config) -> None:
     """Check the option before anything is measured."""
     asked, written = collisions.option(config, "perf_show"), collisions.ini(config, "perf_show")
     for where, value in (("--perf-show", asked), ("ini perf_show", written)):
-        if value and value not in get_args(Show):
-            raise pytest.UsageError(f"{where}: {value!r} is nothing to show; choose {', '.join(get_args(Show))}")
+        if value and value not in SHOWN:
+            raise pytest.UsageError(f"{where}: {value!r} is nothing to show; choose {', '.join(SHOWN)}")
     verbose = config.getoption("verbose", 0)
     spoken = "tables" if verbose > 0 else "quiet" if verbose < 0 else ""
     config.stash[level_key] = cast("Level", asked or spoken or written or "summary")
 
 
-def leave_out_perf_rows(config: pytest.Config, perf: frozenset[str]) -> None:
+def leave_out_perf_rows(config: pytest.Config, perf: Collection[str]) -> None:
     """Leave perf cases out of pytest-benchmark's table, whose unit and ratios mix memory copies and training steps.
 
     They stay where ``--perf-show=cases`` or an option of its own asks for the table, and in its files and comparisons.
@@ -76,7 +63,7 @@ class Out:
 
     def section(self, title: str) -> None:
         """A heading; one that is wider than the terminal goes on below."""
-        from perfsuite.reports.plain import encodable, folded
+        from perfsuite.base.text import encodable, folded
 
         first, *rest = folded(encodable(title, self._encoding), self.width - 4)
         self._reporter.ensure_newline()  # else the first line below would begin with an empty one
@@ -86,15 +73,13 @@ class Out:
 
     def line(self, text: str, **colour: bool) -> None:
         """A line of text as it is: a terminal wraps it, and a log can be searched for it."""
-        from perfsuite.base.text import escaped, screen_text
-        from perfsuite.reports.plain import encodable
+        from perfsuite.base.text import encodable, escaped, screen_text
 
         self._reporter.write_line(encodable(screen_text(escaped(text)), self._encoding), **colour)
 
     def fold(self, text: str, **colour: bool) -> None:
         """A line of text in lines of the terminal's width; an id or a path that is longer stands alone."""
-        from perfsuite.base.text import printable
-        from perfsuite.reports.plain import folded
+        from perfsuite.base.text import folded, printable
 
         for part in folded(printable(text, 4 * self.width), self.width):
             self.line(part, **colour)

@@ -159,7 +159,7 @@ def _last_run(config: pytest.Config) -> Mapping[str, float]:
     suite = config.stash.get(suite_key, None)
     if suite is None or suite.session is None or suite.session.journal is None:
         return {}
-    from perfsuite.journal import durations_s  # a run without perf cases does not load it
+    from perfsuite.record.journal import durations_s  # a run without perf cases does not load it
 
     own = suite.session.journal.path
     try:

@@ -20,7 +20,7 @@ from perfsuite.plugin import collisions
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
     from perfsuite.projection.calibration import Calibration
-    from perfsuite.projection.record import Projected
+    from perfsuite.record.projected import Projected
     from perfsuite.record.result import Result, Work
     from perfsuite.run.session import Case
 
@@ -45,18 +45,6 @@ state_key: pytest.StashKey[Projecting] = pytest.StashKey()
 """Absent in a run that projects nothing."""
 
 
-def declare(parser: pytest.Parser) -> None:
-    """Declare the option."""
-    parser.getgroup("perfsuite").addoption(
-        "--perf-project",
-        nargs="?",
-        const="",
-        metavar="CALIBRATION",
-        help="project training steps that cannot run here, from a file of perfsuite calibrate, else from the "
-        "platform's row; write --perf-project=FILE, or put it last",
-    )
-
-
 def configure(config: pytest.Config) -> None:
     """Check the option before anything is measured."""
     written = collisions.option(config, "perf_project")
@@ -79,27 +67,13 @@ def configure(config: pytest.Config) -> None:
     config.stash[state_key] = state
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What is to be projected of one case."""
-
-    case: str
-    platform: str
-    world_size: int
-    work: Work | None
-    reason: str = ""
-    """Why there is no work."""
-    not_measured: str = ""
-    environment: Mapping[str, Any] | None = None
-    """Of the measured case; None where it was not measured."""
-
-
 def keep(suite: Suite, case: Case, why_not: str) -> None:
     """Project a case that is skipped, if the run asks for it."""
     state = suite.config.stash.get(state_key, None)
     if state is None:
         return
     from perfsuite.base.mesh import MeshShape
+    from perfsuite.record.projected import Projected
 
     layout = case.workload.layout()
     work, reason = None, ""
@@ -107,29 +81,33 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
         work = case.workload.work(MeshShape.parse(layout) if layout else MeshShape.of(dp=case.world_size))
     except PerfsuiteError as error:
         reason = first_line(error)
-    asked = _Asked(
+    unknown = Projected(
+        kind="projected",
         case=case.id,
         platform=case.platform,
         world_size=case.world_size,
-        work=work,
-        reason=reason,
+        reason=reason or NO_TRAINING,
         not_measured=why_not,
     )
-    _add(suite, state, asked, case.workload.parameters())
+    _add(suite, state, unknown, work)
+    state.parameters[case.id] = case.workload.parameters()
 
 
 def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result]) -> None:
     """Project the training steps that were measured, so that both stand side by side."""
+    from perfsuite.record.projected import Projected
+
     for case, result in results.items():
         if case not in state.records and result.work.training is not None and result.outcome != "smoke":
-            asked = _Asked(
+            unknown = Projected(
+                kind="projected",
                 case=case,
                 platform=result.platform,
                 world_size=result.world_size,
-                work=result.work,
-                environment=result.environment,
+                reason=NO_TRAINING,
             )
-            _add(suite, state, asked, result.parameters)
+            _add(suite, state, unknown, result.work, result.environment)
+            state.parameters[case] = result.parameters
 
 
 def lines(suite: Suite) -> list[str]:
@@ -171,38 +149,34 @@ def _told(
     return state.records, results, state.parameters
 
 
-def _add(suite: Suite, state: Projecting, asked: _Asked, parameters: Mapping[str, Any]) -> None:
-    from perfsuite.projection.record import Projected
-
-    record, reason = None, asked.reason
+def _add(
+    suite: Suite,
+    state: Projecting,
+    unknown: Projected,
+    work: Work | None,
+    environment: Mapping[str, Any] | None = None,
+) -> None:
+    """Keep the projection of a case, else ``unknown`` with the reason; ``environment`` is that of a measured case."""
     try:
-        record = _projected(suite, state, asked)
+        record = _projected(suite, state, unknown, work, environment) or unknown
     except PerfsuiteError as error:
-        reason = first_line(error)
-    if record is None:
-        record = Projected(
-            kind="projected",
-            case=asked.case,
-            platform=asked.platform,
-            world_size=asked.world_size,
-            reason=reason or NO_TRAINING,
-            not_measured=asked.not_measured,
-        )
-    state.records[asked.case] = record
-    state.parameters[asked.case] = parameters
+        record = dataclasses.replace(unknown, reason=first_line(error) or unknown.reason)
+    state.records[record.case] = record
     assert suite.session is not None
     suite.session.project(record)
 
 
-def _projected(suite: Suite, state: Projecting, asked: _Asked) -> Projected | None:
+def _projected(
+    suite: Suite, state: Projecting, asked: Projected, work: Work | None, environment: Mapping[str, Any] | None
+) -> Projected | None:
     """None for what is no training step."""
-    if asked.work is None or asked.work.training is None:
+    if work is None or work.training is None:
         return None
     from perfsuite.projection.calibration import Calibration
     from perfsuite.projection.calibration_of import require_kind, software_flag
+    from perfsuite.projection.figures import projected
     from perfsuite.projection.job import Job
     from perfsuite.projection.observation import software_key
-    from perfsuite.projection.record import projected
     from perfsuite.projection.step import Flag, project
 
     here = asked.platform == suite.machine.name
@@ -213,10 +187,8 @@ def _projected(suite: Suite, state: Projecting, asked: _Asked) -> Projected | No
         calibration = Calibration.from_platform(device)
     else:
         require_kind(calibration, simulated=simulated)
-    projection = project(Job.of(asked.work.training, device), calibration, simulated=simulated)
-    other = software_flag(calibration, software_key(asked.environment)) if asked.environment else ""
+    projection = project(Job.of(work.training, device), calibration, simulated=simulated)
+    other = software_flag(calibration, software_key(environment)) if environment else ""
     if other:
         projection = dataclasses.replace(projection, flags=(*projection.flags, Flag(name="software", text=other)))
-    return projected(
-        asked.case, projection, asked.work, device.peaks, not_measured=asked.not_measured, simulated=simulated
-    )
+    return projected(asked.case, projection, work, device.peaks, not_measured=asked.not_measured, simulated=simulated)

@@ -20,8 +20,7 @@ import perfsuite
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.base.masking import masked_words
 from perfsuite.base.units import plural
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
+from perfsuite.metrics import read_run
 from perfsuite.platforms import (
     Catalog,
     DeviceModel,
@@ -36,15 +35,16 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.environment import installed_torch, require_importable_torch, require_torch
 from perfsuite.platforms.quiet import HostLoad, read_host_load
-from perfsuite.plugin import collisions, compare, history, launch, projecting
+from perfsuite.plugin import benchmark, collisions, launch, outputs, projecting
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.signals import Signals
-from perfsuite.plugin.world_sizes import LaunchSizes
+from perfsuite.plugin.sweep import LaunchSizes
 from perfsuite.record.journal_places import other_places, usable_folder
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.own_metrics import OwnMetric, registered
-from perfsuite.record.run import Revision
+from perfsuite.record.run import Header, Revision
 from perfsuite.run.session import PerfSession, new_session_id
 from perfsuite.runtime import own_tree, scratch
 from perfsuite.runtime.scratch import make_directory
@@ -137,13 +137,19 @@ class Suite:
     @functools.cached_property
     def revision(self) -> Revision:
         """What code is measured."""
-        written = (self.config.stash[gate_options_key].folder, self.config.stash[history.state_key].path)
+        written = (self.config.stash[gate_options_key].folder, outputs.file_of("perf_history", self.config))
         return revision_of(self.config.rootpath, *filter(None, written))
 
     @functools.cached_property
     def versions(self) -> Mapping[str, str]:
-        """Versions of what takes part in the run."""
-        return versions()
+        """Versions of what takes part in the run, read from package metadata: torch is not imported for it."""
+        known = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
+        for package in ("torch", "pytest", "pytest-benchmark"):
+            try:
+                known[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                known[package] = "not installed"
+        return known
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -245,7 +251,7 @@ class Suite:
         """Whether this run gates, stores or compares, so that the code of another checkout would be wrong evidence."""
         gate, option = self.config.stash[gate_options_key], self.config.getoption
         compares = option("benchmark_compare", None) or option("benchmark_compare_fail", None)
-        return bool(gate.gate or gate.update or compares or self.config.stash[compare.bare_key])
+        return bool(gate.gate or gate.update or compares or self.config.stash[benchmark.bare_key])
 
     def _open_driver(self) -> Driver:
         from perfsuite.runtime.driver import Driver  # not before something runs
@@ -281,7 +287,7 @@ class Suite:
             return
         _ = self.own_metrics  # a wrong one is told before anything is measured
         if self.settings.resume:
-            session.resume(read_journal(self.settings.resume))
+            session.resume(read_run(self.settings.resume))
         self.opened = True
         self.started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         header = Header(
@@ -373,14 +379,3 @@ def named_platforms(config: pytest.Config, names: Iterable[str]) -> tuple[str, .
     text = " ".join([config.getoption("keyword") or "", config.getoption("markexpr") or "", *node_ids])
     words = set(re.findall(r"[a-z0-9_]+", text.lower()))
     return tuple(name for name in names if name.lower() in words)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what takes part in a run, read from package metadata: torch is not imported for it."""
-    known = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
-    for package in ("torch", "pytest", "pytest-benchmark"):
-        try:
-            known[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            known[package] = "not installed"
-    return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -10,33 +11,35 @@ from typing import Any
 
 import pytest
 
+from perfsuite.base.errors import first_line
+from perfsuite.base.text import printable, without_paths
 from perfsuite.base.units import format_seconds, plural
+from perfsuite.gate.describe import headline
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load
 from perfsuite.platforms.quiet import warnings as signs_of_others
-from perfsuite.plugin import projecting, retries
+from perfsuite.plugin import collisions, outcome, projecting
+from perfsuite.plugin.ending import SKIPPED, cases_key, missing_key, record_key
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.output import Out, level_key
-from perfsuite.plugin.page import written_key
-from perfsuite.plugin.recorded import record_key
+from perfsuite.plugin.outputs import outputs_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
-from perfsuite.plugin.tables import SKIPPED, state_key
 from perfsuite.record.result import Result
-from perfsuite.record.run import Revision, instrumented_line
-from perfsuite.reports.beside import published_lines
-from perfsuite.reports.devices import sustained_lines, throttled_lines
-from perfsuite.reports.every_device import every_device_lines
+from perfsuite.record.run import Revision, RunRecord, instrumented_line
+from perfsuite.reports.devices import every_device_lines, sustained_lines, throttled_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
-from perfsuite.reports.sections import tables
-from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines
+from perfsuite.reports.tables.published import published_lines
+from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
 _REASONS = 3
 """Reasons that a run which measured nothing tells beside those of platforms."""
+MOST_ANNOTATIONS = 10
+"""GitHub shows no more errors of one step."""
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
@@ -45,12 +48,12 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
     if suite is None or suite.session is None:
         return
     session, level = suite.session, config.stash[level_key]
-    out = Out(terminalreporter)
+    out, missing = Out(terminalreporter), config.stash[missing_key]
     if not session.results:
-        for line in skip_lines(config.stash[state_key].missing, suite.absent, nothing_measured=True):
+        for line in skip_lines(missing, suite.absent, nothing_measured=True):
             out.fold(f"perfsuite: {line}", yellow=True)
     elif level in ("tables", "cases"):
-        for line in skip_lines(config.stash[state_key].missing, suite.absent, nothing_measured=False):
+        for line in skip_lines(missing, suite.absent, nothing_measured=False):
             out.line(f"perfsuite: {line}", yellow=True)
         _show_tables(out, suite, session)
     if level != "quiet":
@@ -90,7 +93,7 @@ _COLOURS: Mapping[str, Mapping[str, bool]] = {
 def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
     """Where more is: the command that shows the journal again and the page, relative to the current directory."""
     session = suite.session
-    page = config.stash.get(written_key, None)
+    page = config.stash[outputs_key].written.get("perf_html")
     pages = [("page", _shown(page, config))] if page is not None else []
     if session is None or session.journal is None or session.journal_problem:
         return pages
@@ -100,6 +103,44 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
 def _shown(path: Path, config: pytest.Config) -> str:
     here = config.invocation_params.dir
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def annotate(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the annotations."""
+    run = config.stash.get(record_key, None)
+    if run is not None and collisions.option(config, "perf_annotations") and os.environ.get("GITHUB_ACTIONS"):
+        terminalreporter.ensure_newline()
+        workspace = os.environ.get("GITHUB_WORKSPACE", "")
+        places = config.stash[cases_key]
+        for line in error_commands(run, places, root=config.rootpath, workspace=workspace):
+            terminalreporter.write_line(line)
+
+
+def error_commands(
+    run: RunRecord, places: Mapping[str, tuple[str, int]], *, root: Path, workspace: str = ""
+) -> Iterator[str]:
+    """Yield a workflow command for each of the first failing cases; the last one counts the others.
+
+    ``places``: file relative to ``root``, and line from 1, of each case.
+    """
+
+    def escaped(text: str) -> str:  # as GitHub's toolkit escapes a command's message
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    failing = {case: f"failed: {first_line(message)}" for case, message in run.failures.items()}
+    for verdict in run.gate.verdicts if run.gate is not None else ():
+        if run.gate is not None and run.gate.fails(verdict.name):
+            reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
+            failing[verdict.case] = headline(verdict) + reasons
+    known = [(case, message, *places[case]) for case, message in failing.items() if case in places]
+    for case, message, file, line in known[:MOST_ANNOTATIONS]:
+        path = root / file  # the service knows files relative to its checkout
+        place = path.relative_to(workspace).as_posix() if workspace and path.is_relative_to(workspace) else file
+        file_property = escaped(printable(place)).replace(":", "%3A").replace(",", "%2C")
+        told = f"{printable(case)}: {without_paths(printable(message))}"
+        yield f"::error file={file_property},line={line}::{escaped(told)}"
+    if len(known) > MOST_ANNOTATIONS:
+        yield f"::error::and {len(known) - MOST_ANNOTATIONS} more cases fail, see the log"
 
 
 def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
@@ -158,7 +199,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
     ]
     told = (
         *lines,
-        *retries.lines(suite.config),
+        *outcome.retried_lines(suite.config),
         *throttled_lines(session.results.values()),
         *oddities(session.results),
     )

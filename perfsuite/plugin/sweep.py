@@ -5,6 +5,7 @@ Nothing here knows the machine: which platform and scale to generate for, and wh
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ import pytest
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import format_bytes, parse_bytes
 from perfsuite.plugin.decorators import DTYPES, SIZES, WORLD_SIZES
-from perfsuite.plugin.world_sizes import ANY_HOST, LaunchSizes
 from perfsuite.record.workload import DTYPES as KNOWN_DTYPES
 
 Scale = Literal["full", "small"]
@@ -27,6 +27,47 @@ _SHAPE = re.compile(r"\d+(x\d+)+")
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _MISWRITTEN = re.compile(r"[\dx.+-]+|\d+(\.\d+)?[KMGT]i?B")
 """No names, though they have the letters of one: a shape with a slip in it, bytes where the parameter takes none."""
+
+
+MOST_RANKS = 256
+"""Of the largest published run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSizes:
+    """What a run asks for or has room for."""
+
+    asked: tuple[int, ...] = ()
+    """By --perf-world-sizes."""
+    capacity: int = 0
+    """Ranks of the launch, else devices of the host where ranks do not share them; 0: no limit is known."""
+
+    def instead_of(self, counts: tuple[int, ...], largest: int) -> tuple[int, ...]:
+        """World sizes of a test that names ``counts`` and takes more from ``largest`` on, the largest it names at all.
+
+        >>> LaunchSizes(capacity=24).instead_of((2, 4, 8), 8), LaunchSizes(asked=(1, 16)).instead_of((2, 4, 8), 8)
+        ((2, 4, 8, 16, 24), (16,))
+        """
+        if self.asked:
+            # Fewer than the test names are too few for what it measures; those that it leaves to others stay there.
+            least = min(counts, default=largest + 1)
+            return tuple(count for count in self.asked if count >= least)
+        return counts + doubled(largest, self.capacity)
+
+
+ANY_HOST = LaunchSizes()
+"""Nothing asked for, no room known."""
+
+
+def doubled(beyond: int, capacity: int) -> tuple[int, ...]:
+    """World sizes above ``beyond`` for so many ranks: doubled, and all that there are; at most MOST_RANKS.
+
+    >>> doubled(8, 24), doubled(8, 8), doubled(8, 300)
+    ((16, 24), (), (16, 32, 64, 128, 256))
+    """
+    capacity = min(capacity, MOST_RANKS)
+    steps = itertools.takewhile(lambda count: count < capacity, (beyond * 2**power for power in itertools.count(1)))
+    return (*steps, capacity) if capacity > beyond else ()
 
 
 @dataclass(frozen=True, kw_only=True)

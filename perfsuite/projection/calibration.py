@@ -16,11 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from perfsuite.base.codec import from_json, plain_json, to_json
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.platforms import DeviceModel
+from perfsuite.record.codec import from_json, plain_json, to_json
 
 SCHEMA = 1
 KIND = "perfsuite calibration"

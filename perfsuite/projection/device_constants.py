@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from perfsuite.base.text import listed
 from perfsuite.projection.calibration import ELEMENT_BYTES, Constant, KernelPoint
 from perfsuite.projection.observation import Observation
 
@@ -196,5 +197,4 @@ def _kernel(observations: Iterable[Observation]) -> dict[str, Constant]:
 def named(cases: Iterable[Observation | KernelPoint]) -> str:
     """Their ids, the first three."""
     names = [case.case if isinstance(case, Observation) else case.source for case in cases]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return listed(names, 3)

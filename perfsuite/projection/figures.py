@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfsuite.metrics import derive
+from perfsuite.metrics import TIMED, derive
 from perfsuite.metrics.flop_conventions import Transformer, count_all
 from perfsuite.models import Model
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.step import Projection
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Sample, Work
+from perfsuite.record.projected import Projected
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Work
 
 _TOTALS = ("tokens_per_s", "samples_per_s")
 _PER_DEVICE = (
@@ -35,6 +36,40 @@ def figures(projection: Projection, model: Model, device: DeviceModel, samples: 
     )
 
 
+def projected(
+    case: str, projection: Projection, work: Work, peaks: Peaks, *, not_measured: str = "", simulated: bool = False
+) -> Projected:
+    """The record of a projection; ``work`` is that of the case on all its ranks."""
+    named = dict(projection.by_resource.items())
+    return Projected(
+        kind="projected",
+        case=case,
+        platform=projection.platform,
+        world_size=projection.world_size,
+        not_measured=not_measured,
+        training=projection.training,
+        step_time_s=projection.step_time_s,
+        low_s=projection.low_s,
+        high_s=projection.high_s,
+        metrics=metrics_of(projection.step_time_s, projection.world_size, work, peaks),
+        memory_bytes=projection.memory.total,
+        seconds={str(resource): seconds for resource, seconds in named.items() if seconds},
+        binding=projection.binding,
+        regime=projection.regime,
+        band_source=projection.band_source,
+        calibration=projection.calibration,
+        flags=tuple(f"{flag.name}: {flag.text}" for flag in projection.flags),
+        lower_bound=projection.lower_bound,
+        simulated=simulated,
+    )
+
+
+def metrics_of(step_time_s: float, world_size: int, work: Work, peaks: Peaks) -> tuple[Metric, ...]:
+    """Metrics of a step that takes so long, through the registry that measured ones come from."""
+    known = derive(TIMED, work=work, measurement=_as_if_measured(step_time_s, world_size), peaks=peaks)
+    return tuple(metric for metric in known if metric.value is not None)
+
+
 def _work(projection: Projection, model: Model, samples: int) -> Work:
     counted = Transformer(
         parameters=model.active_parameters,
@@ -57,27 +92,30 @@ def _divided(work: Work, devices: int) -> Work:
     return Work(flops=flops, dtype=work.dtype, samples=work.samples / devices, tokens=work.tokens / devices)
 
 
-def _as_if_measured(step_time_s: float) -> Measurement:
-    rank = RankFacts(
-        rank=0,
-        host="projected",
-        device="projected",
-        threads=1,
-        cores=None,
-        median_s=step_time_s,
-        min_s=step_time_s,
-        max_s=step_time_s,
-        cpu_share=1.0,
-        max_rss_bytes=0,
+def _as_if_measured(step_time_s: float, world_size: int = 1) -> Measurement:
+    ranks = tuple(
+        RankFacts(
+            rank=rank,
+            host="",
+            device=str(rank),
+            threads=1,
+            cores=None,
+            median_s=step_time_s,
+            min_s=step_time_s,
+            max_s=step_time_s,
+            cpu_share=1.0,
+            max_rss_bytes=0,
+        )
+        for rank in range(world_size)
     )
     return Measurement(
-        samples=(Sample(time_s=step_time_s),),
+        times_s=(step_time_s,),
         iterations=1,
         warmup_iterations=0,
         warmup_steady=True,
         aligned=False,
         clock=ClockFacts(name="projected", resolution_s=0.0, cost_s=0.0),
-        ranks=(rank,),
+        ranks=ranks,
         backend="",
         process="fresh",
         transport="",

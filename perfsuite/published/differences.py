@@ -1,18 +1,25 @@
-"""How a run differs from a published row: what both say and differ in, and what only one of them says.
+"""How a run differs from a published row: settings that both state and differ in, and those that only one states.
 
 A recipe may fill what its row leaves unsaid, and says why (:attr:`Recipe.ours`); a case is then compared with the
-recipe there.  Nothing told means: every setting of either side is the same or ours.
+recipe there.  No difference means: every setting of either side is the same or ours.
+
+A setting has one name, whether a report states it or a case has it as parameters.  A training step: model and its
+shape, sequence_length, vocabulary, dtype, strategy and its options, mesh, micro_batch_size, num_micro_batches,
+global_batch_size, checkpointing, data, ...; other workloads: their fields.  Every run: devices, nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from perfsuite import models
+from perfsuite.base.errors import PerfsuiteError
+from perfsuite.base.mesh import AXES, MeshShape
 from perfsuite.published.lookup import PublishedRun, plain, snake
 from perfsuite.published.recipes import Recipe, recipe_of
-from perfsuite.published.settings import Among, AmongMeshes, settings_of_case, settings_of_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +36,6 @@ class Ran:
     nodes: int | None = None
     """Hosts; None where nobody noted them."""
 
-    @classmethod
-    def of(cls, recipe: Recipe) -> Ran:
-        """As the recipe has it."""
-        return cls(
-            workload=recipe.workload,
-            parameters=recipe.parameters,
-            world_size=recipe.world_size,
-            nodes=recipe.nodes,
-        )
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """By name, see :mod:`perfsuite.published.settings`."""
-        return settings_of_case(self.workload, self.parameters, self.world_size, self.nodes)
-
 
 def differences(run: Ran | Recipe, row: PublishedRun) -> tuple[str, ...]:
     """How ``run`` differs from a published row, one phrase for each setting, sorted by name.
@@ -56,44 +48,201 @@ def differences(run: Ran | Recipe, row: PublishedRun) -> tuple[str, ...]:
     >>> [phrase.partition(" (")[0] for phrase in differences(ran, row)[:2]]
     ['platform s4000, not cpu', 'checkpointing full']
     """
+    if snake(run.workload) != row.workload:
+        return (f"workload {row.workload}, not {snake(run.workload)}",)
+    return tuple(_compared(run, row))
+
+
+def _compared(run: Ran | Recipe, row: PublishedRun) -> Iterator[str]:
+    if isinstance(run, Ran) and run.platform and run.platform not in row.platforms:
+        yield f"platform {' or '.join(row.platforms)}, not {run.platform}"
     recipe = run if isinstance(run, Recipe) else recipe_of(f"{row.report}/{row.table}", row.line)
-    ran = Ran.of(run) if isinstance(run, Recipe) else run
-    if snake(ran.workload) != row.workload:
-        return (f"workload {row.workload}, not {snake(ran.workload)}",)
-    elsewhere = bool(ran.platform) and ran.platform not in row.platforms
-    platform = [f"platform {' or '.join(row.platforms)}, not {ran.platform}"] if elsewhere else []
-    return (*platform, *_compared(ran.settings, row, recipe, same=isinstance(run, Recipe)))
-
-
-def _compared(settings: Mapping[str, Any], row: PublishedRun, recipe: Recipe | None, *, same: bool) -> Iterator[str]:
-    """``same``: the settings are the recipe's own."""
-    stated = settings_of_row(row)
+    settings = _settings_of_run(run)
+    filled = settings if recipe is run else _settings_of_run(recipe) if recipe else {}
     ours = recipe.ours if recipe else {}
-    filled: Mapping[str, Any] = settings if same else Ran.of(recipe).settings if recipe else {}
-    said = {**{name: value for name, value in stated.by_name.items() if name not in ours}, **stated.settings}
-    local = said.pop("local_batch_size", None)
-    if local is not None and local != _local(settings):
-        yield f"local_batch_size {local}, not {_local(settings)}"
-    for name in sorted(set(said) | set(settings) | (set(filled) & set(ours))):
-        theirs, mine = said.get(name), settings.get(name)
-        partly = isinstance(theirs, (Among, AmongMeshes))
-        if mine is not None and theirs is not None and not _agrees(theirs, mine):
-            yield f"{name} {theirs}, not {mine}"
-        elif theirs is not None and mine is None:
+    stated, by_name = _settings_of_row(row)
+    stated = {**{name: value for name, value in by_name.items() if name not in ours}, **stated}
+    local = stated.pop("local_batch_size", None)
+    if local is not None:
+        samples = int(settings["micro_batch_size"] * settings["num_micro_batches"])
+        if local != samples:
+            yield f"local_batch_size {local}, not {samples}"
+    for name in sorted(set(stated) | set(settings) | (set(filled) & set(ours))):
+        theirs, own = stated.get(name), settings.get(name)
+        partly = isinstance(theirs, _Partly)
+        if own is not None and theirs is not None and not _agrees(theirs, own):
+            yield f"{name} {theirs}, not {own}"
+        elif theirs is not None and own is None:
             yield f"{name} {theirs}, unsaid here"
         elif (theirs is None or partly) and name not in ours:
-            yield f"{name} {mine}, {'only partly' if partly else 'not'} said by the report"
-        elif (theirs is None or partly) and not _agrees(filled.get(name), mine):
-            yield f"{name} {filled.get(name)} (ours: {ours[name]}), not {mine}"
+            yield f"{name} {own}, {'only partly' if partly else 'not'} said by the report"
+        elif (theirs is None or partly) and not _agrees(filled.get(name), own):
+            yield f"{name} {filled.get(name)} (ours: {ours[name]}), not {own}"
 
 
-def _local(settings: Mapping[str, Any]) -> int:
-    return int(settings["micro_batch_size"] * settings["num_micro_batches"])
+@dataclass(frozen=True, kw_only=True)
+class _Partly:
+    """A setting that a row states in part."""
+
+    text: str
+    allows: Callable[[Any], bool]
+    """Whether a value is possible."""
+
+    def __str__(self) -> str:
+        return self.text
 
 
-def _agrees(theirs: Any, mine: Any) -> bool:
-    if isinstance(theirs, Among):
-        return mine in theirs.choices
-    if isinstance(theirs, AmongMeshes):
-        return theirs.has(str(mine))
-    return plain(theirs) == plain(mine)
+def _agrees(theirs: Any, own: Any) -> bool:
+    return theirs.allows(own) if isinstance(theirs, _Partly) else plain(theirs) == plain(own)
+
+
+# ---- of a case or a recipe ----
+
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "strategy": "single",
+        "data": "synthetic",
+        "checkpointing": "none",
+        "dtype": "fp32",
+        "attention": "auto",
+        "learning_rate": 1e-4,
+        "seed": 0,
+        "dataset_samples": 704,
+    }
+)
+"""Of a training step's fields, where a recipe leaves them out."""
+_NOT_SET_UP = (
+    "micro_batch_size", "global_batch_size", "accumulation", "builds", "loss_steps", "target_loss",
+)  # fmt: skip
+"""Fields of a training step that are counted as batches, or that say what is looked at beside it."""
+_SHAPED = (
+    "layers", "width", "heads", "words", "words_multiple", "context", "sequence_length", "frames", "experts", "top_k",
+)  # fmt: skip
+"""Fields of a model that show in its shape."""
+
+
+def _settings_of_run(run: Ran | Recipe) -> dict[str, Any]:
+    """Settings by the parameters of a run's workload; what is None or off is not set."""
+    given = {name: value for name, value in run.parameters.items() if value is not None}
+    mesh = given.pop("mesh", "")
+    shape = MeshShape.parse(mesh) if mesh else MeshShape.of(dp=run.world_size)
+    settings: dict[str, Any] = {"devices": run.world_size, "mesh": _written(dict(shape.axes))}
+    if run.nodes is not None:
+        settings["nodes"] = run.nodes
+    if snake(run.workload) != "train_step":
+        return {**settings, **given}
+    fields = {**DEFAULTS, **given}
+    overrides = fields.pop("overrides", {})
+    options = {name: value for name, value in fields.pop("options", {}).items() if value is not None}
+    if "data" in options:  # a training step has a field of that name
+        options["data_axes"] = options.pop("data")
+    if fields["data"] != "generated":
+        del fields["dataset_samples"]
+    # micro x accumulation x replicas = global, whichever of them is given
+    steps, replicas = fields.get("accumulation", 1), shape.replicas
+    micro, whole = fields.get("micro_batch_size"), fields.get("global_batch_size")
+    if micro is None:
+        micro = 1 if whole is None else whole // (steps * replicas)
+    return {
+        **settings,
+        **{name: value for name, value in fields.items() if name in DEFAULTS or (name not in _NOT_SET_UP and value)},
+        **options,
+        **{name: value for name, value in overrides.items() if name not in _SHAPED},
+        **_of_model(str(fields.get("model", "")), overrides, shape.size("tp")),
+        "micro_batch_size": micro,
+        "num_micro_batches": steps,
+        "global_batch_size": micro * steps * replicas,
+    }
+
+
+def _written(axes: Mapping[str, int]) -> str:
+    """A mesh as text, axes of one rank left out."""
+    kept = [f"{axis}{axes[axis]}" for axis in AXES if axes.get(axis, 1) > 1]
+    return "-".join(kept) or "1"
+
+
+def _of_model(name: str, overrides: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    try:
+        model = models.find(name, overrides).padded(tp)
+    except (PerfsuiteError, TypeError):  # somebody else's, or of another perfsuite
+        return {}
+    routed = {"experts": model.experts, "top_k": getattr(model, "top_k", 0)} if model.experts else {}
+    shape = models.stated({"model": name, "overrides": overrides}, tp)
+    return {**shape, **routed, "sequence_length": model.tokens_per_sample}
+
+
+# ---- of a published row ----
+
+_NAMES_NO_SETTING = ("config", "device", "component", "collective", "parameters", "active_parameters")
+"""What distinguishes rows of a table and sets up nothing, or follows from the model."""
+_RENAMED = {"accumulation": "num_micro_batches", "stages": "pp", "sp": "cp"}
+
+
+def _settings_of_row(row: PublishedRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a published row says of its run by name, its table's own settings included, and what its model's name says.
+
+    A recipe may have the second otherwise for a reason.
+    """
+    settings: dict[str, Any] = {
+        _RENAMED.get(name, name): value for name, value in row.parameters.items() if name not in _NAMES_NO_SETTING
+    }
+    if row.model:
+        settings["model"] = row.model
+    if row.world_size:
+        settings["devices"] = row.world_size
+    if row.workload != "train_step":
+        return settings, {}
+    if settings.get("experts") == 0:
+        settings = {name: value for name, value in settings.items() if name not in ("experts", "top_k")}
+    if settings.get("dtype") == "amp":
+        settings["dtype"] = _Partly(text="amp", allows=("bf16", "fp16").__contains__)
+    if settings.get("strategy") == "sp":
+        settings.update(strategy="hybrid", sequence_parallel=True)
+    if method := settings.pop("method", ""):  # report 004: a plain kernel, a fused one, a fused one over a ring
+        settings.update({"attention": "math" if method == "standard" else "flash"})
+        settings.update({"context": "ring"} if method == "ring" else {})
+    settings.update(_mesh(settings))
+    settings.update(_row_batches(settings))
+    facts = _of_model(row.model, {}, 1)
+    names = ("hidden_size", "num_layers", "num_heads", "vocabulary")
+    return settings, {name: facts[name] for name in names if name in facts and name not in settings}
+
+
+def _mesh(settings: dict[str, Any]) -> dict[str, Any]:
+    """The mesh by its axes, taken out of ``settings``; a part of it where the axes have fewer ranks than there are."""
+    axes = {axis: settings.pop(axis) for axis in AXES if axis in settings}
+    devices = settings.get("devices", 0)
+    if settings.get("strategy") in ("ddp", "fsdp"):
+        axes.setdefault("dp", devices)
+    if devices == 1 or (axes and MeshShape.of(**axes).world_size == devices):
+        return {"mesh": _written(axes)}
+
+    def has_axes(mesh: object) -> bool:
+        shape = MeshShape.parse(str(mesh))
+        return all(shape.size(axis) == size for axis, size in axes.items())
+
+    return {"mesh": _Partly(text=f"{_written(axes)} and more", allows=has_axes)} if axes else {}
+
+
+def _row_batches(settings: dict[str, Any]) -> dict[str, Any]:
+    """Batches in the three numbers that a case has, as far as they follow; taken out of ``settings``."""
+    local, vague = settings.pop("local_batch_size", None), settings.pop("batch_size", None)
+    mesh, devices = settings.get("mesh"), settings.get("devices")
+    replicas = MeshShape.parse(mesh).replicas if isinstance(mesh, str) else None
+    batches = {name: settings.get(name) for name in ("micro_batch_size", "num_micro_batches", "global_batch_size")}
+    micro, steps, whole = batches.values()
+    if local is None and micro and steps:
+        local = micro * steps
+    if whole is None and local and replicas:
+        whole = local * replicas
+    if local is None and whole and replicas:
+        local = whole // replicas
+    if micro is None and local and steps:
+        micro = local // steps
+    batches = {"micro_batch_size": micro, "num_micro_batches": steps, "global_batch_size": whole}
+    if local and not micro:
+        batches["local_batch_size"] = local
+    if vague and whole is None:
+        choices = (vague, vague * (devices or 1))
+        batches["global_batch_size"] = _Partly(text=f"a batch of {vague}", allows=choices.__contains__)
+    return {name: value for name, value in batches.items() if value is not None}

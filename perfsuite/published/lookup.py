@@ -16,9 +16,15 @@ from typing import Any
 
 from perfsuite import models
 from perfsuite.base.mesh import MeshShape
-from perfsuite.published.numbers import Number, printed
-from perfsuite.published.read import directory, read_all
-from perfsuite.published.records import Label, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
+from perfsuite.published.numbers import printed
+from perfsuite.published.records import (
+    Label,
+    PublishedReport,
+    PublishedRow,
+    PublishedTable,
+    directory,
+    read_all,
+)
 from perfsuite.published.roles import ROLES
 
 
@@ -74,18 +80,32 @@ def shipped() -> tuple[PublishedReport, ...]:
     return read_all(directory())
 
 
-@functools.cache
-def _shipped_figures() -> tuple[PublishedFigure, ...]:
-    return tuple(figures(shipped()))
-
-
 def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
     """Every measured figure that has a metric, in report order."""
     for table, row, run in _rows(reports):
         for column in table.columns:
-            figure = _figure(table, row, column, run) if column.metric else None
-            if figure:
-                yield figure
+            cell = table.cell(row, column) if column.metric else None
+            number = cell.number(column.index) if cell else None
+            if cell and number:
+                judgement = table.judge(row, column)
+                yield PublishedFigure(
+                    **vars(run),
+                    metric=column.metric,
+                    column=column.name,
+                    text=cell.text,
+                    value=float(number.value),
+                    unit=column.unit or column.unit_published,
+                    unit_published=column.unit_published,
+                    metric_value=float(number.value * Fraction(str(column.scale))),
+                    convention=column.convention,
+                    label=judgement.label,
+                    reason=judgement.reason,
+                )
+
+
+@functools.cache
+def _shipped_figures() -> tuple[PublishedFigure, ...]:
+    return tuple(figures(shipped()))
 
 
 def rows(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedRun]:
@@ -105,8 +125,8 @@ def _rows(reports: tuple[PublishedReport, ...]) -> Iterator[tuple[PublishedTable
 def _run(report: PublishedReport, table: PublishedTable, row: PublishedRow) -> PublishedRun:
     parameters = _parameters(table, row)
     world_size, platform = parameters.pop("devices", None), parameters.pop("platform", None)
-    cells = {column.name: cell for column in table.columns if (cell := table.cell(row, column)) and not cell.blank}
-    names = [cells[column.name].text for column in table.columns if column.role == "case" and column.name in cells]
+    cells = [(column, cell) for column in table.columns if (cell := table.cell(row, column)) and not cell.blank]
+    names = [cell.text for column, cell in cells if column.role == "case"]
     return PublishedRun(
         report=report.report,
         table=table.id,
@@ -121,36 +141,9 @@ def _run(report: PublishedReport, table: PublishedTable, row: PublishedRow) -> P
         name=names[-1] if names else "",
         out_of_memory={
             column.metric: table.judge(row, column).label
-            for column in table.columns
-            if column.metric and column.name in cells and cells[column.name].out_of_memory
+            for column, cell in cells
+            if column.metric and cell.out_of_memory
         },
-    )
-
-
-def _number(table: PublishedTable, row: PublishedRow, column: PublishedColumn) -> Number | None:
-    cell = table.cell(row, column)
-    return cell.number(column.index) if cell else None
-
-
-def _figure(
-    table: PublishedTable, row: PublishedRow, column: PublishedColumn, run: PublishedRun
-) -> PublishedFigure | None:
-    cell, number = table.cell(row, column), _number(table, row, column)
-    if cell is None or number is None:
-        return None
-    judgement = table.judge(row, column)
-    return PublishedFigure(
-        **vars(run),
-        metric=column.metric,
-        column=column.name,
-        text=cell.text,
-        value=float(number.value),
-        unit=column.unit or column.unit_published,
-        unit_published=column.unit_published,
-        metric_value=float(number.value * Fraction(str(column.scale))),
-        convention=column.convention,
-        label=judgement.label,
-        reason=judgement.reason,
     )
 
 

@@ -67,7 +67,7 @@ class Interval:
     def gap(self, expected: Interval) -> Fraction:
         """How far outside ``expected`` this is, as a share of its middle; 0 when the two meet.
 
-        >>> printed("58.2").interval().gap(Interval.exactly(58.0)) == Fraction(15, 5800)
+        >>> printed("58.2").numbers[0].interval.gap(Interval.exactly(58.0)) == Fraction(15, 5800)
         True
         """
         if self.meets(expected):
@@ -141,10 +141,6 @@ class Printed:
         """The number at this place in the text; None where there is none or only a bound."""
         return None if self.bounded or index >= len(self.numbers) else self.numbers[index]
 
-    def interval(self, index: int = 0) -> Interval:
-        """The interval of the number at this place; IndexError where there is none."""
-        return self.numbers[index].interval
-
 
 @functools.lru_cache(maxsize=4096)
 def printed(text: str) -> Printed:
@@ -152,7 +148,7 @@ def printed(text: str) -> Printed:
 
     >>> [float(number.value) for number in printed("44.2/48.0").numbers]
     [44.2, 48.0]
-    >>> str(printed("1,812 s/s").interval()), printed("H100").numbers, printed("0.0023").numbers[0].digits
+    >>> str(printed("1,812 s/s").numbers[0].interval), printed("H100").numbers, printed("0.0023").numbers[0].digits
     ('1812', (), 2)
     """
     numbers = tuple(_number(match) for match in _NUMBER.finditer(text) if _is_figure(match))

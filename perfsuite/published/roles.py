@@ -10,15 +10,13 @@ from typing import Literal
 
 from perfsuite.published.numbers import Interval
 
-Dimension = Literal["text", "count", "number", "time", "rate", "memory", "share", "flops", "bandwidth", "size"]
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Role:
     """What the figures of a column mean."""
 
-    dimension: Dimension
     about: str
+    dimension: Literal["text", "count", "number", "time", "rate", "memory", "share", "flops", "bandwidth", "size"]
     kind: Literal["configuration", "measured", "derived", "other"] = "other"
     """``configuration`` distinguishes runs, ``measured`` was read off a clock or an allocator, ``derived`` computed."""
 
@@ -28,110 +26,92 @@ class Role:
         return self.dimension == "count"
 
 
-def _configuration(about: str, dimension: Dimension = "count") -> Role:
-    return Role(dimension=dimension, about=about, kind="configuration")
-
-
-def _measured(about: str, dimension: Dimension) -> Role:
-    return Role(dimension=dimension, about=about, kind="measured")
-
-
-def _derived(about: str, dimension: Dimension) -> Role:
-    return Role(dimension=dimension, about=about, kind="derived")
-
-
 ROLES: Mapping[str, Role] = MappingProxyType(
     {
-        "case": Role(dimension="text", about="name of the row; says nothing about the configuration by itself"),
-        "config": _configuration("any other setting that distinguishes rows", "text"),
-        "device": _configuration("device model", "text"),
-        "model": _configuration("model", "text"),
-        "strategy": _configuration("kind of parallelism", "text"),
-        "schedule": _configuration("pipeline schedule: naive, gpipe, 1f1b, interleaved, ...", "text"),
-        "collective": _configuration("collective that the communication time is spent in", "text"),
-        "dtype": _configuration("dtype of the weights", "text"),
-        "devices": _configuration("n, devices of the run"),
-        "nodes": _configuration("hosts of the run"),
-        "devices_per_node": _configuration("devices of each host"),
-        "local_batch_size": _configuration("samples per device and step"),
-        "micro_batch_size": _configuration("samples per micro-batch"),
-        "num_micro_batches": _configuration("micro-batches per step (accumulation steps)"),
-        "global_batch_size": _configuration("samples per step over all devices"),
-        "batch_size": _configuration("samples per step, per device or not is not said"),
-        "sequence_length": _configuration("tokens per sample"),
-        "hidden_size": _configuration("width of the model"),
-        "num_layers": _configuration("layers of the model"),
-        "num_heads": _configuration("attention heads"),
-        "num_workers": _configuration("data-loader processes"),
-        "dp": _configuration("data-parallel degree"),
-        "tp": _configuration("tensor-parallel degree"),
-        "pp": _configuration("pipeline-parallel degree"),
-        "sp": _configuration("sequence-parallel degree"),
-        "ep": _configuration("expert-parallel degree"),
-        "stages": _configuration("p, pipeline stages"),
-        "virtual_stages": _configuration("v, stages per device in an interleaved schedule"),
-        "experts": _configuration("experts per layer"),
-        "top_k": _configuration("experts per token"),
-        "parameters": _configuration("parameters of the model", "size"),
-        "active_parameters": _configuration("parameters that each token passes", "size"),
-        "setting": Role(dimension="number", about="a number that no rule looks at"),
-        "note": Role(dimension="text", about="a remark"),
-        "throughput": _measured("samples per second of all devices", "rate"),
-        "throughput_per_device": _measured("samples per second of one device", "rate"),
-        "tokens_per_s": _measured("tokens per second of all devices", "rate"),
-        "tokens_per_s_per_device": _measured("tokens per second of one device", "rate"),
-        "iterations_per_s": _measured("steps per second", "rate"),
-        "latency": _measured("time of a step", "time"),
-        "whole": _measured("time that the parts make up", "time"),
-        "part": _measured("a part of the step", "time"),
-        "data_time": _measured("part of the step: loading data", "time"),
-        "forward_time": _measured("part of the step: forward", "time"),
-        "backward_time": _measured("part of the step: backward", "time"),
-        "optimizer_time": _measured("part of the step: optimizer", "time"),
-        "compute_time": _measured("part of the step: computation", "time"),
-        "communication_time": _measured("part of the step: communication", "time"),
-        "remainder_time": _derived("what no other part of the step holds", "time"),
-        "loss": _measured("loss", "number"),
-        "memory": _measured("peak memory of a device", "memory"),
-        "memory_baseline": _measured("peak memory of a device without the feature under test", "memory"),
-        "memory_final": _measured("memory of a device that stays after the step", "memory"),
-        "memory_weights": _measured("memory of a device: weights", "memory"),
-        "memory_gradients": _measured("memory of a device: gradients", "memory"),
-        "memory_optimizer": _measured("memory of a device: optimizer state", "memory"),
-        "memory_activations": _measured("memory of a device: activations", "memory"),
-        "memory_fragmentation": _measured("memory of a device: reserved, not allocated", "memory"),
-        "memory_remainder": _derived("memory of a device that no other column holds", "memory"),
-        "memory_host": _measured("memory of the host process", "memory"),
-        "bandwidth": _measured("bytes per second of a communication", "bandwidth"),
-        "speedup": _derived("ratio to the smallest run", "number"),
-        "efficiency": _derived("speed-up over the ratio of devices", "share"),
-        "mfu": _derived("model FLOPs over peak", "share"),
-        "tflops": _derived("achieved operations per second of one device", "flops"),
-        "bubble": _measured("share of a pipeline's time that is idle", "share"),
-        "communication_share": _measured("share of the step spent in communication", "share"),
-        "share": _derived("share of a row in the total", "share"),
-        "overhead": _derived("time added, over the run without it", "share"),
-        "peak_tflops": Role(dimension="flops", about="dense peak of one device for the run's dtype"),
-        "stated_peak_tflops": Role(dimension="flops", about="peak of one device as the table states it"),
-        "dense_peak_tflops": Role(dimension="flops", about="dense peak of one device by its maker"),
-        "flops_per_sample": Role(dimension="number", about="model FLOPs of one sample, forward and backward"),
-        "memory_capacity": Role(dimension="memory", about="memory of one device"),
-        "model_size": Role(dimension="memory", about="size of the model's weights"),
-        "available_devices": Role(dimension="count", about="devices of the largest machine that was there"),
+        "case": Role("name of the row; says nothing about the configuration by itself", "text"),
+        "config": Role("any other setting that distinguishes rows", "text", "configuration"),
+        "device": Role("device model", "text", "configuration"),
+        "model": Role("model", "text", "configuration"),
+        "strategy": Role("kind of parallelism", "text", "configuration"),
+        "schedule": Role("pipeline schedule: naive, gpipe, 1f1b, interleaved, ...", "text", "configuration"),
+        "collective": Role("collective that the communication time is spent in", "text", "configuration"),
+        "dtype": Role("dtype of the weights", "text", "configuration"),
+        "devices": Role("n, devices of the run", "count", "configuration"),
+        "nodes": Role("hosts of the run", "count", "configuration"),
+        "devices_per_node": Role("devices of each host", "count", "configuration"),
+        "local_batch_size": Role("samples per device and step", "count", "configuration"),
+        "micro_batch_size": Role("samples per micro-batch", "count", "configuration"),
+        "num_micro_batches": Role("micro-batches per step (accumulation steps)", "count", "configuration"),
+        "global_batch_size": Role("samples per step over all devices", "count", "configuration"),
+        "batch_size": Role("samples per step, per device or not is not said", "count", "configuration"),
+        "sequence_length": Role("tokens per sample", "count", "configuration"),
+        "hidden_size": Role("width of the model", "count", "configuration"),
+        "num_layers": Role("layers of the model", "count", "configuration"),
+        "num_heads": Role("attention heads", "count", "configuration"),
+        "num_workers": Role("data-loader processes", "count", "configuration"),
+        "dp": Role("data-parallel degree", "count", "configuration"),
+        "tp": Role("tensor-parallel degree", "count", "configuration"),
+        "pp": Role("pipeline-parallel degree", "count", "configuration"),
+        "sp": Role("sequence-parallel degree", "count", "configuration"),
+        "ep": Role("expert-parallel degree", "count", "configuration"),
+        "stages": Role("p, pipeline stages", "count", "configuration"),
+        "virtual_stages": Role("v, stages per device in an interleaved schedule", "count", "configuration"),
+        "experts": Role("experts per layer", "count", "configuration"),
+        "top_k": Role("experts per token", "count", "configuration"),
+        "parameters": Role("parameters of the model", "size", "configuration"),
+        "active_parameters": Role("parameters that each token passes", "size", "configuration"),
+        "setting": Role("a number that no rule looks at", "number"),
+        "note": Role("a remark", "text"),
+        "throughput": Role("samples per second of all devices", "rate", "measured"),
+        "throughput_per_device": Role("samples per second of one device", "rate", "measured"),
+        "tokens_per_s": Role("tokens per second of all devices", "rate", "measured"),
+        "tokens_per_s_per_device": Role("tokens per second of one device", "rate", "measured"),
+        "iterations_per_s": Role("steps per second", "rate", "measured"),
+        "latency": Role("time of a step", "time", "measured"),
+        "whole": Role("time that the parts make up", "time", "measured"),
+        "part": Role("a part of the step", "time", "measured"),
+        "data_time": Role("part of the step: loading data", "time", "measured"),
+        "forward_time": Role("part of the step: forward", "time", "measured"),
+        "backward_time": Role("part of the step: backward", "time", "measured"),
+        "optimizer_time": Role("part of the step: optimizer", "time", "measured"),
+        "compute_time": Role("part of the step: computation", "time", "measured"),
+        "communication_time": Role("part of the step: communication", "time", "measured"),
+        "remainder_time": Role("what no other part of the step holds", "time", "derived"),
+        "loss": Role("loss", "number", "measured"),
+        "memory": Role("peak memory of a device", "memory", "measured"),
+        "memory_baseline": Role("peak memory of a device without the feature under test", "memory", "measured"),
+        "memory_final": Role("memory of a device that stays after the step", "memory", "measured"),
+        "memory_weights": Role("memory of a device: weights", "memory", "measured"),
+        "memory_gradients": Role("memory of a device: gradients", "memory", "measured"),
+        "memory_optimizer": Role("memory of a device: optimizer state", "memory", "measured"),
+        "memory_activations": Role("memory of a device: activations", "memory", "measured"),
+        "memory_fragmentation": Role("memory of a device: reserved, not allocated", "memory", "measured"),
+        "memory_remainder": Role("memory of a device that no other column holds", "memory", "derived"),
+        "memory_host": Role("memory of the host process", "memory", "measured"),
+        "bandwidth": Role("bytes per second of a communication", "bandwidth", "measured"),
+        "speedup": Role("ratio to the smallest run", "number", "derived"),
+        "efficiency": Role("speed-up over the ratio of devices", "share", "derived"),
+        "mfu": Role("model FLOPs over peak", "share", "derived"),
+        "tflops": Role("achieved operations per second of one device", "flops", "derived"),
+        "bubble": Role("share of a pipeline's time that is idle", "share", "measured"),
+        "communication_share": Role("share of the step spent in communication", "share", "measured"),
+        "share": Role("share of a row in the total", "share", "derived"),
+        "overhead": Role("time added, over the run without it", "share", "derived"),
+        "peak_tflops": Role("dense peak of one device for the run's dtype", "flops"),
+        "stated_peak_tflops": Role("peak of one device as the table states it", "flops"),
+        "dense_peak_tflops": Role("dense peak of one device by its maker", "flops"),
+        "flops_per_sample": Role("model FLOPs of one sample, forward and backward", "number"),
+        "memory_capacity": Role("memory of one device", "memory"),
+        "model_size": Role("size of the model's weights", "memory"),
+        "available_devices": Role("devices of the largest machine that was there", "count"),
     }
 )
 """Every role that a column may have."""
 
 PARTS = (
-    "part",
-    "data_time",
-    "forward_time",
-    "backward_time",
-    "optimizer_time",
-    "compute_time",
-    "communication_time",
+    "part", "data_time", "forward_time", "backward_time", "optimizer_time", "compute_time", "communication_time",
     "remainder_time",
-)
+)  # fmt: skip
 """Roles of the parts of a step."""
 
 DEGREES = ("dp", "tp", "pp", "sp", "ep")
@@ -139,34 +119,18 @@ DEGREES = ("dp", "tp", "pp", "sp", "ep")
 
 _K, _M, _G = Fraction(10**3), Fraction(10**6), Fraction(10**9)
 
-SCALES: Mapping[str, Mapping[str, tuple[Fraction, Fraction]]] = MappingProxyType(
+SCALES: Mapping[str, Mapping[str, tuple[Fraction | int, ...]]] = MappingProxyType(
     {
-        "time": {
-            "us": (1 / _M, 1 / _M),
-            "ms": (1 / _K, 1 / _K),
-            "s": (Fraction(1), Fraction(1)),
-            "min": (Fraction(60), Fraction(60)),
-        },
-        "memory": {
-            "B": (Fraction(1), Fraction(1)),
-            "KiB": (Fraction(2**10), Fraction(2**10)),
-            "MiB": (Fraction(2**20), Fraction(2**20)),
-            "GiB": (Fraction(2**30), Fraction(2**30)),
-            "MB": (_M, Fraction(2**20)),  # a printed MB or GB is as often a power of two as of ten: either counts
-            "GB": (_G, Fraction(2**30)),
-        },
-        "share": {"": (Fraction(1), Fraction(1)), "%": (Fraction(1, 100), Fraction(1, 100))},
-        "flops": {"GFLOPS": (_G, _G), "TFLOPS": (_G * _K, _G * _K), "PFLOPS": (_G * _M, _G * _M)},
-        "size": {
-            "": (Fraction(1), Fraction(1)),
-            "M": (_M, _M),
-            "B": (_G, _G),
-            "T": (_G * _K, _G * _K),
-        },
-        "bandwidth": {"MB/s": (_M, _M), "GB/s": (_G, _G), "Gb/s": (_G / 8, _G / 8)},
+        "time": {"us": (1 / _M,), "ms": (1 / _K,), "s": (1,), "min": (60,)},
+        # a printed MB or GB is as often a power of two as of ten: either counts
+        "memory": {"B": (1,), "KiB": (2**10,), "MiB": (2**20,), "GiB": (2**30,), "MB": (_M, 2**20), "GB": (_G, 2**30)},
+        "share": {"": (1,), "%": (Fraction(1, 100),)},
+        "flops": {"GFLOPS": (_G,), "TFLOPS": (_G * _K,), "PFLOPS": (_G * _M,)},
+        "size": {"": (1,), "M": (_M,), "B": (_G,), "T": (_G * _K,)},
+        "bandwidth": {"MB/s": (_M,), "GB/s": (_G,), "Gb/s": (_G / 8,)},
     }
 )
-"""Smallest and largest factor to SI by dimension and unit; dimensions without an entry are not scaled."""
+"""Factors to SI by dimension and unit, two for an ambiguous unit; dimensions without an entry are not scaled."""
 
 DEFAULT_UNITS: Mapping[str, str] = MappingProxyType(
     {"time": "s", "memory": "GB", "share": "", "flops": "TFLOPS", "bandwidth": "GB/s", "size": ""}
@@ -182,5 +146,5 @@ def scale(dimension: str, unit: str) -> Interval:
     """
     if dimension not in SCALES:
         return Interval.exactly(Fraction(1))
-    low, high = SCALES[dimension][unit or DEFAULT_UNITS[dimension]]
-    return Interval(low=low, high=high)
+    factors = SCALES[dimension][unit or DEFAULT_UNITS[dimension]]
+    return Interval(low=Fraction(min(factors)), high=Fraction(max(factors)))

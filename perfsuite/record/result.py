@@ -1,7 +1,7 @@
 """What is known about a case once it has run: frozen records and the version of their JSON form.
 
-``Work`` is what one iteration must do, ``Sample`` what one timing was, ``Measurement`` all that the ranks reported,
-``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.base.codec` writes and reads them.
+``Work`` is what one iteration must do, ``Measurement`` all that the ranks reported, times of samples included,
+``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.record.codec` writes and reads them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from os.path import isabs
 from typing import Any, Literal
 
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.own_metrics import Better, OwnMetric, Reduce
-from perfsuite.record.step import Arrival, Component, DeviceLook, Lateness, SpanTotal, Timeline, Traffic
+from perfsuite.record.step import Arrival, Component, DeviceLook, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
@@ -124,18 +125,6 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One timing: ``iterations`` back-to-back iterations between two readings of the clock."""
-
-    time_s: float
-    """Seconds per iteration, the maximum over ranks."""
-    involuntary_switches: int = 0
-    """Involuntary context switches during the sample, the most on any rank (CPU; 0 where it cannot be read)."""
-    yardstick_s: float | None = None
-    """Seconds of the control run right after the sample, the maximum over ranks; None when there was none."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ClockFacts:
     """The clock that took the samples."""
 
@@ -197,9 +186,17 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """All that the ranks of one case reported."""
+    """All that the ranks of one case reported.
 
-    samples: tuple[Sample, ...]
+    A sample is one timing: ``iterations`` back-to-back iterations between two readings of the clock.
+    """
+
+    times_s: tuple[float, ...]
+    """Seconds per iteration by sample, the maximum over ranks."""
+    involuntary_switches: tuple[int, ...] = ()
+    """Involuntary context switches by sample, the most on any rank; empty without any, and where they are unknown."""
+    yardsticks_s: tuple[float, ...] = ()
+    """Seconds of the control right after each sample, the maximum over ranks; empty without a control."""
     iterations: int
     """k: iterations in each sample."""
     control: str = ""
@@ -240,6 +237,12 @@ class Measurement:
     """In an arm of a comparison, where this process and the ranks imported each module of the project from: its file
     relative to the arm's tree, absolute outside of it."""
 
+    def __post_init__(self) -> None:
+        for name in ("involuntary_switches", "yardsticks_s"):
+            count = len(getattr(self, name))
+            if count not in (0, len(self.times_s)):
+                raise InvalidParameter(f"{name} has {count} values for {len(self.times_s)} samples; give one for each")
+
     @property
     def world_size(self) -> int:
         """Number of ranks."""
@@ -253,7 +256,7 @@ class Measurement:
     @functools.cached_property
     def median_s(self) -> float:
         """Median of the samples, seconds per iteration."""
-        return statistics.median(sample.time_s for sample in self.samples)
+        return statistics.median(self.times_s)
 
     @property
     def slowest_rank(self) -> int:
@@ -269,7 +272,7 @@ class Measurement:
     @property
     def disturbed_share(self) -> float:
         """Share of samples during which some rank was switched out against its will."""
-        return sum(sample.involuntary_switches > 0 for sample in self.samples) / len(self.samples)
+        return sum(count > 0 for count in self.involuntary_switches) / len(self.times_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,20 +360,6 @@ class Result:
     def instruments(self) -> tuple[str, ...]:
         """Those of its measurement."""
         return self.measurement.instruments if self.measurement is not None else ()
-
-    @functools.cached_property
-    def lateness(self) -> Lateness | None:
-        """Of its ranks; None when nothing was measured."""
-        if self.measurement is None:
-            return None
-        arrival = self.measurement.arrival
-        return Lateness(
-            ranks=tuple(
-                (rank.host, rank.device, rank.median_s)
-                for rank in sorted(self.measurement.ranks, key=lambda rank: rank.rank)
-            ),
-            arrival=(arrival.late_rank, arrival.lag_s) if arrival is not None else None,
-        )
 
     @property
     def foreign_imports(self) -> Mapping[str, str]:

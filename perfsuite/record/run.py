@@ -7,11 +7,14 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import first_line
+from perfsuite.base.text import listed
 from perfsuite.base.units import plural
-from perfsuite.record.result import Peaks, Result, Work
+from perfsuite.record.projected import Projected
+from perfsuite.record.result import SCHEMA, Peaks, Result, Work
 from perfsuite.record.verdict import Verdict, VerdictName
 
 XFAILED = "xfailed: "
@@ -81,35 +84,57 @@ class RunEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
-    """Everything that reports are made of."""
+class Header:
+    """The facts about a run that are known when it starts."""
 
-    name: str
-    """Session, or the file's name."""
-    platform: str
+    session: str
+    """Identifier of the pytest session."""
     fingerprint: str
-    results: Mapping[str, Result]
-    """The newest result of each case, by node id."""
-    session: str = ""
-    started_at: str = ""
+    """Key of the hardware; a run resumes only on the same."""
+    platform: str
+    started_at: str
     """UTC, ISO 8601."""
     versions: Mapping[str, Any] = field(default_factory=dict)
     """Versions of Python, perfsuite, pytest, pytest-benchmark and torch."""
     revision: Revision = field(default_factory=Revision)
+    """The code that is measured."""
     arguments: tuple[str, ...] = ()
-    """What the command line gave pytest."""
+    """pytest's command-line arguments."""
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord(Header):
+    """A run: reports are made of it, a journal holds it."""
+
+    name: str
+    """Session, or the file's name."""
+    results: Mapping[str, Result]
+    """The newest result of each case, by node id."""
+    session: str = ""
+    started_at: str = ""
     failures: Mapping[str, str] = field(default_factory=dict)
-    """Message of each case that failed and was not measured."""
+    """Message of each case that failed by anything but its verdict."""
     interrupted: Mapping[str, str] = field(default_factory=dict)
     """Signal that ended the run while this case was running."""
     skips: Mapping[str, str] = field(default_factory=dict)
     """Reason of each case that was skipped; of one that failed as its mark expects it begins with XFAILED."""
     gate: GateRecord | None = None
-    """None where nobody judged, and in journals written before it was kept."""
+    """None without a verdict."""
     end: RunEnd | None = None
-    """None for a run that was killed, and in journals written before it was kept."""
+    """None for a run that was killed."""
     peaks: Peaks | None = None
-    """What the results are shares of, where it had to be measured."""
+    """The peaks that had to be measured, in the newest version; shares of them are in the metrics of the results."""
+    projections: Mapping[str, Projected] = field(default_factory=dict)
+    """What cases would measure, by node id; none of them is a result."""
+    path: Path | None = None
+    """The journal that the run was read from."""
+    truncated: bool = False
+    """The journal's last line was not complete and is left out."""
+    measured: Counter[str] = field(default_factory=Counter)
+    """Number of results that the journal has of each case."""
+    case_errors: Mapping[str, str] = field(default_factory=dict)
+    """Whole message of each case that the ranks failed and that was not measured later."""
 
     @functools.cached_property
     def missing(self) -> Mapping[str, str]:
@@ -118,6 +143,27 @@ class RunRecord:
         missing.update({case: f"interrupted by {signal}" for case, signal in self.interrupted.items()})
         missing.update({case: f"skipped: {reason}" for case, reason in self.skips.items()})
         return missing
+
+    @functools.cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """The environment of the newest result; empty without any result."""
+        newest = max(reversed([*self.results.values()]), key=lambda result: result.started_at, default=None)
+        return newest.environment if newest is not None else {}
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any result is of a simulated device."""
+        return any(result.simulated for result in self.results.values())
+
+    @property
+    def hardware(self) -> str:
+        """Return ``cpu (cpu-amd-epyc-2c)``."""
+        return f"{self.platform} ({self.fingerprint})" if self.fingerprint else self.platform
+
+    @property
+    def torch(self) -> str:
+        """Return torch's version; empty where neither the header nor the environment has it."""
+        return str(self.versions.get("torch") or (self.environment.get("packages") or {}).get("torch") or "")
 
     @functools.cached_property
     def equal_work(self) -> list[tuple[Result, ...]]:
@@ -132,9 +178,8 @@ def instrumented_line(results: Iterable[Result]) -> str:
     if not slowed:
         return ""
     count = sum(bool(result.instruments) for result in measured)
-    named = [name for name, _ in slowed.most_common(_INSTRUMENTS)]
-    more = f" and {len(slowed) - _INSTRUMENTS} more" if len(slowed) > _INSTRUMENTS else ""
-    return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {', '.join(named)}{more}"
+    named = listed([name for name, _ in slowed.most_common()], _INSTRUMENTS)
+    return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {named}"
 
 
 def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:

@@ -5,8 +5,10 @@ They are kept beside a case's times by the builds that look inside; :mod:`perfsu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from perfsuite.record.codec import COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +34,7 @@ class Timeline:
 
     ranks: int
     """Ranks of the pipeline, those without an event included."""
-    events: tuple[TimelineEvent, ...]
+    events: tuple[TimelineEvent, ...] = field(metadata=COLUMNS)
     """Rank by rank, actions in the order they ran."""
     source: Literal["measured", "simulated"]
     schedule: str = ""
@@ -89,16 +91,6 @@ class Arrival:
     lag_s: float
     """Median over iterations of the last rank's arrival minus the median arrival of the other ranks."""
     iterations: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lateness:
-    """What tells which rank the others wait for."""
-
-    ranks: tuple[tuple[str, str, float], ...]
-    """Host, device and own median in seconds, in rank order."""
-    arrival: tuple[int, float] | None
-    """The rank that comes last to a communication, and by how many seconds; None where that was not looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

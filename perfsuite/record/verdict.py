@@ -226,12 +226,3 @@ class Verdict:
         highs = [(finding.interval[1], finding.quantity) for finding in self.findings if finding.interval is not None]
         largest = max(highs, default=None) if self.gated else None
         return largest if largest is not None and largest[0] <= 1 else None
-
-
-def percent(share: float, *, signed: bool = False) -> str:
-    """A share as per cent, three significant digits and two decimals at most.
-
-    >>> percent(0.0312), percent(-0.2, signed=True), percent(0.05, signed=True), percent(0.00012, signed=True)
-    ('3.12 %', '-20 %', '+5 %', '+0.01 %')
-    """
-    return f"{round(100 * share, 2):{'+' if signed else ''}.3g} %"

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from perfsuite.base.text import escaped, markdown_text
-from perfsuite.base.units import format_bytes, plural
+from perfsuite.base.units import format_bytes, plural, significant
 from perfsuite.imports.row import Imported, ImportedRow
-from perfsuite.metrics.spec import significant
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.markdown import Grid, markdown
 

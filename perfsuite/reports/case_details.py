@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from perfsuite.base.text import printable
-from perfsuite.base.units import format_seconds, readable_unit
+from perfsuite.base.text import folded, printable
+from perfsuite.base.units import format_seconds, readable_unit, significant
 from perfsuite.gate.describe import phrases
-from perfsuite.metrics.spec import significant
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.layout import lay_out
-from perfsuite.reports.plain import folded
 from perfsuite.reports.summary import case_metrics
 
 
@@ -24,7 +22,7 @@ def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[
     for line in about:
         yield from folded(f"  {printable(line, 2000)}", width, "    ")
     measurement = result.measurement
-    if measurement is not None and measurement.samples:
+    if measurement is not None and measurement.times_s:
         yield from folded(f"  {_samples(measurement)}", width, "    ")
     elif result.outcome == "measured":
         yield f"  median {format_seconds(result.median_s)}"
@@ -42,7 +40,7 @@ def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[
 
 
 def _samples(measurement: Measurement) -> str:
-    times = sorted(sample.time_s for sample in measurement.samples)
+    times = sorted(measurement.times_s)
     steady = "" if measurement.warmup_steady else "; the warm-up ended before the time per iteration was steady"
     median, least, most = (format_seconds(time_s) for time_s in (measurement.median_s, times[0], times[-1]))
     return (

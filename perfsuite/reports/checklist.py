@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.units import plural
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import plural, significant
 from perfsuite.platforms import DeviceModel
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.registry import family_class
@@ -69,13 +68,13 @@ class Facts:
 
 def facts_of(recordings: Sequence[Recording]) -> Facts:
     """The results of one machine as the answers take them; ConfigurationError for those of several."""
-    machines = {recording.hardware: recording for recording in recordings}
+    machines = {recording.run.hardware: recording for recording in recordings}
     if len(machines) > 1:
         raise ConfigurationError(f"results of several machines, {', '.join(machines)}; give those of one")
     worker: dict[str, object] = {}
     for recording in recordings:
-        worker.update(recording.environment.get("driver") or {})
-        worker.update(recording.environment.get("worker") or {})
+        worker.update(recording.run.environment.get("driver") or {})
+        worker.update(recording.run.environment.get("worker") or {})
     return Facts(cases=gathered(recordings, None).cases, worker=worker, device=recordings[-1].device)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.text import printable
-from perfsuite.base.units import format_bytes, format_seconds, readable_rate
-from perfsuite.metrics.spec import LAUNCH_BOUND, significant
+from perfsuite.base.units import format_bytes, format_seconds, readable_rate, significant
+from perfsuite.metrics.spec import LAUNCH_BOUND
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.alpha_beta import fit_collectives
 from perfsuite.reports.devices import burst

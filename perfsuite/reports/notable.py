@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from perfsuite.base import garbage
 from perfsuite.base.errors import first_line
-from perfsuite.base.units import format_seconds, plural
+from perfsuite.base.text import listed
+from perfsuite.base.units import format_seconds, percent, plural, significant
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
-from perfsuite.metrics.spec import significant
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
-from perfsuite.record.verdict import FAILING, TIME, GateSettings, Verdict, percent
+from perfsuite.record.verdict import FAILING, TIME, GateSettings, Verdict
 from perfsuite.reports.pairs import pair_matrices
 from perfsuite.reports.slowest import slowest_everywhere
 from perfsuite.runtime.own_tree import foreign_line
@@ -69,7 +68,6 @@ class Notable:
     """All cases that it tells of, where they are several."""
 
 
-@garbage.kept()
 def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, ...]:
     """Everything notable of a run, the gravest kind first and in each the largest effect.
 
@@ -155,8 +153,7 @@ def _sentence(verdict: Verdict) -> str:
         told += f", {_amount(finding.before, finding.unit)} -> {_amount(finding.after, finding.unit)}"
     if verdict.name == "environment" and verdict.soft_differences:
         differs = dict.fromkeys(difference.partition(" ")[0] for difference in verdict.soft_differences)
-        more = f" and {len(differs) - _NAMED} more" if len(differs) > _NAMED else ""
-        told += f"; not as stored: {', '.join(list(differs)[:_NAMED])}{more}"
+        told += f"; not as stored: {listed(list(differs), _NAMED)}"
     return told if verdict.name in ("regressed", "improved") else f"{verdict.name}: {told}"
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from perfsuite.base.text import printable
-from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us
+from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
-from perfsuite.metrics.spec import significant
-from perfsuite.platforms.links import ONE_DEVICE, UNKNOWN, links
+from perfsuite.platforms.cuda import Cuda
+from perfsuite.platforms.detection import matrix_rows
+from perfsuite.platforms.musa import Musa
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.tables.markdown import Grid
@@ -120,3 +123,49 @@ def pair_tables(results: Iterable[Result], width: int | None = None) -> list[str
         lines += ["", printable(grid.title), *lay_out(grid.columns, grid.rows, width)]
         lines += [f"  {printable(note)}" for note in grid.notes]
     return lines
+
+
+NETWORK = "network"
+"""Between hosts."""
+ONE_DEVICE = "one device"
+"""Between ranks that share a device, as all of a CPU do."""
+UNKNOWN = "within the host"
+"""Between devices of which no tool told how they are linked."""
+_VISIBLE = (Cuda.visible_variable, Musa.visible_variable)
+
+
+def links(ranks: Sequence[RankFacts], environment: Mapping[str, Any]) -> dict[Pair, str]:
+    """The kind of every ordered pair: a cell of the vendor tool's matrix (``NV18``, ``SYS``), or what is known.
+
+    The matrix is that of the driver's host; other hosts of a cluster are taken to be like it.
+    """
+    kinds = {}
+    rows = matrix_rows(str(environment.get("topology") or ""))
+    for first, second in itertools.permutations(ranks, 2):
+        if first.host != second.host:
+            kind = NETWORK
+        elif first.device == second.device:
+            kind = ONE_DEVICE
+        else:
+            kind = _cell(rows, _index(first, environment), _index(second, environment)) or UNKNOWN
+        kinds[first.rank, second.rank] = kind
+    return kinds
+
+
+def _cell(rows: Mapping[str, Sequence[str]], first: int | None, second: int | None) -> str:
+    row = rows.get(f"GPU{first}", ())
+    return row[second] if second is not None and second < len(row) else ""
+
+
+def _index(rank: RankFacts, environment: Mapping[str, Any]) -> int | None:
+    """The tool's number of a device, which torch numbers among those left visible; None: it is not told."""
+    number = rank.device.rpartition(":")[2]
+    if not number.isdigit():
+        return None
+    variables = environment.get("variables") or {}
+    shown = next((variables[name] for name in _VISIBLE if name in variables), None)
+    if shown is None:
+        return int(number)
+    chosen = [word.strip() for word in str(shown).split(",")]
+    entry = chosen[int(number)] if int(number) < len(chosen) else ""
+    return int(entry) if entry.isdigit() else None

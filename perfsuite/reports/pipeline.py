@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.base.units import format_seconds, readable_unit
+from perfsuite.base.units import format_seconds, readable_unit, significant
 from perfsuite.metrics.pipeline import (
     COMPUTE,
     SIMULATION_TOLERANCE,
@@ -19,7 +19,6 @@ from perfsuite.metrics.pipeline import (
     in_flight_micro_batches,
     step_bounds_s,
 )
-from perfsuite.metrics.spec import significant
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.step import Timeline
 from perfsuite.reports.layout import lay_out

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from perfsuite.base.units import GIB, plural
 from perfsuite.metrics import find
-from perfsuite.projection.record import Projected
 from perfsuite.published.lookup import PublishedFigure, lookup
+from perfsuite.record.projected import Projected
 from perfsuite.record.result import Result
 from perfsuite.reports.tables.markdown import escape
 

@@ -92,7 +92,7 @@ def series_of(case: str, workload: str, parameters: Mapping[str, Any], *hardware
 def point_of(result: Result) -> Point | None:
     """What scaling needs of a result; None where nothing was measured or the work is not counted."""
     work = result.work.samples or result.work.tokens
-    if result.outcome != "measured" or not work or (late := result.lateness) is None or result.median_s <= 0:
+    if result.outcome != "measured" or not work or result.measurement is None or result.median_s <= 0:
         return None
     return Point(
         case=result.case,
@@ -100,7 +100,7 @@ def point_of(result: Result) -> Point | None:
         ranks=result.world_size,
         work=work,
         time_s=result.median_s,
-        devices=len({(host, device) for host, device, _ in late.ranks}),
+        devices=len({(rank.host, rank.device) for rank in result.measurement.ranks}),
     )
 
 

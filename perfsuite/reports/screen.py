@@ -11,14 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.base import garbage
-from perfsuite.base.text import printable
+from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
 from perfsuite.platforms.quiet import NOT_QUIET, THROTTLED
 from perfsuite.record.run import INSTRUMENTED, XFAILED, RunRecord, instrumented_line
 from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
-from perfsuite.reports.plain import folded
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
 
 MOST_LINES = 40
@@ -56,7 +54,6 @@ def title(run: RunRecord) -> str:
     return printable(f"perfsuite: {run.platform}" + (f", torch {torch}" if torch else ""), 160)
 
 
-@garbage.kept()
 def screen(
     run: RunRecord,
     findings: Sequence[Notable],

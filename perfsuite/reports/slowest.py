@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perfsuite.record.result import Result
-from perfsuite.record.step import Lateness
+from perfsuite.record.result import Measurement, RankFacts, Result
 
 FEWEST_CASES = 5
 CHANCE = 1e-3
@@ -38,28 +37,30 @@ def slowest_everywhere(results: Iterable[Result]) -> list[SlowRank]:
     """Who is slowest in at least four of five cases of the same ranks, more often than chance would have it."""
     places: dict[tuple[str, ...], list[tuple[str, str, float]]] = defaultdict(list)
     for result in results:
-        late = result.lateness if result.outcome == "measured" and result.world_size > 1 else None
-        if late is not None and len(late.ranks) > 1:
-            names = _names(late)
-            slowest, excess = _slowest(late, result)
+        measurement = result.measurement if result.outcome == "measured" and result.world_size > 1 else None
+        if measurement is not None and len(measurement.ranks) > 1:
+            ranks = sorted(measurement.ranks, key=lambda rank: rank.rank)
+            names = _names(ranks)
+            slowest, excess = _slowest(ranks, measurement)
             places[names].append((names[slowest], result.case, excess))
     told = (_told(names, members) for names, members in places.items())
     return [slow for slow in told if slow is not None]
 
 
-def _names(late: Lateness) -> tuple[str, ...]:
-    """What the ranks are called, in rank order."""
-    if len({(host, device) for host, device, _ in late.ranks}) < len(late.ranks):
-        return tuple(f"rank {rank} of {len(late.ranks)}" for rank in range(len(late.ranks)))
-    several = len({host for host, _, _ in late.ranks}) > 1
-    return tuple(f"device {f'{host} ' if several else ''}{device}" for host, device, _ in late.ranks)
+def _names(ranks: Sequence[RankFacts]) -> tuple[str, ...]:
+    """The names of the ranks, in rank order."""
+    if len({(rank.host, rank.device) for rank in ranks}) < len(ranks):
+        return tuple(f"rank {place} of {len(ranks)}" for place in range(len(ranks)))
+    several = len({rank.host for rank in ranks}) > 1
+    return tuple(f"device {f'{rank.host} ' if several else ''}{rank.device}" for rank in ranks)
 
 
-def _slowest(late: Lateness, result: Result) -> tuple[int, float]:
+def _slowest(ranks: Sequence[RankFacts], measurement: Measurement) -> tuple[int, float]:
     """Place of the slowest rank and how much longer it takes: of ranks that wait for each other, who comes last."""
-    if late.arrival is not None and late.arrival[0] < len(late.ranks) and result.median_s > 0:
-        return late.arrival[0], late.arrival[1] / result.median_s
-    times = [median_s for _, _, median_s in late.ranks]
+    arrival = measurement.arrival
+    if arrival is not None and arrival.late_rank < len(ranks) and measurement.median_s > 0:
+        return arrival.late_rank, arrival.lag_s / measurement.median_s
+    times = [rank.median_s for rank in ranks]
     slowest = max(range(len(times)), key=times.__getitem__)
     others = statistics.median(time for place, time in enumerate(times) if place != slowest)
     return slowest, times[slowest] / others - 1 if others > 0 else 0.0

@@ -9,18 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.base.text import code_text, printable, without_paths
-from perfsuite.base.units import format_seconds, plural, readable_rate
+from perfsuite.base.text import code_text, printable, without_hosts, without_paths
+from perfsuite.base.units import format_seconds, percent, plural, readable_rate, significant
 from perfsuite.gate.describe import word
 from perfsuite.metrics import REGISTRY, is_headline
-from perfsuite.metrics.spec import significant
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
-from perfsuite.record.verdict import Verdict, percent
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import Notable, change_in_words
-from perfsuite.reports.plain import without_hosts
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000

@@ -6,13 +6,16 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfsuite.base.units import format_seconds, readable_rate
+from perfsuite.base.text import listed
+from perfsuite.base.units import format_seconds, readable_rate, significant
 from perfsuite.metrics import REGISTRY, is_headline
-from perfsuite.metrics.spec import significant
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
 from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.layout import lay_out
+from perfsuite.reports.pairs import pair_tables
+from perfsuite.reports.pipeline import pipeline_section
+from perfsuite.reports.scaling import scaling_table
 
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
@@ -137,7 +140,7 @@ def _median(row: TerminalRow) -> str:
 
 def _digits(result: Result) -> int:
     """Significant digits: the fourth is noise where half of the samples are further apart than a thousandth."""
-    times = sorted(sample.time_s for sample in result.measurement.samples) if result.measurement else []
+    times = sorted(result.measurement.times_s) if result.measurement else []
     middle = times[len(times) // 4 : len(times) - len(times) // 4]
     return 4 if not middle or middle[-1] - middle[0] <= _STEADY * middle[0] else 3
 
@@ -157,7 +160,7 @@ def _late(measurement: Measurement) -> str:
 
 def _samples(measurement: Measurement) -> str:
     unsteady = "" if measurement.warmup_steady else " ~"
-    return f"{len(measurement.samples)} x {measurement.iterations}{unsteady}"
+    return f"{len(measurement.times_s)} x {measurement.iterations}{unsteady}"
 
 
 def _notes(rows: Sequence[TerminalRow]) -> list[str]:
@@ -169,7 +172,7 @@ def _notes(rows: Sequence[TerminalRow]) -> list[str]:
                 cases.setdefault(f"{metric.name}: {metric.note}", []).append(row.name)
             if metric.name in _BURST_RATES and burst(row.result):
                 cases.setdefault(f"{metric.name}: {BURST_NOTE}", []).append(row.name)
-    lines = [f"  {note}{'' if len(names) == len(rows) else f' ({_some(names)})'}" for note, names in cases.items()]
+    lines = [f"  {note}{'' if len(names) == len(rows) else f' ({listed(names, 1)})'}" for note, names in cases.items()]
     hidden = {metric.name for row in rows for metric in row.result.metrics if not is_headline(metric.name)}
     if hidden:
         lines.append(
@@ -186,10 +189,6 @@ def _notes(rows: Sequence[TerminalRow]) -> list[str]:
     if any(row.result.measurement and not row.result.measurement.warmup_steady for row in rows):
         lines.append("  ~ the warm-up ended before the time per iteration was steady")
     return lines
-
-
-def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def alpha_beta_table(results: Iterable[Result], width: int | None = None) -> list[str]:
@@ -261,3 +260,15 @@ def outcome_line(rows: Sequence[TerminalRow]) -> str:
         "built, checked and run once, not measured": sum(row.result.outcome == "smoke" for row in rows),
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def tables(rows: Sequence[TerminalRow], width: int) -> list[str]:
+    """Metrics by file, fits of collectives, scaling, pipelines; wide tables in blocks of ``width`` columns."""
+    results = [row.result for row in rows]
+    return [
+        *metric_tables(rows, width),
+        *alpha_beta_table(results, width),
+        *pair_tables(results, width),
+        *scaling_table(results, width),
+        *pipeline_section(results, width),
+    ]

@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from perfsuite.base.units import plural
-from perfsuite.gate.aa import AaReport
+from perfsuite.base.text import listed
+from perfsuite.base.units import percent, plural
 from perfsuite.gate.describe import describe
 from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict, percent
+from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict
 
 SUITE_FAILS = "SUITE "
 """What the line on the suite begins with where it fails the session."""
@@ -107,19 +107,4 @@ def undecided_lines(verdicts: Collection[Verdict], gate: bool) -> Iterator[str]:
 
 
 def _named(verdicts: Sequence[Verdict]) -> str:
-    more = f" and {len(verdicts) - _NAMED} more" if len(verdicts) > _NAMED else ""
-    return ", ".join(verdict.case for verdict in verdicts[:_NAMED]) + more
-
-
-def aa_lines(report: AaReport) -> Iterator[str]:
-    """What the gate does on this machine when nothing changed."""
-    yield ""
-    runs = f"{plural(report.runs, 'equal run')} of {plural(report.cases, 'case')}"
-    yield f"A/A: {runs}, {report.splits} random splits into stored and new runs"
-    yield (
-        f"  false alarms {report.false_alarms:.2%} of verdicts ({report.per_suite:.2f} per suite run), "
-        f"false improvements {report.false_improvements:.2%}, inconclusive {report.inconclusive:.1%}"
-    )
-    yield f"  smallest slowdown found with 95 %: median {report.median_mde:.1%}, worst {report.worst_mde:.1%}"
-    for case, share in report.worst_cases:
-        yield f"  most alarms: {case}: {share:.1%}"
+    return listed([verdict.case for verdict in verdicts], _NAMED)

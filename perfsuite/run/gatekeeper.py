@@ -19,12 +19,11 @@ from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.baselines.draft import NewRuns, UpdateMode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.gate.aa import AaReport, a_a
 from perfsuite.gate.budget import usual_s
 from perfsuite.gate.comparable import gate_case
+from perfsuite.gate.describe import offered
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.offer import offered
 from perfsuite.gate.physics import violations
 from perfsuite.gate.suite import SuiteVerdict
 from perfsuite.record.result import Result
@@ -211,11 +210,6 @@ class Gatekeeper:
             gate.add(node, run)
             if gate.suspects(node):
                 self._taken[node].again.append(run)
-
-    def a_a(self) -> AaReport:
-        """What the gate says of this session's own equal runs."""
-        runs = {node: taken.runs for node, taken in self._taken.items()}
-        return a_a([taken.identity for taken in self._taken.values()], runs, self.settings)
 
     def offered(self, *, accepted: bool = False) -> list[NewRuns]:
         """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`.

@@ -28,17 +28,15 @@ from perfsuite.base.errors import (
 )
 from perfsuite.base.masking import masked_value
 from perfsuite.base.mesh import MeshShape
-from perfsuite.journal import Journal
-from perfsuite.journal_writer import JournalWriter
 from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
-from perfsuite.projection.record import Projected
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.projected import Projected
 from perfsuite.record.result import Measurement, Peaks, Record, Result, Work
-from perfsuite.record.run import GateRecord, RunEnd
+from perfsuite.record.run import GateRecord, RunEnd, RunRecord
 from perfsuite.record.workload import Budget, Purpose, Workload
-from perfsuite.run.deadlines import deadline_s
+from perfsuite.run.builds import UntimedBuilds, deadline_s
 from perfsuite.run.measured_peaks import MeasuredPeaks
-from perfsuite.run.untimed import UntimedBuilds
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.values import describe, recorded, recorded_defaults
@@ -114,18 +112,18 @@ class PerfSession:
         """Signal that ended the run while this case was running."""
         self.reused: set[str] = set()
         """Cases reported from the journal that this run resumes."""
-        self._resumed: Journal | None = None
+        self._resumed: RunRecord | None = None
         self._open_driver = open_driver
         self._read_environment = read_environment
         self._driver: Runner | None = None
         self._environment: Mapping[str, Any] | None = None
         self.measured_peaks = MeasuredPeaks(lambda job: self.driver.run(job))  # noqa: PLW0108  made at first use
 
-    def resume(self, journal: Journal) -> None:
+    def resume(self, journal: RunRecord) -> None:
         """Report the cases finished in ``journal`` from it; JournalError when it is of other hardware."""
-        if journal.header.fingerprint != self.fingerprint:
+        if journal.fingerprint != self.fingerprint:
             raise JournalError(
-                f"journal {journal.path} was measured on {journal.header.fingerprint}, this machine is "
+                f"journal {journal.path} was measured on {journal.fingerprint}, this machine is "
                 f"{self.fingerprint}; a run resumes only on the same hardware: start a new one without --perf-resume"
             )
         self._resumed = journal
@@ -255,7 +253,6 @@ class PerfSession:
         )
         if not same:
             return None
-        _ = old.metrics  # damage in them is found now: later nobody could say which case it is of
         self.reused.add(case.id)
         return old
 

@@ -19,8 +19,7 @@ from perfsuite.gate.budget import Costs, Spending
 from perfsuite.gate.gate import Gate
 from perfsuite.record.result import Result
 from perfsuite.record.verdict import Request
-from perfsuite.run.arms import Arm, ArmFailed
-from perfsuite.run.live_arms import LiveArm
+from perfsuite.run.arms import Arm, ArmFailed, LiveArm
 
 _OLDER = {"ab_pair": "base", "anchor_pair": "stored commit"}
 _ARM_SPARE_S = 120.0

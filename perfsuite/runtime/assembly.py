@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
-from perfsuite.base.codec import from_json
 from perfsuite.base.errors import CaseError
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, idle_share
+from perfsuite.record.codec import from_json
 from perfsuite.record.own_metrics import OwnMetric, Reduce
-from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record, Sample
+from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record
 from perfsuite.record.step import Arrival, Component, DeviceLook, SpanTotal, Timeline, TimelineEvent, Traffic
 from perfsuite.runtime.ranks.spans import MESSAGES, REMAINDER
 from perfsuite.runtime.transports.base import Message
@@ -39,7 +39,9 @@ def assemble(
     memory = [report["peak_memory_bytes"] for report in reports if report["peak_memory_bytes"] is not None]
     timeline, bubbles = join(reports)
     return Measurement(
-        samples=tuple(from_json(Sample, sample) for sample in lead["samples"]),
+        times_s=tuple(lead["times_s"]),
+        involuntary_switches=tuple(lead["involuntary_switches"]),
+        yardsticks_s=tuple(lead["yardsticks_s"]),
         iterations=lead["iterations"],
         control=lead["control"],
         warmup_iterations=lead["warmup_iterations"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.statistics.robust import MAD_TO_SIGMA
@@ -85,34 +85,18 @@ def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float 
     import numpy as np
 
     series = np.asarray(values, dtype=float)
-    sigma = _noise(series)
+    # standard deviation by differences of neighbours, which a change of level does not widen
+    steps = np.diff(series)
+    spread = float(MAD_TO_SIGMA * np.median(np.abs(steps)) / math.sqrt(2)) if len(steps) else 0.0
+    sigma = max(_LEAST_SIGMA, spread)
     if len(series) < LEAST_VALUES:
         return Levels(changes=(), drawn_in=tuple(series.tolist()), sigma=sigma, inflation=1.0)
-    drawn_in = _clipped(series, sigma)
-    ends = _proposed(drawn_in, sigma)
-    search = _Search(drawn_in, alpha=alpha, least=least)
-    return search.levels(search.confirmed(ends))
-
-
-def _noise(series: Series) -> float:
-    """Standard deviation by differences of neighbours, which a change of level does not widen."""
-    import numpy as np
-
-    steps = np.diff(series)
-    if not len(steps):
-        return _LEAST_SIGMA
-    return max(_LEAST_SIGMA, float(MAD_TO_SIGMA * np.median(np.abs(steps)) / math.sqrt(2)))
-
-
-def _clipped(series: Series, sigma: float) -> Series:
-    """The series with outliers drawn in to CLIPPED ``sigma`` from the median of the values around them."""
-    import numpy as np
-
-    half = _AROUND // 2
-    padded = np.pad(series, half, mode="symmetric")
+    # outliers are drawn in to CLIPPED sigma from the median of the values around them
+    padded = np.pad(series, _AROUND // 2, mode="symmetric")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, _AROUND), axis=1)
     drawn_in: Series = np.clip(series, around - CLIPPED * sigma, around + CLIPPED * sigma)
-    return drawn_in
+    search = _Search(drawn_in, alpha=alpha, least=least)
+    return search.levels(search.confirmed(_proposed(drawn_in, sigma)))
 
 
 def _proposed(series: Series, sigma: float) -> list[int]:
@@ -121,7 +105,13 @@ def _proposed(series: Series, sigma: float) -> list[int]:
     A long series is taken in parts, because the search takes the square of the length; where parts meet is one more
     place to test.
     """
-    kernel = _ruptures().KernelCPD(kernel="linear", min_size=SIDE)
+    try:
+        import ruptures
+    except ImportError:
+        raise ConfigurationError(
+            "change points need the package ruptures, which is not installed; pip install 'perfsuite[history]'"
+        ) from None
+    kernel = ruptures.KernelCPD(kernel="linear", min_size=SIDE)
     penalty = _PENALTY * sigma**2 * math.log(len(series))
     ends: list[int] = []
     parts = -(-len(series) // _PART)
@@ -129,16 +119,6 @@ def _proposed(series: Series, sigma: float) -> list[int]:
         start, end = part * len(series) // parts, (part + 1) * len(series) // parts
         ends += [start + int(at) for at in kernel.fit(series[start:end].reshape(-1, 1)).predict(pen=penalty)]
     return ends
-
-
-def _ruptures() -> Any:
-    try:
-        import ruptures
-    except ImportError:
-        raise ConfigurationError(
-            "change points need the package ruptures, which is not installed; pip install 'perfsuite[history]'"
-        ) from None
-    return ruptures
 
 
 class _Search:

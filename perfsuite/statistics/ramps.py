@@ -76,27 +76,13 @@ def _ramp(levels: Levels, group: Sequence[int]) -> Ramp:
     fits = _Fits(levels, group)
     begin, end = fits.range()
     at_most = min(begin, first.earliest), max(end, last.latest)
-    if len(steps) == 1 and fits.best <= fits.of_steps + fits.slack:
-        return Ramp(
-            steps=steps,
-            is_drift=False,
-            between=(first.earliest, last.latest),
-            at_most=at_most,
-            effect=first.effect,
-            low=first.low,
-            high=first.high,
-        )
-    effect, error = fits.effect()
-    half = t_quantile(0.975, min(MOST_DOF, max(1, len(levels.drawn_in) - len(levels.changes) - 1))) * error
-    return Ramp(
-        steps=steps,
-        is_drift=True,
-        between=at_most,
-        at_most=at_most,
-        effect=effect,
-        low=effect - half,
-        high=effect + half,
-    )
+    is_drift = len(steps) > 1 or fits.best > fits.of_steps + fits.slack
+    between, effect, low, high = (first.earliest, last.latest), first.effect, first.low, first.high
+    if is_drift:
+        effect, error = fits.effect()
+        half = t_quantile(0.975, min(MOST_DOF, max(1, len(levels.drawn_in) - len(levels.changes) - 1))) * error
+        between, low, high = at_most, effect - half, effect + half
+    return Ramp(steps=steps, is_drift=is_drift, between=between, at_most=at_most, effect=effect, low=low, high=high)
 
 
 class _Fits:
@@ -115,7 +101,8 @@ class _Fits:
         self.variance = levels.sigma**2 * levels.inflation
         self.slack = WITHIN * self.variance
         """Of two explanations whose gains differ by less neither is better."""
-        self.of_steps = self._gain_of_steps([step - self.start for step in steps])
+        parts = np.split(self.values, [step - self.start for step in steps])
+        self.of_steps = float(sum(part.sum() ** 2 / len(part) for part in parts))
         self.begins, self.ends = self._places(steps[0] - self.start, steps[-1] - self.start)
         products, self.squares = self._products()
         self.gains = products**2 / self.squares
@@ -132,11 +119,6 @@ class _Fits:
         """That of the best ramp, and its standard error."""
         best = int(self.gains.argmax())
         return float(self.effects[best]), math.sqrt(self.variance / float(self.squares[best]))
-
-    def _gain_of_steps(self, steps: Sequence[int]) -> float:
-        import numpy as np
-
-        return float(sum(part.sum() ** 2 / len(part) for part in np.split(self.values, steps)))
 
     def _places(self, first: int, last: int) -> tuple[Places, Places]:
         """First values off the old level and on the new one, of all ramps near the steps with SIDE values aside."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.record.result import Sample
 from perfsuite.run import gatekeeper, settling
 from perfsuite.run.arms import ArmFailed
 from test_correctness.helpers.scripted_driver import measurement, repository
@@ -67,11 +66,9 @@ class Machine:
             raise self.errors[number]
         spell = self.spells[number].pop(0) if self.spells.get(number) else 1.0
         run_s = 0.01 * spell * self.factors.get(number, 1.0) * self.draw.gauss(1, 0.003)
-        samples = tuple(
-            Sample(time_s=run_s * self.draw.gauss(1, 0.002), yardstick_s=0.001 * self.draw.gauss(1, 0.002))
-            for _ in range(30)
-        )
-        return dataclasses.replace(measurement(job), samples=samples)
+        samples = [(run_s * self.draw.gauss(1, 0.002), 0.001 * self.draw.gauss(1, 0.002)) for _ in range(30)]
+        times_s, yardsticks_s = zip(*samples, strict=True)
+        return dataclasses.replace(measurement(job), times_s=times_s, yardsticks_s=yardsticks_s)
 
 
 def store(repo, kept):

@@ -13,10 +13,10 @@ from typing import Any
 
 from perfsuite.base.errors import PerfsuiteError
 from perfsuite.cli import main as cli
-from perfsuite.journal import Header, read_journal
-from perfsuite.journal_writer import JournalWriter
+from perfsuite.record.journal import read_journal
+from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Peak, Peaks
-from perfsuite.record.run import GateRecord, Revision, RunEnd
+from perfsuite.record.run import GateRecord, Header, Revision, RunEnd
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from test_correctness.helpers.pages import everything
 

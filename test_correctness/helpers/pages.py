@@ -9,7 +9,8 @@ from perfsuite.platforms import load_catalog
 from perfsuite.record.result import Metric, Peak, Result, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.page import page
-from perfsuite.reports.page.runs import material_of, run_of_record
+from perfsuite.reports.page.runs import material_of
+from perfsuite.reports.tables.recording import Recording
 from perfsuite.schedules import make_schedule
 from test_correctness.helpers.pipelines import measured as timeline_of
 from test_correctness.helpers.report_runs import gpt, llama, measurement, opensora
@@ -96,8 +97,8 @@ def record(*results, **meaning):
 
 def material(*results, base=None, **meaning):
     device = load_catalog().models.get("a100")
-    runs = [run_of_record(record(*results, **meaning), device)]
-    return material_of(runs, run_of_record(base, device) if base is not None else None)
+    runs = [Recording(run=record(*results, **meaning), device=device)]
+    return material_of(runs, Recording(run=base, device=device) if base is not None else None)
 
 
 def drawn(spec, name, prefix):

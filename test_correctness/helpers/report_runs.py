@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import load_catalog
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Sample
+from perfsuite.record.codec import to_json
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result
+from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
-from perfsuite.reports.tables.recording import recording_of
+from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.workloads.training.train_step import TrainStep
@@ -42,7 +43,7 @@ def measurement(ranks, time_s, *, hosts=1, records=(), shared=False):
     )
     times_s = (time_s * 0.99, time_s, time_s, time_s, time_s * 1.01)
     return Measurement(
-        samples=tuple(Sample(time_s=each) for each in times_s),
+        times_s=times_s,
         iterations=1,
         warmup_iterations=1,
         warmup_steady=True,
@@ -95,19 +96,18 @@ def trained(
     )
 
 
-def run(*results, name="journal.jsonl", **meaning):
+def run(*results, name="journal.jsonl", platform="", missing=(), **meaning):
     """These results as a report takes them."""
-    platform = meaning.get("platform", results[0].platform if results else "s4000")
-    return recording_of(
-        results,
+    platform = platform or (results[0].platform if results else "s4000")
+    reasons = {case: reason.partition(": ") for case, reason in dict(missing).items()}
+    record = RunRecord(
         name=name,
-        **{
-            "platform": platform,
-            "fingerprint": results[0].fingerprint if results else "s4000-test",
-            "device": load_catalog().models.get(platform),
-            **meaning,
-        },
+        results={result.case: result for result in results},
+        skips={case: told for case, (kind, _, told) in reasons.items() if kind == "skipped"},
+        failures={case: told for case, (kind, _, told) in reasons.items() if kind == "failed"},
+        **{"platform": platform, "fingerprint": results[0].fingerprint if results else "s4000-test", **meaning},
     )
+    return Recording(run=record, device=load_catalog().models.get(platform))
 
 
 def latte(ranks, time_s, **changes):

@@ -12,7 +12,7 @@ import pytest
 
 from perfsuite.plugin import gating, launch
 from perfsuite.plugin.suite import Suite
-from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record, Sample
+from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.peak_probe import PeakProbe
 
@@ -73,7 +73,7 @@ def measurement(job: Job, times_s: Sequence[float] = (0.5, 0.25, 1.0), **changes
         for rank in range(job.world_size)
     )
     plain = Measurement(
-        samples=tuple(Sample(time_s=time_s) for time_s in times_s),
+        times_s=tuple(times_s),
         iterations=7,
         warmup_iterations=3,
         warmup_steady=True,

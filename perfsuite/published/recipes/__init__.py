@@ -1,7 +1,7 @@
 """The published runs as recipes: which case of the suite each row is, and what that case sets up.
 
 ``recipes()`` has all of them in the reports' order, without torch and without reading a file; ``find(name)`` one, or
-one of the small siblings in :mod:`.small`.
+one of the small siblings (``SMALL``).
 ``recipe_of("000/time", 26)`` is the one of a published row; where there is none, ``why_none`` has the reason.
 ``recipe.case("s4000")`` is the node id of its case on a platform, ``recipe.small`` that of its small sibling on a CPU.
 What a case or a recipe has otherwise than a row: :func:`perfsuite.published.differences.differences`.
@@ -15,53 +15,49 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
-from perfsuite.published.recipes import gpt, language, long_and_wide, video
+from perfsuite.published.recipes import report_004, reports_000_to_003
 from perfsuite.published.recipes.recipe import Recipe
 
-# Small siblings of recipes that no other test has: Latte with larger batches and under DeepSpeed, until it
-# learned.
-
-
-def _latte(strategy: str, batch: int, prefix: str) -> Recipe:
-    return Recipe(
+_LATTE: Mapping[str, Any] = {
+    "model": "latte-tiny",
+    "data": "generated",
+    "num_workers": 1,
+    "learning_rate": 1e-3,  # so small a model has begun to learn within the loss build's steps
+    "builds": ("memory", "loss"),
+    "loss_steps": 40,
+    "target_loss": 0.9,
+}
+SMALL: tuple[Recipe, ...] = tuple(
+    Recipe(
         name=f"{prefix}-latte-tiny-{strategy}-b{batch}-w1-1x2",
         rows=(),
-        parameters={
-            "model": "latte-tiny",
-            "strategy": strategy,
-            "micro_batch_size": batch,
-            "data": "generated",
-            "num_workers": 1,
-            "learning_rate": 1e-3,  # so small a model has begun to learn within the loss build's steps
-            "builds": ("memory", "loss"),
-            "loss_steps": 40,
-            "target_loss": 0.9,
-        },
+        parameters={**_LATTE, "strategy": strategy, "micro_batch_size": batch},
         world_size=2,
     )
-
-
-SMALL: tuple[Recipe, ...] = (
-    _latte("ddp", 2, "001"),
-    _latte("ddp", 1, "001"),
-    _latte("ddp", 4, "001"),
-    *(_latte(strategy, 1, "001d") for strategy in ("zero1", "zero2", "zero3")),
+    for prefix, strategy, batch in (
+        *(("001", "ddp", batch) for batch in (2, 1, 4)),
+        *(("001d", strategy, 1) for strategy in ("zero1", "zero2", "zero3")),
+    )
 )
-"""For two ranks of a CPU; the first belongs to a plain run, the others are extended."""
+"""Small siblings of recipes that no other test has: Latte with larger batches and under DeepSpeed, until it learned.
+
+They run on two ranks of a CPU; the first belongs to a plain run, the others are extended.
+"""
 
 
 __all__ = ["WITHOUT_RECIPE", "Recipe", "find", "recipe_of", "recipes", "why_none"]
 
 WITHOUT_RECIPE: Mapping[tuple[str, int], str] = MappingProxyType(
     {
-        (
-            "004/3d",
-            428,
-        ): "tp 64 does not divide the 96 heads of GPT-3 175B; perfsuite has dp2-tp32 beside the other meshes",
-        ("004/moe", 389): "of eight experts two are a quarter: 1.3T with eight experts has at least 325B active "
-        "parameters, not 175B",
+        ("004/3d", 428): (
+            "tp 64 does not divide the 96 heads of GPT-3 175B; perfsuite has dp2-tp32 beside the other meshes"
+        ),
+        ("004/moe", 389): (
+            "of eight experts two are a quarter: 1.3T with eight experts has at least 325B active parameters, not 175B"
+        ),
     }
 )
 """(table, line) of the rows that nobody can run -> why."""
@@ -71,17 +67,17 @@ WITHOUT_RECIPE: Mapping[tuple[str, int], str] = MappingProxyType(
 def recipes() -> tuple[Recipe, ...]:
     """All recipes, in the reports' order."""
     return (
-        *video.opensora(),
-        *video.latte(),
-        *language.llama2(),
-        *language.oneflow(),
-        *gpt.data_parallel(),
-        *gpt.pipelines(),
-        *gpt.tensor(),
-        *long_and_wide.split_layer(),
-        *long_and_wide.sequences(),
-        *long_and_wide.experts(),
-        *long_and_wide.routing(),
+        *reports_000_to_003.opensora(),
+        *reports_000_to_003.latte(),
+        *reports_000_to_003.llama2(),
+        *reports_000_to_003.oneflow(),
+        *report_004.data_parallel(),
+        *report_004.pipelines(),
+        *report_004.tensor(),
+        *report_004.split_layer(),
+        *report_004.sequences(),
+        *report_004.experts(),
+        *report_004.routing(),
     )
 
 

@@ -10,13 +10,12 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines.summarise import changed_settings
 from perfsuite.gate.describe import word
 from perfsuite.record.verdict import TIME, Verdict
 from perfsuite.reports.page.blocks import Tone
 from perfsuite.reports.page.material import CaseChange, PageCase
-from perfsuite.reports.page.numbers import duration
 from perfsuite.statistics.student import t_quantile
 
 LEAST_RUNS = 3
@@ -80,8 +79,8 @@ def changes_between(before: Iterable[PageCase], after: Iterable[PageCase]) -> It
             effect=effect,
             low=low,
             high=high,
-            before=duration(math.exp(statistics.fmean(map(math.log, base.times_s)))),
-            after=duration(math.exp(statistics.fmean(map(math.log, case.times_s)))),
+            before=format_seconds(math.exp(statistics.fmean(map(math.log, base.times_s))), 3),
+            after=format_seconds(math.exp(statistics.fmean(map(math.log, case.times_s))), 3),
             word={"bad": "slower", "good": "faster"}.get(tone, unsure),
             tone=tone,
             runs=f"{plural(len(case.times_s), 'run')} against {len(base.times_s)}",
@@ -100,7 +99,7 @@ def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
         low, high = sure.interval if sure.interval is not None else (None, None)
         seconds = sure.unit == "s"
         ends = [
-            "" if value is None else duration(value) if seconds else f"{value:.4g} {sure.unit}".strip()
+            "" if value is None else format_seconds(value, 3) if seconds else f"{value:.4g} {sure.unit}".strip()
             for value in (sure.before, sure.after)
         ]
         tone: Tone = "bad" if verdict.name in _BAD else "good" if verdict.name == "improved" else "plain"

@@ -8,20 +8,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from perfsuite.base.text import listed
 from perfsuite.baselines.summarise import changed_settings
-from perfsuite.platforms import DeviceModel
 from perfsuite.record.result import Measurement, Metric, Peak, Result, Work
-from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Tone
 from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.settings import class_of
 
 
@@ -68,8 +68,8 @@ class PageCase:
 
     @property
     def has_measurement(self) -> bool:
-        """Whether there is one, told without decoding it."""
-        return self.result.lateness is not None
+        """Whether there is one."""
+        return self.measurement is not None
 
     @property
     def detail(self) -> str:
@@ -143,46 +143,11 @@ class CaseChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One journal, baseline file or session."""
-
-    name: str
-    """File without its folder."""
-    platform: str
-    fingerprint: str
-    cases: tuple[PageCase, ...]
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a case has no result, by node id: skipped, failed or interrupted."""
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
-    """What the gate said, by node id."""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """What else is known of the run, label and text: session, start, commit, command."""
-    warnings: tuple[str, ...] = ()
-    device: DeviceModel | None = None
-    """What is published of the platform."""
-    simulated: bool = False
-    record: RunRecord | None = None
-    """None for a baseline file."""
-
-    @property
-    def torch(self) -> str:
-        """Its version; empty where neither the header nor the environment has it."""
-        return str(self.versions.get("torch") or (self.environment.get("packages") or {}).get("torch") or "")
-
-    @property
-    def hardware(self) -> str:
-        """``cpu (cpu-amd-epyc-2c)``."""
-        return f"{self.platform} ({self.fingerprint})" if self.fingerprint else self.platform
-
-
-@dataclass(frozen=True, kw_only=True)
 class Material:
     """All that a page shows."""
 
-    runs: tuple[Run, ...]
-    base: Run | None = None
+    runs: tuple[Recording, ...]
+    base: Recording | None = None
     """What the runs are compared with."""
     changes: tuple[CaseChange, ...] = ()
     """Every case that was compared, in order of appearance."""
@@ -201,7 +166,7 @@ class Material:
     def cases(self) -> tuple[PageCase, ...]:
         """Each case once: of several runs the newest, with the times of all of them."""
         newest: dict[tuple[str, str], PageCase] = {}
-        for case in (case for run in self.runs for case in run.cases):
+        for case in (case for recording in self.runs for case in page_cases(recording)):
             key = (case.fingerprint, case.node)
             newest[key] = joined(newest.get(key), case)
         return tuple(newest.values())
@@ -215,22 +180,29 @@ class Material:
     def missing(self) -> Mapping[str, str]:
         """Why cases have no result in any run."""
         there = {case.node for case in self.cases}
-        return {node: why for run in self.runs for node, why in run.missing.items() if node not in there}
+        return {node: why for one in self.runs for node, why in one.run.missing.items() if node not in there}
 
     @functools.cached_property
     def verdicts(self) -> Mapping[str, Verdict]:
         """The newest of each case."""
-        return {node: verdict for run in self.runs for node, verdict in run.verdicts.items()}
+        gates = [recording.run.gate for recording in self.runs]
+        return {node: verdict for gate in gates if gate for node, verdict in gate.by_case.items()}
 
     @property
     def simulated(self) -> bool:
         """Whether any time here is of a simulated device."""
-        return any(run.simulated for run in self.runs)
+        return any(recording.run.simulated for recording in self.runs)
 
     @functools.cached_property
     def anchors(self) -> Mapping[str, str]:
         """Where each case stands on the page, by node id."""
         return {case.node: case.anchor for case in self.cases}
+
+
+def page_cases(recording: Recording) -> list[PageCase]:
+    """The cases of a recording, with the times of all runs that it knows."""
+    cases = map(case_of_result, recording.run.results.values())
+    return [dataclasses.replace(case, times_s=recording.times_s.get(case.node, case.times_s)) for case in cases]
 
 
 def joined(older: PageCase | None, newer: PageCase) -> PageCase:
@@ -247,6 +219,4 @@ def joined(older: PageCase | None, newer: PageCase) -> PageCase:
 
 def named(nodes: Iterable[str], most: int = 3) -> str:
     """Names of a few cases and how many more there are."""
-    names: Sequence[str] = [node.partition("::")[2] or node for node in nodes]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return listed([node.partition("::")[2] or node for node in nodes], most)

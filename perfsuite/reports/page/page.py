@@ -18,6 +18,7 @@ from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
+from perfsuite.base.text import visible
 from perfsuite.reports.hosts import numbered
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.blocks import Chart, Charts, Section
@@ -25,7 +26,6 @@ from perfsuite.reports.page.charts.look import stamped
 from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.history import history_section
-from perfsuite.reports.page.text import deep, visible
 from perfsuite.reports.tables.markdown import Grid
 
 # A chart's specification as SVG for this page: with a role and a name, ids of its own, no style and no script
@@ -145,7 +145,7 @@ def _hash(text: str) -> str:
 
 
 def _title(material: Material) -> str:
-    run = material.runs[-1] if material.runs else None
+    run = material.runs[-1].run if material.runs else None
     devices = run.environment.get("devices") if run else None
     name = str(devices[0]).partition(",")[0] if isinstance(devices, Sequence) and devices else ""
     hardware = " x ".join(filter(None, (str(len(devices or ())) if len(devices or ()) > 1 else "", name)))
@@ -192,6 +192,15 @@ def _charts(section: Section) -> Iterator[Chart]:
     for block in section.blocks:
         if isinstance(block, Charts):
             yield from block.charts
+
+
+def deep(value: Any, told: Callable[[str], str] = str) -> Any:
+    """A chart's specification with every text in it put through ``told`` and made :func:`visible`."""
+    if isinstance(value, str):
+        return visible(told(value))
+    if isinstance(value, dict):
+        return {name: deep(entry, told) for name, entry in value.items()}
+    return [deep(entry, told) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 # -- cells -------------------------------------------------------------------------------------------------------

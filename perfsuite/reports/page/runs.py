@@ -1,49 +1,29 @@
-"""From a run's record or a baseline file to what the page shows; both sides of a comparison come together here."""
+"""What a page shows of runs; both sides of a comparison come together here."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from perfsuite.base.masking import masked_words
-from perfsuite.baselines.baseline import Baseline
-from perfsuite.platforms import DeviceModel
+from perfsuite.base.units import format_seconds
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import notable
 from perfsuite.reports.page.effects import changes_between, changes_of_verdicts
-from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, case_of_result, joined
-from perfsuite.reports.page.numbers import duration
-from perfsuite.reports.stored import stored_result
+from perfsuite.reports.page.material import CaseChange, Material, PageCase, case_of_result, joined, page_cases
+from perfsuite.reports.tables.recording import Recording
 
 
-def run_of_record(record: RunRecord, device: DeviceModel | None) -> Run:
-    """A session that just ended, or a journal."""
-    results = tuple(record.results.values())
-    return Run(
-        name=PurePath(record.name).name,
-        platform=record.platform,
-        fingerprint=record.fingerprint,
-        cases=tuple(map(case_of_result, results)),
-        missing=record.missing,
-        verdicts=record.gate.by_case if record.gate else {},
-        environment=results[-1].environment if results else {},
-        versions=record.versions,
-        facts={label: text for label, text in _facts(record) if text},
-        warnings=(*(record.gate.banner if record.gate else ()), *(record.end.warnings if record.end else ())),
-        device=device,
-        simulated=any(result.simulated for result in results),
-        record=record,
-    )
-
-
-def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What else is known of a run: label and text, which may be empty."""
     revision = record.revision
     commit = f"{revision.commit}-dirty" if revision.dirty else revision.commit
     yield "session", record.session
     yield "started", record.started_at
-    yield "took", duration(record.end.took_s) if record.end else ""
+    yield "took", format_seconds(record.end.took_s, 3) if record.end else ""
     yield "exit status", str(record.end.exit_status) if record.end else ""
     yield "commit", _short(commit)
     yield "branch", revision.branch
@@ -57,34 +37,16 @@ def _short(commit: str) -> str:
     return full[:12] + (" with uncommitted changes" if full and dirty else "")
 
 
-def run_of_baseline(baseline: Baseline, name: str, device: DeviceModel | None) -> Run:
-    """The newest run of each case that a baseline file keeps."""
-    hardware = baseline.hardware
-    newest = baseline.newest
-    entries = sorted(baseline.entries.items(), key=lambda pair: pair[0])
-    return Run(
-        name=name,
-        platform=hardware.platform,
-        fingerprint=hardware.fingerprint,
-        cases=tuple(case_of_result(stored_result(entry, hardware)) for _, entry in entries),
-        environment=newest.environment if newest else {},
-        versions=baseline.versions,
-        facts={"newest run": newest.time, "commit": _short(newest.commit)} if newest else {},
-        device=device,
-        simulated=hardware.simulated,
-    )
-
-
-def material_of(runs: Sequence[Run], base: Run | None = None, *, show_hosts: bool = False) -> Material:
+def material_of(runs: Sequence[Recording], base: Recording | None = None, *, show_hosts: bool = False) -> Material:
     """All that a page shows of these runs, beside ``base`` where one is given.
 
     Without a base the verdicts of the gate are the comparison, where it judged.  ``show_hosts``: keep names of hosts.
     """
-    notes = tuple(one for run in runs[-1:] if run.record is not None for one in notable(run.record))
+    notes = tuple(one for recording in runs[-1:] for one in notable(recording.run))
     alone = Material(runs=tuple(runs), base=base, notable=notes)
     if base is not None:
-        changes = tuple(changes_between(base.cases, alone.cases))
-        compared = f"{', '.join(run.name for run in runs)} with {base.name}"
+        changes = tuple(changes_between(page_cases(base), alone.cases))
+        compared = f"{', '.join(map(named_run, runs))} with {named_run(base)}"
     else:
         changes = tuple(changes_of_verdicts(alone.verdicts.values()))
         compared = "the stored runs of the baseline, by the gate" if changes else ""
@@ -92,8 +54,18 @@ def material_of(runs: Sequence[Run], base: Run | None = None, *, show_hosts: boo
     return Material(runs=tuple(runs), base=base, notable=notes, changes=changes, compared=compared, hidden_hosts=hidden)
 
 
-def _results(runs: Sequence[Run]) -> Iterator[Result]:
-    return (case.result for run in runs for case in run.cases if case.result is not None)
+def run_warnings(run: RunRecord) -> tuple[str, ...]:
+    """What a reader must know of the run as a whole, from its gate and its end."""
+    return (*(run.gate.banner if run.gate else ()), *(run.end.warnings if run.end else ()))
+
+
+def named_run(recording: Recording) -> str:
+    """The name of a run without its folder: a page is for others."""
+    return PurePath(recording.run.name).name
+
+
+def _results(runs: Sequence[Recording]) -> Iterator[Result]:
+    return (result for recording in runs for result in recording.run.results.values())
 
 
 def material_of_arms(
@@ -109,18 +81,37 @@ def material_of_arms(
     return Material(runs=(arms[1],), base=arms[0], changes=tuple(changes), compared=compared, hidden_hosts=hidden)
 
 
-def _arm(runs: Sequence[Sequence[Result]], name: str) -> Run:
+def _arm(runs: Sequence[Sequence[Result]], name: str) -> Recording:
     """One arm: the newest run of each case with the times of all."""
-    all_results = [result for results in runs for result in results]
     cases: dict[str, PageCase] = {}
-    for result in all_results:
+    for result in (result for results in runs for result in results):
         cases[result.case] = joined(cases.get(result.case), case_of_result(result))
-    newest = all_results[-1] if all_results else None
-    return Run(
+    newest = next((results[-1] for results in reversed(runs) if results), None)
+    run = RunRecord(
         name=name,
         platform=newest.platform if newest else "",
         fingerprint=newest.fingerprint if newest else "",
-        cases=tuple(cases.values()),
-        environment=newest.environment if newest else {},
-        simulated=any(result.simulated for result in all_results),
+        results={case: one.result for case, one in cases.items()},
     )
+    return Recording(run=run, times_s={case: one.times_s for case, one in cases.items()})
+
+
+MOST_CASES = 150
+"""Of more the tables would be longer than anybody reads, and the page slower than it may be."""
+
+
+def recordings(material: Material) -> list[Recording]:
+    """A recording per run: its training steps, then its collectives, no more than MOST_CASES together."""
+    left = MOST_CASES
+    told = []
+    for recording in reversed(material.runs):
+        shown = filter(_of_a_report, recording.run.results.values())
+        ordered = sorted(shown, key=lambda result: bool(result.values.get("busbw_gb_per_s")))
+        run = dataclasses.replace(recording.run, results={result.case: result for result in ordered[:left]})
+        told.append(dataclasses.replace(recording, run=run))
+        left -= len(run.results)
+    return told[::-1]
+
+
+def _of_a_report(result: Result) -> bool:
+    return result.outcome != "smoke" and ("model" in result.parameters or "busbw_gb_per_s" in result.values)

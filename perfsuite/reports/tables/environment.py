@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import significant
 from perfsuite.published.lookup import shipped
 from perfsuite.record.result import Peak
 from perfsuite.reports.tables.markdown import Grid

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.text import code_text
-from perfsuite.base.units import GIB, readable_unit
+from perfsuite.base.units import GIB, readable_unit, significant
 from perfsuite.gate.physics import speed_up_violation
-from perfsuite.metrics.spec import significant
 from perfsuite.reports.scaling import without_ranks
 from perfsuite.reports.tables.case import TableCase, case_token
 from perfsuite.reports.tables.markdown import Grid

@@ -10,8 +10,7 @@ from typing import Any
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.errors import PerfsuiteError
 from perfsuite.base.mesh import AXES, MeshShape
-from perfsuite.base.units import gb_per_s
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import gb_per_s, significant
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import PublishedTable
 from perfsuite.record.step import Traffic

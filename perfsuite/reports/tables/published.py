@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from perfsuite.published.lookup import PublishedFigure, PublishedRun, rows, select, shipped
+from perfsuite.base.units import significant
+from perfsuite.published.lookup import PublishedFigure, PublishedRun, lookup, rows, select, shipped
+from perfsuite.record.result import Result
 from perfsuite.reports.tables.case_names import case_name
 
 _ALSO = {"accumulation": "num_micro_batches", "local_batch_size": "micro_batch_size"}
@@ -91,3 +93,16 @@ def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
         for table, run in runs
         if table in tables
     )
+
+
+def published_lines(results: Iterable[Result]) -> Iterator[str]:
+    """A line per published figure of a measured case: measured value, published one, its label and why."""
+    for result in results:
+        for metric in result.metrics if not result.simulated else ():
+            if metric.value is None:
+                continue
+            for figure in lookup(
+                result.platform, result.workload, result.parameters, result.world_size, metric=metric.name
+            ):
+                measured = f"{significant(metric.value)} {metric.unit}".strip()
+                yield f"{result.case}: {metric.name} measured {measured}; {figure}"

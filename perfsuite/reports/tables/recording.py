@@ -3,54 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import DeviceModel
-from perfsuite.record.result import Result
-from perfsuite.reports.pairs import pair_grids
+from perfsuite.record.run import RunRecord
 from perfsuite.reports.tables.case import TableCase, from_result, unmeasured
-from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.speed_ups import scaled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What one journal, one baseline file or this session holds."""
+    """A run and what is published of its device: what tables and pages are made of."""
 
-    name: str
-    """File, as given."""
-    platform: str
-    fingerprint: str
-    cases: tuple[TableCase, ...]
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a case has no result, by node id: skipped or failed."""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
+    run: RunRecord
     device: DeviceModel | None = None
-    """What is published of the platform; None for one that nobody knows here."""
-    simulated: bool = False
-    pairs: tuple[Grid, ...] = ()
-    """Matrices of what every pair of ranks does; a baseline file has none."""
+    """None for a platform that nobody knows here."""
+    times_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Median seconds of each run by node id, the newest last, where there are more than the newest."""
 
-    @property
-    def hardware(self) -> str:
-        """``cpu (cpu-amd-epyc-2c)``."""
-        return f"{self.platform} ({self.fingerprint})" if self.fingerprint else self.platform
-
-
-def recording_of(results: Iterable[Result], **meaning: Any) -> Recording:
-    """What a run recorded; ``meaning`` are the other fields of :class:`Recording`."""
-    results = tuple(results)
-    return Recording(
-        cases=tuple(from_result(result) for result in results),
-        environment=results[-1].environment if results else {},
-        simulated=any(result.simulated for result in results),
-        pairs=tuple(pair_grids(results)),
-        **meaning,
-    )
+    @functools.cached_property
+    def cases(self) -> tuple[TableCase, ...]:
+        """Return the cases as tables take them."""
+        return tuple(map(from_result, self.run.results.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +46,14 @@ def gathered(recordings: Sequence[Recording], base: Recording | None) -> ReportC
     rest: dict[str, str] = {}
     for recording in recordings:
         known = scaled(recording.cases)
-        rows, without = unmeasured(known, recording.missing)
+        rows, without = unmeasured(known, recording.run.missing)
         cases += [_with_device(case, recording) for case in (*known, *rows)]
         rest.update(without)
     if base is not None:
         _require_comparable(recordings, base)
         other = [_with_device(case, base) for case in scaled(base.cases)]
         cases = [*(_over(case, other, base) for case in cases), *other]
-    return ReportCases(cases=tuple(_newest(cases)), rest=rest, base=base.platform if base else "")
+    return ReportCases(cases=tuple(_newest(cases)), rest=rest, base=base.run.platform if base else "")
 
 
 def _with_device(case: TableCase, recording: Recording) -> TableCase:
@@ -98,22 +75,23 @@ def _newest(cases: Sequence[TableCase]) -> list[TableCase]:
 
 
 def _require_comparable(recordings: Sequence[Recording], base: Recording) -> None:
-    for recording in recordings:
-        if recording.simulated != base.simulated:
-            first, second = ("simulated", "real") if recording.simulated else ("real", "simulated")
+    other = base.run
+    for run in (recording.run for recording in recordings):
+        if run.simulated != other.simulated:
+            first, second = ("simulated", "real") if run.simulated else ("real", "simulated")
             raise ConfigurationError(
-                f"{recording.name} is of {first} devices and the base {base.name} of {second} ones; the two never meet"
+                f"{run.name} is of {first} devices and the base {other.name} of {second} ones; the two never meet"
             )
-        if recording.fingerprint == base.fingerprint and recording.fingerprint:
+        if run.fingerprint == other.fingerprint and run.fingerprint:
             raise ConfigurationError(
-                f"the base {base.name} is of the same hardware as {recording.name}, {recording.hardware}; give the "
+                f"the base {other.name} is of the same hardware as {run.name}, {run.hardware}; give the "
                 "results of another machine as the base, or compare two runs of one machine with perfsuite ab"
             )
     common = {case.model for recording in recordings for case in recording.cases} & {case.model for case in base.cases}
     if not common - {""}:
         there = ", ".join(sorted({case.model for case in base.cases} - {""})) or "none"
         raise ConfigurationError(
-            f"the base {base.name} of {base.hardware} has no model in common with the results; its models: {there}"
+            f"the base {other.name} of {other.hardware} has no model in common with the results; its models: {there}"
         )
 
 
@@ -130,7 +108,7 @@ def _over(case: TableCase, others: Sequence[TableCase], base: Recording) -> Tabl
         and all(case.settings.get(name) == other.settings.get(name) for name in _SAME_RUN)
     ]
     if mine is None or not alike:
-        reason = f"{base.platform} has no run of this model, batch and number of ranks" if mine is not None else ""
+        reason = f"{base.run.platform} has no run of this model, batch and number of ranks" if mine is not None else ""
         return dataclasses.replace(case, reasons={**case.reasons, "over_base": reason}) if reason else case
     workers = case.settings.get("num_workers")
     nearest = min(alike, key=lambda other: (other.settings.get("num_workers") != workers, other.case))

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.text import code_text, without_paths
+from perfsuite.base.text import code_text, listed, without_paths
+from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
@@ -85,23 +86,22 @@ def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
     for case, reason in sorted(reasons.items()):
         cases.setdefault(without_paths(reason), []).append(code_text(case))
     for reason, names in sorted(cases.items()):
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"- {escape(reason)}: {', '.join(names[:_NAMED])}{more}"
+        yield f"- {escape(reason)}: {listed(names, _NAMED)}"
 
 
 def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | None) -> Iterator[list[str]]:
     """Machine, software, topology and peaks, where the style begins with them."""
     all_recordings = (*recordings, *([base] if base else []))
     if style.environment:
-        machines = list({recording.hardware: recording.environment for recording in all_recordings}.items())
+        machines = list({recording.run.hardware: recording.run.environment for recording in all_recordings}.items())
         yield from map(markdown, environment_grids(machines))
         yield topology_lines(machines)
-        yield from (markdown(grid) for recording in all_recordings for grid in recording.pairs)
+        yield from (markdown(grid) for one in all_recordings for grid in pair_grids(one.run.results.values()))
     if style.peaks:
         yield markdown(
             peaks_grid(
                 {
-                    recording.platform: recording.device.tflops if recording.device else {}
+                    recording.run.platform: recording.device.tflops if recording.device else {}
                     for recording in all_recordings
                 }
             )
@@ -110,23 +110,23 @@ def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | N
 
 def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[str]:
     for recording in recordings:
-        yield f"- measured: {escape(without_paths(recording.name))}, {_described(recording)}"
+        yield f"- measured: {escape(without_paths(recording.run.name))}, {_described(recording)}"
     if base is not None:
-        yield f"- base: {escape(without_paths(base.name))}, {_described(base)}"
+        yield f"- base: {escape(without_paths(base.run.name))}, {_described(base)}"
     yield f"- published figures are references, no gates; {LABELS}"
 
 
 def _described(recording: Recording) -> str:
     measured = sum(bool(case.values) for case in recording.cases)
-    torch = f", torch {recording.versions['torch']}" if "torch" in recording.versions else ""
-    simulated = "; the devices are simulated: no time here is a measurement" if recording.simulated else ""
-    return escape(f"{measured} measured cases on {recording.hardware}{torch}{simulated}")
+    torch = f", torch {recording.run.versions['torch']}" if "torch" in recording.run.versions else ""
+    simulated = "; the devices are simulated: no time here is a measurement" if recording.run.simulated else ""
+    return escape(f"{measured} measured cases on {recording.run.hardware}{torch}{simulated}")
 
 
 def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:
     if any(case.values and spec.select(case) for spec in style.tables for case in material.cases):
         return
-    names = ", ".join(recording.name for recording in recordings)
+    names = ", ".join(recording.run.name for recording in recordings)
     if not any(case.values for case in material.cases):
         raise ConfigurationError(f"{names}: nothing was measured, so there is nothing for a table; run {style.needs}")
     there = ", ".join(sorted({case.model or case.workload for case in material.cases if case.values}))

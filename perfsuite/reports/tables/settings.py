@@ -9,8 +9,7 @@ from typing import Any
 from perfsuite import models
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError
 from perfsuite.base.mesh import AXES, DATA_PARALLEL, MeshShape
-from perfsuite.base.units import format_bytes
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import format_bytes, significant
 from perfsuite.workloads.tensor_linear import SPLITS
 
 _OF_STAGES = ("schedule", "stages_per_rank")

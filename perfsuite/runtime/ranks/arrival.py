@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.record.result import Sample
 
 _FEWEST, _MOST = 3, 5
 """Iterations that are watched: a median needs three, and more than five tell no more."""
@@ -178,7 +177,7 @@ def has_compiled() -> bool:
     return dynamo is not None and dynamo.counters["frames"]["total"] > 0
 
 
-def iterations_within(time_s: float, samples: Sequence[Sample]) -> int:
+def iterations_within(time_s: float, times_s: Sequence[float]) -> int:
     """How many iterations to watch: as many as end within ``time_s``, 3 to 5; the same on all ranks, as samples are."""
-    median_s = statistics.median(sample.time_s for sample in samples)
+    median_s = statistics.median(times_s)
     return int(min(_MOST, max(_FEWEST, time_s / median_s))) if median_s > 0 else _MOST

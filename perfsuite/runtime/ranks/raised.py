@@ -13,9 +13,10 @@ from types import TracebackType
 import torch
 
 from perfsuite.base.errors import CaseError, DeviceUnusable, InvalidParameter, OutOfMemory, UnsupportedCase, WrongResult
+from perfsuite.base.text import MESSAGE_CHARS, TRACEBACK_CHARS, cut
 from perfsuite.base.units import gib
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.runtime.transports.base import MESSAGE_CHARS, TRACEBACK_CHARS, Message, cut
+from perfsuite.runtime.transports.base import Message
 
 DESTROYED = (
     "its process group is gone: the workload called torch.distributed.destroy_process_group(), but the group belongs "

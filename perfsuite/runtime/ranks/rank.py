@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
 from perfsuite.metrics import REGISTRY
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.record.codec import to_json
 from perfsuite.record.own_metrics import MEANING, OwnMetric, agreed
 from perfsuite.record.step import Component, Traffic
 from perfsuite.record.workload import DTYPES, Purpose, Workload, require_dtype

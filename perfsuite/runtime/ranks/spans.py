@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from perfsuite.metrics.pipeline import COMPUTE
 from perfsuite.platforms.base import Clock
-from perfsuite.record.result import Sample
 
 MESSAGES = ("send", "receive")
 """Only posted: moments, not spans."""
@@ -71,18 +70,17 @@ class StepKeeper:
             )
         )
 
-    def report(self, samples: Sequence[Sample], *, offset_s: float) -> dict[str, Any] | None:
+    def report(self, times_s: Sequence[float], *, offset_s: float) -> dict[str, Any] | None:
         """What the driver needs, all times ``offset_s`` later; None where no step was kept.
 
-        The step sent whole is the one nearest to the median of ``samples``, whose times are the same on all ranks, so
-        that all of them send the same step.
+        The step sent whole is the one nearest to the median of the samples' ``times_s``.  These are the same on all
+        ranks, so that all of them send the same step.
         """
-        if not self.busy or len(self.busy) != len(samples):
+        if not self.busy or len(self.busy) != len(times_s):
             return None
-        first_kept = len(samples) - len(self.kept)
-        times = [sample.time_s for sample in samples]
-        median = sorted(times)[len(times) // 2]
-        chosen = min(range(first_kept, len(times)), key=lambda index: abs(times[index] - median))
+        first_kept = len(times_s) - len(self.kept)
+        median = sorted(times_s)[len(times_s) // 2]
+        chosen = min(range(first_kept, len(times_s)), key=lambda index: abs(times_s[index] - median))
         return {
             "schedule": self.schedule,
             "ranks": self.ranks,

@@ -19,15 +19,13 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from perfsuite.base import garbage
-from perfsuite.record.result import Sample
 from perfsuite.record.workload import Budget, Yardstick
 from perfsuite.runtime.ranks.rank import Membership
 from perfsuite.runtime.ranks.returned import LOOKED_AT, Iteration
@@ -59,7 +57,10 @@ _BARRIERS = 5
 class Samples:
     """What one rank brings back from its samples."""
 
-    samples: tuple[Sample, ...]
+    times_s: tuple[float, ...]
+    """By sample, as the next two in Measurement: the largest on any rank."""
+    involuntary_switches: tuple[int, ...] = ()
+    yardsticks_s: tuple[float, ...] = ()
     own_s: tuple[float, ...]
     """This rank's own seconds per iteration, sample by sample."""
     iterations: int
@@ -157,18 +158,23 @@ class Timer:
         control, flush = self._prepared, self._flush
         if control is None and self._budget.yardstick:
             control = self._make_control(message_bytes, warm.iterations)
-        samples: list[Sample] = []
+        worst: list[float] = []  # three by sample
         own: list[_OwnSample] = []
         started_s = time.perf_counter()
         gc.collect()
-        with garbage.kept() if self._budget.disable_gc else nullcontext():
-            while not self._enough(len(samples)):
-                batch = [self._sample(run, iterations, control, flush) for _ in range(self._at_once(len(samples)))]
+        with ExitStack() as garbage:
+            if self._budget.disable_gc and gc.isenabled():
+                gc.disable()
+                garbage.callback(gc.enable)
+            while not self._enough(len(own)):
+                batch = [self._sample(run, iterations, control, flush) for _ in range(self._at_once(len(own)))]
                 own += batch
-                samples += self._agree(batch, started_s, yardstick=control is not None and bool(control.parts))
+                worst += self._agree(batch, started_s)
         cpu_s, wall_s = sum(sample.cpu_s for sample in own), sum(sample.wall_s for sample in own)
         return Samples(
-            samples=tuple(samples),
+            times_s=tuple(worst[::3]),
+            involuntary_switches=tuple(map(int, worst[1::3])) if any(worst[1::3]) else (),
+            yardsticks_s=tuple(worst[2::3]) if control is not None and control.parts else (),
             own_s=tuple(sample.time_s for sample in own),
             iterations=iterations,
             warmup_iterations=warm.iterations,
@@ -265,14 +271,11 @@ class Timer:
             wall_s=ended_s - wall_s,
         )
 
-    def _agree(self, own: list[_OwnSample], started_s: float, *, yardstick: bool) -> list[Sample]:
-        """The slowest rank's figures of each of these samples; and how long sampling has gone on, by rank 0's clock."""
+    def _agree(self, own: list[_OwnSample], started_s: float) -> list[float]:
+        """Return each sample's largest time, switches and yardstick on any rank; agree on the time sampling took."""
         mine = [value for sample in own for value in (sample.time_s, float(sample.switches), sample.yardstick_s)]
         *worst, self._shared_elapsed_s = self._maximum([*mine, self._elapsed(started_s)])
-        return [
-            Sample(time_s=time_s, involuntary_switches=int(switches), yardstick_s=yardstick_s if yardstick else None)
-            for time_s, switches, yardstick_s in zip(worst[::3], worst[1::3], worst[2::3], strict=True)
-        ]
+        return worst
 
     def _time_control(self, control: Control) -> float:
         if control.meets:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported at run time
 
-from perfsuite.base.codec import to_json
 from perfsuite.base.errors import CaseError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import seconds_to_us
@@ -28,8 +27,9 @@ from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.cgroups import read_throttling, throttled_share
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.instruments import instruments
+from perfsuite.record.codec import to_json
 from perfsuite.record.own_metrics import OwnMetric
-from perfsuite.record.result import ClockFacts, Sample
+from perfsuite.record.result import ClockFacts
 from perfsuite.record.workload import Budget, Step, Workload, as_step
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
@@ -308,7 +308,7 @@ class Worker:
         arrivals: list[float] = []
         if watch is not None:
             self._enter("watching arrivals")
-            for _ in range(iterations_within(budget.max_time_s, samples.samples)):
+            for _ in range(iterations_within(budget.max_time_s, samples.times_s)):
                 timer.align()
                 arrived_s = watch.once(iteration)
                 arrivals += [arrived_s] if workload.arrivals and arrived_s is not None else []
@@ -323,7 +323,7 @@ class Worker:
             return None
         member = self._in_group()
         offset_s = offset_to_rank0_s(member.device, now_s=member.code.clock.now_s) if self._several_hosts else 0.0
-        return spans.keeper.report(samples.samples, offset_s=offset_s)
+        return spans.keeper.report(samples.times_s, offset_s=offset_s)
 
     def _look_at_settings(self) -> None:
         """Read the settings of this process as they are while samples are taken."""
@@ -358,7 +358,9 @@ class Worker:
                 "throttle": self._throttle,
                 "throttled": self._throttled,
             },
-            "samples": to_json(samples.samples) if member.rank == 0 else [],
+            "times_s": samples.times_s if member.rank == 0 else (),
+            "involuntary_switches": samples.involuntary_switches if member.rank == 0 else (),
+            "yardsticks_s": samples.yardsticks_s if member.rank == 0 else (),
             "iterations": samples.iterations,
             "control": samples.control,
             "warmup_iterations": samples.warmup_iterations,
@@ -367,7 +369,7 @@ class Worker:
             "clock": to_json(facts),
             "arrivals": arrivals,
             "spans": spans.report(),
-            "middle": spans.middle([sample.time_s for sample in samples.samples], samples.own_s),
+            "middle": spans.middle(samples.times_s, samples.own_s),
             "records": records,
             "traffic": rank.traffic,
             "peak_memory_bytes": None if peak_bytes is None else peak_bytes - self._held_bytes,
@@ -384,7 +386,7 @@ def _name_of(workload: Workload) -> str:
 
 def _smoke(first_s: float) -> Samples:
     return Samples(
-        samples=(Sample(time_s=first_s),),
+        times_s=(first_s,),
         own_s=(first_s,),
         iterations=1,
         warmup_iterations=0,

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from perfsuite.base.errors import ConfigurationError, RanksFailed
+from perfsuite.base.text import LOG_BYTES
 from perfsuite.runtime import protocol
 from perfsuite.runtime.failures import is_whole, state_of
 from perfsuite.runtime.ranks.placement import allowed_cores
-from perfsuite.runtime.transports.base import LOG_BYTES, WRAPPER, Event, Message, Place, Transport
+from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
 from perfsuite.runtime.transports.parents import LOG, Child, ForkServer
 
 StartMethod = Literal["fork", "exec"]

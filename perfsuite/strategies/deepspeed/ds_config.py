@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfsuite.base.codec import plain_json
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.files import content, why
+from perfsuite.record.codec import plain_json
 
 MICRO = "train_micro_batch_size_per_gpu"
 ACCUMULATION = "gradient_accumulation_steps"

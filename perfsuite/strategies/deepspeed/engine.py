@@ -23,11 +23,17 @@ from perfsuite.record.workload import Rank
 from perfsuite.strategies.base import Plan
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.accelerator import use_device
-from perfsuite.strategies.deepspeed.compiled import load_compiled
 from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
 
 if TYPE_CHECKING:
     from perfsuite.strategies.deepspeed.zero import Zero
+import fcntl
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import why_not_private
 
 
 def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
@@ -150,3 +156,37 @@ class ZeroTrainer(Trainer):
         """Free the engine's buffers and hooks first."""
         self.unit.destroy()
         super().close()
+
+
+@contextmanager
+def compiling(root: Path) -> Iterator[Path]:
+    """The folder below ``root`` in which only this process compiles meanwhile, for this torch and this Python.
+
+    torch's own lock is a file that stays when its maker is killed, and all later ones wait for it without end.  Here
+    the system's lock on a file of ours tells who compiles, and ends with its process: a lock of torch's was left over.
+    """
+    folder = root / "perfsuite" / f"torch-{version('torch')}-{sys.implementation.cache_tag}"
+    if problem := why_not_private(folder.parent):
+        raise ConfigurationError(
+            f"compiled kernels go to {folder.parent}, which {problem}; set TORCH_EXTENSIONS_DIR to a folder of your own"
+        )
+    folder.mkdir(exist_ok=True)
+    with (folder / "compiling").open("a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        for left in folder.glob("*/lock"):
+            left.unlink()
+        yield folder
+
+
+def load_compiled(builder: Any) -> None:
+    """Load what DeepSpeed's ``builder`` makes; compiled where it was not, which may take minutes."""
+    wanted = os.environ.get("TORCH_EXTENSIONS_DIR")
+    with compiling(Path(wanted) if wanted else Path.home() / ".cache") as folder:
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+        try:
+            builder.load()
+        finally:
+            if wanted is None:
+                del os.environ["TORCH_EXTENSIONS_DIR"]
+            else:
+                os.environ["TORCH_EXTENSIONS_DIR"] = wanted

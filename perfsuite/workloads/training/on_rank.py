@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perfsuite.base.errors import WrongResult
+from perfsuite.base.text import listed
 from perfsuite.record.workload import Rank, Step
 from perfsuite.strategies import expert
 from perfsuite.workloads.training.agreement import texts_of_all
@@ -229,7 +230,6 @@ def tell_first(rank: Rank, watched: FirstStep | None) -> str:
         return ""
     first = min(parts.values())
     ranks = [who for who, part in parts.items() if part == first]
-    named = ", ".join(f"{who}{rank.shape.place(who)}" for who in ranks[:4])
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    named = listed([f"{who}{rank.shape.place(who)}" for who in ranks], 4)
     when, what = ("the first step's backward", "gradients") if first[0] else ("the first step", "numbers")
-    return f"; of {when} {first[-1]} on rank {named}{more} was the first part that gave no finite {what}"
+    return f"; of {when} {first[-1]} on rank {named} was the first part that gave no finite {what}"

@@ -1,4 +1,4 @@
-"""The parts of the page, one file each: the material in, a :class:`~perfsuite.reports.page.blocks.Section` out.
+"""The parts of the page, a function each: the material in, a :class:`~perfsuite.reports.page.blocks.Section` out.
 
 A section that has nothing to show gives None.  A new one is one file and its line in ``SECTIONS``.
 """
@@ -10,13 +10,11 @@ from collections.abc import Callable
 from perfsuite.reports.page.blocks import Section
 from perfsuite.reports.page.material import Material
 from perfsuite.reports.page.sections import (
-    beside,
+    appendix,
     cases,
-    checklist,
     collectives,
     comparison,
     device,
-    environment,
     history,
     options,
     pipelines,
@@ -35,9 +33,9 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     scaling.section,
     options.section,
     pipelines.section,
-    checklist.section,
-    beside.section,
-    environment.section,
+    appendix.checklist,
+    appendix.other_tools,
+    appendix.environment,
     cases.section,
 )
 """In the order of the page."""

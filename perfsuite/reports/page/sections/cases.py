@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from perfsuite.base.text import without_paths
-from perfsuite.base.units import plural
+from perfsuite.base.text import listed, without_paths
+from perfsuite.base.units import format_seconds, plural, scaled, significant
 from perfsuite.gate.describe import describe, word
-from perfsuite.metrics.spec import significant
 from perfsuite.record.result import Measurement, Metric
 from perfsuite.reports.page.blocks import OPEN_ROWS, CaseRow, CaseTable, Section
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.numbers import duration, scaled
 
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
 """What rows and what details may take of the page's 5 MB; details of what failed and of slow cases come first."""
@@ -91,7 +89,7 @@ def _row(case: PageCase, material: Material, *, looked_into: bool) -> CaseRow:
     verdict = material.verdicts.get(case.node)
     spread = measurement.rank_spread if measurement is not None and case.ranks > 1 else None
     disturbed = measurement.disturbed_share if measurement is not None else None
-    median = duration(case.median_s) if case.is_measured and case.median_s is not None else _why(case)
+    median = format_seconds(case.median_s, 3) if case.is_measured and case.median_s is not None else _why(case)
     return CaseRow(
         anchor=case.anchor,
         name=case.name,
@@ -121,7 +119,7 @@ def _with_details(case: PageCase, material: Material) -> CaseRow:
     row = _row(case, material, looked_into=True)
     told = tuple((label, text) for label, text in _details(case, material) if text)
     measurement = case.measurement
-    times_s = [sample.time_s for sample in measurement.samples] if measurement is not None else []
+    times_s = measurement.times_s if measurement is not None else ()
     strip, strip_told = _strip(times_s) if case.is_measured else ("", "")
     return dataclasses.replace(row, details=told, strip=strip, strip_told=strip_told)
 
@@ -136,7 +134,7 @@ def _strip(times_s: Sequence[float]) -> tuple[str, str]:
         return "", ""
     low, high = min(times_s), max(times_s)
     places = sorted({round(_STRIP_PX * (time_s - low) / (high - low)) if high > low else 0 for time_s in times_s})
-    told = f"{plural(len(times_s), 'sample')} from {duration(low)} to {duration(high)}"
+    told = f"{plural(len(times_s), 'sample')} from {format_seconds(low, 3)} to {format_seconds(high, 3)}"
     return "".join(f"M{place} 0v12" for place in places), told
 
 
@@ -163,15 +161,14 @@ def _metric(metric: Metric) -> str:
 
 
 def _of_measurement(measurement: Measurement) -> Iterator[tuple[str, str]]:
-    spans = (f"{span.name} {duration(span.time_s)}" for span in measurement.spans)
+    spans = (f"{span.name} {format_seconds(span.time_s, 3)}" for span in measurement.spans)
     yield "spans", ", ".join(spans)
     if len(measurement.ranks) > 1:
-        ranks = [f"{rank.rank}: {duration(rank.median_s)}" for rank in measurement.ranks[:16]]
-        more = f" and {len(measurement.ranks) - 16} more" if len(measurement.ranks) > 16 else ""
-        yield "median of each rank", ", ".join(ranks) + more
+        ranks = [f"{rank.rank}: {format_seconds(rank.median_s, 3)}" for rank in measurement.ranks]
+        yield "median of each rank", listed(ranks, 16)
     steady = "" if measurement.warmup_steady else ", warm-up not steady"
     yield (
         "timed",
-        f"{len(measurement.samples)} x {measurement.iterations} iterations, {measurement.backend}, "
+        f"{len(measurement.times_s)} x {measurement.iterations} iterations, {measurement.backend}, "
         f"{measurement.process} processes{steady}",
     )

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.base.collectives import busbw_factor
-from perfsuite.base.units import plural
+from perfsuite.base.units import format_seconds, plural, scaled, size
 from perfsuite.record.result import Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words
+from perfsuite.reports.page.blocks import MOST_ROWS, Block, Chart, Charts, Section, Table, Words, grid, spread_out
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.curves import bandwidth
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.numbers import duration, scaled, size
-from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, spread_out
 from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
 from perfsuite.reports.tables.markdown import Grid
@@ -115,7 +113,7 @@ def _chart(name: str, kind: str, members: Sequence[PageCase], fits: Sequence[Col
             "bus": case.values["busbw_gb_per_s"] * 1e9,
             "ranks": str(case.ranks),
             "told": f"{size(message_bytes(case))} on {case.ranks} ranks: "
-            f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {duration(case.median_s or 0)}",
+            f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {format_seconds(case.median_s or 0, 3)}",
         }
         for case in spread_out(members, _MOST_POINTS)
         if case.ranks in drawn and case.values["busbw_gb_per_s"] > 0
@@ -144,7 +142,7 @@ def _points(members: Sequence[PageCase], title: str) -> Grid:
             dtype(case),
             str(case.ranks),
             size(message_bytes(case)),
-            duration(case.median_s or 0),
+            format_seconds(case.median_s or 0, 3),
             scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
             scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
             share(case, "busbw_gb_per_s"),
@@ -168,7 +166,7 @@ def _fits(fits: Sequence[CollectiveFit]) -> Grid:
         if fit is None or limit is None:
             rows.append((*head, "", "", "", fitted.reason))
             continue
-        alpha = f"{duration(fit.alpha_us / 1e6)} +- {duration(fit.alpha_error_us / 1e6)}"
+        alpha = f"{format_seconds(fit.alpha_us / 1e6, 3)} +- {format_seconds(fit.alpha_error_us / 1e6, 3)}"
         beta = f"{scaled(fit.beta_gb_per_s * 1e9, 'B/s')} +- {scaled(fit.beta_error_gb_per_s * 1e9, 'B/s')}"
         doubt = "" if fit.trusted else ": not a line, read the points"
         rows.append((*head, alpha, beta, scaled(limit * 1e9, "B/s"), f"{fit.misfit:.0%}{doubt}"))

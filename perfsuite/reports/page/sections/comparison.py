@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
+from perfsuite.base.units import change, interval
+from perfsuite.reports.page.blocks import MOST_BARS, Block, Chart, Charts, Section, Table, grid
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import CaseChange, Material
-from perfsuite.reports.page.numbers import change, interval
-from perfsuite.reports.page.sections.cut import MOST_BARS, grid
 from perfsuite.reports.tables.markdown import Grid
 
 MOST_CHARTS = 2

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfsuite.base.units import format_seconds, scaled
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak
 from perfsuite.record.workload import ITEM_BYTES
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Printed, Section, Table, Words
+from perfsuite.reports.page.blocks import (
+    MOST_BARS,
+    MOST_ROWS,
+    Block,
+    Chart,
+    Charts,
+    Printed,
+    Section,
+    Table,
+    Words,
+    grid,
+    left_out,
+    spread_out,
+)
 from perfsuite.reports.page.charts import curves, rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.numbers import duration, scaled
-from perfsuite.reports.page.sections.cut import MOST_BARS, MOST_ROWS, grid, left_out, spread_out
 from perfsuite.statistics.robust import median
 
 _MOST_DEVICES = 16
@@ -31,7 +43,7 @@ def section(material: Material) -> Section | None:
     if charts:
         blocks.append(Charts(charts=charts))
     blocks += _every_device(material)
-    for run in material.runs[-1:]:
+    for run in (one.run for one in material.runs[-1:]):
         if run.environment.get("topology"):
             blocks.append(Printed(title="Topology", text=str(run.environment["topology"])))
     return Section(key="device", title="Device", blocks=blocks) if blocks else None
@@ -69,7 +81,7 @@ def _roofline(products: Sequence[PageCase], streams: Sequence[PageCase], materia
                 str(case.parameters.get("dtype", "")),
                 scaled(case.values["tflops"] * 1e12, _unit(str(case.parameters.get("dtype")))),
                 share(case, "tflops"),
-                duration(case.median_s or 0),
+                format_seconds(case.median_s or 0, 3),
                 f"{figure:.3g}" if (figure := _intensity(case)) else "",
             )
             for case in products[:MOST_ROWS]
@@ -162,7 +174,7 @@ def _bandwidth(streams: Sequence[PageCase]) -> Chart | None:
                 case.name,
                 scaled(case.values["gb_per_s"] * 1e9, "B/s"),
                 share(case, "gb_per_s"),
-                duration(case.median_s or 0),
+                format_seconds(case.median_s or 0, 3),
                 next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), ""),
             )
             for case in streams[:MOST_ROWS]
@@ -211,9 +223,9 @@ def _every_device(material: Material) -> list[Block]:
 
 
 def _has_its_own_devices(case: PageCase) -> bool:
-    """Whether no two ranks share a device, told without decoding the measurement."""
-    late = case.result.lateness
-    return late is not None and len({(host, device) for host, device, _ in late.ranks}) == case.ranks
+    """Whether no two ranks share a device."""
+    ranks = case.measurement.ranks if case.measurement is not None else ()
+    return bool(ranks) and len({(rank.host, rank.device) for rank in ranks}) == case.ranks
 
 
 def _extremes(offs: Sequence[tuple[str, float]]) -> tuple[str, str]:

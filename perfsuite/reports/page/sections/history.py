@@ -14,10 +14,9 @@ from perfsuite.history.describe import steps_told, where
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.reports.over_time import OverTime, history_grids
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words, grid
 from perfsuite.reports.page.charts.history import over_sessions
 from perfsuite.reports.page.material import Material
-from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.tables.markdown import Grid
 
 BESIDE_RUNS = 6

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.reports.page.blocks import Chart, Charts, Section, Tone
+from perfsuite.base.units import change, interval
+from perfsuite.reports.page.blocks import MOST_BARS, Chart, Charts, Section, Tone, grid, left_out
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.effects import ratio, tone_of
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.numbers import change, interval
-from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
 from perfsuite.reports.page.sections.training import short
 
 _BASES = frozenset(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.base.units import plural
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Drawing, Section, Words
+from perfsuite.reports.page.blocks import MOST_BARS, Block, Chart, Charts, Drawing, Section, Words, grid, left_out
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.numbers import duration
-from perfsuite.reports.page.sections.cut import MOST_BARS, grid, left_out
 from perfsuite.reports.page.sections.training import short
 from perfsuite.reports.pipeline import binding_sentence, pipeline_row
 from perfsuite.reports.timelines.picture import timeline_svg
@@ -114,7 +112,7 @@ def _timeline(case: PageCase, *, folded: bool) -> Drawing:
     except InvalidParameter as damage:
         return Drawing(title=title, svg="", grid=grid(("damaged",), [(str(damage),)]), folded=folded)
     facts = [
-        ("step", duration(case.median_s or 0)),
+        ("step", format_seconds(case.median_s or 0, 3)),
         ("schedule", row.schedule),
         ("micro-batches", "" if row.num_micro_batches is None else str(row.num_micro_batches)),
         ("stages per rank", "" if row.stages_per_rank is None else str(row.stages_per_rank)),

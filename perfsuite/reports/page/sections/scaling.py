@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfsuite.base.units import plural
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.gate.physics import speed_up_violation
 from perfsuite.record.result import Result
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words
+from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words, grid, left_out
 from perfsuite.reports.page.charts.curves import scaling as curves
 from perfsuite.reports.page.charts.look import shortened
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.numbers import duration
-from perfsuite.reports.page.sections.cut import grid, left_out
 from perfsuite.reports.scaling import Scaling, scalings, without_ranks
 
 MOST_SERIES = 6
@@ -85,7 +83,7 @@ def _chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
 
 def _row(scaling: Scaling) -> Sequence[str]:
     point = scaling.point
-    head = (point.case.rpartition("::")[2], str(point.ranks), duration(point.time_s))
+    head = (point.case.rpartition("::")[2], str(point.ranks), format_seconds(point.time_s, 3))
     if point is scaling.base:
         return (*head, "1", "base", "")
     words = f"{scaling.efficiency:.0%}{' (ranks share devices)' if scaling.shared else ''}"

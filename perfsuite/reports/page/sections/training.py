@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.units import GIB, readable_unit
-from perfsuite.metrics.spec import significant
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table
+from perfsuite.base.units import GIB, count, format_seconds, readable_unit, significant, size
+from perfsuite.reports.page.blocks import MOST_ROWS, Block, Chart, Charts, Section, Table, grid, left_out, spread_out
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.numbers import count, duration, size
-from perfsuite.reports.page.recordings import recordings
-from perfsuite.reports.page.sections.cut import MOST_ROWS, grid, left_out, spread_out
+from perfsuite.reports.page.runs import recordings
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.recording import gathered
@@ -126,7 +123,7 @@ def _in_bytes(sizes: Sequence[float]) -> tuple[str, float]:
 
 
 def _amount(amount: float, unit: str) -> str:
-    return duration(amount) if unit == "s" else size(amount)
+    return format_seconds(amount, 3) if unit == "s" else size(amount)
 
 
 def _exposed(cases: Sequence[PageCase]) -> Chart | None:
@@ -178,7 +175,7 @@ def _throughput(cases: Sequence[PageCase]) -> Grid:
         (
             case.name,
             str(case.ranks),
-            duration(case.median_s or 0),
+            format_seconds(case.median_s or 0, 3),
             _rate(case.values, "tokens_per_s_per_device"),
             _rate(case.values, "samples_per_s"),
             _mfu(case),

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.text import without_paths
-from perfsuite.base.units import plural
-from perfsuite.metrics.spec import significant
+from perfsuite.base.units import change, count, format_seconds, interval, plural, scaled, significant, size
 from perfsuite.reports.notable import Notable
-from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words
-from perfsuite.reports.page.material import CaseChange, Material, PageCase, Run, named
-from perfsuite.reports.page.numbers import change, count, duration, interval, scaled, size
+from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words, grid
+from perfsuite.reports.page.material import CaseChange, Material, PageCase, named
+from perfsuite.reports.page.runs import facts, named_run, run_warnings
 from perfsuite.reports.page.sections.collectives import collective, message_bytes
-from perfsuite.reports.page.sections.cut import grid
 from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.tables.markdown import Grid
 
@@ -28,9 +26,8 @@ def section(material: Material) -> Section:
     """Always there: a run without any case has a verdict too."""
     text, is_bad = sentence(material)
     blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
-    blocks += [
-        Words(text=f"warning: {without_paths(told)}", tone="warn") for run in material.runs for told in run.warnings
-    ]
+    warnings = [without_paths(text) for one in material.runs for text in run_warnings(one.run)]
+    blocks += [Words(text=f"warning: {text}", tone="warn") for text in warnings]
     if material.notable:
         items = [
             Item(
@@ -113,26 +110,28 @@ def between(item: CaseChange) -> str:
 
 def _facts(material: Material) -> Grid:
     """What ran where, a column per run."""
-    all_runs = (*material.runs, *((material.base,) if material.base else ()))
-    labels = dict.fromkeys(label for run in all_runs for label in run.facts)
+    recordings = (*material.runs, *((material.base,) if material.base else ()))
+    all_runs = [recording.run for recording in recordings]
+    known = [dict(facts(run)) for run in all_runs]
+    labels = dict.fromkeys(label for one in known for label in one)
     rows = [
         ("hardware", *(run.hardware for run in all_runs)),
         ("torch", *(run.torch for run in all_runs)),
-        *((label, *(without_paths(run.facts.get(label, "")) for run in all_runs)) for label in labels),
+        *((label, *(without_paths(one.get(label, "")) for one in known)) for label in labels),
     ]
     if any(run.simulated for run in all_runs):
         rows.append(
             ("devices", *("SIMULATED: no time is a measurement" if run.simulated else "real" for run in all_runs))
         )
-    names = [*(run.name for run in material.runs), *([f"base: {material.base.name}"] if material.base else [])]
+    names = [*map(named_run, material.runs), *([f"base: {named_run(material.base)}"] if material.base else [])]
     notes = (f"compared: {material.compared}",) if material.compared else ()
     return grid(("run", *names), [row for row in rows if any(row[1:])], notes)
 
 
 def _differences(material: Material) -> Grid | None:
     """Keys of the environments that are not the same in all runs."""
-    all_runs: Sequence[Run] = (*material.runs, *((material.base,) if material.base else ()))
-    flat = [dict(_flat(run.environment)) for run in all_runs if run.environment]
+    all_runs = [one for one in (*material.runs, material.base) if one is not None and one.run.environment]
+    flat = [dict(_flat(one.run.environment)) for one in all_runs]
     if len(flat) < 2:
         return None
     keys = dict.fromkeys(key for facts in flat for key in facts)
@@ -141,7 +140,7 @@ def _differences(material: Material) -> Grid | None:
         for key in keys
         if len({facts.get(key) for facts in flat}) > 1
     ]
-    names = [run.name for run in all_runs if run.environment]
+    names = list(map(named_run, all_runs))
     return grid(("differs", *names), rows, title="Environments: what differs") if rows else None
 
 
@@ -182,7 +181,8 @@ def _tiles(cases: Sequence[PageCase]) -> Iterator[Tile]:
         best = max(reduces, key=lambda case: (case.ranks, message_bytes(case)))
         label = f"{collective(best)}, {best.ranks} ranks, {size(message_bytes(best))}"
         bus = scaled(best.values["busbw_gb_per_s"] * 1e9, "B/s")
-        yield Tile(label=label, figure=f"{bus} bus", note=share(best, "busbw_gb_per_s") or duration(best.median_s or 0))
+        note = share(best, "busbw_gb_per_s") or format_seconds(best.median_s or 0, 3)
+        yield Tile(label=label, figure=f"{bus} bus", note=note)
     training = [case for case in cases if case.values.get("tokens_per_s_per_device")]
     if training:
         best = _best(training, "tokens_per_s_per_device")

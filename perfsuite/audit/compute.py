@@ -1,0 +1,203 @@
+"""Rules about arithmetic: achieved FLOPs against peaks, utilisation against throughput, sizes against counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from perfsuite.audit.table import ONE, AuditTable, Hit, Row, Rule, Value, constant, hit_of, merged, product, quotient
+from perfsuite.base.collectives import TRAFFIC, busbw_factor
+from perfsuite.published.numbers import Interval
+
+TERA = Fraction(10**12)
+CONVENTIONS = 2
+"""Conventions of counting model FLOPs differ by up to 70 / 46 for one run (docs/published.md): twice is none."""
+
+
+def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:
+    for row in table.rows:
+        peak = table.value(row, "peak_tflops")
+        total = product(table.throughput(row), table.flops_per_sample(row))
+        achieved = [table.read(row, column) for column in table.of_role("tflops")]
+        for value in [quotient(total, table.devices(row)), *achieved]:
+            if peak and value and value.low > peak.high:
+                ratio = value.over(peak)
+                text = (
+                    f"{float(value.middle / TERA):.4g} TFLOPS per device,"
+                    f" {ratio} times the peak of {float(peak.middle / TERA):.4g}"
+                )
+                yield hit_of(row, value.columns, text)
+
+
+def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
+    for column, row, value in table.figures("mfu", "bubble", "communication_share", "share"):
+        if value.low > 1 or value.high < 0:
+            text = f"{column.printed_name} is {float(value.middle):.1%}; a share is 0 to 100 %"
+            yield hit_of(row, (column,), text)
+
+
+def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
+    """throughput x FLOPs per sample / (n x MFU): the peak that the row was computed with."""
+    used = product(table.devices(row), table.value(row, "mfu"))
+    return quotient(product(table.throughput(row), flops), used)
+
+
+def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
+    """The base is the smallest run."""
+    known = [row for row in table.rows if table.value(row, "mfu") and table.throughput(row)]
+    counts = [(count.low if (count := table.devices(row)) else Fraction(1)) for row in known]
+    if not known:
+        return
+    base = known[counts.index(min(counts))]
+    for row in table.rows:
+        same_work = table.work(row) == table.work(base)
+        if row is base or table.text(row, "device") != table.text(base, "device"):
+            continue
+        if not same_work and not all(table.knows_attention(run) for run in (row, base)):
+            continue
+        peaks = [_implied_peak(table, run, ONE if same_work else table.flops_per_sample(run)) for run in (row, base)]
+        yield from same_work_differs(row, base, "throughput per device over MFU", quotient(*peaks))
+
+
+def same_work_differs(row: Row, base: Row, what: str, ratio: Value | None) -> Iterator[Hit]:
+    """A hit where a quotient of figures that is one for the same work on the same devices differs between two rows."""
+    if ratio and (gap := ratio.gap(ONE)):
+        rounding = f"({ratio.ends} by rounding); the same work on the same devices gives 1"
+        text = f"{what} is {ratio} times that of {base.name} {rounding}"
+        yield hit_of(row, ratio.columns, text, gap, base=base)
+
+
+def _mfu_peak(table: AuditTable) -> Iterator[Hit]:
+    for row in table.rows:
+        rate, mfu = table.throughput(row), table.value(row, "mfu")
+        implied = _implied_peak(table, row, table.flops_per_sample(row))
+        ratio = quotient(implied, table.value(row, "peak_tflops"))
+        if not rate or not mfu or not ratio or not ratio.middle:
+            continue  # a rate of 0 is none
+        below = ratio.high < Fraction(1, CONVENTIONS) and table.knows_attention(row)
+        if ratio.low > CONVENTIONS or below:
+            fitting = rate.middle / ratio.middle
+            text = (
+                f"MFU {float(mfu.middle):.1%} means {float(fitting):.3g} samples/s,"
+                f" {rate} are printed: {ratio} times as many"
+            )
+            yield hit_of(row, ratio.columns, text)
+
+
+def _least_parameters(table: AuditTable, row: Row) -> Value | None:
+    """A lower bound of the parameters that a token passes; 4 bytes per parameter at most where only bytes are known."""
+    active = table.value(row, "active_parameters")
+    if active:
+        return active
+    experts, chosen = table.value(row, "experts"), table.value(row, "top_k")
+    total = table.value(row, "parameters")
+    if experts:
+        return product(total, quotient(chosen, experts)) if chosen else None
+    return total or quotient(table.value(row, "memory_weights"), constant(4))
+
+
+def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
+    """The parameters that achieved FLOPs allow, at 2 operations per parameter and token, against the model's."""
+    for row in table.rows:
+        least = _least_parameters(table, row)
+        length, latency = table.value(row, "sequence_length"), table.value(row, "latency")
+        tokens = product(quotient(table.global_batch(row), table.devices(row)), length)
+        flops_per_token = [
+            quotient(product(table.read(row, column), latency), tokens) for column in table.of_role("tflops")
+        ]
+        if not table.flops_per_sample(row):
+            used = product(table.value(row, "mfu"), table.value(row, "peak_tflops"), table.devices(row))
+            flops_per_token.append(quotient(used, product(table.throughput(row), length)))
+        for flops in flops_per_token:
+            if flops and least and flops.high / 2 < least.low:
+                blamed = tuple(column for column in flops.columns if column.role in ("tflops", "mfu"))
+                what = blamed[0].printed_name if blamed else "throughput and MFU"
+                middle = flops.middle
+                text = (
+                    f"{what}: {float(middle):.3g} FLOP per token imply"
+                    f" {float(middle / 8):.2g} to {float(middle / 6):.2g} parameters (8 or 6 per parameter);"
+                    f" at least {float(least.low):.3g} are there"
+                )
+                yield hit_of(row, blamed, text)
+
+
+def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
+    for column, row, stated in table.figures("stated_peak_tflops"):
+        ratio = quotient(stated, table.value(row, "dense_peak_tflops"))
+        if ratio and ratio.low > Fraction(102, 100):
+            twice = " (twice: sparse, or accumulated in 16 bit)" if abs(ratio.middle - 2) < 0.02 else ""
+            text = f"{column.printed_name} {table.raw(row, column)} is {ratio} times the dense peak{twice}"
+            yield hit_of(row, (column,), text)
+
+
+def _size_is_count(table: AuditTable) -> Iterator[Hit]:
+    """Sizes of weights that are about one byte per parameter are a count called bytes."""
+    for row in table.rows:
+        count = table.devices(row)
+        narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}
+        for role in ["model_size"] + (["memory_weights"] if count and count.high == 1 else []):
+            size = table.value(row, role)
+            parameter_bytes = quotient(size, table.value(row, "parameters"))
+            if size and parameter_bytes and not narrow and parameter_bytes.high < Fraction(3, 2):
+                text = (
+                    f"{role} is {parameter_bytes.ends} bytes per parameter;"
+                    " it is the number of parameters, called bytes"
+                )
+                yield hit_of(row, size.columns, text)
+
+
+def _bandwidth_time(table: AuditTable) -> Iterator[Hit]:
+    """Time, bandwidth and collective of a row imply a message, which is the same in all rows."""
+    sized: list[tuple[Row, Value, Interval]] = []
+    for row in table.rows:
+        moved = product(table.value(row, "bandwidth"), table.value(row, "communication_time"))
+        count, collective = table.devices(row), table.text(row, "collective")
+        if not moved or not count or collective not in TRAFFIC or moved.high <= 0 or count.low < 2:
+            continue
+        factor = Fraction(busbw_factor(collective, int(count.low))).limit_denominator(10**6)
+        # the bandwidth may be S / t or S / t x factor: either is some author's bandwidth
+        span = Interval(low=1 / max(Fraction(1), factor), high=1 / min(Fraction(1), factor))
+        sized.append((row, moved, moved * span))
+    for row, moved, message in sized[1:]:
+        first, other, reference = sized[0]
+        if not message.meets(reference):
+            sizes = [f"{float(each.middle / 10**6):.3g} MB" for each in (moved, other)]
+            text = f"bandwidth x time is {sizes[0]}, that of {first.name} {sizes[1]}; the same result was exchanged"
+            yield hit_of(row, merged(moved, other), text, base=first)
+
+
+RULES = (
+    Rule("flops-above-peak", "contradiction", "R", "table", _flops_above_peak,
+         roles=("tflops|throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
+         checks="throughput x FLOPs per sample <= n x dense peak",
+         source="the peak is the maker's; FLOPs per sample = 6 N S + 12 L h S^2 (PaLM, appendix B)"),
+    Rule("share-out-of-range", "contradiction", "X", "cells", _share_out_of_range,
+         roles=("mfu|bubble|communication_share|share",),
+         checks="0 <= MFU, bubble, communication share <= 100 %",
+         source="a share of a whole"),
+    Rule("mfu-throughput", "contradiction", "X", "table", _mfu_throughput,
+         roles=("mfu", "throughput", "devices"),
+         checks="MFU ratio = ratio of throughput x FLOPs per sample / n, between rows on the same devices",
+         source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)"),
+    Rule("mfu-peak", "contradiction", "R", "table", _mfu_peak,
+         roles=("mfu", "throughput", "peak_tflops", "flops_per_sample|parameters", "devices"),
+         checks="MFU = throughput x FLOPs per sample / (n x peak), within a factor of 2 for the convention",
+         source="MFU = throughput x FLOPs per sample / (n x peak) (PaLM, appendix B)"),
+    Rule("implied-parameters", "contradiction", "X", "cells", _implied_parameters,
+         roles=("tflops|mfu", "latency|throughput", "sequence_length", "parameters|active_parameters|memory_weights"),
+         checks="FLOPs per token >= 2 x parameters that a token passes",
+         source="every weight of a layer takes part in one multiplication and one addition per token and pass"),
+    Rule("peak-not-dense", "mislabel", "M?", "cells", _peak_not_dense,
+         roles=("stated_peak_tflops", "dense_peak_tflops"),
+         checks="stated peak <= dense peak of the maker",
+         source="data sheets; sparse figures and 16-bit accumulation are twice the dense one"),
+    Rule("size-is-count", "mislabel", "M?", "table", _size_is_count,
+         roles=("model_size|memory_weights", "parameters"),
+         checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
+         source="16-bit weights have 2 bytes, 32-bit weights 4"),
+    Rule("bandwidth-time", "contradiction", "X", "table", _bandwidth_time,
+         roles=("bandwidth", "communication_time", "collective", "devices"),
+         checks="bandwidth x time / busbw factor of the collective = the same message in all rows",
+         source="nccl-tests, doc/PERFORMANCE.md"),
+)  # fmt: skip
+"""The rules of this family; findings come in this order."""

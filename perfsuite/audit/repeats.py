@@ -1,0 +1,233 @@
+"""Rules about figures that repeat, are missing, stand in the wrong column or disagree between tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import partial
+from itertools import combinations
+
+from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
+
+MANY_DIGITS = 7
+"""Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""
+
+NOISE = Fraction(1, 10)
+"""Repeats of one run may differ by this much."""
+
+APART = Fraction(3, 2)
+"""Best throughputs of two tables for one model on as many devices: more than this apart is worth a remark."""
+
+CARD_SIZES_GB = frozenset({8, 12, 16, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192})
+"""Memory sizes of accelerators, for tables that do not state theirs."""
+
+_PAIR = re.compile(r"\s*\d+(?:\.\d+)?\s*/\s*\d+(?:\.\d+)?\s*")
+
+
+def _measured(table: AuditTable) -> tuple[AuditColumn, ...]:
+    """Columns of measurements beside memory; none in a simulation, which repeats to the bit."""
+    columns = table.of_kind("measured")
+    return () if table.simulated else tuple(column for column in columns if column.meaning.dimension != "memory")
+
+
+def _equal_digits(table: AuditTable) -> Iterator[Hit]:
+    for column in _measured(table):
+        for row, other in combinations(table.rows, 2):
+            number, twin = table.number(row, column), table.number(other, column)
+            equal = number and twin and number.digits >= MANY_DIGITS and number.value == twin.value
+            if number and equal and table.configuration(row) != table.configuration(other):
+                yield Hit(
+                    message=f"{column.printed_name} is {row.cells[column.name].text.strip()} in {row.name} and in"
+                    f" {other.name}: {number.digits} equal digits",
+                    rows=(row, other),
+                    columns=(column,),
+                )
+
+
+def _constant_measurement(table: AuditTable) -> Iterator[Hit]:
+    """Times, rates and losses that are one value for three or more runs that differ."""
+    for column in (measured for measured in _measured(table) if measured.meaning.dimension != "share"):
+        numbers = [(row, number) for row in table.rows if (number := table.number(row, column))]
+        settings = {tuple(sorted(table.configuration(row).items())) for row, _ in numbers}
+        values = {number.value for _, number in numbers}
+        if len(settings) >= 3 and len(values) == 1 and numbers[0][1].digits >= 3:
+            yield Hit(
+                message=f"{column.printed_name} is {float(numbers[0][1].value):g} in all {len(numbers)} rows",
+                rows=tuple(row for row, _ in numbers),
+                columns=(column,),
+            )
+
+
+def _repeated_row(table: AuditTable) -> Iterator[Hit]:
+    """Rows that repeat every measurement of a run on fewer devices; memory alone may be the same on any number."""
+    columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
+    for row, other in combinations(table.rows, 2):
+        fewer, count = table.devices(row), table.devices(other)
+        if not count or not fewer or count.low <= fewer.high:
+            continue
+        digits, equal, repeated = 0, True, []
+        for column in columns:
+            number, twin = table.number(row, column), table.number(other, column)
+            if number and number.digits and column.name in other.cells:
+                equal = equal and twin is not None and number.value == twin.value
+                digits += number.digits
+                repeated.append((column, row.cells[column.name].text.strip()))
+        if all(column.role.startswith("memory") for column, _ in repeated):
+            continue
+        if len(repeated) >= 2 and digits >= 6 and equal:
+            yield Hit(
+                message=f"{other.name} repeats {row.name} in "
+                + ", ".join(f"{column.printed_name} ({text})" for column, text in repeated),
+                rows=(other,),
+                columns=tuple(column for column, _ in repeated),
+            )
+
+
+def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
+    """Pairs of rows with one configuration that are further apart than NOISE, or that show the noise of the table."""
+    for row, other in combinations(table.rows, 2):
+        settings = table.configuration(row)
+        if not settings or settings != table.configuration(other):
+            continue
+        pair = table.step_time(row), table.step_time(other)
+        if not all(pair):
+            pair = table.throughput(row), table.throughput(other)
+        if pair[0] and pair[1]:
+            low, high = sorted((pair[0].middle, pair[1].middle))
+            apart = high / low - 1 if low else Fraction(0)
+            if (apart > NOISE) == disagree:
+                how = f" and {float(apart):.0%} apart" if disagree else f": {float(apart):.2%} apart"
+                text = f"{row.name} and {other.name} are the same run{how}"
+                yield Hit(message=text, rows=(row, other), columns=pair[1].columns)
+
+
+def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
+    """Cells that look like "memory used of memory there" in a column that is no memory."""
+    memory = next(iter(table.of_role("memory")), None)
+    for column in table.columns if memory else ():
+        if memory is None or column.meaning.dimension in ("memory", "text"):
+            continue
+        for row in table.rows:
+            cell = row.cells.get(column.name)
+            if cell is None or column.index or not _PAIR.fullmatch(cell.text) or len(cell.numbers) != 2:
+                continue
+            used, there = (number.value for number in cell.numbers)
+            stated = table.value(row, "memory_capacity")
+            card = stated.low <= there * 2**30 and there * 10**9 <= stated.high if stated else False
+            if used <= there and (card or (stated is None and there in CARD_SIZES_GB)):
+                instead = row.cells[memory.name].text.strip() if memory.name in row.cells else "nothing"
+                text = (
+                    f"{column.printed_name} {cell.text.strip()} has the shape of memory on a device"
+                    f" of {float(there):g} GB; {memory.printed_name} holds {instead}"
+                )
+                yield hit_of(row, (column, memory), text)
+
+
+def _blank_metric(table: AuditTable) -> Iterator[Hit]:
+    """Rows that ran out of memory are left aside."""
+    rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
+    for column in table.of_kind("measured", "derived"):
+        blank = [row for row in rows if row.cells.get(column.name) is None or row.cells[column.name].blank]
+        if blank:
+            text = f"{column.printed_name} is blank in {len(blank)} of {len(rows)} rows"
+            yield Hit(message=text, rows=tuple(blank), columns=(column,))
+
+
+# ---- between tables ----
+
+RatedRow = tuple[AuditTable, Row, Value]
+
+
+def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[RatedRow]]:
+    """Rows with a throughput by model and number of devices."""
+    rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
+    for table in tables:
+        for row in table.rows:
+            count, rate, model = table.devices(row), table.throughput(row), table.text(row, "model")
+            if count and rate and model:
+                rated.setdefault((model, count.middle), []).append((table, row, rate))
+    return rated
+
+
+def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
+    """One-device runs of different tables that state one model and one batch."""
+    for (model, count), runs in _runs(tables).items():
+        for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
+            batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
+            apart = max(rate.low / again.high, again.low / rate.high)
+            if _one_set(table, other) or batch is None or batch != same or apart <= 1 + NOISE:
+                continue
+            message = (
+                f"{model} on one device with a batch of {batch}: {rate} samples/s in {table.name}"
+                f" ({row.name}), {again} in {other.name} ({twin.name})"
+            )
+            yield table, Hit(message=message, rows=(row,), columns=rate.columns)
+            yield other, Hit(message=message, rows=(twin,), columns=again.columns)
+
+
+def _one_set(table: AuditTable, other: AuditTable) -> bool:
+    """Tables of one run set describe the same runs; what disagrees there, their join finds."""
+    return table is other or (bool(table.run_set) and table.run_set == other.run_set)
+
+
+def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
+    """On one device the batch is the batch, whatever it is called."""
+    batch = table.global_batch(row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
+    return batch.middle if batch else None
+
+
+def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
+    """Tables whose best throughputs for one model on as many devices are far apart."""
+    for (model, count), runs in _runs(tables).items():
+        best: dict[str, RatedRow] = {}
+        for run in runs:
+            known = best.get(run[0].name)
+            if known is None or run[2].middle > known[2].middle:
+                best[run[0].name] = run
+        ordered = sorted(best.values(), key=lambda run: run[2].middle)
+        (table, row, slow), (other, _, fast) = ordered[0], ordered[-1]
+        if len(ordered) >= 2 and not _one_set(table, other) and fast.low > slow.high * APART:
+            text = f"{model} on {count} devices: at best {slow} samples/s here, {fast} in {other.name}"
+            yield table, Hit(message=text, rows=(row,), columns=slow.columns)
+
+
+RULES = (
+    Rule("equal-digits", "contradiction", "X", "cells", _equal_digits,
+         roles=("loss|latency|throughput",),
+         checks=f"measurements of different runs do not agree in {MANY_DIGITS} digits (simulations excepted)",
+         source="noise"),
+    Rule("constant-measurement", "note", "M?", "cells", _constant_measurement,
+         roles=("loss|latency|throughput",),
+         checks="a measured column is not one value of three digits in three or more different runs",
+         source="noise"),
+    Rule("repeated-row", "note", "M?", "rows", _repeated_row,
+         roles=("devices", "latency|iterations_per_s", "memory"),
+         checks="a run on more devices does not repeat every measurement of a smaller one",
+         source="more devices communicate more"),
+    Rule("repeat-noise", "note", None, "rows", partial(_repeats, disagree=False),
+         roles=("throughput|latency",),
+         checks="rows of one configuration: how far they are apart",
+         source="noise"),
+    Rule("repeats-disagree", "contradiction", "R", "rows", partial(_repeats, disagree=True),
+         roles=("throughput|latency",),
+         checks="rows of one configuration agree within 10 %",
+         source="noise"),
+    Rule("shifted-columns", "mislabel", "M?", "table", _shifted_columns,
+         roles=("memory", "memory_capacity"),
+         checks="a cell x/48.0 of a 48 GB device stands in a memory column",
+         source="sizes of device memories"),
+    Rule("blank-metric", "note", None, "cells", _blank_metric,
+         roles=("throughput|latency|mfu|memory",),
+         checks="every run that did not run out of memory has every metric of its table",
+         source="a missing figure is no figure"),
+    Rule("same-run-disagrees", "contradiction", "R", "table", across=_same_run_disagrees,
+         roles=("throughput|latency", "model", "devices"),
+         checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",
+         source="on one device no strategy differs"),
+    Rule("tables-differ", "note", None, "table", across=_tables_differ,
+         roles=("throughput|latency", "model", "devices"),
+         checks="best throughputs for one model on as many devices lie within 1.5 times, in all tables",
+         source="one machine"),
+)  # fmt: skip
+"""The rules of this family; findings come in this order."""

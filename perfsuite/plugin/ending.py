@@ -1,0 +1,168 @@
+"""The end of a run: its record, its last lines in the journal, and lines on what could not be written.
+
+A run that -x, Ctrl-C or SIGTERM ended has the same record, of the cases that it came to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perfsuite.base.errors import PerfsuiteError, first_line
+from perfsuite.plugin.state import suite_key, suite_of
+
+if TYPE_CHECKING:
+    from perfsuite.plugin.gating import Gating
+    from perfsuite.record.run import RunRecord
+
+SKIPPED = "skipped: "
+"""The reason of a skip begins with this."""
+FAILED = "failed: "
+"""The reason of a failure begins with this."""
+_LONGEST = 2000
+"""Characters of a failure's message that are kept."""
+cases_key = pytest.StashKey[Mapping[str, tuple[str, int]]]()
+"""File relative to the root directory, and line from 1, of each perf case of this run by node id."""
+missing_key = pytest.StashKey[dict[str, str]]()
+"""Why a case has no result, by node id."""
+record_key: pytest.StashKey[RunRecord] = pytest.StashKey()
+"""The record of a run that has ended; absent in runs without perf cases."""
+problems_key = pytest.StashKey[list[str]]()
+"""Lines for the end of the run, each of which fails it."""
+summarised_key = pytest.StashKey[bool]()
+"""Whether perfsuite's sections were printed: older pytest prints none with --no-summary."""
+
+
+def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Keep why a perf case has no result, for reports; a skip goes into the journal."""
+    if call.excinfo is None:
+        return
+    missing = item.config.stash[missing_key]
+    if report.skipped:
+        from perfsuite.record.run import XFAILED
+
+        reason = str(getattr(call.excinfo.value, "msg", None) or call.excinfo.value)
+        reason = f"{XFAILED * hasattr(report, 'wasxfail')}{reason}"
+        missing[item.nodeid] = f"{SKIPPED}{reason}"
+        session = suite_of(item.config).session
+        if session is not None:
+            session.skip(item.nodeid, reason)
+    elif report.failed:
+        missing[item.nodeid] = f"{FAILED}{first_line(call.excinfo.value)}"
+
+
+def make_record(session: pytest.Session, gate: Gating | None) -> None:
+    """Put the run together once every case has its verdict, and write what the journal does not have yet."""
+    config = session.config
+    suite = config.stash.get(suite_key, None)
+    if suite is None or suite.session is None or not suite.opened:
+        return
+    from perfsuite.plugin.summary import warnings
+    from perfsuite.record.run import RunEnd, RunRecord
+
+    settle(session)
+    run, missing = suite.session, config.stash[missing_key]
+    judged = gate.record() if gate is not None and gate.keeper.verdicts else None
+
+    def fails(case: str) -> bool:  # by its verdict, which is told instead
+        verdict = judged.by_case.get(case) if judged else None
+        return judged is not None and verdict is not None and judged.fails(verdict.name)
+
+    last = RunEnd(
+        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        took_s=round(time.monotonic() - suite.first_case_at, 1) if suite.first_case_at is not None else 0.0,
+        exit_status=int(session.exitstatus),
+        warnings=() if suite.signals.hurried else tuple(warnings(suite, run)),
+        failed={
+            case: told.removeprefix(FAILED)[:_LONGEST]
+            for case, told in missing.items()
+            if told.startswith(FAILED) and not fails(case)
+        },
+    )
+    run.end(judged, last)
+    if run.journal_problem and run.journal_problem not in last.warnings:  # these very lines found the disk full
+        last = replace(last, warnings=(*last.warnings, run.journal_problem))
+    config.stash[record_key] = RunRecord(
+        name=f"session {run.id}",
+        platform=str(suite.machine),
+        fingerprint=run.fingerprint,
+        results=run.results,
+        session=run.id,
+        started_at=suite.started_at,
+        versions=suite.versions,
+        revision=suite.revision,
+        arguments=suite.arguments,
+        failures=last.failed,
+        interrupted=run.interrupted,
+        skips={
+            case: told.removeprefix(SKIPPED)
+            for case, told in missing.items()
+            if told.startswith(SKIPPED) and case not in run.results
+        },
+        gate=judged,
+        end=last,
+    )
+
+
+def attempt(config: pytest.Config, what: str, write: Callable[[], object]) -> None:
+    """Call ``write``; where it fails the run goes on, and ends with a line on ``what`` and a failing exit code."""
+    try:
+        write()
+    except PerfsuiteError as error:
+        fail(config, f"{what}: {error}")
+    except OSError as error:
+        fail(config, f"{what}: {error.strerror or error}")
+    except Exception as error:
+        # A defect of perfsuite: still no reason to lose what others write.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        fail(config, f"{what}: {type(error).__name__} in {place.name}: {first_line(error)}; please report this")
+
+
+def fail(config: pytest.Config, problem: str) -> None:
+    """End the run with this line and a failing exit code."""
+    config.stash.setdefault(problems_key, []).append(problem)
+
+
+def settle(session: pytest.Session) -> None:
+    """Look for the journal once more, and make the exit code a failing one where anything was not written."""
+    config = session.config
+    suite = config.stash.get(suite_key, None)
+    journal = suite.session.journal if suite is not None and suite.session is not None else None
+    if journal is not None:
+        journal.check()
+    lost = journal.problem if journal is not None else ""
+    if (lost or config.stash.get(problems_key, [])) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def tell(session: pytest.Session) -> None:
+    """Print what is not where it should be, last of all, at every verbosity and where there is no terminal reporter."""
+    settle(session)
+    suite, stash = session.config.stash.get(suite_key, None), session.config.stash
+    lost = suite.session.journal_problem if suite is not None and suite.session is not None else ""
+    elsewhere = suite.journal_elsewhere if suite is not None and not lost else ""
+    if elsewhere:
+        _print(session.config, f"perfsuite: {elsewhere}", bad=False)
+    for line in filter(None, [lost, *stash.get(problems_key, [])]):
+        _print(session.config, f"perfsuite: error: {line}", bad=True)
+
+
+def _print(config: pytest.Config, line: str, *, bad: bool) -> None:
+    from perfsuite.base.text import encodable, escaped
+
+    reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
+    text = encodable(escaped(line), getattr(sys.stderr, "encoding", None))
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone takes no line, and the exit code stays
+        if reporter is None:
+            print(text, file=sys.stderr)
+        else:
+            reporter.ensure_newline()
+            reporter.write_line(text, red=bad, yellow=not bad)

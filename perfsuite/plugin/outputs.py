@@ -1,0 +1,390 @@
+"""Files that a run was asked for: a row for each, and a loop over the rows at each stage of the run.
+
+A place that cannot be written to is told before anything is measured.  At the end each file is written on its own, from
+the record of the run: a failure costs that file alone, neither the verdicts nor another plugin's files such as JUnit's,
+and is one line at every verbosity that fails the run.  The journal has everything for writing it later.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.base.errors import ConfigurationError, HistoryError, PerfsuiteError
+from perfsuite.base.units import plural
+from perfsuite.plugin import collisions, ending, fixtures, projecting
+from perfsuite.plugin.options import BESIDE, runs_tests, settings_key
+from perfsuite.plugin.output import Out, level_key
+from perfsuite.plugin.state import suite_key, suite_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One kind of file."""
+
+    name: str
+    """Its option as pytest keeps it."""
+    problem: str
+    """The line on a failure begins so; ``{}`` stands for its place."""
+    place: Callable[[pytest.Config], Path | None]
+    """Returns where it goes; None where it was not asked for."""
+    begin: Callable[[pytest.Session, Path], Path | None]
+    """Raises UsageError where it could not be written; returns the place, None where nothing will be written."""
+    write: Callable[[pytest.Config, Path], str | None]
+    """Writes it and returns the line that names it, empty where none does; None where there is nothing to write."""
+    before_others: bool = False
+    """Whether it is written before other plugins write their files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Files of one run, by the name of their option."""
+
+    places: dict[str, Path] = field(default_factory=dict)
+    """Files that are wanted and can be written."""
+    written: dict[str, Path] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+    """The line that names each."""
+    traced: list[tuple[str, Path, Path]] = field(default_factory=list)
+    """Cases whose timelines are written, with their trace and picture."""
+    untraced: dict[str, str] = field(default_factory=dict)
+    """Why a case's timeline is missing, by node id."""
+
+
+outputs_key = pytest.StashKey[Outputs]()
+
+
+def configure(config: pytest.Config) -> None:
+    """Check the options before anything is measured."""
+    config.stash[outputs_key] = Outputs()
+    config.stash[ending.missing_key] = {}
+    chosen, asked = collisions.option(config, "perf_report_style"), collisions.option(config, "perf_report")
+    style, path = _style(config), file_of("perf_report", config)
+    if style:
+        from perfsuite.reports.tables.report import find_style
+
+        try:
+            find_style(style)
+        except PerfsuiteError as error:
+            where = "--perf-report-style" if chosen else "ini perf_report_style"
+            raise pytest.UsageError(f"{where}: {error}") from None
+        if chosen and path is None:
+            raise pytest.UsageError(f"--perf-report-style={style} says how a report looks; give --perf-report=FILE too")
+    if asked and path is not None and path.is_dir():
+        raise pytest.UsageError(f"--perf-report: {path} is a folder; name a file in it")
+    page = collisions.option(config, "perf_html")
+    if page and page != BESIDE and not page.lower().endswith((".html", ".htm")):  # a bare option took the next word
+        raise pytest.UsageError(
+            f"--perf-html: {page} does not end in .html; write --perf-html=FILE.html, or --perf-html as the last word"
+        )
+
+
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """Find out before anything is measured whether all that is asked for can be written."""
+    config, option = session.config, session.config.getoption
+    if not cases or not runs_tests(config):
+        return
+    places = config.stash[outputs_key].places
+    for output in OUTPUTS:
+        asked = output.place(config)
+        place = output.begin(session, asked) if asked is not None else None
+        if place is not None:
+            places[output.name] = place
+    saved = "--benchmark-save" if option("benchmark_save", None) else "--benchmark-autosave"
+    saves = option("benchmark_save", None) or option("benchmark_autosave", False)
+    benchmarks = getattr(config, "_benchmarksession", None)  # it has no public way
+    folder = getattr(getattr(benchmarks, "storage", None), "path", None)
+    if saves and isinstance(folder, Path):
+        _require_writable(saved, session, folder / "run.json")
+
+
+def write(config: pytest.Config, *, before_others: bool) -> None:
+    """Write the files, a failure of one being a line at the end."""
+    state = config.stash[outputs_key]
+
+    def write_one(output: Output, place: Path) -> None:
+        if (said := output.write(config, place)) is not None:
+            state.said[output.name], state.written[output.name] = said, place
+
+    for output in OUTPUTS:
+        place = state.places.get(output.name)
+        if place is not None and output.before_others == before_others:
+            ending.attempt(config, output.problem.format(place), functools.partial(write_one, output, place))
+
+
+def show(terminalreporter: Any, config: pytest.Config, *names: str) -> None:
+    """Name these files."""
+    said = config.stash[outputs_key].said
+    for line in filter(None, map(said.get, names)):
+        Out(terminalreporter).line(line)
+
+
+def file_of(name: str, config: pytest.Config) -> Path | None:
+    """Where an option says that a file goes, else its ini key."""
+    asked, written = collisions.option(config, name), collisions.ini(config, name)
+    return config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
+
+
+def _require_writable(option: str, session: pytest.Session, path: Path) -> Path:
+    """Raise UsageError, which names ``option``, unless the file can be written; its folder is made."""
+    from perfsuite.base import files
+
+    try:
+        files.require_writable(path, option, with_folder=True)
+    except ConfigurationError as error:
+        raise pytest.UsageError(str(error)) from None
+    return path
+
+
+# -- traces ------------------------------------------------------------------------------------------------------
+
+
+def _begin_trace(session: pytest.Session, folder: Path) -> Path:
+    from perfsuite.base.files import make_folder
+
+    try:
+        make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except PerfsuiteError as error:
+        raise pytest.UsageError(f"--perf-trace: {error}") from None
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--perf-trace: folder {folder} cannot be written to: {error.strerror}; name another one"
+        ) from None
+    return folder
+
+
+def trace(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Write a case's trace and picture once its test is over, also when the gate or the test found fault with it."""
+    outputs, state = item.config.stash[outputs_key], item.stash.get(fixtures.state_key, None)
+    folder, result = outputs.places.get("perf_trace"), state.result if state else None
+    if folder is None or call.when != "call" or result is None or result.outcome != "measured":
+        return
+    timeline = result.measurement.timeline if result.measurement is not None else None
+    if timeline is None:
+        return
+    from perfsuite.reports.timelines.files import write_case
+
+    try:
+        outputs.traced.append((result.case, *write_case(result.case, timeline, folder)))
+    except PerfsuiteError as problem:
+        outputs.untraced[result.case] = str(problem)
+
+
+def _write_trace(config: pytest.Config, folder: Path) -> str:
+    """Write the page of the pictures; cases whose files could not be written fail the run."""
+    outputs, suite = config.stash[outputs_key], config.stash.get(suite_key, None)
+    session, later = suite.session if suite else None, "; the case was measured"
+    if session is not None and session.journal is not None and not session.journal_problem:
+        later += f": perfsuite trace {shlex.quote(str(session.journal.path))} --out DIR writes it"
+    for case, problem in outputs.untraced.items():
+        ending.fail(config, f"--perf-trace: {case}: {problem}{later}")
+    if not outputs.traced:
+        return f"no timeline in {folder}: {'see below' if outputs.untraced else 'no measured case recorded one'}"
+    from perfsuite.reports.timelines.files import write_index
+
+    said = outputs.said["perf_trace"] = f"timelines of {plural(len(outputs.traced), 'case')} in {folder}"
+    write_index(outputs.traced, folder)
+    return said
+
+
+# -- the tables of the published reports -------------------------------------------------------------------------
+
+
+def _style(config: pytest.Config) -> str:
+    return collisions.option(config, "perf_report_style") or collisions.ini(config, "perf_report_style") or ""
+
+
+def _write_report(config: pytest.Config, path: Path) -> str:
+    """Write the report, unless nothing was measured that a report shows."""
+    record, missing = config.stash.get(ending.record_key, None), config.stash[ending.missing_key]
+    if record is None or not (record.results or missing):
+        return ""
+    from perfsuite.base.files import write_file
+    from perfsuite.reports.tables.recording import Recording
+    from perfsuite.reports.tables.report import find_style, fitting_styles, report
+
+    run = Recording(run=record, device=config.stash[suite_key].machine.model)
+    styles = (find_style(_style(config)),) if _style(config) else fitting_styles([run])
+    try:
+        if not styles:
+            raise PerfsuiteError("nothing was measured that any report has a table for")
+        text = report([run], styles)
+    except PerfsuiteError as error:  # nothing went wrong: there is nothing to show
+        return f"report {path} was not written: {error}"
+    write_file(path, text)
+    return f"report {path}: {', '.join(style.name for style in styles)}"
+
+
+# -- the Markdown summary, also on the page of a CI service -------------------------------------------------------
+
+
+def _summary_files(config: pytest.Config) -> tuple[Path | None, Path | None]:
+    """The file asked for, and the page of the CI service."""
+    asked, step = collisions.option(config, "perf_summary"), os.environ.get("GITHUB_STEP_SUMMARY")
+    return config.invocation_params.dir / asked if asked else None, Path(step) if step else None
+
+
+def _begin_summary(session: pytest.Session, path: Path) -> Path | None:
+    if hasattr(session.config, "workerinput"):
+        return None
+    return _require_writable("--perf-summary", session, path) if _summary_files(session.config)[0] else path
+
+
+def _write_summary(config: pytest.Config, _: Path) -> str:
+    run, suite = config.stash.get(ending.record_key, None), config.stash.get(suite_key, None)
+    projected = "".join(f"{line}\n" for line in projecting.markdown(suite)) if suite is not None and run else ""
+    if run is None or not (run.results or run.failures or projected):
+        return ""
+    from perfsuite.base import files
+    from perfsuite.reports.notable import notable
+    from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
+
+    text = markdown_summary(run, notable(run), show_hosts=collisions.option(config, "perf_show_hosts"))
+    if len((text + projected).encode()) <= LIMIT_BYTES:
+        text += projected
+    data = text.encode("utf-8", "backslashreplace")
+    for path, put in zip(_summary_files(config), (files.put, files.append), strict=True):
+        if path:
+            try:
+                put(path, data)
+            except files.WriteFailed as error:
+                ending.fail(config, f"summary {path} {error}")
+    return ""
+
+
+# -- a line of this session in a history -------------------------------------------------------------------------
+
+
+def _begin_history(session: pytest.Session, path: Path) -> Path | None:
+    """Refuse a history that could not take this session."""
+    suite = suite_of(session.config)
+    if hasattr(session.config, "workerinput") or suite.session is None or suite.settings.budget.smoke:
+        return None
+    from perfsuite.history import file
+    from perfsuite.history.session import HistorySession
+
+    machine, fingerprint = suite.machine, suite.session.fingerprint
+    if path.is_dir():
+        path /= f"{machine.name}-{fingerprint}.jsonl"
+    blank = HistorySession(
+        session=suite.session.id,
+        time=suite.started_at,
+        platform=machine.name,
+        fingerprint=fingerprint,
+        simulated=machine.simulated,
+        revision=suite.revision,
+    )
+    try:
+        file.require_fit(path, blank)
+    except PerfsuiteError as error:
+        raise pytest.UsageError(f"--perf-history: {error}") from None
+    return path
+
+
+def _write_history(config: pytest.Config, path: Path) -> str:
+    suite = config.stash[suite_key]
+    assert suite.session is not None
+    from perfsuite.history import file
+    from perfsuite.history.session import session_of
+    from perfsuite.record.run import instrumented_line
+
+    if slowed := instrumented_line(suite.session.results.values()):
+        raise HistoryError(slowed)
+    line = session_of(
+        [result for case, result in suite.session.results.items() if case not in suite.session.reused],
+        session=suite.session.id,
+        time=suite.started_at,
+        platform=suite.machine.name,
+        fingerprint=suite.session.fingerprint,
+        revision=suite.revision,
+    )
+    if not line.cases:
+        return ""
+    file.append(path, line)
+    added = plural(len(line.cases), "case")
+    return f"history {path}: {added} added; perfsuite history show {shlex.quote(str(path))}"
+
+
+def _page(config: pytest.Config) -> Path | None:
+    asked, written = collisions.option(config, "perf_html"), str(collisions.ini(config, "perf_html")).strip()
+    if asked is None and written.lower() in ("", "no", "false"):
+        return None
+    if asked not in (None, BESIDE):
+        return config.invocation_params.dir / str(asked)
+    if asked is None and written.lower() not in ("yes", "true"):
+        return Path(config.rootpath / written)
+    suite = config.stash.get(suite_key, None)
+    journal = suite.session.journal if suite is not None and suite.session is not None else None
+    return Path(journal.path).with_suffix(".html") if journal is not None else None
+
+
+def _write_page(config: pytest.Config, path: Path) -> str | None:
+    """Write the page; its line is empty where one screen names it."""
+    record = config.stash.get(ending.record_key, None)
+    if record is None:
+        return None
+    from perfsuite.reports.page.page import write_page
+    from perfsuite.reports.page.runs import material_of
+    from perfsuite.reports.tables.recording import Recording
+
+    suite = config.stash[suite_key]
+    try:
+        run = Recording(run=record, device=suite.machine.model)
+        write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
+    except PerfsuiteError as error:
+        journal = suite.session.journal if suite.session else None
+        later = f"; perfsuite report {shlex.quote(str(journal.path))} --html FILE writes it" if journal else ""
+        raise ConfigurationError(f"{error}{later}") from None
+    on_screen = (record.results or record.failures) and config.stash[level_key] != "quiet"
+    return "" if on_screen else f"page {path}"
+
+
+OUTPUTS = (
+    Output(
+        name="perf_trace",
+        problem="--perf-trace",
+        place=lambda config: config.stash[settings_key].trace,
+        begin=_begin_trace,
+        write=_write_trace,
+    ),
+    Output(
+        name="perf_report",
+        problem="report {} was not written",
+        place=functools.partial(file_of, "perf_report"),
+        begin=functools.partial(_require_writable, "--perf-report"),
+        write=_write_report,
+    ),
+    Output(
+        name="perf_summary",
+        problem="the summary was not written",
+        place=lambda config: next(filter(None, _summary_files(config)), None),
+        begin=_begin_summary,
+        write=_write_summary,
+        before_others=True,
+    ),
+    Output(
+        name="perf_history",
+        problem="nothing was added to the history",
+        place=functools.partial(file_of, "perf_history"),
+        begin=_begin_history,
+        write=_write_history,
+        before_others=True,
+    ),
+    Output(
+        name="perf_html",
+        problem="page {} was not written",
+        place=_page,
+        begin=functools.partial(_require_writable, "--perf-html"),
+        write=_write_page,
+    ),
+)

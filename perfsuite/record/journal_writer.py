@@ -1,0 +1,227 @@
+"""Writing a journal while its run goes on; its lines are told in :mod:`perfsuite.record.journal`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from perfsuite.base.errors import JournalError
+from perfsuite.base.files import why, write_all
+from perfsuite.base.units import plural
+from perfsuite.record.codec import to_json
+from perfsuite.record.projected import Projected
+from perfsuite.record.result import Peaks, Result
+from perfsuite.record.run import GateRecord, Header, RunEnd
+
+_CHANGED = "another program removed, replaced or changed it during the run"
+_ASIDE = ("header", "skip", "peaks", "environment")
+"""Lines for which alone no journal is kept, where they come first."""
+
+
+class JournalWriter:
+    """Appends to a new journal; every line is on disk when the method that adds it returns.
+
+    A journal that cannot be written any more, or that somebody else changed, is written again, whole, in the first of
+    the places ``elsewhere`` that takes it.  :attr:`problem` tells of it, and how many cases are kept where.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Header,
+        elsewhere: Callable[[], Iterator[Path]] = lambda: iter(()),
+        uninterrupted: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Raises JournalError, and leaves no file, when the file exists or cannot be made.
+
+        ``uninterrupted`` holds signals back while a line is written.
+        """
+        self.path = path
+        self.trouble = ""
+        """What went wrong with the first place; empty while nothing did."""
+        self._elsewhere = elsewhere
+        self._uninterrupted = uninterrupted
+        self._first = path
+        self._lines: list[Mapping[str, Any] | Result] = []
+        """Every line, results undecoded: what the file should hold."""
+        self._written = 0
+        """How many of them it holds."""
+        self._end = 0
+        """Its bytes."""
+        self._environment: Mapping[str, Any] = {}
+        """Of the last result in the file."""
+        self._descriptor = -1
+        self._is_worth_keeping = False
+        self._lines.append({"header": to_json(header)})
+        try:
+            self._begin(path)
+        except OSError as error:
+            raise JournalError(
+                f"journal {path} cannot be made: {why(error)}; name another file by --perf-journal"
+            ) from None
+
+    @property
+    def problem(self) -> str:
+        """How many cases are kept where, and why they are not all in the place of this journal; empty if they are."""
+        if not self.trouble:
+            return ""
+        kept, cases = _cases(self._lines[: self._written]), _cases(self._lines)
+        lost = f", {len(cases - kept)} lost" if cases - kept else ""
+        place = "" if self.path == self._first else f"{self._first}: "
+        return f"journal: {len(kept)} of {plural(len(cases), 'case')} kept in {self.path}{lost}: {place}{self.trouble}"
+
+    def result(self, result: Result) -> None:
+        """Add a finished case."""
+        self._add(result)
+
+    def peaks(self, peaks: Peaks) -> None:
+        """Add peaks that were measured, for all results of the journal."""
+        self._add({"peaks": to_json(peaks)})
+
+    def failure(self, case: str, message: str) -> None:
+        """Add a case that failed; it runs again when the journal is resumed."""
+        self._add({"failure": {"case": case, "message": message}})
+
+    def interrupted(self, case: str, signal: str) -> None:
+        """Add the case that was running when ``signal`` (SIGTERM, SIGINT) ended the run; a resumed run runs it."""
+        self._add({"interrupted": {"case": case, "signal": signal}})
+
+    def projected(self, record: Projected) -> None:
+        """Add what a case would measure."""
+        self._add({"projected": to_json(record)})
+
+    def skip(self, case: str, reason: str) -> None:
+        """Add a case that was skipped; a journal of nothing else is not kept."""
+        self._add({"skip": {"case": case, "reason": reason}})
+
+    def judged(self, gate: GateRecord) -> None:
+        """Add what the gate said of the whole run."""
+        self._add({"gate": to_json(gate)})
+
+    def ended(self, end: RunEnd) -> None:
+        """Add how the run ended; of a run in which no case finished nothing is kept."""
+        if self._is_worth_keeping:
+            self._add({"end": to_json(end)})
+
+    def check(self) -> None:
+        """Find out whether the file is still what was written, and write it elsewhere where it is not."""
+        if self._descriptor >= 0:
+            self._keep_up()
+
+    def close(self) -> None:
+        """Close the file, and remove it when no case finished.  Idempotent."""
+        if self._descriptor >= 0:
+            self._leave()
+            if not self._is_worth_keeping:
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
+
+    def _add(self, line: Mapping[str, Any] | Result) -> None:
+        with self._uninterrupted():
+            self._lines.append(line)
+            self._is_worth_keeping |= isinstance(line, Result) or next(iter(line)) not in _ASIDE
+            if self._descriptor >= 0:
+                self._keep_up()
+
+    def _keep_up(self) -> None:
+        try:
+            self._write_rest()
+        except OSError as error:
+            self._move(why(error))
+
+    def _write_rest(self) -> None:
+        """Write the lines that the file does not have yet; OSError leaves it with whole lines."""
+        environment, data = self._environment, []
+        for line in self._lines[self._written :]:
+            if not isinstance(line, Result):
+                data.append(_json(line))
+                continue
+            if line.environment != environment:
+                environment = line.environment
+                data.append(_json({"environment": to_json(environment)}))
+            data.append(_json({"result": to_json(dataclasses.replace(line, environment={}))}))
+        written = b"".join(data)
+        try:
+            write_all(self._descriptor, written)
+            if written:
+                os.fsync(self._descriptor)
+            self._require_untouched(self._end + len(written))
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # a torn line in the middle would make the file unreadable
+                try:
+                    os.ftruncate(self._descriptor, self._end)
+                except OSError:
+                    self._leave()
+            raise
+        self._environment = environment
+        self._end += len(written)
+        self._written = len(self._lines)
+
+    def _require_untouched(self, size: int) -> None:
+        """Raise OSError unless the path still names this file, and it has these many bytes."""
+        own = os.fstat(self._descriptor)
+        try:
+            named = os.stat(self.path)
+        except OSError:
+            raise OSError(errno.ESTALE, _CHANGED) from None
+        if not os.path.samestat(own, named) or own.st_size != size:
+            raise OSError(errno.ESTALE, _CHANGED)
+
+    def _move(self, reason: str) -> None:
+        """Go on elsewhere, or, where no other place takes the journal, here as soon as that is possible again."""
+        if self.trouble:  # the other places were tried
+            return
+        self.trouble = reason
+        before = self.path, self._descriptor, self._written, self._end, self._environment
+        for path in self._elsewhere():
+            try:
+                self._begin(path)
+            except OSError:
+                continue
+            if before[1] >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(before[1])
+            return
+        self.path, self._descriptor, self._written, self._end, self._environment = before
+        if reason == _CHANGED:
+            self._written = 0
+            self._leave()
+
+    def _begin(self, path: Path) -> None:
+        """Write all lines into a new file; OSError leaves none."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o644)
+        self.path, self._written, self._end, self._environment = path, 0, 0, {}
+        try:
+            self._write_rest()
+        except OSError:
+            self._leave()
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+
+    def _leave(self) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # every line is synced: nothing is lost here
+                os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _json(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+def _cases(lines: Iterable[Mapping[str, Any] | Result]) -> set[str]:
+    """The cases that have a result, a failure or an interruption among these lines."""
+    told = (
+        line.case if isinstance(line, Result) else line.get("failure", line.get("interrupted", {})).get("case")
+        for line in lines
+    )
+    return set(filter(None, told))
