@@ -27,8 +27,7 @@ from perfsuite.record.result import Result
 from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
-from perfsuite.runtime.reference import describe
-from perfsuite.runtime.values import recorded
+from perfsuite.runtime.values import describe, recorded
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.observations import (

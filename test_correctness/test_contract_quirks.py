@@ -116,8 +116,7 @@ class Module(SimpleNamespace):
 def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
     monkeypatch: pytest.MonkeyPatch, default: bool
 ) -> None:
-    from perfsuite.runtime.ranks.meshes import Meshes
-    from perfsuite.runtime.ranks.rank import Membership, WorkerRank
+    from perfsuite.runtime.ranks.rank import Membership, Meshes, WorkerRank
 
     mudnn = SimpleNamespace(allow_tf32=default)
     monkeypatch.setattr(torch.backends, "mudnn", mudnn, raising=False)

@@ -21,9 +21,8 @@ from perfsuite.record.workload import UNLIKE, Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.arrival import Watch
-from perfsuite.runtime.ranks.effort import Effort
 from perfsuite.runtime.ranks.timer import Timer
-from perfsuite.runtime.ranks.yardstick import Doing, make_control
+from perfsuite.runtime.ranks.yardstick import Doing, Effort, make_control
 from perfsuite.runtime.transports.local import LocalTransport
 from test_correctness.helpers import steps
 from test_correctness.helpers.agents import ROOT
@@ -92,7 +91,7 @@ def test_what_wants_a_core_on_a_busy_host_is_at_work():
 
 
 def test_without_a_kernel_that_tells_the_time_on_a_core_counts(monkeypatch):
-    monkeypatch.setattr("perfsuite.runtime.ranks.effort._wanted_s", lambda file: 0.0)
+    monkeypatch.setattr("perfsuite.runtime.ranks.yardstick._wanted_s", lambda file: 0.0)
     before = Effort.now(all_threads=True)
     assert 0 < before.own_s <= before.all_s
 

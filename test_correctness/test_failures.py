@@ -18,19 +18,27 @@ from perfsuite.base.errors import (
     UnsupportedCase,
 )
 from perfsuite.base.text import cut
-from perfsuite.runtime.failures import UPSTREAM, RankFailure, compose, exception_of
-from perfsuite.runtime.stacks import is_whole, judge, judge_stack, state_of
+from perfsuite.runtime.failures import (
+    UPSTREAM,
+    RankFailure,
+    compose,
+    exception_of,
+    is_whole,
+    judge,
+    judge_stack,
+    state_of,
+)
 
 STACK = textwrap.dedent(
     """\
     Thread 0x01 (most recent call first):
-      File "/x/perfsuite/runtime/ranks/worker_process.py", line 65 in _end_with_driver
+      File "/x/perfsuite/runtime/transports/forkserver.py", line 65 in _end_with_driver
       File "/usr/lib/python3.11/threading.py", line 982 in run
 
     Current thread 0x02 (most recent call first):
     {frames}  File "/x/perfsuite/record/workload.py", line 116 in run
       File "/x/perfsuite/runtime/ranks/worker.py", line 202 in _check
-      File "/x/perfsuite/runtime/ranks/worker_process.py", line 61 in become_worker
+      File "/x/perfsuite/runtime/transports/forkserver.py", line 61 in become_worker
       File "<string>", line 1 in <module>
     """
 )

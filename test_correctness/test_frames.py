@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.runtime.transports.frames import (
+from perfsuite.runtime.transports.wire import (
     AgentHandshake,
     DriverHandshake,
     Introduction,

@@ -67,7 +67,7 @@ def test_the_launch_s_address_is_the_one_by_which_other_hosts_came(monkeypatch):
     hosts = {1: ("a", "127.0.1.1"), 2: ("b", "10.0.0.1"), 3: ("b", "10.0.0.1")}
     addresses = {rank: at for rank, (_, at) in hosts.items()}
     facts = {
-        rank: AgentFacts(rank=rank, host=host, pid=1, local_rank=rank % 2, local_world_size=2, cores=(0,))
+        rank: AgentFacts(slot=rank, host=host, pid=1, local_rank=rank % 2, local_world_size=2, cores=(0,))
         for rank, (host, _) in hosts.items()
     }
     assert star.best_address(addresses, facts) == "10.0.0.1"

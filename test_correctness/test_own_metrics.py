@@ -28,7 +28,7 @@ from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import RESERVED, OwnMetric, registered
 from perfsuite.record.result import Peaks, Record, Work
 from perfsuite.record.workload import FunctionWorkload
-from perfsuite.runtime.ranks.record_keeper import RecordKeeper
+from perfsuite.runtime.ranks.rank import RecordKeeper
 from perfsuite.workloads.matmul import Matmul
 from test_correctness.helpers.gate_runs import WOBBLE, case_of, jitter, node_of, run_of, settle, stored_runs
 from test_correctness.helpers.report_runs import gpt

@@ -12,9 +12,8 @@ from perfsuite.platforms.clocks import PerfCounterClock
 from perfsuite.record.result import ClockFacts
 from perfsuite.reports.timelines.files import chrome_trace
 from perfsuite.reports.timelines.picture import timeline_svg
-from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.timeline import KEPT_STEPS, KeptSpan, StepKeeper
-from perfsuite.runtime.timelines import join
+from perfsuite.runtime.assembly import join
+from perfsuite.runtime.ranks.spans import KEPT_STEPS, KeptSpan, SpanRecorder, StepKeeper
 from perfsuite.schedules import replay
 
 

@@ -17,8 +17,7 @@ from perfsuite.platforms import families
 from perfsuite.platforms.host import Host
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.ranks.host_cores import read_cores
-from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node
+from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node, read_cores
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.local import LocalTransport
@@ -184,7 +183,7 @@ def test_devices_are_counted_over_all_agents_of_the_host_once_they_came(tmp_path
 
     def agent(rank, host, *devices):
         local = {"local_rank": rank % 2, "local_world_size": 2, "cores": (0,), "devices": devices}
-        return AgentFacts(rank=rank, host=host, pid=1, **local)
+        return AgentFacts(slot=rank, host=host, pid=1, **local)
 
     assert cluster.devices_here(1) is None
     for facts, count in (

@@ -12,7 +12,7 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError, UnsupportedCase
 from perfsuite.base.files import why_not_private
-from perfsuite.runtime import private
+from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.forkserver import boot_command
 from perfsuite.strategies.deepspeed.engine import compiling
 from simmusa import build
@@ -28,7 +28,7 @@ def tmp(tmp_path, monkeypatch):
     folder.chmod(0o1777)
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(private.INDUCTOR, raising=False)
+    monkeypatch.delenv(scratch.INDUCTOR, raising=False)
     return folder
 
 
@@ -84,31 +84,31 @@ def test_what_others_can_write_to_is_not_used_and_said(tmp, tmp_path, trap, why)
             (tmp / "target").rename(tmp / f"target-{path.name}")
             path.unlink()
             path.symlink_to(tmp / f"target-{path.name}")
-    assert private.data_folder() == tmp_path / "cache" / "perfsuite" / "data"
-    assert private.compiler_variables() == {private.INDUCTOR: str(tmp_path / "cache" / "perfsuite" / "compiled")}
+    assert scratch.data_folder() == tmp_path / "cache" / "perfsuite" / "data"
+    assert scratch.compiler_variables() == {scratch.INDUCTOR: str(tmp_path / "cache" / "perfsuite" / "compiled")}
     assert (tmp_path / "cache" / "perfsuite" / "data").stat().st_mode & 0o777 == 0o700
-    assert private.remarks() == [f"{path} {why}: it is not used, another folder is" for path in (data, compiled)]
+    assert scratch.remarks() == [f"{path} {why}: it is not used, another folder is" for path in (data, compiled)]
 
 
 def test_an_own_folder_is_used_where_it_always_was(tmp):
     data, compiled = tmp / f"perfsuite-data-{ME}", tmp / f"torchinductor_{getpass.getuser()}"
     data.mkdir(mode=0o755)  # as earlier versions made it: only this user could write to it
-    assert private.remarks() == []
-    assert private.data_folder() == data
-    assert private.compiler_variables() == {}
+    assert scratch.remarks() == []
+    assert scratch.data_folder() == data
+    assert scratch.compiler_variables() == {}
     assert [path.stat().st_mode & 0o777 for path in (data, compiled)] == [0o700, 0o700]
 
 
 def test_a_folder_that_the_user_named_is_the_users(tmp, monkeypatch):
-    monkeypatch.setenv(private.INDUCTOR, "/somewhere")
+    monkeypatch.setenv(scratch.INDUCTOR, "/somewhere")
     of_compiler = tmp / f"torchinductor_{getpass.getuser()}"
     open_to_all(of_compiler)
-    assert (private.compiler_variables(), private.remarks()) == ({}, [])
+    assert (scratch.compiler_variables(), scratch.remarks()) == ({}, [])
 
 
 def test_a_temporary_directory_in_which_others_can_rename_is_not_used(tmp, tmp_path):
     tmp.chmod(0o777)
-    assert private.data_folder() == tmp_path / "cache" / "perfsuite" / "data"
+    assert scratch.data_folder() == tmp_path / "cache" / "perfsuite" / "data"
     assert "where other users can replace it" in why_not_private(tmp / "any")
 
 
@@ -116,9 +116,9 @@ def test_nowhere_is_an_error_for_data_and_a_new_folder_for_compiled_code(tmp, tm
     for path in (tmp / f"perfsuite-data-{ME}", tmp / f"torchinductor_{getpass.getuser()}", tmp_path / "cache"):
         a_file(path)
     with pytest.raises(PermissionError) as caught:
-        private.data_folder()
+        scratch.data_folder()
     assert "is not a folder" in caught.value.strerror
-    folder = Path(private.compiler_variables()[private.INDUCTOR])
+    folder = Path(scratch.compiler_variables()[scratch.INDUCTOR])
     assert folder.parent == tmp
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -128,7 +128,7 @@ def test_a_torch_that_has_no_name_for_the_user(monkeypatch):
         raise KeyError("getpwuid(): uid not found: 4711")
 
     monkeypatch.setattr(getpass, "getuser", nameless)
-    assert private._user() == str(ME)
+    assert scratch._user() == str(ME)
 
 
 def test_kernels_are_not_compiled_into_a_folder_of_others(tmp_path):

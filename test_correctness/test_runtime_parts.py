@@ -19,12 +19,11 @@ from perfsuite.platforms.base import Clock
 from perfsuite.record.result import ClockFacts, Work
 from perfsuite.record.workload import FunctionWorkload, Step, Workload
 from perfsuite.runtime import protocol
-from perfsuite.runtime.assembly import assemble
-from perfsuite.runtime.lateness import judge_arrivals
+from perfsuite.runtime.assembly import assemble, judge_arrivals
 from perfsuite.runtime.ranks.arrival import iterations_within
 from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.reference import describe, refer, resolve
 from perfsuite.runtime.transports.forkserver import describe_status
+from perfsuite.runtime.values import describe, refer, resolve
 from test_correctness.helpers import steps
 
 ROOT = Path(__file__).parent.parent

@@ -21,8 +21,8 @@ from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.result import Measurement, Peaks, Record, Work
 from perfsuite.record.step import Component, Traffic
 from perfsuite.record.workload import Budget
+from perfsuite.runtime.assembly import join_components, join_traffic
 from perfsuite.runtime.driver import Job
-from perfsuite.runtime.traffic import join_components, join_traffic
 from perfsuite.strategies import Plan, find
 from perfsuite.strategies.parameter_shapes import find_shapes
 from perfsuite.strategies.traffic_count import Posted

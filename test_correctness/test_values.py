@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.codec import to_json
 from perfsuite.record.workload import FunctionWorkload
-from perfsuite.runtime.held import Holder
-from perfsuite.runtime.reference import refer, resolve
-from perfsuite.runtime.values import decode, encode, recorded, token
+from perfsuite.runtime.values import Holder, decode, encode, recorded, refer, resolve, token
 from test_correctness.helpers import steps
 from test_correctness.helpers.scripted_driver import ROOT, repository
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.base.errors import LaunchError
-from perfsuite.runtime.transports import door, frames, keys, star, wire
+from perfsuite.runtime.transports import door, keys, star, wire
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch
 
@@ -266,7 +266,7 @@ def test_strangers_without_the_key_are_turned_away(pool):
     launch = between_hosts()
     with opened(launch) as entrance, connect(entrance.address) as browser, connect(entrance.address) as old:
         browser.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-        old.sendall(frames._OPENING.pack(b"perfsuite", 2, 1, bytes(32)))
+        old.sendall(wire._OPENING.pack(b"perfsuite", 2, 1, bytes(32)))
         stranger = knock(pool, an_agent(launch, 1), OTHER_KEY, deadline_s=0.5)
         agent = knock(pool, an_agent(launch, 1))
         link = let_in(entrance)
@@ -365,7 +365,7 @@ def test_a_driver_that_does_not_know_the_key_gets_no_agent(pool, monkeypatch):
         sock, _ = impostor.accept()
         with sock:
             opening = sock.recv(100)
-            sock.sendall(frames._ANSWER.pack(b"perfsuite", frames.PROTOCOL, opening[-32:]))
+            sock.sendall(wire._ANSWER.pack(b"perfsuite", wire.PROTOCOL, opening[-32:]))
             sock.sendall(sock.recv(100))  # the agent's own proof
             assert sock.recv(100) == b"", "it sends no frame"
         impostor.close()

@@ -23,7 +23,7 @@ from perfsuite.runtime.transports.launchers import Launch, detect_launch, launch
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
     from perfsuite.runtime.transports.cluster import ClusterTransport
-    from perfsuite.runtime.transports.slot import OneSlot
+    from perfsuite.runtime.transports.local import OneSlot
 
 PRELOAD = ("numpy.random", "torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 """What a forkserver imports once instead of every worker."""
@@ -177,7 +177,7 @@ def start_early(suite: Suite) -> None:
     if _slot_key in config.stash:
         return
     from perfsuite.runtime.scratch import make_directory
-    from perfsuite.runtime.transports.slot import OneSlot
+    from perfsuite.runtime.transports.local import OneSlot
 
     logs, remove_logs = make_directory("agent")
     config.add_cleanup(remove_logs)

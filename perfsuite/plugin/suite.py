@@ -46,7 +46,7 @@ from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.own_metrics import OwnMetric, registered
 from perfsuite.record.run import Header, Revision
 from perfsuite.run.session import PerfSession, new_session_id
-from perfsuite.runtime import own_tree, private
+from perfsuite.runtime import own_tree, scratch
 from perfsuite.runtime.scratch import make_directory
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ class Suite:
         lines += collisions.lines(self.config)
         if self.machine.simulated:
             lines.append("the devices are simulated: no time here is a measurement")
-        lines += private.remarks()
+        lines += scratch.remarks()
         if self.settings.budget.smoke:
             lines.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
         return lines

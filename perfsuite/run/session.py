@@ -39,8 +39,7 @@ from perfsuite.run.builds import UntimedBuilds, deadline_s
 from perfsuite.run.measured_peaks import MeasuredPeaks
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
-from perfsuite.runtime.reference import describe
-from perfsuite.runtime.values import recorded, recorded_defaults
+from perfsuite.runtime.values import describe, recorded, recorded_defaults
 
 _Limits = Callable[[Work, Purpose], float]
 """Deadline of a build in seconds, by the work of what is built."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
 from perfsuite.base.errors import CaseError
+from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, idle_share
 from perfsuite.record.codec import from_json
 from perfsuite.record.own_metrics import OwnMetric, Reduce
 from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record
-from perfsuite.record.step import DeviceLook, SpanTotal
-from perfsuite.runtime.lateness import judge_arrivals
-from perfsuite.runtime.ranks.spans import REMAINDER
-from perfsuite.runtime.timelines import join
-from perfsuite.runtime.traffic import join_components, join_traffic
+from perfsuite.record.step import Arrival, Component, DeviceLook, SpanTotal, Timeline, TimelineEvent, Traffic
+from perfsuite.runtime.ranks.spans import MESSAGES, REMAINDER
 from perfsuite.runtime.transports.base import Message
+from perfsuite.schedules import replay
 
 
 def assemble(
@@ -129,3 +130,180 @@ _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
     {"mean": statistics.fmean, "min": min, "sum": math.fsum}
 )
 """By ``reduce``: the value of the case; of every other way it is the maximum."""
+
+
+def judge_arrivals(per_rank: Sequence[Sequence[float]]) -> Arrival | None:
+    """The rank that is last most often, and by how much; None when some rank never communicates.
+
+    ``per_rank[r][i]`` is rank r's arrival in iteration i, in seconds.
+    """
+    iterations = min((len(times) for times in per_rank), default=0)
+    if len(per_rank) < 2 or iterations == 0:
+        return None
+    medians = [statistics.median(times) for times in per_rank]
+    late = max(range(len(per_rank)), key=medians.__getitem__)
+    lags = [
+        per_rank[late][index] - statistics.median(times[index] for rank, times in enumerate(per_rank) if rank != late)
+        for index in range(iterations)
+    ]
+    return Arrival(late_rank=late, lag_s=max(0.0, statistics.median(lags)), iterations=iterations)
+
+
+_Kept = dict[str, Any]
+"""What :meth:`perfsuite.runtime.ranks.spans.StepKeeper.report` made."""
+
+
+def join(reports: Sequence[Message]) -> tuple[Timeline | None, tuple[Record, ...]]:
+    """The timeline of the step nearest to the median; as records, the bubble over all steps and what simulations say.
+
+    Of several pipelines side by side it is that of the one whose step took longest.  None and nothing for ranks that
+    kept no steps.
+    """
+    pipelines: dict[int, list[_Kept]] = defaultdict(list)
+    for report in reports:
+        if kept := report.get("steps"):
+            pipelines[kept["pipeline"]].append(kept)
+    whole = [sorted(ranks, key=lambda kept: kept["rank"]) for ranks in pipelines.values()]
+    whole = [ranks for ranks in whole if len(ranks) == ranks[0]["ranks"]]
+    if not whole:
+        return None, ()
+    timelines = [_timeline(ranks) for ranks in whole]
+    longest = max(range(len(whole)), key=lambda index: max(event.end_s for event in timelines[index].events))
+    timeline = timelines[longest]
+    return timeline, (*_bubbles(whole[longest]), *_simulated(timeline))
+
+
+def _timeline(ranks: Sequence[_Kept]) -> Timeline:
+    zero = min(start_s for kept in ranks for _, _, _, start_s, _ in kept["parts"])
+    events = [event for kept in ranks for event in _events(kept, zero)]
+    place = ranks[0]["place"]
+    return Timeline(
+        ranks=len(ranks),
+        events=tuple(events),
+        source="measured",
+        schedule=ranks[0]["schedule"],
+        world_ranks=tuple(kept["world_rank"] for kept in ranks) if place else (),
+        place=place,
+    )
+
+
+def _events(kept: _Kept, zero: float) -> list[TimelineEvent]:
+    """A rank's events in the order they began; what an action did in two parts (the last stage's loss) is one event."""
+    events: list[TimelineEvent] = []
+    for name, stage, micro_batch, start_s, end_s in sorted(kept["parts"], key=lambda part: part[3]):
+        event = TimelineEvent(
+            kind=name,
+            rank=kept["rank"],
+            stage=stage,
+            micro_batch=micro_batch,
+            start_s=start_s - zero,
+            end_s=(start_s if name in MESSAGES else end_s) - zero,
+        )
+        last = (events[-1].kind, events[-1].stage, events[-1].micro_batch) if events else None
+        if name in COMPUTE and last == (name, stage, micro_batch):
+            event = dataclasses.replace(event, start_s=events.pop().start_s)
+        events.append(event)
+    return events
+
+
+def _bubbles(ranks: Sequence[_Kept]) -> tuple[Record, ...]:
+    """Median and quartiles of bubble_ratio over the steps of all samples."""
+    bubbles = []
+    for step in zip(*(kept["busy"] for kept in ranks), strict=True):
+        length_s = max(last for _, _, last in step) - min(first for _, first, _ in step)
+        if length_s > 0:
+            bubbles.append(idle_share([busy for busy, _, _ in step], length_s))
+    if not bubbles:
+        return ()
+    low, high = (min(bubbles), max(bubbles))
+    if len(bubbles) > 1:
+        low, _, high = statistics.quantiles(bubbles, n=4, method="inclusive")
+    return (
+        _ratio("bubble_ratio_median", statistics.median(bubbles)),
+        _ratio("bubble_ratio_low", low),
+        _ratio("bubble_ratio_high", high),
+    )
+
+
+def _simulated(timeline: Timeline) -> tuple[Record, ...]:
+    """What the schedule gives with this timeline's durations, as they are and spread evenly, and which stage binds.
+
+    Nothing for a schedule that is not in the catalogue, or a timeline that lacks actions of it.
+    """
+    imbalance = replay(timeline).imbalance
+    if imbalance is None:
+        return ()
+    return (
+        _ratio("bubble_ratio_simulated", bubble_ratio(imbalance.simulated)),
+        _ratio("bubble_ratio_balanced", bubble_ratio(imbalance.balanced)),
+        _ratio("binding_stage_excess", imbalance.excess),
+        Record(name="binding_stage", value=float(imbalance.stage), unit="", reduce="equal"),
+    )
+
+
+def _ratio(name: str, value: float) -> Record:
+    return Record(name=name, value=float(value), unit="ratio", reduce="equal")
+
+
+_Key = tuple[str, str, str]
+"""Axis, collective and part."""
+
+
+def join_traffic(reports: Sequence[Message]) -> tuple[Traffic, ...]:
+    """One entry for each axis, collective and part, each number from the rank that has most of it.
+
+    Raises CaseError where ranks of the same place differ in calls or bytes.
+    """
+    joined: dict[_Key, Traffic] = {}
+    places: dict[str, tuple[int, dict[_Key, tuple[int, int]]]] = {}
+    for rank, kept in _kept(reports):
+        entries = {_key(entry): entry for entry in (from_json(Traffic, plain) for plain in kept["traffic"])}
+        told = {key: (entry.calls, 0 if entry.uneven else entry.message_bytes) for key, entry in entries.items()}
+        other, theirs = places.setdefault(kept["place"], (rank, told))
+        if kept["place"] and told != theirs:
+            raise CaseError(_difference(rank, told, other, theirs))
+        for key, entry in entries.items():
+            joined[key] = _most(joined.get(key, entry), entry)
+    return tuple(joined.values())
+
+
+def join_components(reports: Sequence[Message]) -> tuple[Component, ...]:
+    """One component of each name, each time from the rank that has most of it."""
+    joined: dict[str, Component] = {}
+    for _, kept in _kept(reports):
+        for plain in kept["components"]:
+            mine = from_json(Component, plain)
+            other = joined.get(mine.name, mine)
+            joined[mine.name] = dataclasses.replace(
+                mine,
+                compute_s=max(mine.compute_s, other.compute_s),
+                communication_s=max(mine.communication_s, other.communication_s),
+            )
+    return tuple(joined.values())
+
+
+def _kept(reports: Sequence[Message]) -> Iterator[tuple[int, Message]]:
+    return ((rank, report["traffic"]) for rank, report in enumerate(reports) if report["traffic"] is not None)
+
+
+def _key(entry: Traffic) -> _Key:
+    return entry.axis, entry.collective, entry.part
+
+
+def _most(one: Traffic, other: Traffic) -> Traffic:
+    return dataclasses.replace(
+        one,
+        calls=max(one.calls, other.calls),
+        message_bytes=max(one.message_bytes, other.message_bytes),
+        time_s=max(one.time_s, other.time_s),
+    )
+
+
+def _difference(rank: int, mine: dict[_Key, tuple[int, int]], other: int, theirs: dict[_Key, tuple[int, int]]) -> str:
+    key = next(key for key in (*mine, *theirs) if mine.get(key) != theirs.get(key))
+    what = f"{key[1]} along {key[0]} for {key[2]}"
+    told = [
+        f"rank {who}: {calls} of {size} bytes"
+        for who, (calls, size) in ((other, theirs.get(key, (0, 0))), (rank, mine.get(key, (0, 0))))
+    ]
+    return f"ranks of the same place differ in {what}: {', '.join(told)}"

@@ -25,10 +25,9 @@ from perfsuite.record.step import DeviceLook
 from perfsuite.record.workload import Budget, Pin, Process, Purpose, Workload
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
-from perfsuite.runtime.failures import RankFailure, exception_of
-from perfsuite.runtime.reference import refer
-from perfsuite.runtime.stacks import judge
+from perfsuite.runtime.failures import RankFailure, exception_of, judge
 from perfsuite.runtime.transports.base import Message, Place, Transport, share_devices
+from perfsuite.runtime.values import refer
 from perfsuite.runtime.watch import Deadline, DeviceWatch
 
 START_TIMEOUT_S = 120.0
@@ -173,14 +172,15 @@ class Driver:
         twin = job.workload.twin() if job.purpose == "time" else None  # other builds come after the timed one
         checked = f"{type(twin).__module__}.{twin!r} on {shape} with {process}"
         fresh = job.fresh or process is not None
-        command = protocol.run(
-            workload=refer(job.workload, self._rootpath, job.test_module),
-            shape=str(shape),
-            budget=dataclasses.asdict(job.budget),
-            purpose=job.purpose,
-            checks_twin=twin is not None and checked not in self._checked,
-            metrics=[dataclasses.asdict(metric) for metric in self._metrics()],
-        )
+        command: Message = {
+            "verb": "run",
+            "workload": refer(job.workload, self._rootpath, job.test_module),
+            "shape": str(shape),
+            "budget": dataclasses.asdict(job.budget),
+            "purpose": job.purpose,
+            "checks_twin": twin is not None and checked not in self._checked,
+            "metrics": [dataclasses.asdict(metric) for metric in self._metrics()],
+        }
         env = self._environment_of(process, job.world_size)
         if self._family.preloads and not env:
             self._transport.preload(job.workload.preload)
@@ -255,24 +255,26 @@ class Driver:
         beside = {at.slot: [one for one in places if (one.host, one.cores) == (at.host, at.cores)] for at in places}
         shares = share_devices(places, self._device_count)
         commands = {
-            place.slot: protocol.form(
-                rank=place.slot,
-                local_rank=place.local_rank,
-                world_size=world_size,
-                local_world_size=on_host[place.host],
-                family=self._family.name,
-                backend=self._backend,
-                binds=self._backend == self._family.backend,
-                device=self._device(place),
-                store=store,
-                generation=self._generation,
-                timeout_s=limit_s,
-                cores=place.cores,
-                share=beside[place.slot].index(place),
-                beside=[other.slot for other in beside[place.slot]],
-                shares=shares,
-                pin=self._pin,
-            )
+            place.slot: {
+                "verb": "form",
+                "rank": place.slot,
+                "local_rank": place.local_rank,
+                "world_size": world_size,
+                "local_world_size": on_host[place.host],
+                "family": self._family.name,
+                "backend": self._backend,
+                "binds": self._backend == self._family.backend,
+                "device": self._device(place),
+                "store_host": store[0],
+                "store_port": store[1],
+                "generation": self._generation,
+                "timeout_s": limit_s,
+                "cores": list(place.cores),
+                "share": beside[place.slot].index(place),
+                "beside": [other.slot for other in beside[place.slot]],
+                "shares": shares,
+                "pin": self._pin,
+            }
             for place in places
         }
         self._members = world_size

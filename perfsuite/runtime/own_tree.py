@@ -71,8 +71,7 @@ class _Places:
 def session_variable(root: Path, *, exclusive: bool) -> dict[str, str]:
     """Return what the processes of the session's own run need; ``exclusive``: a foreign module fails its case."""
     top = checkout_of(root)
-    folders: list[str | Path] = [root, *mirrored(top, top)]
-    return _variable(top, top, folders, elsewhere={}, session=True, exclusive=exclusive)
+    return variable(top, top, [root, *mirrored(top, top)], session=True, exclusive=exclusive)
 
 
 def checkout_of(root: Path) -> Path:
@@ -80,35 +79,32 @@ def checkout_of(root: Path) -> Path:
     return next((folder for folder in [root, *root.parents] if (folder / ".git").exists()), root)
 
 
-def variable(tree: Path, checkout: Path, folders: Iterable[str | Path] = ()) -> dict[str, str]:
+def variable(
+    tree: Path,
+    checkout: Path,
+    folders: Iterable[str | Path] = (),
+    *,
+    session: bool = False,
+    exclusive: bool | None = None,
+) -> dict[str, str]:
     """What the environment of an arm must have for its processes to look where their modules come from.
 
     ``folders``: those of the tree that are on the import path; a module that lies in one of them is the project's.
+    ``exclusive``: every module of the project has to come from the tree; None: where that is not the checkout itself.
     """
     tree, checkout = tree.resolve(), checkout.resolve()
     other = tree != checkout
+    known = dict.fromkeys(
+        str(Path(folder).resolve()) for folder in [*folders, *(tree / name for name in _SOURCE_FOLDERS)]
+    )
     elsewhere = package_folders(tree) if other else {}
-    return _variable(tree, checkout, folders, elsewhere=elsewhere, session=False, exclusive=other)
-
-
-def _variable(
-    tree: Path,
-    checkout: Path,
-    folders: Iterable[str | Path],
-    *,
-    elsewhere: Mapping[str, str],
-    session: bool,
-    exclusive: bool,
-) -> dict[str, str]:
-    usual = [tree / name for name in _SOURCE_FOLDERS]
-    known = dict.fromkeys(str(Path(folder).resolve()) for folder in [*folders, *usual])
     places = {
-        "tree": str(tree.resolve()),
-        "checkout": str(checkout.resolve()),
+        "tree": str(tree),
+        "checkout": str(checkout),
         "folders": list(known),
         "elsewhere": {folder: project for folder, project in elsewhere.items() if folder not in known},
         "session": session,
-        "exclusive": exclusive,
+        "exclusive": other if exclusive is None else exclusive,
     }
     return {VARIABLE: json.dumps(places)}
 

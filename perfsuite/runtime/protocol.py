@@ -8,7 +8,7 @@ form    rank, local_rank, world_size,               ``{"done": {}}`` once the ra
         device, shares, cores, share, beside, pin,
         store_host, store_port, generation,
         timeout_s
-run     workload (see runtime.reference), shape,    ``{"done": report}`` with the rank's timings
+run     workload (see runtime.values), shape,       ``{"done": report}`` with the rank's timings
         budget, purpose, checks_twin, metrics
 facts   family                                      ``{"done": {...}}``: torch and library versions
 store   host                                        ``{"done": {"port": ...}}``; the process then serves a TCPStore on
@@ -18,17 +18,16 @@ leave   --                                          ``{"done": {}}`` once the ra
 
 Any verb may answer ``{"error": {"kind", "message", "traceback", "phase", "types"}}``; ``kind`` is one of ERROR_KINDS,
 ``types`` are module and name of the exception's class and those that it inherits from.
-``timeout_s`` is how long joining may take; the process group itself waits for longer than any case (see
-:mod:`perfsuite.runtime.ranks.rendezvous`).
+``binds``: the backend is the device's own, which may know its device from the start.  ``shares``: ranks share devices.
+``beside`` are the ranks that may use the same ``cores``; the rank is the one at ``share`` among them.  ``checks_twin``:
+after its twin.  ``metrics``: registered ones by field.  ``timeout_s`` is how long joining may take; the process group
+itself waits for longer than any case (see :mod:`perfsuite.runtime.ranks.rendezvous`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
 
-from perfsuite.record.workload import Pin
 from perfsuite.runtime.transports.base import Message
 
 CLEAN_ERRORS = ("wrong_result", "invalid_parameter", "unsupported", "skipped", "expected_failure")
@@ -58,70 +57,3 @@ def decode(frame: bytes) -> Message:
     if not isinstance(message, dict):
         raise ValueError(f"a frame is a JSON object, not {frame[:60]!r}")
     return message
-
-
-def form(
-    *,
-    rank: int,
-    local_rank: int,
-    world_size: int,
-    local_world_size: int,
-    family: str,
-    backend: str,
-    binds: bool,
-    device: int,
-    store: tuple[str, int],
-    generation: int,
-    timeout_s: float,
-    cores: tuple[int, ...],
-    share: int,
-    beside: Sequence[int],
-    shares: bool,
-    pin: Pin,
-) -> Message:
-    """Join the process group of one generation.
-
-    ``binds``: the backend is the device's own, which may know its device from the start.  ``shares``: ranks share
-    devices.  ``beside`` are the ranks that may use the same ``cores``; the rank is the one at ``share`` among them.
-    """
-    return {
-        "verb": "form",
-        "rank": rank,
-        "local_rank": local_rank,
-        "world_size": world_size,
-        "local_world_size": local_world_size,
-        "family": family,
-        "backend": backend,
-        "binds": binds,
-        "device": device,
-        "store_host": store[0],
-        "store_port": store[1],
-        "generation": generation,
-        "timeout_s": timeout_s,
-        "cores": list(cores),
-        "share": share,
-        "beside": list(beside),
-        "shares": shares,
-        "pin": pin,
-    }
-
-
-def run(
-    *,
-    workload: Message,
-    shape: str,
-    budget: dict[str, Any],
-    purpose: str,
-    checks_twin: bool,
-    metrics: Sequence[dict[str, Any]] = (),
-) -> Message:
-    """Build, check and time one workload; ``checks_twin``: after its twin.  ``metrics``: registered ones by field."""
-    return {
-        "verb": "run",
-        "workload": workload,
-        "shape": shape,
-        "budget": budget,
-        "purpose": purpose,
-        "checks_twin": checks_twin,
-        "metrics": list(metrics),
-    }

@@ -180,7 +180,7 @@ def waiting_beside_a_compiler(rank, compiles=False):
     import torch._dynamo
     import torch.distributed as dist
 
-    from perfsuite.runtime.ranks.effort import Effort
+    from perfsuite.runtime.ranks.yardstick import Effort
 
     Effort.own_share = 0.1  # whatever the load of this machine makes of it
     buffer, double = torch.ones(256, device=rank.device), lambda values: values * 2
@@ -199,7 +199,7 @@ def dying_in_its_control(rank, culprit=1):
     import torch
     import torch.distributed as dist
 
-    from perfsuite.runtime.ranks.effort import Effort
+    from perfsuite.runtime.ranks.yardstick import Effort
 
     Effort.own_share = 0.1  # whatever the load of this machine makes of it
     buffer, real = torch.ones(64, device=rank.device), dist.all_reduce

@@ -2,25 +2,221 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import DATA_AXES, DATA_PARALLEL, MeshShape
+from perfsuite.metrics import REGISTRY
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.record.codec import to_json
+from perfsuite.record.own_metrics import MEANING, OwnMetric, agreed
 from perfsuite.record.step import Component, Traffic
-from perfsuite.record.workload import DTYPES, Purpose, require_dtype
-from perfsuite.runtime.ranks.meshes import Meshes
-from perfsuite.runtime.ranks.record_keeper import RecordKeeper
-from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.timeline import StepKeeper
+from perfsuite.record.workload import DTYPES, Purpose, Workload, require_dtype
+from perfsuite.runtime.ranks.spans import SpanRecorder, StepKeeper
+
+_COMBINE: Mapping[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = MappingProxyType(
+    {"max": (max, torch.maximum), "min": (min, torch.minimum)}
+)
+"""By ``over``: of two plain numbers, and of two tensors; every other way adds."""
+
+
+@dataclass(kw_only=True)
+class _Kept:
+    """One number."""
+
+    given: Mapping[str, Any]
+    """What the record said beside the value: the same in every iteration, so it is looked at once."""
+    reduce: str
+    metric: OwnMetric | None
+    value: Any = None
+    count: int = 0
+    timed: bool = False
+    """Whether ``value`` is of timed iterations: then nothing of the warm-up is in it."""
+
+    def take(self, value: Any, timed: bool) -> None:
+        """Take a value in."""
+        over = self.metric.over if self.metric else "last"
+        if over == "last" or not self.count or (timed and not self.timed):
+            if over != "last" and isinstance(value, torch.Tensor):  # a copy; a sum of bf16 ends at 256 ones
+                value = value.to(value.dtype if over in _COMBINE else torch.float64, copy=True)
+            self.value, self.count = value, 1
+        elif over in _COMBINE:
+            plain, tensors = _COMBINE[over]
+            both = type(value) is not float and isinstance(self.value, torch.Tensor)
+            self.value = (tensors if both else plain)(self.value, value)
+        else:
+            self.value, self.count = self.value + value, self.count + 1
+        self.timed = timed
+
+    @property
+    def number(self) -> float:
+        """The one value; reading a device's tensor synchronises."""
+        mean = self.metric is not None and self.metric.over == "mean"
+        return float(self.value) / (self.count if mean else 1)
+
+
+class RecordKeeper:
+    """What one build on one rank records."""
+
+    def __init__(self, workload: Workload, registered: Collection[OwnMetric]) -> None:
+        """``registered`` are the metrics that a conftest.py or a plugin registers."""
+        self._derived = frozenset(workload.metrics)
+        self._registered = {metric.name: metric for metric in registered}
+        self._kept: dict[str, _Kept] = {}
+
+    def keep(self, name: str, value: Any, given: Mapping[str, Any], *, timed: bool, users: bool = True) -> None:
+        """Keep a value; ``given`` is what the record says of it.  InvalidParameter for what is no number.
+
+        ``users``: code outside of perfsuite records it.
+        """
+        value = value if type(value) is float else _number(name, value)  # floats are most, and this is timed
+        kept = self._kept.get(name)
+        if kept is None or kept.given != given:
+            metric = self._metric(name, given, users)
+            if kept is not None and kept.metric != metric:
+                raise InvalidParameter(f"{name} was recorded in two ways, with {kept.given} and with {given}; keep one")
+            if kept is None or metric is None:
+                reduce = metric.reduce if metric else given.get("reduce", "max")
+                kept = self._kept[name] = _Kept(given=given, reduce=str(reduce), metric=metric)
+            kept.given = given
+        kept.take(value, timed)
+
+    def read(self) -> dict[str, Any]:
+        """By name: value, unit, how ranks are combined, and the fields of the metric that it is; None for none."""
+        return {
+            name: (
+                kept.number,
+                kept.metric.unit if kept.metric else kept.given.get("unit", ""),
+                kept.reduce,
+                dataclasses.asdict(kept.metric) if kept.metric else None,
+            )
+            for name, kept in self._kept.items()
+        }
+
+    def _metric(self, name: str, given: Mapping[str, Any], users: bool) -> OwnMetric | None:
+        """The metric of the case that a record is; None for what formulas and reports read.
+
+        Those are the records of perfsuite's own code, and what a metric of the workload is made of.
+        """
+        unknown = sorted(set(given) - MEANING)
+        if unknown:
+            raise InvalidParameter(
+                f"{name} was recorded with {', '.join(unknown)}; a record may have {', '.join(sorted(MEANING))}"
+            )
+        registered = self._registered.get(name)
+        if registered is not None:
+            return agreed(registered, given, "its registration")
+        if name in self._derived:
+            if "better" in given:
+                raise InvalidParameter(
+                    f"{name} is a metric that perfsuite derives for this case; record yours under another name"
+                )
+            return None
+        if not users and "better" not in given:
+            return None
+        spec = REGISTRY.get(name)
+        if spec is not None:
+            said = {field: value for field, value in given.items() if field in ("unit", "better")}
+            agreed(OwnMetric(name=name, unit=spec.unit, better=spec.better), said, "perfsuite")
+            given = {**given, "unit": spec.unit, "better": spec.better}
+        return OwnMetric(name=name, **given)
+
+
+def _number(name: object, value: Any) -> Any:
+    """The value, a tensor detached and not read; InvalidParameter for what is not one real number."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value.detach()
+        told = f"a {'complex ' if value.is_complex() else ''}tensor of {value.numel()} elements"
+    elif isinstance(value, (str, bytes)):
+        told = f"the text {value!r:.60}"
+    else:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            told = f"{value!r:.60} of type {type(value).__name__}"
+    raise InvalidParameter(f"{name!r:.60} was recorded with {told}; a record is one number, its unit goes to unit=")
+
+
+_ALONE = "dp"
+"""An axis of one rank, for what torch spreads over data-parallel ranks where there are none."""
+
+
+class Meshes:
+    """What a mesh shape is on one rank, as far as it was asked for.
+
+    It lives as long as the process group: DTensor keeps what it knows of a mesh, its groups too, for every equal one.
+    """
+
+    def __init__(self, shape: MeshShape, device_type: str) -> None:
+        self.shape = shape
+        self._device_type = device_type
+        self._made: DeviceMesh | None = None
+        self._flat: dict[tuple[str, ...], DeviceMesh] = {}
+        self._subgroups: dict[frozenset[str], dist.ProcessGroup] = {}
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """torch's DeviceMesh of the shape."""
+        root, names = self._root, self.shape.names or ("dp",)
+        return root if root.mesh_dim_names == names else root[names]
+
+    @property
+    def _root(self) -> DeviceMesh:
+        """The mesh that all others are slices of: without data parallelism in the shape it has an axis of one rank."""
+        if self._made is None:
+            alone = () if set(DATA_PARALLEL) & set(self.shape.names) else (_ALONE,)
+            sizes, names = (*(1 for _ in alone), *self.shape.sizes), (*alone, *self.shape.names)
+            if len(names) == 1:  # init_device_mesh makes a group of its own for gloo where there is CUDA
+                world = dist.group.WORLD
+                assert world is not None
+                self._made = DeviceMesh.from_group(world, self._device_type, mesh_dim_names=names)
+            else:
+                self._made = init_device_mesh(self._device_type, sizes, mesh_dim_names=names)
+        return self._made
+
+    def submesh(self, *axes: str) -> DeviceMesh:
+        """The mesh along those of ``axes`` with several ranks, as one dimension; of this rank alone without any."""
+        names = tuple(name for name, size in self.shape.axes if name in axes and size > 1)
+        if not names:
+            return self._root[next((name for name, size in self.shape.axes if size == 1 and name in DATA_AXES), _ALONE)]
+        if len(names) == 1:
+            return self._root[names[0]]
+        if names not in self._flat:
+            self._flat[names] = self._root[names]._flatten("_".join(names))
+        return self._flat[names]
+
+    def group(self, *axes: str) -> dist.ProcessGroup:
+        """The process group along ``axes``; all ranks without any."""
+        world = dist.group.WORLD
+        assert world is not None
+        if not axes or set(axes) == set(self.shape.names):
+            return world
+        unknown = set(axes) - set(self.shape.names)
+        if unknown:
+            raise InvalidParameter(
+                f"mesh {self.shape} has no axis {', '.join(sorted(unknown))}; it has {', '.join(self.shape.names)}"
+            )
+        if len(axes) == 1:
+            return self.mesh.get_group(axes[0])
+        key = frozenset(axes)
+        if key not in self._subgroups:
+            members = sorted({self.shape.group(rank, *axes) for rank in range(self.shape.world_size)})
+            lists = [list(ranks) for ranks in members]
+            # torch does not type it
+            self._subgroups[key], _ = dist.new_subgroups_by_enumeration(lists)  # type: ignore[no-untyped-call]
+        return self._subgroups[key]
 
 
 @dataclass(frozen=True, kw_only=True)

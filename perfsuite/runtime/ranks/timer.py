@@ -27,11 +27,10 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.record.workload import Budget, Yardstick
-from perfsuite.runtime.ranks.effort import Effort
 from perfsuite.runtime.ranks.rank import Membership
 from perfsuite.runtime.ranks.returned import LOOKED_AT, Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.yardstick import Control, Doing, make_control
+from perfsuite.runtime.ranks.yardstick import Control, Doing, Effort, make_control
 
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20

@@ -35,15 +35,13 @@ from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import Watch, has_compiled, iterations_within
-from perfsuite.runtime.ranks.clock_offset import offset_to_rank0_s
-from perfsuite.runtime.ranks.host_cores import read_cores
-from perfsuite.runtime.ranks.meshes import Meshes
+from perfsuite.runtime.ranks.placement import read_cores
 from perfsuite.runtime.ranks.process_state import ProcessState
 from perfsuite.runtime.ranks.raised import DESTROYED, describe
-from perfsuite.runtime.ranks.rank import Membership, WorkerRank
-from perfsuite.runtime.ranks.record_keeper import RecordKeeper
+from perfsuite.runtime.ranks.rank import Membership, Meshes, RecordKeeper, WorkerRank
 from perfsuite.runtime.ranks.rendezvous import (
     GROUP_TIMEOUT,
+    offset_to_rank0_s,
     reach_store,
     require_loopback,
     serve_store,
@@ -52,8 +50,8 @@ from perfsuite.runtime.ranks.rendezvous import (
 from perfsuite.runtime.ranks.returned import Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
-from perfsuite.runtime.reference import resolve
 from perfsuite.runtime.transports.base import WRAPPER, Message
+from perfsuite.runtime.values import resolve
 
 
 class Worker:

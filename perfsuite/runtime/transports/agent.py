@@ -26,7 +26,7 @@ from perfsuite.runtime.transports.door import reach_driver
 from perfsuite.runtime.transports.exchange import LEAVING, Exchange
 from perfsuite.runtime.transports.keys import find_meeting
 from perfsuite.runtime.transports.launchers import Launch, gathering_s
-from perfsuite.runtime.transports.slot import OneSlot
+from perfsuite.runtime.transports.local import OneSlot
 from perfsuite.runtime.transports.star import PATIENCE_S, TOLD, greeting, say_waiting
 from perfsuite.runtime.transports.wire import Link, LinkLost
 

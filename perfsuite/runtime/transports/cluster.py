@@ -23,7 +23,7 @@ from perfsuite.runtime.transports.base import Event, Message, Place, Transport
 from perfsuite.runtime.transports.exchange import Arrival
 from perfsuite.runtime.transports.keys import offer_meeting
 from perfsuite.runtime.transports.launchers import Launch, gathering_s
-from perfsuite.runtime.transports.slot import OneSlot
+from perfsuite.runtime.transports.local import OneSlot
 from perfsuite.runtime.transports.star import TOLD, Star, gather
 
 _ANSWER_S = 10.0
@@ -113,15 +113,7 @@ class ClusterTransport(Transport):
                 cores=allowed_cores(),
                 devices=self._devices,
             )
-        facts = self._star.facts[slot]
-        return Place(
-            slot=slot,
-            host=facts.host,
-            local_rank=facts.local_rank,
-            local_world_size=facts.local_world_size,
-            cores=facts.cores,
-            devices=facts.devices,
-        )
+        return self._star.facts[slot]
 
     def devices_here(self, count: int) -> int | None:
         """How many devices the ranks of the driver's host have together; None before all agents came.

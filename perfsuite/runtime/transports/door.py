@@ -22,10 +22,17 @@ from pathlib import Path
 
 from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.transports.base import Message
-from perfsuite.runtime.transports.frames import AgentHandshake, DriverHandshake, Introduction, Refused, SessionKeys
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch
-from perfsuite.runtime.transports.wire import Link, LinkLost
+from perfsuite.runtime.transports.wire import (
+    AgentHandshake,
+    DriverHandshake,
+    Introduction,
+    Link,
+    LinkLost,
+    Refused,
+    SessionKeys,
+)
 
 HANDSHAKE_S = 5.0
 """How long a stranger can hold a handshake, in both directions."""

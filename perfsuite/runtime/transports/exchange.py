@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfsuite.runtime.stacks import state_of
+from perfsuite.runtime.failures import state_of
 from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.wire import Link, LinkLost
 

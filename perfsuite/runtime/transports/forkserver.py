@@ -1,4 +1,4 @@
-"""The process that all rank workers of a host are children of.
+"""The process that all rank workers of a host are children of, and the life of a worker's process.
 
 It imports torch once, forks a worker for every request and so starts one in milliseconds; for platforms that a fork
 poisons it starts a new interpreter instead.  It is a session of its own, because launchers kill by process group, and
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib.abc
 import json
@@ -24,10 +25,12 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from perfsuite.runtime.ranks.worker_process import WorkerFiles, become_worker
+from perfsuite.runtime import protocol
 from perfsuite.runtime.transports.orphans import adopt_orphans, children
 
 _PR_SET_PDEATHSIG = 1
@@ -150,7 +153,12 @@ class _Server:
         return True
 
     def _start(self, request: dict[str, Any], command_fd: int) -> None:
-        files = WorkerFiles(command_fd=command_fd, life_fd=self.life_fd, log=request["log"], stacks=request["stacks"])
+        files = {
+            "command_fd": command_fd,
+            "life_fd": self.life_fd,
+            "log": request["log"],
+            "stacks": request["stacks"],
+        }
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -159,7 +167,7 @@ class _Server:
         self.children.add(pid)
         self.tell({"started": request["start"], "pid": pid})
 
-    def _child(self, request: dict[str, Any], files: WorkerFiles, server: int) -> NoReturn:
+    def _child(self, request: dict[str, Any], files: dict[str, Any], server: int) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -173,12 +181,12 @@ class _Server:
             os.close(self.wake_r)
             os.close(self.wake_w)
             if request["method"] == "exec":
-                for fd in (files.command_fd, files.life_fd):
-                    os.set_inheritable(fd, True)
-                command = boot_command("perfsuite.runtime.ranks.worker_process:main", files.as_arguments())
+                for name in ("command_fd", "life_fd"):
+                    os.set_inheritable(files[name], True)
+                command = boot_command("perfsuite.runtime.transports.forkserver:become_worker", files)
                 os.execve(command[0], command, {**os.environ, **request["env"]})
             os.environ.update(request["env"])
-            become_worker(files)
+            become_worker(**files)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -222,3 +230,48 @@ def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):  # a child killed before its setsid has no group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
+
+
+def become_worker(*, command_fd: int, life_fd: int, log: str, stacks: str) -> NoReturn:
+    """Serve the commands of a rank until the driver is gone; never returns.
+
+    ``command_fd`` is the socket on which commands come and answers go, ``life_fd`` the read end of the life pipe.
+    ``log`` is the file that stdout and stderr are appended to, ``stacks`` the one of stack dumps.  What the commands do
+    is in :mod:`perfsuite.runtime.ranks.worker`, which is imported (with torch) only here.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_driver, args=(life_fd,), daemon=True).start()
+    _redirect_output(log)
+    dumps = open(stacks, "a")  # noqa: SIM115 - faulthandler writes to it until the process ends
+    faulthandler.enable(dumps)
+    faulthandler.register(signal.SIGUSR1, dumps, all_threads=True)
+    link = Connection(command_fd)
+    from perfsuite.runtime.ranks.worker import Worker
+
+    worker = Worker(send=lambda message: link.send_bytes(protocol.encode(message)))
+    while True:
+        try:
+            command = protocol.decode(link.recv_bytes())
+        except (EOFError, OSError):
+            sys.stdout.flush()
+            os._exit(0)  # no interpreter shutdown: a group left open must not hold the process back
+        link.send_bytes(protocol.encode(worker.answer(command)))
+
+
+def _end_with_driver(life_fd: int) -> None:
+    os.read(life_fd, 1)  # nobody writes: returns at end of file
+    os.killpg(0, signal.SIGKILL)  # this worker and its own children
+
+
+def _redirect_output(log: str) -> None:
+    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    os.close(null)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

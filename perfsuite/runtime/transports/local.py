@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 from perfsuite.base.errors import ConfigurationError, RanksFailed
 from perfsuite.base.text import LOG_BYTES
 from perfsuite.runtime import protocol
+from perfsuite.runtime.failures import is_whole, state_of
 from perfsuite.runtime.ranks.placement import allowed_cores
-from perfsuite.runtime.stacks import is_whole, state_of
 from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
 from perfsuite.runtime.transports.parents import LOG, Child, ForkServer
 
@@ -329,3 +329,15 @@ def _read_from(file: Path, start: int) -> str:
     with file.open("rb") as stream:
         stream.seek(start)
         return stream.read().decode(errors="replace")
+
+
+class OneSlot(LocalTransport):
+    """A :class:`LocalTransport` of a single slot whose owner waits for network connections at the same time."""
+
+    layouts = 1
+
+    def waitables(self) -> list[Connection | socket.socket]:
+        """What ``multiprocessing.connection.wait`` must watch: when one is ready, ``poll(0)`` may have events."""
+        controls = [server.control for server in self._servers.values()]
+        links = [child.link for child in self._slots.values() if child.slot == self._first and not child.reported]
+        return [*controls, *links] if controls else []

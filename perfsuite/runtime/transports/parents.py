@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from perfsuite.runtime.private import compiler_variables
+from perfsuite.runtime.scratch import compiler_variables
 from perfsuite.runtime.transports.base import WRAPPER
 from perfsuite.runtime.transports.forkserver import boot_command
 from perfsuite.runtime.transports.launchers import launcher_variables

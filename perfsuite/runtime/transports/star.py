@@ -22,7 +22,7 @@ from typing import Any
 
 from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.ranks.placement import allowed_cores
-from perfsuite.runtime.transports.base import Message
+from perfsuite.runtime.transports.base import Message, Place
 from perfsuite.runtime.transports.door import Door, why_unresolved
 from perfsuite.runtime.transports.exchange import Arrival, Exchange
 from perfsuite.runtime.transports.keys import Meeting
@@ -37,21 +37,13 @@ PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentFacts:
-    """What an agent says of itself."""
+class AgentFacts(Place):
+    """What an agent says of itself and of the slot that it serves."""
 
-    rank: int
-    host: str
     pid: int
-    local_rank: int
-    local_world_size: int
-    cores: tuple[int, ...]
-    """Cores that it, and so its worker, may use."""
-    devices: tuple[str, ...] = ()
-    """Which devices it sees, by number."""
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host} (pid {self.pid})"
+        return f"rank {self.slot} on {self.host} (pid {self.pid})"
 
 
 class Star:
@@ -227,8 +219,10 @@ def _take_in(launch: Launch, link: Link, hello: Message, links: dict[int, Link],
             link.send({"refused": refused})
         link.close()
         return
-    links[hello["rank"]] = link
-    facts[hello["rank"]] = AgentFacts(**{**hello, "cores": tuple(hello["cores"]), "devices": tuple(hello["devices"])})
+    rank = hello.pop("rank")
+    links[rank] = link
+    lists = {"cores": tuple(hello["cores"]), "devices": tuple(hello["devices"])}
+    facts[rank] = AgentFacts(slot=rank, **{**hello, **lists})
 
 
 def _objection(launch: Launch, hello: Message, facts: Mapping[int, AgentFacts]) -> str:

@@ -368,7 +368,7 @@ class TrainStep(Workload):
         import torch
         import torch.distributed as dist
 
-        from perfsuite.runtime.private import data_folder
+        from perfsuite.runtime.scratch import data_folder
 
         shapes = zlib.crc32(repr(model.parts).encode())
         problem: OSError | None = None
