@@ -32,7 +32,7 @@ from perfsuite.gate.gate import Gate
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.verdict import GateSettings, Request
 
-FILE = Path(__file__).parent.parent / "test_correctness" / "samples" / "gate" / "verdicts.txt"
+FILE = Path(__file__).parent.parent / "test_correctness" / "golden" / "gate-verdicts.txt"
 CASES = 2000
 SIZES = (1, 1, 2, 3, 7, 12, 30, 60)
 OWN = (
