@@ -182,4 +182,5 @@ def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(
     assert list(tmp_path.glob("perfsuite-run-*/rank0.log"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     scratch.clear()
-    assert list(tmp_path.iterdir()) == []
+    kept = {path.name.partition("_")[0] for path in tmp_path.iterdir()}
+    assert kept <= {"torchinductor"}  # torch's cache of compiled kernels outlives every run
