@@ -50,6 +50,7 @@ class Place:
         """Number and name of the device of this slot's rank, where a host has ``count``, ranks of which share devices.
 
         >>> place = Place(slot=3, host="a", local_rank=3, local_world_size=4, cores=(), devices=("GPU-7",))
+        >>> import dataclasses
         >>> place.device(1), dataclasses.replace(place, devices=()).device(2)
         ((0, 'a GPU-7'), (1, 'a 1'))
         """
