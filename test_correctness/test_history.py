@@ -79,6 +79,8 @@ LINE = line_of(session(1))
         (f"{LINE.replace('-4.6', f'1{400 * chr(48)}.6')}\n", 1, "not [ln time, clean share, metrics]"),
         (f"{'[' * 100_000}\n{LINE}\n", 1, "nested too deep"),
         ("[1]\n", 1, "no line of a perfsuite history"),
+        ('{"schema": true}\n', 1, "no line of a perfsuite history"),
+        ('{"schema": -7}\n', 1, "schema -7 is none that perfsuite wrote"),
         (f"{LINE.replace('2026-01-01', 'yesterday')}\n", 1, "not ISO 8601"),
     ],
 )
@@ -233,6 +235,10 @@ def test_journals_are_added_once(tmp_path, capsys):
         (("show", "{}", "--fail-on=worse"), "--fail-on: 'worse' is no change"),
         (("show", "{}", "--case=nothing"), "in the id of no case"),
         (("prune", "{}"), "give --older-than, --session or --case"),
+        *(
+            (("prune", "{}", f"--older-than={days}"), "days is not between 0 and 36500")
+            for days in ("nan", "1e12", "-5")
+        ),
         (("show", "absent"), "absent: cannot be read"),
         (("add", "absent", "--commit=nothing"), "names no commit"),
     ],

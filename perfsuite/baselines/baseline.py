@@ -7,12 +7,12 @@ import fnmatch
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from perfsuite.base.errors import BaselineError
 from perfsuite.base.units import plural
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, in_order, moment
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, days_before, in_order, moment
 from perfsuite.baselines.sessions import first_runs, machine_sessions
 
 KEPT_RUNS = 12
@@ -229,7 +229,7 @@ def prune(
             continue
         left: Entry | None = entry
         if older_than_days is not None:
-            left = _younger(entry, now - timedelta(days=older_than_days))
+            left = _younger(entry, days_before(now, older_than_days))
             dropped = len(entry.kept) - (len(left.kept) if left else 0)
             if dropped:
                 said.append(f"{node}: {dropped} of {plural(len(entry.kept), 'run')} dropped, too old")

@@ -31,7 +31,7 @@ def locked(path: Path, deadline_s: float = DEADLINE_S) -> Iterator[None]:
         descriptor = _acquire(side, time.monotonic() + deadline_s)
     except OSError as error:
         raise BaselineError(
-            f"{side} cannot be locked: {why(error)}; baselines need a folder that can be written and locked"
+            f"{side} cannot be locked: {why(error)}; its folder must be one that can be written and locked"
         ) from None
     try:
         yield

@@ -8,14 +8,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
-from perfsuite.base.errors import BaselineError
+from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.record.own_metrics import Better, OwnMetric
 from perfsuite.record.result import Training
 
+_MOST_DAYS = 36_500
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 """Which quantiles of the samples a run keeps."""
 MIN_CLEAN = 10
@@ -234,6 +235,17 @@ def moment(text: str) -> datetime:
     """
     time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+
+
+def days_before(now: datetime, days: float) -> datetime:
+    """The moment so many days before ``now``; ConfigurationError for what is no age.
+
+    >>> days_before(datetime(2026, 11, 26), 60).isoformat()
+    '2026-09-27T00:00:00'
+    """
+    if not 0 <= days <= _MOST_DAYS:
+        raise ConfigurationError(f"an age of {days:g} days is not between 0 and {_MOST_DAYS}; write for example 90")
+    return now - timedelta(days=days)
 
 
 def in_order(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:

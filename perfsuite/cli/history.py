@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
+from perfsuite.baselines.runs import days_before
 from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
@@ -172,7 +173,7 @@ def _prune(options: argparse.Namespace) -> int:
         raise ConfigurationError("prune drops what is named: give --older-than, --session or --case")
     now = datetime.now(timezone.utc)
     drop = file.Drop(
-        before=file.older_than(options.older_than, now) if options.older_than is not None else None,
+        before=days_before(now, options.older_than) if options.older_than is not None else None,
         sessions=frozenset(options.session),
         case=options.case,
     )

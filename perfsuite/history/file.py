@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from perfsuite.base.errors import HistoryError
@@ -171,11 +171,6 @@ class Drop:
     """Sessions by identifier."""
     case: str = ""
     """Cases by a shell pattern of their id, or the id itself."""
-
-
-def older_than(days: float, now: datetime) -> datetime:
-    """The moment so many days ago."""
-    return now - timedelta(days=days)
 
 
 def prune(path: Path, drop: Drop, *, dry_run: bool) -> tuple[str, ...]:

@@ -220,10 +220,12 @@ def read_line(line: bytes) -> HistorySession:
         plain = json.loads(line, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("its brackets are nested too deep") from None
-    if not isinstance(plain, dict) or not isinstance(plain.get("schema"), int):
+    if not isinstance(plain, dict) or type(plain.get("schema")) is not int:
         raise ValueError("this is no line of a perfsuite history")
     if plain["schema"] > SCHEMA:
         raise ValueError(f"schema {plain['schema']} is newer than {SCHEMA}, the newest that this perfsuite reads")
+    if plain["schema"] < 1:
+        raise ValueError(f"schema {plain['schema']} is none that perfsuite wrote: they begin with 1")
     for name in _TEXTS:
         if not isinstance(plain.get(name), str):
             raise ValueError(f"{name} is {plain.get(name)!r:.60}, not a text")
