@@ -38,7 +38,7 @@ def _sum(parts: Parts) -> Interval:
 
 
 def _nested(rows: list[tuple[Row, Parts, Value]]) -> tuple[AuditColumn, ...]:
-    """Columns that must be left out of every row to make the whole; empty when that is no explanation."""
+    """Columns without which the parts of every row sum to the whole; empty where no columns explain the gap."""
     names = [column.name for column, _ in rows[0][1]]
     if any([column.name for column, _ in parts] != names for _, parts, _ in rows):
         return ()

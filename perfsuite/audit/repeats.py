@@ -103,7 +103,7 @@ def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
 
 
 def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
-    """Cells that look like "memory used of memory there" in a column that is no memory."""
+    """Cells such as "20 GiB of 48 GiB" in a column that holds no memory."""
     memory = next(iter(table.of_role("memory")), None)
     for column in table.columns if memory else ():
         if memory is None or column.meaning.dimension in ("memory", "text"):

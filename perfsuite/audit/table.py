@@ -313,7 +313,7 @@ class AuditTable:
         return Value.of(flops, merged(parameters, sequence))
 
     def knows_attention(self, row: Row) -> bool:
-        """Whether FLOPs computed from this row are no lower bound, which long sequences are many times above."""
+        """Whether the row tells the FLOPs of attention; without them its FLOPs are only a lower bound."""
         stated = self.value(row, "flops_per_sample")
         return bool(stated or all(self.value(row, role) for role in ("num_layers", "hidden_size", "sequence_length")))
 

@@ -250,10 +250,10 @@ def gain(runs: Sequence[RunSummary], reference: Sequence[RunSummary], quantity: 
 def confirming(
     entry: Entry, runs: Sequence[RunSummary], gains: Mapping[str, float], machine_session: Mapping[str, str]
 ) -> tuple[RunSummary, ...]:
-    """All runs of the sessions of the machine, the present one the last, that in succession show one gain.
+    """Return the runs of successive sessions of the machine that show the same gain, the present session last.
 
-    Empty unless there are two such sessions.  ``runs`` are those of the present session; ``gains`` has by quantity what
-    a gain has to be above.  Only runs that are no part of the reference can confirm.
+    The result is empty for fewer than two such sessions.  ``runs`` are those of the present session; ``gains`` has the
+    least gain by quantity.  A run of the reference confirms nothing.
     """
     known = {run.key for run in entry.reference}
     groups: dict[str, list[RunSummary]] = {}

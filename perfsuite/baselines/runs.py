@@ -238,7 +238,7 @@ def moment(text: str) -> datetime:
 
 
 def days_before(now: datetime, days: float) -> datetime:
-    """The moment so many days before ``now``; ConfigurationError for what is no age.
+    """The moment so many days before ``now``; ConfigurationError for a negative, endless or impossible age.
 
     >>> days_before(datetime(2026, 11, 26), 60).isoformat()
     '2026-09-27T00:00:00'

@@ -262,7 +262,7 @@ def write(path: Path, text: str) -> None:
 
 
 def _line_end(path: Path) -> bytes:
-    """How the first line of a file ends; a newline where there is no file or no line."""
+    """The line ending of a file's first line; a newline where the file or the line is missing."""
     try:
         with open(path, "rb") as file:
             first, newline, _ = file.read(_HEAD_BYTES).partition(b"\n")

@@ -262,7 +262,7 @@ SCATTER = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Apparent:
-    """All samples of one run against those of the stored runs, logarithms."""
+    """The distance of one run's samples, all of them, from those of the stored runs, as logarithms."""
 
     change: float
     """By how much its median lies above theirs."""
@@ -344,7 +344,7 @@ def _is_slower(asked: Question, changes: Sequence[Apparent], *, beside_yardstick
 
 
 def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
-    """All samples of each of these runs that telemetry did not see disturbed, against those of the stored runs."""
+    """Compare the samples that telemetry did not see disturbed with those of the stored runs, run by run."""
     stored = [run for run in work.given.stored if run.quantiles_s and not run.is_disturbed]
     then = median([math.log(run.median_s) for run in stored]) if stored else 0.0
     return [

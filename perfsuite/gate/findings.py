@@ -266,7 +266,7 @@ def unjudged(work: CaseWork, needed: int) -> Iterator[str]:
 LONE_SESSIONS = 8
 """Stored sessions from which on an unchanged case mostly passes where too few cases tell of the host (docs/gate.md)."""
 NOISY = 2.0
-"""Variance inside the session, over that of stored runs, from which on a reader is told."""
+"""A reader is told from this ratio on: variance inside the session over the variance of the stored runs."""
 
 
 def against_base(works: Sequence[CaseWork], view: View) -> Compared | None:
