@@ -142,7 +142,7 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
             raise _misfit(plain, "an object")
         if not plain.keys() <= fields.keys():
             names = ", ".join(sorted(plain.keys() - fields.keys()))
-            raise _Misfit(f" has unknown fields {names}; a newer perfsuite may have written it")
+            raise _Misfit(f" has unknown fields {names}; another version of perfsuite may have written it")
         values = {}
         try:
             for name, value in plain.items():
