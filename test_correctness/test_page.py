@@ -11,18 +11,17 @@ import pytest
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Finding, Verdict
+from perfsuite.reports.changes import changes_between, ratio
+from perfsuite.reports.document import Chart, Charts, Grid, Section
+from perfsuite.reports.material import material_of
 from perfsuite.reports.page import page
-from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts import rows as charts
-from perfsuite.reports.page.effects import changes_between, ratio
 from perfsuite.reports.page.page import renderer
-from perfsuite.reports.page.runs import material_of
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence
-from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.recording import Recording
 from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered
 
 HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"
@@ -255,7 +254,7 @@ def test_runs_that_are_alike_are_no_difference():
         return made[0] if len(made) == 1 else made
 
     before, after = (material_of(runs(*(1 + offset for offset in offsets))) for offsets in [(0.0, 1e-3, 2e-3)] * 2)
-    (found,) = changes_between(before.cases, after.cases)
+    (found,) = changes_between(before.timed, after.timed)
     assert (found.word, found.tone) == ("no difference", "plain")
 
 

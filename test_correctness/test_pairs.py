@@ -17,8 +17,8 @@ from perfsuite.record.step import SpanTotal
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
 from perfsuite.reports.pairs import links, pair_grids, pair_matrices, pair_tables
+from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.markdown import markdown
-from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.run.session import Case

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from perfsuite.metrics.scaling import efficiency, kind_of, speed_up
 from perfsuite.plugin.summary import oddities
-from perfsuite.reports.scaling import Point, point_of, scale, scaling_table, scalings, without_ranks
+from perfsuite.reports.ids import without_ranks
+from perfsuite.reports.scaling import Point, point_of, scale, scaling_table, scalings
 from test_correctness.helpers.report_runs import trained
 
 SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 8, 16, 32]), min_size=2, max_size=6, unique=True)

@@ -12,7 +12,7 @@ from perfsuite.cli.results import read_recording
 from perfsuite.platforms import load_catalog
 from perfsuite.record.codec import to_json
 from perfsuite.reports.checklist import Answer, answers, facts_of
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.recording import Recording
 
 _MARKS = {"yes": "[x]", "no": "[ ]", "not measured": "[?]", "does not apply": "[-]"}
 
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite checklist``."""
     catalog = load_catalog(options.platform_file)
     recordings = [read_recording(path, catalog) for path in options.results]
-    if not any(recording.cases for recording in recordings):
+    if not any(recording.run.results for recording in recordings):
         raise ConfigurationError(
             f"{', '.join(map(str, options.results))}: nothing was measured, so nothing can be answered; run cases of "
             "test_perf and give their journal"

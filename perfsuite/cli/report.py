@@ -17,9 +17,10 @@ from perfsuite.history.git import Repository
 from perfsuite.imports.formats import read_imported
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
+from perfsuite.reports.document import Grid
 from perfsuite.reports.over_time import OverTime, history_grids
-from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.recording import Recording
+from perfsuite.reports.tables.recording import table_cases
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
@@ -94,13 +95,13 @@ def _over_time(options: argparse.Namespace) -> OverTime | None:
 
 def _imported(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
     files = [imported for path in options.imported for imported in read_imported(path)]
-    return imported_grids(files, [case for run in runs for case in run.cases])
+    return imported_grids(files, [case for run in runs for case in table_cases(run)])
 
 
 def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
     """Carry out ``perfsuite report --html``."""
+    from perfsuite.reports.material import material_of
     from perfsuite.reports.page.page import write_page
-    from perfsuite.reports.page.runs import material_of
 
     for given, name in ((options.style, "--style"), (options.out, "--out")):
         if given is not None:

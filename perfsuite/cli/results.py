@@ -15,8 +15,8 @@ from perfsuite.metrics import read_run
 from perfsuite.platforms import Catalog
 from perfsuite.record.codec import plain_json
 from perfsuite.record.run import RunRecord
+from perfsuite.reports.recording import Recording
 from perfsuite.reports.stored import record_of_baseline
-from perfsuite.reports.tables.recording import Recording
 
 _LONGEST_HEADER = 1 << 24
 

@@ -210,7 +210,7 @@ def _write_report(config: pytest.Config, path: Path) -> str:
     if record is None or not (record.results or missing):
         return ""
     from perfsuite.base.files import write_file
-    from perfsuite.reports.tables.recording import Recording
+    from perfsuite.reports.recording import Recording
     from perfsuite.reports.tables.report import find_style, fitting_styles, report
 
     run = Recording(run=record, device=config.stash[suite_key].machine.model)
@@ -333,9 +333,9 @@ def _write_page(config: pytest.Config, path: Path) -> str | None:
     record = config.stash.get(ending.record_key, None)
     if record is None:
         return None
+    from perfsuite.reports.material import material_of
     from perfsuite.reports.page.page import write_page
-    from perfsuite.reports.page.runs import material_of
-    from perfsuite.reports.tables.recording import Recording
+    from perfsuite.reports.recording import Recording
 
     suite = config.stash[suite_key]
     try:

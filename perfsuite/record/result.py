@@ -350,6 +350,11 @@ class Result:
     schema: int = SCHEMA
 
     @property
+    def name(self) -> str:
+        """The node id without its file."""
+        return self.case.partition("::")[2] or self.case
+
+    @property
     def median_s(self) -> float:
         """Median seconds per iteration; raises AttributeError-like ValueError when there are no samples."""
         if self.measurement is None:

@@ -15,8 +15,10 @@ from perfsuite.base.units import plural, significant
 from perfsuite.platforms import DeviceModel
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.registry import family_class
-from perfsuite.reports.tables.case import TableCase, case_token
-from perfsuite.reports.tables.recording import Recording, gathered
+from perfsuite.reports.ids import token_of
+from perfsuite.reports.recording import Recording
+from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.recording import gathered
 
 Verdict = Literal["yes", "no", "not measured", "does not apply"]
 MOST_COMMUNICATION = 0.30
@@ -113,7 +115,7 @@ def _flash(facts: Facts) -> Said | None:
     if not pairs:
         return Said(verdict="yes", evidence=told)
     case, other = min(pairs, key=lambda pair: _gain(*pair))
-    told += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({case_token(case)})"
+    told += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({_token(case)})"
     if _is_slower(case, other):
         return Said(verdict="no", evidence=told, advice="it gains nothing there: set attention=math for such lengths")
     return Said(verdict="yes", evidence=told)
@@ -136,7 +138,7 @@ def _precision(facts: Facts) -> Said | None:
         return Said(verdict="yes", evidence=told)
     case, other = max(pairs, key=lambda pair: _gain(*pair))
     dtypes = f"{case.settings['dtype']} has {_ratio(case, other)} times the samples/s of {other.settings['dtype']}"
-    told += f"; {dtypes} ({case_token(case)})"
+    told += f"; {dtypes} ({_token(case)})"
     if _is_slower(case, other):
         return Said(
             verdict="no", evidence=told, advice="16 bits gain nothing: perfsuite platforms says if they are native"
@@ -153,7 +155,7 @@ def _checkpointing(facts: Facts) -> Said | None:
         peaks = [one.values.get("peak_gib") for one in (case, other)]
         if peaks[0] and peaks[1]:
             memory = f"{significant(peaks[0] / peaks[1], 3)} of the peak memory and "
-            told += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({case_token(case)})"
+            told += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({_token(case)})"
             break
     return Said(verdict="yes", evidence=told)
 
@@ -172,7 +174,7 @@ def _batch(facts: Facts) -> Said | None:
             told = f"{used:g} of {largest:g} samples that fit"
             if used > largest:  # it was looked for within a budget, --perf-memory-budget
                 told = f"{used:g} samples, and {largest:g} fit the budget that it was looked for in"
-            shares.append((used / largest, f"{case_token(case)}: {told}"))
+            shares.append((used / largest, f"{_token(case)}: {told}"))
     if not shares:
         return None
     share, told = max(shares)
@@ -196,7 +198,7 @@ def _overlap(facts: Facts) -> Said | None:
     if not pairs:
         return None
     case, other = pairs[0]
-    told = f"{_ratio(case, other)} times the samples/s of overlap=False ({case_token(case)})"
+    told = f"{_ratio(case, other)} times the samples/s of overlap=False ({_token(case)})"
     if (by_vendor := facts.worker.get("fsdp2_overlap")) is not None:
         told += f"; FSDP: {by_vendor}"
     if not _is_slower(case, other):
@@ -213,7 +215,7 @@ def _link(facts: Facts) -> Said | None:
     if not reached:
         return None
     busbw, case = max(reached, key=lambda pair: pair[0])
-    told = f"{significant(busbw, 3)} GB/s bus bandwidth ({case_token(case)}, {case.ranks} ranks)"
+    told = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {case.ranks} ranks)"
     peak = facts.device.link if facts.device else None
     if peak is None:
         return Said(verdict="yes", evidence=f"{told}; no peak of the link is published here")
@@ -291,6 +293,10 @@ def _is_slower(case: TableCase, other: TableCase) -> bool:
     return _gain(case, other) < 1 - _NOISE
 
 
+def _token(case: TableCase) -> str:
+    return token_of(case.case, case.platform)
+
+
 def _ratio(case: TableCase, other: TableCase) -> str:
     return significant(_gain(case, other), 3)
 
@@ -299,6 +305,6 @@ def _worst(known: Sequence[tuple[float, TableCase]], limit: float, *, below: boo
     """Whether all cases are on the right side of a limit, by the one that is farthest from it."""
     wrong = [value for value, _ in known if (value >= limit if below else value <= limit)]
     value, case = max(known, key=lambda pair: pair[0]) if below else min(known, key=lambda pair: pair[0])
-    told = f"{significant(value, 3)} {unit} at worst ({case_token(case)}, {plural(case.ranks, 'rank')})"
+    told = f"{significant(value, 3)} {unit} at worst ({_token(case)}, {plural(case.ranks, 'rank')})"
     told += f"; {len(known) - len(wrong)} of {plural(len(known), 'case')} within {limit:g} %"
     return Said(verdict="no", evidence=told, advice=advice) if wrong else Said(verdict="yes", evidence=told)

@@ -14,6 +14,7 @@ from perfsuite.metrics.spec import LAUNCH_BOUND
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.alpha_beta import fit_collectives
 from perfsuite.reports.devices import burst
+from perfsuite.reports.ids import short_name
 from perfsuite.reports.scaling import Scaling, scalings
 
 _RATES = ("tflops_per_device", "tflops")
@@ -82,17 +83,6 @@ def _written(parts: Iterable[str]) -> _Parts:
     """Of families that have a few parts at any number of cases."""
     texts = tuple(parts)
     return texts, len(texts)
-
-
-def short_name(case: str) -> str:
-    """A case without file, ``test_`` and platform.
-
-    >>> short_name("test_perf/test_train.py::test_ddp[cpu-ws2-gpt2-tiny]")
-    'ddp ws2-gpt2-tiny'
-    """
-    test, _, words = case.rpartition("::")[2].partition("[")
-    words = words.removesuffix("]").partition("-")[2]
-    return printable(f"{test.removeprefix('test_')} {words}".strip(), 60)
 
 
 def share_of_peak(metric: Metric) -> str:

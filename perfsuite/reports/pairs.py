@@ -14,8 +14,8 @@ from perfsuite.platforms.cuda import Cuda
 from perfsuite.platforms.detection import matrix_rows
 from perfsuite.platforms.musa import Musa
 from perfsuite.record.result import RankFacts, Result
+from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import lay_out
-from perfsuite.reports.tables.markdown import Grid
 
 _MOST_NAMED = 4
 """Slow pairs of a matrix that are named."""

@@ -11,6 +11,7 @@ from perfsuite.metrics import find
 from perfsuite.published.lookup import PublishedFigure, lookup
 from perfsuite.record.projected import Projected
 from perfsuite.record.result import Result
+from perfsuite.reports.ids import name_of
 from perfsuite.reports.tables.markdown import escape
 
 _STEP = "step_time_s"
@@ -45,7 +46,7 @@ class Beside:
         """As printed."""
         at_most = {"higher": "<= ", "lower": ">= "}.get(find(self.metric).better, "") if self.lower_bound else ""
         return (
-            self.case.partition("::")[2] or self.case,
+            name_of(self.case),
             self.metric,
             _number(self.metric, self.measured),
             f"{at_most}{_number(self.metric, self.projected)}",

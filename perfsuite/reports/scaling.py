@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
+from perfsuite.reports.ids import name_of, without_ranks
 from perfsuite.reports.layout import lay_out
-
-_RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
-_OF_RECIPE = re.compile(r"(\[\w+-\d{3}[a-z]?-.+)-(\d+)x(\d+)(?=\])")
-"""Id of a published run, which ends in nodes x devices of each."""
-_WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +50,6 @@ class Scaling:
     def shared(self) -> bool:
         """Whether ranks were added and devices were not: then there is nothing to gain but overlap."""
         return self.point.devices is not None and self.point.devices == self.base.devices
-
-
-def without_ranks(case: str) -> str:
-    """A node id without its number of ranks: what the cases of one series have in common.
-
-    >>> without_ranks("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), without_ranks("t.py::test_mine[cpu-ws2]")
-    ('t.py::test_ddp[cpu-gpt2-tiny]', 't.py::test_mine[cpu]')
-    >>> without_ranks("t.py::test_published[a100-004-gpt2-xl-ddp-b32-2x8]")
-    't.py::test_published[a100-004-gpt2-xl-ddp-b32]'
-    """
-    return _OF_RECIPE.sub(r"\1", _RANKS.sub("", case)).replace("-]", "]").replace("[]", "")
-
-
-def ranks_in(case: str) -> int | None:
-    """The number of ranks that a node id names.
-
-    >>> ranks_in("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), ranks_in("t.py::test_published[a100-001-latte-l-b1-w8-2x8]")
-    (8, 16)
-    """
-    recipe = _OF_RECIPE.search(case)
-    size = _WORLD_SIZE.search(case)
-    return int(recipe[2]) * int(recipe[3]) if recipe else int(size[1]) if size else None
 
 
 def series_of(case: str, workload: str, parameters: Mapping[str, Any], *hardware: str) -> tuple[str, ...]:
@@ -140,7 +113,7 @@ def scaling_table(results: Iterable[Result], width: int | None = None) -> list[s
         return []
     rows = [
         [
-            scaling.point.case.partition("::")[2] or scaling.point.case,
+            name_of(scaling.point.case),
             str(scaling.point.ranks),
             scaling.kind,
             *(

@@ -8,7 +8,7 @@ from typing import Any
 from perfsuite.base.units import significant
 from perfsuite.published.lookup import shipped
 from perfsuite.record.result import Peak
-from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.document import Grid
 
 _HARDWARE = (
     ("machine", "machine_model"),

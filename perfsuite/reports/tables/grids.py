@@ -9,9 +9,9 @@ from typing import Any
 from perfsuite.base.text import code_text
 from perfsuite.base.units import GIB, readable_unit, significant
 from perfsuite.gate.physics import speed_up_violation
-from perfsuite.reports.scaling import without_ranks
-from perfsuite.reports.tables.case import TableCase, case_token
-from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.document import Grid
+from perfsuite.reports.ids import token_of, without_ranks
+from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
 from perfsuite.reports.tables.published import PublishedLine, published_of
 from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id
@@ -157,7 +157,7 @@ def _sortable(case: TableCase, key: str) -> tuple[int, float, str]:
 
 def _cell(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec] = ()) -> str:
     if column is CASE:
-        return case_token(case)
+        return token_of(case.case, case.platform)
     if not column.value:
         return _setting(case.settings.get(column.key), column)
     number = case.values.get(column.key)

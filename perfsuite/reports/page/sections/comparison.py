@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfsuite.base.units import change, interval
-from perfsuite.reports.page.blocks import MOST_BARS, Block, Chart, Charts, Section, Table, grid
+from perfsuite.reports.changes import CaseChange
+from perfsuite.reports.document import MOST_BARS, Block, Chart, Charts, Grid, Section, Table, grid
+from perfsuite.reports.ids import name_of
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import CaseChange, Material
-from perfsuite.reports.tables.markdown import Grid
 
 MOST_CHARTS = 2
 
@@ -17,7 +18,7 @@ MOST_CHARTS = 2
 def section(material: Material) -> Section | None:
     """Forests of what moved, then of the rest as far as there is room."""
     known = sorted((one for one in material.changes if one.effect is not None), key=_order)
-    apart = [(one.node.partition("::")[2] or one.node, one.word) for one in material.changes if one.effect is None]
+    apart = [(name_of(one.node), one.word) for one in material.changes if one.effect is None]
     if not material.changes:
         return None
     moved = [one for one in known if one.tone != "plain"]
@@ -64,7 +65,7 @@ def _between(one: CaseChange) -> str:
 def _grid(changes: Sequence[CaseChange], title: str) -> Grid:
     told = [
         (
-            one.node.partition("::")[2] or one.node,
+            name_of(one.node),
             change(one.effect or 0),
             _between(one),
             one.before,

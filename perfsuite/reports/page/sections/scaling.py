@@ -8,11 +8,12 @@ from typing import Any
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.gate.physics import speed_up_violation
 from perfsuite.record.result import Result
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words, grid, left_out
+from perfsuite.reports.document import Block, Chart, Charts, Section, Words, grid, left_out
+from perfsuite.reports.ids import without_ranks
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts.curves import scaling as curves
 from perfsuite.reports.page.charts.look import shortened
-from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.scaling import Scaling, scalings, without_ranks
+from perfsuite.reports.scaling import Scaling, scalings
 
 MOST_SERIES = 6
 """Lines of a chart: those with most numbers of ranks."""
@@ -44,12 +45,12 @@ def section(material: Material) -> Section | None:
     return Section(key="scaling", title="Scaling", blocks=[*words, Charts(charts=charts)])
 
 
-def _of_series(cases: Sequence[PageCase]) -> list[Result]:
+def _of_series(cases: Sequence[Result]) -> list[Result]:
     """Results of the series with most numbers of ranks, no more than a reader looks through."""
     series: dict[str, dict[int, Result]] = {}
     for case in cases:
         if case.work.samples or case.work.tokens:
-            series.setdefault(f"{case.fingerprint} {without_ranks(case.node)}", {})[case.ranks] = case.result
+            series.setdefault(f"{case.fingerprint} {without_ranks(case.case)}", {})[case.world_size] = case
     several = sorted((members for members in series.values() if len(members) > 1), key=lambda members: -len(members))
     return [result for members in several[:_MOST_KNOWN] for result in members.values()]
 

@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perfsuite.base.masking import masked_words
 from perfsuite.base.text import without_paths
 from perfsuite.base.units import change, count, format_seconds, interval, plural, scaled, significant, size
+from perfsuite.record.result import Result
+from perfsuite.record.run import RunRecord
+from perfsuite.reports.changes import CaseChange
+from perfsuite.reports.document import Block, Grid, Item, Items, Section, Table, Tile, Tiles, Tone, Words, grid
+from perfsuite.reports.ids import class_of, name_of, named, test_of
+from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.notable import Notable
-from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words, grid
-from perfsuite.reports.page.material import CaseChange, Material, PageCase, named
-from perfsuite.reports.page.runs import facts, named_run, run_warnings
 from perfsuite.reports.page.sections.collectives import collective, message_bytes
 from perfsuite.reports.page.sections.device import share
-from perfsuite.reports.tables.markdown import Grid
 
 _MOST_NOTABLE = 20
 UNCHANGED = ("pass", "no difference")
@@ -26,7 +29,7 @@ def section(material: Material) -> Section:
     """Always there: a run without any case has a verdict too."""
     text, is_bad = sentence(material)
     blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
-    warnings = [without_paths(text) for one in material.runs for text in run_warnings(one.run)]
+    warnings = [without_paths(text) for one in material.runs for text in _warnings(one.run)]
     blocks += [Words(text=f"warning: {text}", tone="warn") for text in warnings]
     if material.notable:
         items = [
@@ -34,7 +37,7 @@ def section(material: Material) -> Section:
                 text=f"{without_paths(item.sentence)} ({item.sure})",
                 tone=_tone(item),
                 case=material.anchors.get(item.case, ""),
-                case_name=item.case.partition("::")[2] or item.case,
+                case_name=name_of(item.case),
             )
             for item in material.notable[:_MOST_NOTABLE]
         ]
@@ -46,6 +49,31 @@ def section(material: Material) -> Section:
     if differences := _differences(material):
         blocks.append(Table(grid=differences))
     return Section(key="verdict", title="What was found", blocks=blocks)
+
+
+def _facts_of(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What else is known of a run: label and text, which may be empty."""
+    revision = record.revision
+    commit = f"{revision.commit}-dirty" if revision.dirty else revision.commit
+    yield "session", record.session
+    yield "started", record.started_at
+    yield "took", format_seconds(record.end.took_s, 3) if record.end else ""
+    yield "exit status", str(record.end.exit_status) if record.end else ""
+    yield "commit", _short(commit)
+    yield "branch", revision.branch
+    yield "subject", revision.subject
+    yield "command", " ".join(("pytest", *masked_words(record.arguments))) if record.arguments else ""
+
+
+def _short(commit: str) -> str:
+    """Enough of a hash, and whether there was more than it has."""
+    full, _, dirty = commit.partition("-")
+    return full[:12] + (" with uncommitted changes" if full and dirty else "")
+
+
+def _warnings(run: RunRecord) -> tuple[str, ...]:
+    """What a reader must know of the run as a whole, from its gate and its end."""
+    return (*(run.gate.banner if run.gate else ()), *(run.end.warnings if run.end else ()))
 
 
 def _tone(item: Notable) -> Tone:
@@ -112,7 +140,7 @@ def _facts(material: Material) -> Grid:
     """What ran where, a column per run."""
     recordings = (*material.runs, *((material.base,) if material.base else ()))
     all_runs = [recording.run for recording in recordings]
-    known = [dict(facts(run)) for run in all_runs]
+    known = [dict(_facts_of(run)) for run in all_runs]
     labels = dict.fromkeys(label for one in known for label in one)
     rows = [
         ("hardware", *(run.hardware for run in all_runs)),
@@ -161,9 +189,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 # -- tiles -------------------------------------------------------------------------------------------------------
 
 
-def _tiles(cases: Sequence[PageCase]) -> Iterator[Tile]:
+def _tiles(cases: Sequence[Result]) -> Iterator[Tile]:
     """The best of each family."""
-    products = [case for case in cases if case.values.get("tflops") and case.workload == "Matmul"]
+    products = [case for case in cases if case.values.get("tflops") and class_of(case.workload) == "Matmul"]
     for dtype in dict.fromkeys(str(case.parameters.get("dtype")) for case in products):
         best = _best([case for case in products if str(case.parameters.get("dtype")) == dtype], "tflops")
         unit = "OPS" if dtype.startswith("int") else "FLOPS"
@@ -173,31 +201,31 @@ def _tiles(cases: Sequence[PageCase]) -> Iterator[Tile]:
     streams = [case for case in cases if case.values.get("gb_per_s") and "cache" not in _note(case)]
     if streams:
         best = _best(streams, "gb_per_s")
-        label = best.test.removeprefix("test_").replace("_", " ")
+        label = test_of(best.case).removeprefix("test_").replace("_", " ")
         yield Tile(label=label, figure=scaled(best.values["gb_per_s"] * 1e9, "B/s"), note=share(best, "gb_per_s"))
     buses = [case for case in cases if case.values.get("busbw_gb_per_s")]
     if buses:
         reduces = [case for case in buses if collective(case) == "all_reduce"] or buses
-        best = max(reduces, key=lambda case: (case.ranks, message_bytes(case)))
-        label = f"{collective(best)}, {best.ranks} ranks, {size(message_bytes(best))}"
+        best = max(reduces, key=lambda case: (case.world_size, message_bytes(case)))
+        label = f"{collective(best)}, {best.world_size} ranks, {size(message_bytes(best))}"
         bus = scaled(best.values["busbw_gb_per_s"] * 1e9, "B/s")
-        note = share(best, "busbw_gb_per_s") or format_seconds(best.median_s or 0, 3)
+        note = share(best, "busbw_gb_per_s") or format_seconds(best.median_s, 3)
         yield Tile(label=label, figure=f"{bus} bus", note=note)
     training = [case for case in cases if case.values.get("tokens_per_s_per_device")]
     if training:
         best = _best(training, "tokens_per_s_per_device")
         mfu = best.values.get("mfu_percent")
         yield Tile(
-            label=f"{best.parameters.get('model', best.test)}, {plural(best.ranks, 'rank')}",
+            label=f"{best.parameters.get('model', test_of(best.case))}, {plural(best.world_size, 'rank')}",
             figure=f"{count(best.values['tokens_per_s_per_device'])} tokens/s per device",
             note=f"MFU {significant(mfu, 3)} %" if mfu is not None and mfu <= 100 else "",
         )
 
 
-def _best(cases: Sequence[PageCase], name: str) -> PageCase:
-    key: Callable[[PageCase], float] = lambda case: case.values[name]  # noqa: E731
+def _best(cases: Sequence[Result], name: str) -> Result:
+    key: Callable[[Result], float] = lambda case: case.values[name]  # noqa: E731
     return max(cases, key=key)
 
 
-def _note(case: PageCase) -> str:
+def _note(case: Result) -> str:
     return next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), "")

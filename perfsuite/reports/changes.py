@@ -9,14 +9,68 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines.summarise import changed_settings
 from perfsuite.gate.describe import word
+from perfsuite.record.result import Result
 from perfsuite.record.verdict import TIME, Verdict
-from perfsuite.reports.page.blocks import Tone
-from perfsuite.reports.page.material import CaseChange, PageCase
+from perfsuite.reports.document import Tone
+from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import StoredResult
 from perfsuite.statistics.student import t_quantile
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseChange:
+    """One case before and after."""
+
+    node: str
+    effect: float | None
+    """Relative change of the time: 0.05 is 5 % slower; None where nothing could be compared."""
+    low: float | None = None
+    """Lower end of the 95 % interval; None without one: then the effect is unsure."""
+    high: float | None = None
+    before: str = ""
+    after: str = ""
+    word: str = ""
+    """What was decided: regressed, slower, pass, undecided."""
+    tone: Tone = "plain"
+    runs: str = ""
+    """What it rests on: ``6 pairs``, ``1 run against 12``."""
+
+
+Timed = tuple[Result, tuple[float, ...]]
+"""A case with the median seconds of each run that is known of it, the newest last."""
+
+
+def timed_result(result: Result) -> Timed:
+    """A case with the times that it has itself: those of a baseline's runs, or its own."""
+    if isinstance(result, StoredResult):
+        return result, result.times_s
+    return result, (result.median_s,) if result.outcome == "measured" and result.median_s else ()
+
+
+def timed(recording: Recording) -> list[Timed]:
+    """The cases of a recording, with the times of all runs that it knows."""
+    return [
+        (result, recording.times_s.get(result.case, times_s))
+        for result, times_s in map(timed_result, recording.run.results.values())
+    ]
+
+
+def joined(older: Timed | None, newer: Timed) -> Timed:
+    """The newer run of a case with the times of both; one that measured nothing does not hide one that did.
+
+    Times of a run with other settings are another case's.
+    """
+    if older is None or changed_settings(older[0], newer[0], glance=True):
+        return newer
+    if older[0].outcome == "measured" != newer[0].outcome:
+        return older
+    return newer[0], (*older[1], *newer[1])
+
 
 LEAST_RUNS = 3
 """Of fewer runs nobody knows how they spread."""
@@ -55,18 +109,18 @@ def tone_of(effect: float, low: float | None, high: float | None) -> Tone:
     return "good" if high is not None and high < 0 and effect < -TOLERANCE else "plain"
 
 
-def changes_between(before: Iterable[PageCase], after: Iterable[PageCase]) -> Iterator[CaseChange]:
+def changes_between(before: Iterable[Timed], after: Iterable[Timed]) -> Iterator[CaseChange]:
     """The cases that both have, in the order of ``after``."""
-    older = {case.node: case for case in before if case.is_measured}
-    for case in after:
-        base = older.get(case.node)
-        if base is None or not case.is_measured:
+    older = {result.case: (result, times_s) for result, times_s in before if result.outcome == "measured"}
+    for result, times_s in after:
+        base, base_s = older.get(result.case, (None, ()))
+        if base is None or result.outcome != "measured":
             continue
-        changed = changed_settings(base.result, case.result, glance=True)
+        changed = changed_settings(base, result, glance=True)
         if changed:
-            yield CaseChange(node=case.node, effect=None, word=f"not comparable: {changed}")
+            yield CaseChange(node=result.case, effect=None, word=f"not comparable: {changed}")
             continue
-        known = ratio(base.times_s, case.times_s)
+        known = ratio(base_s, times_s)
         if known is None:
             continue
         effect, low, high = known
@@ -75,15 +129,15 @@ def changes_between(before: Iterable[PageCase], after: Iterable[PageCase]) -> It
         if low is not None and high is not None and low >= -TOLERANCE and high <= TOLERANCE:
             unsure = "no difference"
         yield CaseChange(
-            node=case.node,
+            node=result.case,
             effect=effect,
             low=low,
             high=high,
-            before=format_seconds(math.exp(statistics.fmean(map(math.log, base.times_s))), 3),
-            after=format_seconds(math.exp(statistics.fmean(map(math.log, case.times_s))), 3),
+            before=format_seconds(statistics.geometric_mean(base_s), 3),
+            after=format_seconds(statistics.geometric_mean(times_s), 3),
             word={"bad": "slower", "good": "faster"}.get(tone, unsure),
             tone=tone,
-            runs=f"{plural(len(case.times_s), 'run')} against {len(base.times_s)}",
+            runs=f"{plural(len(times_s), 'run')} against {len(base_s)}",
         )
 
 

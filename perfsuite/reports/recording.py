@@ -1,0 +1,20 @@
+"""What reports are made from: a run and what is published of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfsuite.platforms import DeviceModel
+from perfsuite.record.run import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A run of a journal, of a baseline file or of a session, and the row of its platform."""
+
+    run: RunRecord
+    device: DeviceModel | None = None
+    """None for a platform that nobody knows here."""
+    times_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Median seconds of each run by node id, the newest last, where there are more than the newest."""
