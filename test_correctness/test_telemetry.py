@@ -17,10 +17,11 @@ from perfsuite.platforms.cpu import CpuTelemetry
 from perfsuite.platforms.cuda import NvmlTelemetry
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
-from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
+from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.plugin import gate_arms
 from perfsuite.record.result import ClockFacts, Measurement, RankFacts
-from perfsuite.record.step import DeviceLook
+from perfsuite.record.run import held_down
+from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from test_correctness.helpers import machines
 
 

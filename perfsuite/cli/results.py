@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import open_regular, why
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline
 from perfsuite.metrics import read_run
-from perfsuite.platforms import Catalog
 from perfsuite.record.codec import plain_json
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.recording import Recording
 from perfsuite.reports.stored import record_of_baseline
+
+if TYPE_CHECKING:
+    from perfsuite.platforms import Catalog
 
 _LONGEST_HEADER = 1 << 24
 

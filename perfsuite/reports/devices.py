@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.base.units import format_seconds, plural, significant
 from perfsuite.metrics.spec import devices_used
-from perfsuite.platforms.telemetry import held_down_elsewhere
 from perfsuite.record.result import Measurement, RankFacts, Result
+from perfsuite.record.run import held_down_elsewhere
 from perfsuite.record.step import DeviceLook
 from perfsuite.statistics.robust import median
 

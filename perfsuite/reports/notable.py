@@ -17,11 +17,10 @@ from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, percent, plural, significant
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
 from perfsuite.record.result import Result
-from perfsuite.record.run import RunRecord
+from perfsuite.record.run import RunRecord, foreign_line
 from perfsuite.record.verdict import FAILING, TIME, GateSettings, Verdict
 from perfsuite.reports.pairs import pair_matrices
 from perfsuite.reports.slowest import slowest_everywhere
-from perfsuite.runtime.own_tree import foreign_line
 
 Kind = Literal[
     "impossible",

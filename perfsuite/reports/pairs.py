@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.text import printable
+from perfsuite.base.text import matrix_rows, printable
 from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
-from perfsuite.platforms.cuda import Cuda
-from perfsuite.platforms.detection import matrix_rows
-from perfsuite.platforms.musa import Musa
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import lay_out
@@ -131,7 +128,6 @@ ONE_DEVICE = "one device"
 """Between ranks that share a device, as all of a CPU do."""
 UNKNOWN = "within the host"
 """Between devices of which no tool told how they are linked."""
-_VISIBLE = (Cuda.visible_variable, Musa.visible_variable)
 
 
 def links(ranks: Sequence[RankFacts], environment: Mapping[str, Any]) -> dict[Pair, str]:
@@ -163,7 +159,7 @@ def _index(rank: RankFacts, environment: Mapping[str, Any]) -> int | None:
     if not number.isdigit():
         return None
     variables = environment.get("variables") or {}
-    shown = next((variables[name] for name in _VISIBLE if name in variables), None)
+    shown = next((value for name, value in variables.items() if name.endswith("_VISIBLE_DEVICES")), None)
     if shown is None:
         return int(number)
     chosen = [word.strip() for word in str(shown).split(",")]

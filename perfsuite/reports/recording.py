@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from perfsuite.platforms import DeviceModel
 from perfsuite.record.run import RunRecord
+
+if TYPE_CHECKING:
+    from perfsuite.platforms import DeviceModel
 
 
 @dataclass(frozen=True, kw_only=True)
