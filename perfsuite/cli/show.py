@@ -20,7 +20,7 @@ from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.stored import record_of_baseline
-from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines, tables
+from perfsuite.reports.terminal import clock_lines, peak_lines, tables
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,11 +79,8 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "tables":
-        rows = [
-            TerminalRow(result=result, verdict=word(verdicts[result.case]) if result.case in verdicts else "")
-            for result in results
-        ]
-        yield from tables(rows, width)
+        words = {case: word(verdict) for case, verdict in verdicts.items()}
+        yield from tables(list(results), width, verdicts=words)
         yield from ("", *peak_lines(results), *clock_lines(results), "")
     if show == "cases":
         for result in results:

@@ -28,12 +28,12 @@ from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
 from perfsuite.record.run import Revision, RunRecord, instrumented_line
-from perfsuite.reports.devices import every_device_lines, sustained_lines, throttled_lines
+from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.tables.published import published_lines
-from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines, tables
+from perfsuite.reports.terminal import clock_lines, outcome_line, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
 _REASONS = 3
@@ -146,16 +146,12 @@ def error_commands(
 def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
     """Tables of metrics, fits, peaks, clocks, and what to beware of."""
     results = list(session.results.values())
-    rows = [
-        TerminalRow(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
-        for case, result in session.results.items()
-    ]
     out.section(f"perfsuite: {suite.machine}")
-    out.line(f"{outcome_line(rows)}; hardware {session.fingerprint}")
-    for line in tables(rows, out.width):
+    out.line(f"{outcome_line(results, session.reused)}; hardware {session.fingerprint}")
+    for line in tables(results, out.width, verdicts=suite.verdicts, reused=session.reused):
         out.line(line)
     out.line("")
-    for line in (*every_device_lines(results), *published_lines(results), *peak_lines(results), *clock_lines(results)):
+    for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):
         out.line(line)
     if suite.settings.budget.sustain_s is not None:
         out.line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")

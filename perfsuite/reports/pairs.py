@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.text import matrix_rows, printable
+from perfsuite.base.text import matrix_rows
 from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.document import Grid
-from perfsuite.reports.layout import lay_out
 
 _MOST_NAMED = 4
 """Slow pairs of a matrix that are named."""
@@ -111,15 +110,6 @@ def _grid(matrix: PairMatrix, title: str, cells: Mapping[Pair, str], notes: Sequ
     everyone = range(len(matrix.names))
     rows = tuple((matrix.names[first], *(cells.get((first, second), "") for second in everyone)) for first in everyone)
     return Grid(title=title, columns=("from \\ to", *matrix.names), rows=rows, notes=tuple(notes))
-
-
-def pair_tables(results: Iterable[Result], width: int | None = None) -> list[str]:
-    """The matrices for a terminal."""
-    lines: list[str] = []
-    for grid in pair_grids(results):
-        lines += ["", printable(grid.title), *lay_out(grid.columns, grid.rows, width)]
-        lines += [f"  {printable(note)}" for note in grid.notes]
-    return lines
 
 
 NETWORK = "network"

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perfsuite.gate.physics import speed_up_violation
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
+from perfsuite.reports.document import Grid
 from perfsuite.reports.ids import name_of, without_ranks
-from perfsuite.reports.layout import lay_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,25 +107,19 @@ def scalings(results: Iterable[Result]) -> dict[str, Scaling]:
     return scale(point for result in results if (point := point_of(result)) is not None)
 
 
-def scaling_table(results: Iterable[Result], width: int | None = None) -> list[str]:
-    """For a terminal: a row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
-    by_case = scalings(results)
-    if not by_case:
-        return []
-    rows = [
-        [
-            name_of(scaling.point.case),
-            str(scaling.point.ranks),
-            scaling.kind,
-            *(
-                ["base", "", ""]
-                if scaling.point is scaling.base
-                else [f"{scaling.speed_up:.3g}", f"vs {scaling.base_name}", f"{scaling.efficiency:.0%}"]
-            ),
-        ]
-        for scaling in by_case.values()
-    ]
-    lines = ["", *lay_out(["scaling", "ranks", "kind", "speed-up", "over", "efficiency"], rows, width)]
-    if any(scaling.shared and scaling.point is not scaling.base for scaling in by_case.values()):
-        lines.append("  ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
-    return lines
+def scaling_grid(found: Iterable[Scaling]) -> Grid:
+    """A row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
+    known = list(found)
+    rows, notes = [], []
+    for scaling in known:
+        point, name = scaling.point, name_of(scaling.point.case)
+        told = ("base", "", "")
+        if point is not scaling.base:
+            told = (f"{scaling.speed_up:.3g}", f"vs {scaling.base_name}", f"{scaling.efficiency:.0%}")
+            if doubt := speed_up_violation(scaling.speed_up, point.ranks, scaling.base.ranks):
+                notes.append(f"{name}: {doubt}, look at the base")
+        rows.append((name, str(point.ranks), scaling.kind, *told))
+    if any(scaling.shared and scaling.point is not scaling.base for scaling in known):
+        notes.append("ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
+    columns = ("scaling", "ranks", "kind", "speed-up", "over", "efficiency")
+    return Grid(title="", columns=columns, rows=tuple(rows), notes=tuple(notes))

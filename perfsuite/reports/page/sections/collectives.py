@@ -8,7 +8,7 @@ from typing import Any
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.units import format_seconds, plural, scaled, size
 from perfsuite.record.result import Result
-from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
+from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives, fits_grid
 from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Section, Table, Words, grid, spread_out
 from perfsuite.reports.ids import kernel_of
 from perfsuite.reports.material import Material
@@ -82,7 +82,7 @@ def section(material: Material) -> Section | None:
     blocks: list[Block] = [Charts(charts=charts, small=True)] if charts else []
     rest = [case for group in (*several[MOST_CHARTS:], *(g for g in ordered if g not in several)) for case in group[1]]
     if fits:
-        blocks.append(Table(grid=_fits(fits)))
+        blocks.append(Table(grid=fits_grid(fits)))
     if rest:
         blocks.append(Table(grid=_points(rest, "Other collectives"), folded=bool(charts)))
     return Section(key="collectives", title="Collectives", blocks=[*blocks, *pairs])
@@ -155,19 +155,3 @@ def _points(members: Sequence[Result], title: str) -> Grid:
         title,
         of=len(ordered),
     )
-
-
-def _fits(fits: Sequence[CollectiveFit]) -> Grid:
-    rows = []
-    for fitted in fits:
-        fit, limit = fitted.fit, fitted.busbw_limit_gb_per_s
-        head = (fitted.collective, fitted.dtype, str(fitted.world_size), str(fitted.sizes))
-        if fit is None or limit is None:
-            rows.append((*head, "", "", "", fitted.reason))
-            continue
-        alpha = f"{format_seconds(fit.alpha_us / 1e6, 3)} +- {format_seconds(fit.alpha_error_us / 1e6, 3)}"
-        beta = f"{scaled(fit.beta_gb_per_s * 1e9, 'B/s')} +- {scaled(fit.beta_error_gb_per_s * 1e9, 'B/s')}"
-        doubt = "" if fit.trusted else ": not a line, read the points"
-        rows.append((*head, alpha, beta, scaled(limit * 1e9, "B/s"), f"{fit.misfit:.0%}{doubt}"))
-    columns = ("collective", "dtype", "ranks", "sizes", "alpha", "beta (algbw)", "busbw limit", "misfit")
-    return grid(columns, rows, ("+- is a standard error",), "t(S) = alpha + S / beta")

@@ -8,6 +8,7 @@ from typing import Any
 from perfsuite.base.units import format_seconds, scaled
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak, Result
 from perfsuite.record.workload import ITEM_BYTES
+from perfsuite.reports.devices import every_device_grid, on_every_device
 from perfsuite.reports.document import (
     MOST_BARS,
     MOST_ROWS,
@@ -192,43 +193,22 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
 
 def _every_device(material: Material) -> list[Block]:
     """One kernel on all devices at once: each device over the median one."""
-    spread = [
-        case
-        for case in material.measured
-        if case.world_size > 1
-        and not (case.work.collective or case.work.tokens or case.work.samples)
-        and _has_its_own_devices(case)
-        and case.measurement is not None
-        and case.measurement.aligned
-    ][:MOST_BARS]
+    spread = list(filter(on_every_device, material.measured))[:MOST_BARS]
     if not spread:
         return []
     values: list[dict[str, Any]] = []
-    table: list[tuple[str, ...]] = []
     names = labels([words_of(case.case).removeprefix(f"{case.platform}-") for case in spread], 20)
     for row, case in zip(names, spread, strict=True):
         ranks = case.measurement.ranks if case.measurement else ()
         middle_s = median([rank.median_s for rank in ranks])
         offs = [(rank.device.rpartition(":")[2], rank.median_s / middle_s - 1) for rank in ranks]
-        table.append((case.name, str(len(ranks)), *_extremes(offs)))
         for name, off in offs[:_MOST_DEVICES]:
             told = f"{case.name} on {name}: {off:+.1%} of the median device's time"
             values.append({"first": row, "second": name, "value": off, "text": f"{100 * off:+.0f}", "told": told})
     columns = list(dict.fromkeys(str(value["second"]) for value in values))
     spec = rows.matrix(values, names, columns, ("", "device"))
-    shown = grid(("case", "devices", "fastest", "slowest"), table)
+    shown = every_device_grid(spread)
     chart = Chart(title="Each device beside the median one, % of time", spec=spec, grid=shown)
     few = len(columns) <= _MOST_DEVICES
     note = [] if few else [Words(text=f"{_MOST_DEVICES} devices are drawn")]
     return [Charts(charts=[chart]) if few else Table(grid=shown), *note]
-
-
-def _has_its_own_devices(case: Result) -> bool:
-    """Whether no two ranks share a device."""
-    ranks = case.measurement.ranks if case.measurement is not None else ()
-    return bool(ranks) and len({(rank.host, rank.device) for rank in ranks}) == case.world_size
-
-
-def _extremes(offs: Sequence[tuple[str, float]]) -> tuple[str, str]:
-    first, last = min(offs, key=lambda pair: pair[1]), max(offs, key=lambda pair: pair[1])
-    return f"{first[0]} {first[1]:+.1%}", f"{last[0]} {last[1]:+.1%}"
