@@ -10,11 +10,11 @@ from perfsuite.base.units import format_seconds, plural, scaled, size
 from perfsuite.record.result import Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives, fits_grid
 from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Section, Table, Words, grid, spread_out
+from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import kernel_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.curves import bandwidth
-from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
 
 # Every pair of ranks: the matrix of its figures beside a picture of how much longer each takes than its like.
@@ -144,7 +144,7 @@ def _points(members: Sequence[Result], title: str) -> Grid:
             format_seconds(case.median_s, 3),
             scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
             scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
-            share(case, "busbw_gb_per_s"),
+            share_of_peak(case.metric("busbw_gb_per_s")),
         )
         for case in ordered[:MOST_ROWS]
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.base.units import format_seconds, scaled
-from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak, Result
+from perfsuite.record.result import Peak, Result
 from perfsuite.record.workload import ITEM_BYTES
 from perfsuite.reports.devices import every_device_grid, on_every_device
 from perfsuite.reports.document import (
@@ -23,6 +23,7 @@ from perfsuite.reports.document import (
     left_out,
     spread_out,
 )
+from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import test_of, words_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import curves, rows
@@ -51,17 +52,6 @@ def section(material: Material) -> Section | None:
     return Section(key="device", title="Device", blocks=blocks) if blocks else None
 
 
-def share(case: Result, name: str) -> str:
-    """A figure as a share of its peak with the peak's kind; never a number above a measured peak."""
-    metric = next((metric for metric in case.metrics if metric.name == name), None)
-    if metric is None or metric.peak is None:
-        return ""
-    if metric.is_above_measured_peak:
-        return ABOVE_MEASURED_PEAK
-    figure = metric.share_of_peak
-    return "" if figure is None else f"{figure:.0%} of {metric.peak.kind}"
-
-
 def _roofline(products: Sequence[Result], streams: Sequence[Result], material: Material) -> Chart | None:
     """Products with a known shape; a table of the others."""
     if not products:
@@ -73,7 +63,7 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
         if intensity is not None:
             rate = case.values["tflops"] * 1e12
             dtype = str(case.parameters.get("dtype"))
-            told = f"{words_of(case.case)}: {scaled(rate, _unit(dtype))} {share(case, 'tflops')}".strip()
+            told = f"{words_of(case.case)}: {scaled(rate, _unit(dtype))} {share_of_peak(case.metric('tflops'))}".strip()
             points.append({"intensity": intensity, "rate": rate, "dtype": dtype, "told": told})
     table = grid(
         ("case", "dtype", "rate", "share of peak", "time", "operations per byte"),
@@ -82,7 +72,7 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
                 case.name,
                 str(case.parameters.get("dtype", "")),
                 scaled(case.values["tflops"] * 1e12, _unit(str(case.parameters.get("dtype")))),
-                share(case, "tflops"),
+                share_of_peak(case.metric("tflops")),
                 format_seconds(case.median_s, 3),
                 f"{figure:.3g}" if (figure := _intensity(case)) else "",
             )
@@ -163,7 +153,7 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
     kinds: dict[str, None] = {"reached": None}
     for row, case in zip(names, drawn, strict=True):
         reached = case.values["gb_per_s"] * 1e9
-        told = f"{case.name}: {scaled(reached, 'B/s')} {share(case, 'gb_per_s')}".strip()
+        told = f"{case.name}: {scaled(reached, 'B/s')} {share_of_peak(case.metric('gb_per_s'))}".strip()
         values.append({"row": row, "what": "reached", "value": reached, "told": told})
         if peak := case.peak("gb_per_s"):
             what = f"{peak.kind} peak"
@@ -175,7 +165,7 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
             (
                 case.name,
                 scaled(case.values["gb_per_s"] * 1e9, "B/s"),
-                share(case, "gb_per_s"),
+                share_of_peak(case.metric("gb_per_s")),
                 format_seconds(case.median_s, 3),
                 next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), ""),
             )

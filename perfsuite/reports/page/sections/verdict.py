@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.masking import masked_words
 from perfsuite.base.text import without_paths
-from perfsuite.base.units import change, count, format_seconds, interval, plural, scaled, significant, size
-from perfsuite.record.result import Result
+from perfsuite.base.units import change, format_seconds, interval, plural
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.changes import CaseChange
-from perfsuite.reports.document import Block, Grid, Item, Items, Section, Table, Tile, Tiles, Tone, Words, grid
-from perfsuite.reports.ids import class_of, name_of, named, test_of
+from perfsuite.reports.document import Block, Grid, Item, Items, Section, Table, Tiles, Tone, Words, grid
+from perfsuite.reports.families import tiles
+from perfsuite.reports.ids import name_of, named
 from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.notable import Notable
-from perfsuite.reports.page.sections.collectives import collective, message_bytes
-from perfsuite.reports.page.sections.device import share
 
 _MOST_NOTABLE = 20
 UNCHANGED = ("pass", "no difference")
@@ -43,8 +41,8 @@ def section(material: Material) -> Section:
         ]
         left = len(material.notable) - len(items)
         blocks.append(Items(items=items, more=f"and {left} more" if left > 0 else ""))
-    tiles = list(_tiles(material.measured))
-    blocks += [Tiles(tiles=tiles)] if tiles else []
+    shown = list(tiles(material.measured))
+    blocks += [Tiles(tiles=shown)] if shown else []
     blocks.append(Table(grid=_facts(material)))
     if differences := _differences(material):
         blocks.append(Table(grid=differences))
@@ -184,48 +182,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", without_paths(str(value))
-
-
-# -- tiles -------------------------------------------------------------------------------------------------------
-
-
-def _tiles(cases: Sequence[Result]) -> Iterator[Tile]:
-    """The best of each family."""
-    products = [case for case in cases if case.values.get("tflops") and class_of(case.workload) == "Matmul"]
-    for dtype in dict.fromkeys(str(case.parameters.get("dtype")) for case in products):
-        best = _best([case for case in products if str(case.parameters.get("dtype")) == dtype], "tflops")
-        unit = "OPS" if dtype.startswith("int") else "FLOPS"
-        yield Tile(
-            label=f"{dtype} product", figure=scaled(best.values["tflops"] * 1e12, unit), note=share(best, "tflops")
-        )
-    streams = [case for case in cases if case.values.get("gb_per_s") and "cache" not in _note(case)]
-    if streams:
-        best = _best(streams, "gb_per_s")
-        label = test_of(best.case).removeprefix("test_").replace("_", " ")
-        yield Tile(label=label, figure=scaled(best.values["gb_per_s"] * 1e9, "B/s"), note=share(best, "gb_per_s"))
-    buses = [case for case in cases if case.values.get("busbw_gb_per_s")]
-    if buses:
-        reduces = [case for case in buses if collective(case) == "all_reduce"] or buses
-        best = max(reduces, key=lambda case: (case.world_size, message_bytes(case)))
-        label = f"{collective(best)}, {best.world_size} ranks, {size(message_bytes(best))}"
-        bus = scaled(best.values["busbw_gb_per_s"] * 1e9, "B/s")
-        note = share(best, "busbw_gb_per_s") or format_seconds(best.median_s, 3)
-        yield Tile(label=label, figure=f"{bus} bus", note=note)
-    training = [case for case in cases if case.values.get("tokens_per_s_per_device")]
-    if training:
-        best = _best(training, "tokens_per_s_per_device")
-        mfu = best.values.get("mfu_percent")
-        yield Tile(
-            label=f"{best.parameters.get('model', test_of(best.case))}, {plural(best.world_size, 'rank')}",
-            figure=f"{count(best.values['tokens_per_s_per_device'])} tokens/s per device",
-            note=f"MFU {significant(mfu, 3)} %" if mfu is not None and mfu <= 100 else "",
-        )
-
-
-def _best(cases: Sequence[Result], name: str) -> Result:
-    key: Callable[[Result], float] = lambda case: case.values[name]  # noqa: E731
-    return max(cases, key=key)
-
-
-def _note(case: Result) -> str:
-    return next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), "")
