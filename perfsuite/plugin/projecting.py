@@ -114,9 +114,10 @@ def lines(suite: Suite) -> list[str]:
     """The terminal's table; nothing in a run that projects nothing."""
     if (told := _told(suite)) is None:
         return []
-    from perfsuite.reports.projected import projected_lines
+    from perfsuite.reports.layout import grid_lines
+    from perfsuite.reports.projected import projected_grids
 
-    return list(projected_lines(*told))
+    return grid_lines(projected_grids(*told))
 
 
 def rows(suite: Suite) -> Sequence[Mapping[str, object]]:
@@ -132,9 +133,10 @@ def markdown(suite: Suite) -> list[str]:
     """For a page; nothing in a run that projects nothing."""
     if (told := _told(suite)) is None:
         return []
-    from perfsuite.reports.projected import projected_markdown
+    from perfsuite.reports.projected import projected_grids
+    from perfsuite.reports.tables.markdown import markdown
 
-    return projected_markdown(*told)
+    return [line for grid in projected_grids(*told) for line in markdown(grid)]
 
 
 def _told(

@@ -6,10 +6,9 @@ changed; the others are counted and folded.  It is for others: no path, and no h
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.base.text import code_text, printable, without_hosts, without_paths
+from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
 from perfsuite.base.units import format_seconds, percent, plural, readable_rate, significant
 from perfsuite.gate.describe import word
 from perfsuite.metrics import REGISTRY, is_headline
@@ -23,7 +22,6 @@ from perfsuite.reports.screen import outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000
 """Of a summary; a step's limit at GitHub is 1 MiB, and other steps write there too."""
-_ACTIVE = re.compile(r"([\\`*_\[\]<>|#~!&])")
 _SLOWER = ("regressed", "drifted", "environment")
 _FOOT_BYTES = 300
 _NOTABLE = 40
@@ -219,12 +217,8 @@ def best_figure(result: Result) -> str:
 
 
 def _text(text: str) -> str:
-    r"""Text of others as text in Markdown.
-
-    >>> print(_text("<script> [a](javascript:x) in /home/me/test_it.py"))
-    \<script\> \[a\](javascript:x) in .../test\_it.py
-    """
-    return _ACTIVE.sub(r"\\\1", printable(without_paths(text)))
+    """Text of others as text in Markdown, for others."""
+    return markdown_text(printable(without_paths(text), LONGEST_LINE)).replace("|", "\\|")
 
 
 def _cell(text: str) -> str:
