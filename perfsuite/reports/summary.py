@@ -6,12 +6,12 @@ changed; the others are counted and folded.  It is for others: no path, and no h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
-from perfsuite.base.units import format_seconds, percent, plural, readable_rate, significant
+from perfsuite.base.units import format_seconds, percent, plural, readable_rate
 from perfsuite.gate.describe import word
-from perfsuite.metrics import REGISTRY, is_headline
+from perfsuite.metrics import is_headline
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
@@ -224,21 +224,3 @@ def _text(text: str) -> str:
 def _cell(text: str) -> str:
     """An id as code in a table, where a bar ends a cell even in code."""
     return code_text(text).replace("|", "\\|")
-
-
-def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
-    """Every metric of a case with its value, unit, share of the peak, and the interval where it has one."""
-    values = {metric.name: metric.value for metric in result.metrics}
-    intervals = {name: REGISTRY[name].interval or () for name in values if name in REGISTRY}
-    ends = {end for interval in intervals.values() for end in interval}
-    for metric in result.metrics:
-        if metric.name in ends:
-            continue
-        if metric.value is None:
-            yield metric.name, f"unknown: {metric.note}" if metric.note else "unknown"
-            continue
-        interval = (values.get(end) for end in intervals.get(metric.name, ()))
-        known = [significant(value, 2) for value in interval if value is not None]
-        between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
-        figure = f"{significant(metric.value)}{between} {metric.unit}".strip()
-        yield metric.name, f"{figure}  {share_of_peak(metric)}".strip()

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import listed, without_paths
-from perfsuite.base.units import format_seconds, plural, scaled, significant
+from perfsuite.base.units import format_seconds, plural, scaled
 from perfsuite.gate.describe import describe, word
-from perfsuite.record.result import Measurement, Metric, Result
+from perfsuite.record.result import Result
+from perfsuite.reports.case_details import case_facts, case_metrics
 from perfsuite.reports.document import OPEN_ROWS, CaseRow, CaseTable, Section
 from perfsuite.reports.ids import anchor_of
 from perfsuite.reports.material import Material
@@ -146,33 +147,11 @@ def _details(case: Result, material: Material) -> Iterator[tuple[str, str]]:
     verdict = material.verdicts.get(case.case)
     yield "file", case.case.partition("::")[0]
     yield "verdict", describe(verdict) if verdict else ""
-    yield "parameters", ", ".join(f"{name}={value}" for name, value in case.parameters.items() if _is_set(value))
-    yield "metrics", "; ".join(filter(None, map(_metric, case.metrics)))
+    yield from case_facts(case)
+    yield "metrics", "; ".join(f"{name} {told}" for name, told in case_metrics(case) if not told.startswith("unknown"))
     if case.measurement is not None and case.outcome == "measured":
-        yield from _of_measurement(case.measurement)
-
-
-def _is_set(value: object) -> bool:
-    return value not in (None, "", False, {}, [], ())
-
-
-def _metric(metric: Metric) -> str:
-    if metric.value is None:
-        return ""
-    if metric.is_above_measured_peak:
-        return f"{metric.name} above the measured peak"
-    return f"{metric.name} {significant(metric.value)} {metric.unit}".rstrip()
-
-
-def _of_measurement(measurement: Measurement) -> Iterator[tuple[str, str]]:
-    spans = (f"{span.name} {format_seconds(span.time_s, 3)}" for span in measurement.spans)
-    yield "spans", ", ".join(spans)
-    if len(measurement.ranks) > 1:
-        ranks = [f"{rank.rank}: {format_seconds(rank.median_s, 3)}" for rank in measurement.ranks]
-        yield "median of each rank", listed(ranks, 16)
-    steady = "" if measurement.warmup_steady else ", warm-up not steady"
-    yield (
-        "timed",
-        f"{len(measurement.times_s)} x {measurement.iterations} iterations, {measurement.backend}, "
-        f"{measurement.process} processes{steady}",
-    )
+        measurement = case.measurement
+        yield "spans", ", ".join(f"{span.name} {format_seconds(span.time_s, 3)}" for span in measurement.spans)
+        if len(measurement.ranks) > 1:
+            ranks = [f"{rank.rank}: {format_seconds(rank.median_s, 3)}" for rank in measurement.ranks]
+            yield "median of each rank", listed(ranks, 16)
