@@ -17,7 +17,6 @@ from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.gate.comparable import gate_case
-from perfsuite.gate.describe import describe, headline, word
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.gate import Gate
@@ -25,6 +24,7 @@ from perfsuite.history.session import CasePoint, HistorySession, line_of, read_l
 from perfsuite.metrics import REGISTRY, derive
 from perfsuite.plugin.benchmark import extra_info
 from perfsuite.record.codec import from_json, to_json
+from perfsuite.record.describe import describe, headline, word
 from perfsuite.record.own_metrics import RESERVED, OwnMetric, registered
 from perfsuite.record.result import Peaks, Record, Work
 from perfsuite.record.workload import FunctionWorkload

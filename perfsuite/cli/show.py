@@ -13,7 +13,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import encodable, printable
 from perfsuite.cli.command import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
-from perfsuite.gate.describe import word
+from perfsuite.record.describe import word
 from perfsuite.record.journal_places import newest
 from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.case_details import case_lines

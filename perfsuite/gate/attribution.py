@@ -23,10 +23,9 @@ from perfsuite.gate.control import Moved, Says, comparable, explains
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.noise import STEEPEST
-from perfsuite.gate.quantity import ALL
 from perfsuite.gate.question import MIN_PAIRS, Question, flagged, why_no_anchor
 from perfsuite.gate.shift import Estimate
-from perfsuite.record.verdict import Finding, VerdictName
+from perfsuite.record.verdict import ALL, Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 SHIFT_LIMIT = 0.1

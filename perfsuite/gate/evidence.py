@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary, is_dirty
 from perfsuite.gate.control import comparable
 from perfsuite.gate.noise import History, Level, levels
-from perfsuite.gate.quantity import ALL, Quantity, all_samples, more_disturbed, quantities
-from perfsuite.record.verdict import TIME, GateSettings, VerdictName
+from perfsuite.gate.quantity import Quantity, all_samples, more_disturbed, quantities
+from perfsuite.record.verdict import ALL, TIME, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
 Pair = tuple[RunSummary, RunSummary]

@@ -15,8 +15,8 @@ from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.exact import exact_findings, rule_for
 from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question, View, why_no_anchor
-from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
-from perfsuite.record.verdict import FAILING, Finding, GateSettings, Verdict, VerdictName
+from perfsuite.gate.suite import Compared, compared, suite_verdict
+from perfsuite.record.verdict import FAILING, Finding, GateSettings, SuiteVerdict, Verdict, VerdictName
 
 _ORDER: tuple[VerdictName, ...] = (
     "regressed",

@@ -27,11 +27,10 @@ from perfsuite.gate import findings
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted, round_robin
 from perfsuite.gate.control import moved
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged, case_works
-from perfsuite.gate.quantity import MEAN, P95
 from perfsuite.gate.question import Need, Question, View, needs_anchor, screened, settings_of, suspected, suspects
 from perfsuite.gate.shift import Replicates, Shares, Today, knows_shift, look, shares, yardstick_shift
-from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
-from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict
+from perfsuite.gate.suite import Compared, Drift, suite_shift, usual_drift
+from perfsuite.record.verdict import MEAN, P95, GateSettings, Request, RequestKind, SuiteVerdict, Verdict
 
 PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""

@@ -13,19 +13,13 @@ from perfsuite.gate.control import Control, middle, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.metrics import REGISTRY
-from perfsuite.record.verdict import TIME
+from perfsuite.record.verdict import ALL, MEAN, P95, TIME
 from perfsuite.statistics.robust import median
 
 SHORT_S = 10e-6
 """Below this time the tolerance is absolute: what it is here, in seconds.  Clock and scheduler blur less than that."""
 ALIAS_SPREAD = 2e-3
 """A metric whose logarithm follows that of the time within this in every stored run is the time under another name."""
-MEAN = "mean"
-"""The mean of the samples: what throughput feels.  The median does not feel every third iteration."""
-P95 = "p95"
-"""The 95 % quantile of the samples: their tail."""
-ALL = "all samples"
-"""The median of all samples, where clean ones are compared and many more than usual are not clean."""
 SURELY_MORE = 3.0
 """Binomial standard deviations above the largest stored share from which on today's runs are more disturbed."""
 P95_TOLERANCE = 0.25

@@ -17,7 +17,7 @@ from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.control import Moved, moved
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
-from perfsuite.gate.quantity import ALL, Quantity
+from perfsuite.gate.quantity import Quantity
 from perfsuite.gate.shift import (
     CONFIRM_ALPHA,
     SURELY_ALPHA,
@@ -30,7 +30,7 @@ from perfsuite.gate.shift import (
     own_inside,
 )
 from perfsuite.gate.suite import SuiteShift
-from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, GateSettings, VerdictName
+from perfsuite.record.verdict import ALL, FAILING, TIME, Effect, Finding, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
 MIN_PAIRS = 3

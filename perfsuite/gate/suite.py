@@ -17,7 +17,7 @@ from perfsuite.gate.control import EXPLAINED, Moved, Says
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
 from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Screened
-from perfsuite.record.verdict import GateSettings, VerdictName
+from perfsuite.record.verdict import GateSettings, SuiteVerdict, VerdictName
 from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
 
@@ -197,20 +197,6 @@ def compared(estimates: Iterable[Estimate | None]) -> Compared | None:
         return None
     effect, error = (statistics.median(each) for each in zip(*((one.effect, one.error) for one in known), strict=True))
     return Compared(effect=effect, error=error, cases=len(known))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteVerdict:
-    """What is said of the session as a whole, where its cases are slower together."""
-
-    name: VerdictName
-    """regressed (slower than the base), drifted, environment, unstable-host (yardsticks moved along), inconclusive."""
-    effect: float
-    """Relative change of the median case: 0.05 is 5 % slower."""
-    line: str
-    """What moved, by how much, how many cases, and what the controls say."""
-    seen: bool = True
-    """Whether the cases look slower; else they may be, as far as the host's movements tell."""
 
 
 def suite_verdict(

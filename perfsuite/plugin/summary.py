@@ -14,7 +14,6 @@ import pytest
 from perfsuite.base.errors import first_line
 from perfsuite.base.text import printable, without_paths
 from perfsuite.base.units import format_seconds, plural
-from perfsuite.gate.describe import headline
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load
@@ -26,6 +25,7 @@ from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.outputs import outputs_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
+from perfsuite.record.describe import headline
 from perfsuite.record.result import Result
 from perfsuite.record.run import Revision, RunRecord, instrumented_line
 from perfsuite.reports.devices import sustained_lines, throttled_lines

@@ -14,11 +14,11 @@ import pytest
 from perfsuite.base.errors import VerdictFailed
 from perfsuite.base.git import GitFailed
 from perfsuite.base.units import plural
-from perfsuite.gate.describe import describe, headline
 from perfsuite.history.git import Repository
 from perfsuite.plugin.ending import keep_reason
 from perfsuite.plugin.outcome import covers_verdict, failure
 from perfsuite.plugin.output import Out, level_key
+from perfsuite.record.describe import describe, headline
 from perfsuite.record.verdict import Verdict
 
 IN_FULL = 3

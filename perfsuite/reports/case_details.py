@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from perfsuite.base.text import folded, printable
 from perfsuite.base.units import format_seconds, readable_unit, significant
-from perfsuite.gate.describe import phrases
 from perfsuite.metrics import REGISTRY
+from perfsuite.record.describe import phrases
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.document import Grid

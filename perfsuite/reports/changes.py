@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines.summarise import changed_settings
-from perfsuite.gate.describe import word
+from perfsuite.record.describe import word
 from perfsuite.record.result import Result
 from perfsuite.record.verdict import TIME, Verdict
 from perfsuite.reports.document import Tone

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
 from perfsuite.base.units import format_seconds, percent, plural, readable_rate
-from perfsuite.gate.describe import word
 from perfsuite.metrics import is_headline
+from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.hosts import hosts_of
-from perfsuite.reports.notable import Notable, change_in_words
+from perfsuite.reports.notable import Notable
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import listed, without_paths
 from perfsuite.base.units import format_seconds, plural, scaled
-from perfsuite.gate.describe import describe, word
+from perfsuite.record.describe import describe, word
 from perfsuite.record.result import Result
 from perfsuite.reports.case_details import case_facts, case_metrics
 from perfsuite.reports.document import OPEN_ROWS, CaseRow, CaseTable, Section
