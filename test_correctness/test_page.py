@@ -229,7 +229,7 @@ def test_the_first_sentence_is_the_verdict(monkeypatch):
     )
     gate = GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts)
     read = Read(rendered(monkeypatch, *results, gate=gate))
-    worst = "1 of 3 cases slower, worst test_ddp[a100-ws1-gpt2-xl] +8.1 % [+6.2, +10.0]; 1 faster; 1 unchanged"
+    worst = "1 case slower, worst test_ddp[a100-ws1-gpt2-xl] +8.1 % [+6.2, +10.0]; 1 case faster, best "
     assert worst in read.text
     assert read.text.index(worst) < read.text.index("hardware")
     assert "What moved" in read.text
@@ -238,8 +238,8 @@ def test_the_first_sentence_is_the_verdict(monkeypatch):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("pass", "inconclusive"), "No case is shown to be slower; 1 unchanged; 1 undecided. 2 cases measured."),
-        (("inconclusive",) * 2, "No case is shown to be slower, and none of 2 is decided: runs differ too much"),
+        (("pass", "inconclusive"), "No case is shown to be slower; 1 undecided; 1 unchanged. 2 cases measured."),
+        (("inconclusive",) * 2, "None of 2 cases is decided: runs differ too much"),
     ],
 )
 def test_what_was_not_decided_does_not_read_as_if_all_were_well(names, said):
@@ -357,4 +357,4 @@ def test_a_column_that_says_the_same_of_every_case_is_one_sentence():
 def test_failures_come_first_in_the_first_sentence():
     said, is_bad = sentence(material(gpt("test_ddp", 1, 1.0), failures={"t.py::a": "boom", "t.py::b": "boom"}))
     assert is_bad
-    assert said.startswith("2 cases failed. Nothing was compared")
+    assert said.startswith("2 cases failed; nothing was compared")

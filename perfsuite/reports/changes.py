@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from perfsuite.base.units import format_seconds, plural
+from perfsuite.base.units import change, format_seconds, interval, plural
 from perfsuite.baselines.summarise import changed_settings
-from perfsuite.record.describe import word
+from perfsuite.record.describe import amount
 from perfsuite.record.result import Result
-from perfsuite.record.verdict import TIME, Verdict
+from perfsuite.record.verdict import FAILING, TIME, Verdict
 from perfsuite.reports.document import Tone
+from perfsuite.reports.ids import name_of
 from perfsuite.reports.recording import Recording
 from perfsuite.reports.stored import StoredResult
 from perfsuite.statistics.student import t_quantile
@@ -39,6 +40,11 @@ class CaseChange:
     tone: Tone = "plain"
     runs: str = ""
     """What it rests on: ``6 pairs``, ``1 run against 12``."""
+
+    @property
+    def between(self) -> str:
+        """The interval with a blank before it; empty without one."""
+        return "" if self.low is None or self.high is None else f" {interval(self.low, self.high)}"
 
 
 Timed = tuple[Result, tuple[float, ...]]
@@ -76,6 +82,11 @@ LEAST_RUNS = 3
 """Of fewer runs nobody knows how they spread."""
 TOLERANCE = 0.03
 """A change that does not matter, as the gate's default has it."""
+
+NOT_COMPARABLE = "not comparable"
+"""How the word begins of a case that ran with other settings."""
+UNCHANGED = ("pass", "no difference")
+"""Words of a comparison that excluded a change that matters."""
 
 Known = tuple[float, float | None, float | None]
 
@@ -118,7 +129,7 @@ def changes_between(before: Iterable[Timed], after: Iterable[Timed]) -> Iterator
             continue
         changed = changed_settings(base, result, glance=True)
         if changed:
-            yield CaseChange(node=result.case, effect=None, word=f"not comparable: {changed}")
+            yield CaseChange(node=result.case, effect=None, word=f"{NOT_COMPARABLE}: {changed}")
             continue
         known = ratio(base_s, times_s)
         if known is None:
@@ -141,32 +152,83 @@ def changes_between(before: Iterable[Timed], after: Iterable[Timed]) -> Iterator
         )
 
 
-_BAD = ("regressed", "drifted", "environment", "impossible")
-
-
 def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
-    """What the gate compared: of each case the finding that decided."""
+    """What the gate compared, and what it found impossible: of each case the finding that decided."""
     for verdict in verdicts:
+        if not verdict.gated and verdict.name not in ("impossible", "unstable-host"):
+            continue
+        tone: Tone = "bad" if verdict.name in FAILING else "good" if verdict.name == "improved" else "plain"
         sure = verdict.decisive
         if sure is None or sure.effect is None or not math.isfinite(sure.effect):
+            yield CaseChange(node=verdict.case, effect=None, word=verdict.name, tone=tone)
             continue
         low, high = sure.interval if sure.interval is not None else (None, None)
-        seconds = sure.unit == "s"
-        ends = [
-            "" if value is None else format_seconds(value, 3) if seconds else f"{value:.4g} {sure.unit}".strip()
-            for value in (sure.before, sure.after)
-        ]
-        tone: Tone = "bad" if verdict.name in _BAD else "good" if verdict.name == "improved" else "plain"
-        of = "" if sure.quantity == TIME else f" in {sure.quantity}"
+        before, after = ("" if value is None else amount(value, sure.unit) for value in (sure.before, sure.after))
         yield CaseChange(
             node=verdict.case,
             effect=sure.effect,
             low=low,
             high=high,
-            before=ends[0],
-            after=ends[1],
-            word=f"{word(verdict).partition(' ')[0]}{of}",
+            before=before,
+            after=after,
+            word=verdict.name if sure.quantity == TIME else f"{verdict.name} in {sure.quantity}",
             tone=tone,
             runs=f"{plural(verdict.runs, 'run')} against {verdict.stored_runs}"
             + (f", {plural(verdict.pairs, 'pair')}" if verdict.pairs else ""),
         )
+
+
+def verdict_sentence(
+    changes: Iterable[CaseChange],
+    *,
+    failed: int = 0,
+    out_of_memory: int = 0,
+    suite: str = "",
+    apart: str = "",
+    name: Callable[[str], str] = name_of,
+) -> str:
+    """What became of the cases: ``12 cases slower, worst test_a[cpu] +8.1 % [+6.2, +10.0]; 204 unchanged``.
+
+    ``suite``: what failed the suite as a whole; ``apart``: what is to be said of cases without a comparison; ``name``
+    writes a node id.  Empty where there is nothing to say.  One run against one decides nothing, and must not read as
+    if all were well.
+    """
+    known = [one for one in changes if not one.word.startswith(NOT_COMPARABLE)]
+    impossible = [one for one in known if one.word.startswith("impossible")]
+    bad = [one for one in known if one.tone == "bad" and one not in impossible]
+    good = [one for one in known if one.tone == "good"]
+    unchanged = [one for one in known if one.word in UNCHANGED]
+    rest = [one for one in known if one.tone == "plain" and one.word not in UNCHANGED]
+    unsure = [one for one in rest if one.word.startswith("unsure")]
+
+    def extreme(members: Sequence[CaseChange], told: str, superlative: str) -> str:
+        figures = [(abs(one.effect), one) for one in members if one.effect is not None]
+        if not figures:
+            return told if members else ""
+        _, one = max(figures, key=lambda pair: pair[0])
+        return f"{told}, {superlative} {name(one.node)} {change(one.effect or 0)}{one.between}"
+
+    if known and len(unsure) == len(known):
+        decided = f"unsure: one run each of {plural(len(known), 'case')} decides nothing"
+        decided = extreme(unsure, decided, "at most")
+    elif known and len(rest) == len(known):
+        decided = f"none of {plural(len(known), 'case')} is decided: runs differ too much among themselves"
+    else:
+        counts = (
+            extreme(bad, f"{plural(len(bad), 'case')} slower", "worst")
+            or ("no case is shown to be slower" if rest else ""),
+            extreme(good, f"{plural(len(good), 'case')} faster", "best"),
+            f"{len(rest) - len(unsure)} undecided" if len(rest) > len(unsure) else "",
+            f"{len(unsure)} unsure, with one run each" if unsure else "",
+            f"{len(unchanged)} unchanged" if unchanged else "",
+        )
+        decided = "; ".join(filter(None, counts))
+    parts = (
+        f"the suite as a whole fails: {suite}" if suite else "",
+        f"{plural(failed, 'case')} failed" if failed else "",
+        f"{plural(len(impossible), 'case')} impossible to be true" if impossible else "",
+        f"{plural(out_of_memory, 'case')} out of memory" if out_of_memory else "",
+        decided,
+        apart,
+    )
+    return "; ".join(filter(None, parts))

@@ -15,6 +15,7 @@ from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
+from perfsuite.reports.changes import changes_of_verdicts, verdict_sentence
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.hosts import hosts_of
 from perfsuite.reports.notable import Notable
@@ -27,50 +28,26 @@ _FOOT_BYTES = 300
 _NOTABLE = 40
 
 
-def verdict_sentence(run: RunRecord) -> str:
-    """What became of the run, in words: ``12 cases slower, worst `...` 8.1 % slower [6.2, 10]; 204 unchanged``."""
+def first_sentence(run: RunRecord) -> str:
+    """What became of the run: ``12 cases slower, worst `...` +8.1 % [+6.2, +10.0]; 204 unchanged``."""
     verdicts = run.gate.verdicts if run.gate is not None else ()
-    parts = []
-    if run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite):
-        parts.append(f"the suite as a whole fails: {_text(run.gate.suite_line)}")
-    parts += _counted(len(run.failures) + len(run.interrupted), "failed")
-    parts += _counted(sum(verdict.name == "impossible" for verdict in verdicts), "impossible to be true")
-    parts += _extreme([verdict for verdict in verdicts if verdict.name in _SLOWER], "slower", "worst")
     judged = run.gate.by_case if run.gate is not None else {}
     oom = [case for case, one in run.results.items() if one.outcome == "out_of_memory"]
-    parts += _counted(sum(not (case in judged and judged[case].name == "pass") for case in oom), "out of memory")
-    parts += _extreme([verdict for verdict in verdicts if verdict.name == "improved"], "faster", "best")
-    undecided = sum(verdict.name in ("inconclusive", "unstable-host") for verdict in verdicts)
-    parts += [f"{undecided} undecided"] if undecided else []
-    unchanged = sum(verdict.name == "pass" for verdict in verdicts)
-    parts += [f"{unchanged} unchanged"] if unchanged else []
     apart = sum(verdict.name in ("no-baseline", "learning", "not-comparable") for verdict in verdicts)
+    without = f"{apart} without a baseline" if apart else ""
     if apart and apart == len(verdicts):
         measured = sum(one.outcome == "measured" for one in run.results.values())
-        parts.append(f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with")
-    elif apart:
-        parts.append(f"{apart} without a baseline")
-    return "; ".join(parts) or f"{outcome_counts(run)}, not judged"
-
-
-def _counted(count: int, what: str) -> list[str]:
-    return [f"{plural(count, 'case')} {what}"] if count else []
-
-
-def _extreme(verdicts: Sequence[Verdict], direction: str, superlative: str) -> list[str]:
-    """How many, and the one with the largest effect."""
-    if not verdicts:
-        return []
-    told = f"{plural(len(verdicts), 'case')} {direction}"
-    known = [verdict for verdict in verdicts if verdict.decisive and verdict.decisive.effect is not None]
-    if not known:
-        return [told]
-    extreme = max(known, key=lambda verdict: abs((verdict.decisive and verdict.decisive.effect) or 0.0))
-    finding = extreme.decisive
-    assert finding is not None
-    assert finding.effect is not None
-    change = change_in_words(finding.effect, finding.interval, finding.quantity)
-    return [f"{told}, {superlative} {code_text(extreme.case)} {change}"]
+        without = f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with"
+    fails = run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite)
+    told = verdict_sentence(
+        changes_of_verdicts(verdicts),
+        failed=len(run.failures) + len(run.interrupted),
+        out_of_memory=sum(not (case in judged and judged[case].name == "pass") for case in oom),
+        suite=_text(run.gate.suite_line) if run.gate is not None and fails else "",
+        apart=without,
+        name=code_text,
+    )
+    return told or f"{outcome_counts(run)}, not judged"
 
 
 def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts: bool = False) -> str:
@@ -81,7 +58,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     def said(text: str) -> str:
         return _text(without_hosts(text, hosts))
 
-    lines.add(f"**perfsuite**: {verdict_sentence(run)}")
+    lines.add(f"**perfsuite**: {first_sentence(run)}")
     lines.add("")
     lines.add(said(_about(run)))
     if findings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.base.units import change, interval
+from perfsuite.base.units import change
 from perfsuite.reports.changes import CaseChange
 from perfsuite.reports.document import MOST_BARS, Block, Chart, Charts, Grid, Section, Table, grid
 from perfsuite.reports.ids import name_of
@@ -32,7 +32,7 @@ def section(material: Material) -> Section | None:
     if rest := [one for one in known if one.tone == "plain"]:
         blocks.append(Table(grid=_grid(rest, "Not shown to have moved"), folded=True))
     if apart:
-        blocks.append(Table(grid=grid(("case", "settings"), apart, (), "Not comparable")))
+        blocks.append(Table(grid=grid(("case", "why"), apart, (), "Without a figure")))
     return Section(key="comparison", title="Comparison", blocks=blocks)
 
 
@@ -49,7 +49,7 @@ def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
             "low": one.low,
             "high": one.high,
             "tone": one.tone,
-            "told": f"{one.node.rpartition('::')[2]}: {change(one.effect or 0)} {_between(one)} {one.word}",
+            "told": f"{one.node.rpartition('::')[2]}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
         }
         for row, one in zip(names, changes, strict=True)
     ]
@@ -58,16 +58,12 @@ def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
     return Chart(title=title, spec=rows.forest(values, names, "change of the time"), caption=caption)
 
 
-def _between(one: CaseChange) -> str:
-    return "" if one.low is None or one.high is None else interval(one.low, one.high)
-
-
 def _grid(changes: Sequence[CaseChange], title: str) -> Grid:
     told = [
         (
             name_of(one.node),
             change(one.effect or 0),
-            _between(one),
+            one.between.strip(),
             one.before,
             one.after,
             one.word,

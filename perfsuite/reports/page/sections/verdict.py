@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfsuite.base.masking import masked_words
 from perfsuite.base.text import without_paths
-from perfsuite.base.units import change, format_seconds, interval, plural
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.record.run import RunRecord
-from perfsuite.reports.changes import CaseChange
+from perfsuite.reports.changes import NOT_COMPARABLE, verdict_sentence
 from perfsuite.reports.document import Block, Grid, Item, Items, Section, Table, Tiles, Tone, Words, grid
 from perfsuite.reports.families import tiles
-from perfsuite.reports.ids import name_of, named
+from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.notable import Notable
 
 _MOST_NOTABLE = 20
-UNCHANGED = ("pass", "no difference")
-"""Words of a comparison that excluded a change that matters."""
 _GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
 
 
@@ -89,49 +87,14 @@ def sentence(material: Material) -> tuple[str, bool]:
     told += [f"{full} out of memory"] if full else []
     told += [f"{smoke} built, checked and run once, not measured"] if smoke else []
     told += [f"{counts[word]} {word}" for word in ("failed", "interrupted", "skipped") if counts[word]]
-    summary = ", ".join(told)
-    bad = [item for item in material.changes if item.tone == "bad"]
-    good = sum(item.tone == "good" for item in material.changes)
-    is_bad = bool(bad) or bool(counts["failed"])
-    failed = f"{plural(counts['failed'], 'case')} failed. " if counts["failed"] else ""
-    compared = [item for item in material.changes if item.effect is not None]
-    apart = len(material.changes) - len(compared)
-    left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared. " if apart else ""
+    is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
+    apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
+    compared = len(material.changes) > apart
+    left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
     if not compared:
-        why = left_out or "there is no baseline here. "
-        return f"{failed}Nothing was compared: {why}{summary}.", is_bad
-    return f"{failed}{_decided(compared, bad, good)}. {left_out}{summary}.", is_bad
-
-
-def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int) -> str:
-    """What the comparison says; one run against one decides nothing, and must not read as if all were well."""
-    unsure = [item for item in changes if item.tone == "plain" and item.low is None and item.word not in UNCHANGED]
-    if len(unsure) == len(changes):
-        most = max(unsure, key=lambda item: abs(item.effect or 0))
-        told = f"one run each of {plural(len(changes), 'case')} decides nothing"
-        return f"Unsure: {told}, at most {change(most.effect or 0)} in {named([most.node])}"
-    decided = f"{len(bad)} of {plural(len(changes), 'case')} slower" if bad else "No case is shown to be slower"
-    if bad:
-        worst = max(bad, key=lambda item: item.effect or 0)
-        decided += f", worst {named([worst.node])} {change(worst.effect or 0)}{between(worst)}"
-    unchanged = sum(item.word in UNCHANGED for item in changes)
-    undecided = len(changes) - len(bad) - good - len(unsure) - unchanged
-    if undecided == len(changes):
-        return (
-            f"No case is shown to be slower, and none of {undecided} is decided: runs differ too much among themselves"
-        )
-    counts = (
-        f"{good} faster" if good else "",
-        f"{unchanged} unchanged" if unchanged else "",
-        f"{undecided} undecided" if undecided else "",
-        f"{len(unsure)} unsure, with one run each" if unsure else "",
-    )
-    return "; ".join([decided, *filter(None, counts)])
-
-
-def between(item: CaseChange) -> str:
-    """The interval of a change with a blank before it; empty without one."""
-    return "" if item.low is None or item.high is None else f" {interval(item.low, item.high)}"
+        left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
+    decided = verdict_sentence(material.changes, failed=counts["failed"], apart=left_out)
+    return f"{decided[:1].upper()}{decided[1:]}. {', '.join(told)}.", is_bad
 
 
 def _facts(material: Material) -> Grid:
