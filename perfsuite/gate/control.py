@@ -39,7 +39,7 @@ class Control:
     """The control of the stored runs of a case; times are logarithms."""
 
     kind: str
-    """As its ranks named it; empty where it was stored before kinds were."""
+    """As its ranks named it; empty where it names none."""
     centre: float
     """Median of its times."""
     apart: float

@@ -346,7 +346,7 @@ class Result:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that parameters have where nobody gives them, also those that ``parameters`` leaves out."""
     took_s: float = 0.0
-    """Seconds that the case took with all its builds; 0 where it was written before it was kept."""
+    """Seconds that the case took with all its builds; 0 where nobody measured it."""
     schema: int = SCHEMA
 
     @property
