@@ -117,7 +117,7 @@ def drawn(seed, *, cases=40, sessions=8, sigma=0.01, drift=0.03, yard_share=0.0)
 
 def test_a_session_that_moved_every_case_is_taken_out():
     histories, moved = drawn(1)
-    effects = session_effects([(history, history.values) for history in histories], 20)
+    effects = session_effects(histories, [history.values for history in histories], 20)
     middle = statistics.median(moved)
     for index, true in enumerate(moved):
         assert effects[f"s{index}"] == pytest.approx(true - middle, abs=0.006)
@@ -130,7 +130,7 @@ def test_a_session_that_moved_every_case_is_taken_out():
 
 def test_too_few_cases_tell_nothing_of_the_host():
     histories, _ = drawn(2, cases=8)
-    assert session_effects([(history, history.values) for history in histories], 20) == {}
+    assert session_effects(histories, [history.values for history in histories], 20) == {}
 
 
 def test_several_runs_of_one_session_count_once():
@@ -143,7 +143,7 @@ def test_several_runs_of_one_session_count_once():
         )
         for _ in range(20)
     ]
-    effects = session_effects([(history, history.values) for history in histories], 20)
+    effects = session_effects(histories, [history.values for history in histories], 20)
     assert effects["b"] - effects["a"] == pytest.approx(0.1, abs=0.002)
     assert levels(histories, min_suite=20)[0].sessions == 2
 
