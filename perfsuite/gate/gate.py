@@ -28,9 +28,10 @@ from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted, round_robin
 from perfsuite.gate.control import moved
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged, case_works
 from perfsuite.gate.question import Need, Question, View, needs_anchor, screened, settings_of, suspected, suspects
-from perfsuite.gate.shift import Replicates, Shares, Today, knows_shift, look, shares, yardstick_shift
+from perfsuite.gate.shift import Seen, Shares, Today, knows_shift, look, shares
 from perfsuite.gate.suite import Compared, Drift, suite_shift, usual_drift
 from perfsuite.record.verdict import MEAN, P95, GateSettings, Request, RequestKind, SuiteVerdict, Verdict
+from perfsuite.statistics.robust import median
 
 PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
@@ -292,8 +293,7 @@ class Gate:
     def _look(self) -> View:
         """What decisions depend on at this moment: made for one decision and then dropped, so it is never stale."""
         works = [work for work in self._works.values() if work.is_open]
-        yards = [amount for work in works if (amount := _yardstick_moved(work)) is not None]
-        yard = self._frozen.yardstick_shift if self._frozen else yardstick_shift(yards, self.settings)
+        yard = self._frozen.yardstick_shift if self._frozen else self._yardstick_shift(works)
         seen = [first for work in works if (first := screened(work, yard)) is not None]
         replicates = _replicates_of([(work, work.time) for work in works], yard)
         known = shares(replicates, with_shift=knows_shift(len(seen), self.settings))
@@ -311,6 +311,16 @@ class Gate:
             suspects=self._suspects,
             confirming=self._confirming,
         )
+
+    def _yardstick_shift(self, works: Iterable[CaseWork]) -> float:
+        """By how much the yardsticks of all cases moved from the stored ones, where enough resemble their case."""
+        amounts = []
+        for work in works:
+            quantity = work.time.quantity
+            beside = moved(quantity.control, [run for run in work.screening if quantity.is_stable(run)])
+            if beside is not None and beside.amount is not None:
+                amounts.append(beside.amount)
+        return median(amounts) if knows_shift(len(amounts), self.settings) else 0.0
 
     @functools.cached_property
     def _drift(self) -> Drift:
@@ -365,13 +375,6 @@ def _clearness(work: CaseWork, view: View) -> float:
     return max((abs(each.effect) / max(each.error, 1e-9) for each in seen if each is not None), default=0.0)
 
 
-def _yardstick_moved(work: CaseWork) -> float | None:
-    """By how much the yardstick of a case moved from the stored one; None where no control resembles it."""
-    quantity = work.time.quantity
-    beside = moved(quantity.control, [run for run in work.screening if quantity.is_stable(run)])
-    return beside.amount if beside else None
-
-
 def _after_probes(base: Compared | None, today: Today) -> Today:
     """Leave the part of the shift that the A/B shows in the code itself where it is: in the cases."""
     if base is None or not today.known or base.effect <= 2 * base.error:
@@ -380,10 +383,10 @@ def _after_probes(base: Compared | None, today: Today) -> Today:
     return dataclasses.replace(today, shift=rest, unexplained=max(0.0, min(today.unexplained, rest)))
 
 
-def _replicates_of(having: Iterable[tuple[CaseWork, Judged]], yardstick_shift: float) -> Iterator[Replicates]:
+def _replicates_of(having: Iterable[tuple[CaseWork, Judged]], yardstick_shift: float) -> Iterator[Seen]:
     """Every set of values of one quantity of a case that this session measured more than once."""
     for work, judged in having:
         for runs in (work.screening, work.fresh):
             values = judged.values(runs, yardstick_shift) if len(runs) > 1 else []
             if len(values) > 1:
-                yield Replicates(kind=judged.quantity.history.kind, level=judged.level, values=values)
+                yield Seen(kind=judged.quantity.history.kind, level=judged.level, values=values)

@@ -23,8 +23,7 @@ from perfsuite.gate.shift import (
     SURELY_ALPHA,
     Bounds,
     Estimate,
-    Replicates,
-    Screened,
+    Seen,
     Shares,
     Today,
     own_inside,
@@ -153,7 +152,7 @@ class Question:
         share = known.of(kind)
         values = self.values(runs) if len(runs) > 1 else []
         if len(values) > 1:
-            share = own_inside(share, Replicates(kind=kind, level=level, values=values), known.scale)
+            share = own_inside(share, Seen(kind=kind, level=level, values=values), known.scale)
         unrest = self.judged.unrest(runs) if runs else 1.0
         unrest = unrest if unrest > RESTLESS else 1.0
         if unrest > 1 and runs is self.work.screening and len(values) < self.view.settings.first_runs:
@@ -346,14 +345,14 @@ def settings_of(work: CaseWork, view: View) -> GateSettings:
     return replace(view.settings, can_run_base=False) if work.no_base else view.settings
 
 
-def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = None) -> Screened | None:
+def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = None) -> Seen | None:
     """One quantity of a case, the time unless said otherwise, as the screening saw it; None without a stable run."""
     judged = judged or work.time
     values = judged.values(work.screening, yardstick_shift)
     if not values:
         return None
     control = control_moved(work, judged, work.screening, yardstick_shift)
-    return Screened(level=judged.level, values=tuple(values), control=control)
+    return Seen(kind=judged.quantity.history.kind, level=judged.level, values=values, control=control)
 
 
 def control_moved(work: CaseWork, judged: Judged, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:

@@ -16,7 +16,7 @@ from perfsuite.base.units import percent, plural
 from perfsuite.gate.control import EXPLAINED, Moved, Says
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
-from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Screened
+from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Seen
 from perfsuite.record.verdict import GateSettings, SuiteVerdict, VerdictName
 from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
@@ -139,7 +139,7 @@ class SuiteShift:
 
 
 def suite_shift(
-    screened: Sequence[Screened], drift: Drift, settings: GateSettings, *, yardstick_counts: bool
+    screened: Sequence[Seen], drift: Drift, settings: GateSettings, *, yardstick_counts: bool
 ) -> SuiteShift:
     """The shift of a session; ``yardstick_counts`` is False where what the yardstick runs through changed as well."""
     if not screened:
