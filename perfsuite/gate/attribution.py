@@ -23,7 +23,7 @@ from perfsuite.gate.control import Moved, Says, comparable, explains
 from perfsuite.gate.evidence import CaseWork, Judged
 from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.noise import STEEPEST
-from perfsuite.gate.question import MIN_PAIRS, Question, flagged, why_no_anchor
+from perfsuite.gate.question import MIN_PAIRS, Question, flagged
 from perfsuite.gate.shift import Estimate
 from perfsuite.record.verdict import ALL, Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
@@ -46,7 +46,7 @@ def finding(asked: Question) -> Finding:
         )
     if asked.level is None:
         return _unsettled(asked, first)
-    if asked.settings.can_run_base and asked.change is not None:
+    if asked.work.settings.can_run_base and asked.change is not None:
         return _with_base(asked, asked.level, asked.change)
     return _without_base(asked, asked.level)
 
@@ -85,7 +85,7 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
 
 def _drifted(asked: Question, anchor: Estimate) -> Finding:
     """The stored commit, measured now, is faster: the code drifted."""
-    shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
+    shown = asked.shown(anchor, "drifted", asked.work.stored_commit_pairs)
     why = f"not slower than the base by more than the tolerance, slower than {asked.anchor_name}: the code drifted"
     return replace(shown, confirmed=True, reasons=(why, *growth(asked)))
 
@@ -94,7 +94,7 @@ def _faster(asked: Question, level: Estimate) -> Finding:
     """Faster than stored: an improvement where the base or the stored commit, measured now, is slower."""
     if level.outcome != "improved":
         return asked.shown(level, "pass" if level.outcome == "pass" else "inconclusive")
-    for found, pairs in ((asked.change, asked.work.pairs), (asked.since_anchor, asked.anchor_pairs)):
+    for found, pairs in ((asked.change, asked.work.pairs), (asked.since_anchor, asked.work.stored_commit_pairs)):
         if found is not None and found.outcome == "improved":
             return _improved(replace(asked.shown(found, "improved", pairs), confirmed=True))
     why = "faster than stored; neither the base nor the stored commit, measured now, is slower: the host may be faster"
@@ -122,7 +122,7 @@ def _all_of_today(asked: Question) -> list[float]:
     work = asked.work
     runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
     if asked.since_anchor is not None and asked.since_anchor.outcome == "pass":
-        runs += [anchor for anchor, _ in asked.anchor_pairs]
+        runs += [anchor for anchor, _ in asked.work.stored_commit_pairs]
     return asked.values(runs)
 
 
@@ -154,13 +154,13 @@ def _control_told(control: Moved, says: Says) -> str:
 
 def _controls(asked: Question) -> str:
     """What the base and the stored commit say."""
-    if not asked.settings.can_run_base:
+    if not asked.work.settings.can_run_base:
         return asked.work.no_base or "no base was run"
     if asked.since_anchor is not None and asked.since_anchor.effect > math.log1p(asked.tolerance):
         return f"as slow as the base; {asked.anchor_name}, which the stored runs name, is not surely faster"
     if asked.since_anchor is not None:
         return f"as slow as the base and as {asked.anchor_name}, which the stored runs name"
-    return f"as slow as the base; the stored commit was not run: {why_no_anchor(asked.work, asked.view)}"
+    return f"as slow as the base; the stored commit was not run: {asked.work.why_no_anchor}"
 
 
 def _without_base(asked: Question, level: Estimate) -> Finding:
@@ -173,7 +173,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-base would tell"
         return replace(asked.shown(level, "inconclusive"), reasons=(why,))
     why = "the noise forbids a verdict"
-    if level.outcome == "candidate" and asked.settings.can_run_base:
+    if level.outcome == "candidate" and asked.work.settings.can_run_base:
         why = f"slower, and not confirmed: {_pairs_told(asked)}"
     elif level.outcome == "candidate":
         own = asked.judged.quantity.is_own
@@ -272,7 +272,7 @@ class Apparent:
 def of_all_samples(asked: Question) -> Finding:
     """What all samples say, where clearly more of them are disturbed than in the stored runs and they look slower."""
     level, change = asked.level, asked.change
-    if change is not None and asked.settings.can_run_base:
+    if change is not None and asked.work.settings.can_run_base:
         if change.outcome == "regressed":
             return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
         cleared = change.outcome in ("pass", "improved")

@@ -14,7 +14,7 @@ from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.exact import exact_findings, rule_for
 from perfsuite.gate.quantity import is_throttled
-from perfsuite.gate.question import Question, View, why_no_anchor
+from perfsuite.gate.question import Question, View
 from perfsuite.gate.suite import Compared, compared, suite_verdict
 from perfsuite.record.verdict import FAILING, Finding, GateSettings, SuiteVerdict, Verdict, VerdictName
 
@@ -56,7 +56,9 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged]
-    asked = [one for one in asked if one.is_suspected or not one.judged.is_secondary or one.looks_worse]
+    asked = [
+        one for one in asked if one.judged.name in work.suspected or not one.judged.is_secondary or one.looks_worse
+    ]
     told = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
     told = [_cut_short(one, work.cut_short) for one in told]
     unwatched = [*_unwatched(work, view), *unjudged(work, view.settings.min_stored)]
@@ -286,7 +288,7 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
         return None
     changes = Counter(key for work in works for key in work.given.environment_changes)
     commits = Counter(work.given.anchor for work in works if work.given.anchor)
-    reasons = Counter(why for work in works if (why := why_no_anchor(work, view)))
+    reasons = Counter(why for work in works if (why := work.why_no_anchor))
     base = against_base(works, view)
     unknown = "the base was not measured" if view.settings.can_run_base and base is None else ""
     return suite_verdict(
