@@ -159,9 +159,9 @@ def stored_of(folder, *results):
 def test_a_changed_default_is_not_compared_with_what_is_stored(tmp_path):
     kept = stored_of(tmp_path, ran(defaults={"n": 128}), ran(defaults={"n": 128}))
     match = find(case_of(ran(defaults={"n": 256})), baseline=kept, hardware=HARDWARE, folder=Path("none"))
-    assert (match.entry, match.reasons) == (None, ("n=256, stored 128",))
+    assert match == ("n=256, stored 128",)
     same = find(case_of(ran(defaults={"n": 128})), baseline=kept, hardware=HARDWARE, folder=Path("none"))
-    assert len(same.entry.runs) == 2
+    assert len(same.runs) == 2
 
 
 def test_runs_that_were_stored_without_defaults_or_before_a_parameter_was_added_go_on(tmp_path):
