@@ -16,8 +16,9 @@ from perfsuite.gate.control import Moved, comparable, moved, stored_control
 from perfsuite.gate.gate import Gate
 from perfsuite.platforms import families
 from perfsuite.platforms.cpu import CpuDevice
+from perfsuite.record.result import UNLIKE
 from perfsuite.record.verdict import GateSettings
-from perfsuite.record.workload import UNLIKE, Budget, FunctionWorkload
+from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.arrival import Watch

@@ -42,7 +42,7 @@ ROOMS = {
     "workloads": 6_000,
 }
 """Lines that a room may have: those of November 2026 and 2 %."""
-LOADS = {"perfsuite.cli.show": 9_000, "perfsuite.record.journal": 2_550, "perfsuite.gate.gate": 9_200}
+LOADS = {"perfsuite.cli.show": 9_000, "perfsuite.record.journal": 2_550, "perfsuite.gate.gate": 7_750}
 """Lines of the package that importing a module may load."""
 TWICE = {
     *("Answer", "Arrival", "Attention", "Beside", "Child", "Clock", "Collective", "Control", "Copies", "Core", "Job"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.record.workload import UNLIKE
+from perfsuite.record.result import UNLIKE
 from perfsuite.statistics.robust import median, rough_sigma
 
 ENOUGH_CONTROLS = 3

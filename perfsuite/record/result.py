@@ -20,6 +20,8 @@ from perfsuite.record.step import Arrival, Component, DeviceLook, SpanTotal, Tim
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
 
+UNLIKE = "unlike"
+"""Kind of the control of a step that none resembles."""
 ABOVE_MEASURED_PEAK = "above the measured peak"
 """Said in place of a share or utilisation."""
 
