@@ -173,10 +173,10 @@ def test_a_chart_has_numbers_for_hosts_as_its_table_has(monkeypatch):
 @pytest.mark.parametrize(
     ("results", "meaning", "told"),
     [
-        ((), {}, "0 cases measured"),
-        ((gpt("test_ddp", 1, 1.0),), {}, "1 case measured"),
-        ((), {"failures": {"t.py::a": "boom", "t.py::b": "boom"}}, "0 cases measured, 2 failed"),
-        ((gpt("test_ddp", 1, 1.0, oom="OOM at 3 GiB of 4"),), {}, "0 cases measured, 1 out of memory"),
+        ((), {}, "no cases"),
+        ((gpt("test_ddp", 1, 1.0),), {}, "1 measured"),
+        ((), {"failures": {"t.py::a": "boom", "t.py::b": "boom"}}, "2 failed"),
+        ((gpt("test_ddp", 1, 1.0, oom="OOM at 3 GiB of 4"),), {}, "1 out of memory"),
         ((dataclasses.replace(gpt("test_ddp", 1, 1.0), outcome="smoke"),), {}, "not measured"),
         ((dataclasses.replace(gpt("test_ddp", 1, 1.0), simulated=True),), {}, page.SIMULATED),
     ],
@@ -238,7 +238,7 @@ def test_the_first_sentence_is_the_verdict(monkeypatch):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("pass", "inconclusive"), "No case is shown to be slower; 1 undecided; 1 unchanged. 2 cases measured."),
+        (("pass", "inconclusive"), "No case is shown to be slower; 1 undecided; 1 unchanged. 2 measured."),
         (("inconclusive",) * 2, "None of 2 cases is decided: runs differ too much"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_page_stands_where_it_was_asked_for(repo):
     done = repo.run("--perf-html=out/run.html")
     done.stdout.fnmatch_lines(["tables *perfsuite show *", "page        out/run.html"])
     read = Read(Path("out/run.html").read_text())
-    assert "2 cases measured, 1 failed" in read.text
+    assert "2 measured, 1 failed" in read.text
     assert "test_product[cpu-64]" in read.text
     assert "somebody" not in read.text
 
@@ -106,7 +106,7 @@ def test_report_shows_a_baseline_file_and_compares_with_it(tmp_path, monkeypatch
     monkeypatch.setattr(page, "renderer", lambda: None)
     example = str(Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json")
     assert cli.main(["report", example, "--html", str(tmp_path / "x.html"), "--baseline", example]) == 0
-    assert "3 unchanged. 3 cases measured." in Read((tmp_path / "x.html").read_text()).text
+    assert "3 unchanged. 3 measured." in Read((tmp_path / "x.html").read_text()).text
 
 
 @pytest.mark.parametrize(

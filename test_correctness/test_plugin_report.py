@@ -16,7 +16,8 @@ from perfsuite.record.step import Arrival
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
 from perfsuite.reports.layout import grid_lines
-from perfsuite.reports.terminal import metric_tables, outcome_line, peak_lines
+from perfsuite.reports.screen import outcomes
+from perfsuite.reports.terminal import metric_tables, peak_lines
 from perfsuite.runtime.driver import Job
 from test_correctness.helpers.scripted_driver import measurement, repository
 
@@ -96,7 +97,7 @@ def test_out_of_memory_stands_among_the_measured_cases():
     lines = metric_tables([swept()[1], gone])
     assert len([line for line in lines if line.startswith("case")]) == 1
     assert any("OOM at 44 GiB of 48 GiB" in line for line in lines)
-    assert outcome_line([swept()[1], gone]) == "1 measured, 1 out of memory"
+    assert outcomes([swept()[1], gone]) == "1 measured, 1 out of memory"
 
 
 def test_a_peak_is_named_with_its_source():

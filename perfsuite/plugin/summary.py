@@ -34,9 +34,9 @@ from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord, instru
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import scalings
-from perfsuite.reports.screen import screen, title
+from perfsuite.reports.screen import outcomes, screen, title
 from perfsuite.reports.tables.published import published_lines
-from perfsuite.reports.terminal import clock_lines, outcome_line, peak_lines, tables
+from perfsuite.reports.terminal import clock_lines, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
 _LONGEST = 2000
@@ -203,7 +203,7 @@ def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
     """Tables of metrics, fits, peaks, clocks, and what to beware of."""
     results = list(session.results.values())
     out.section(f"perfsuite: {suite.machine}")
-    out.line(f"{outcome_line(results, session.reused)}; hardware {session.fingerprint}")
+    out.line(f"{outcomes(results, session.reused)}; hardware {session.fingerprint}")
     for line in tables(results, out.width, verdicts=suite.verdicts, reused=session.reused):
         out.line(line)
     out.line("")

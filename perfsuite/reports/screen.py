@@ -7,12 +7,13 @@ Meaning is in the words; a mark is only what a terminal may colour.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
+from perfsuite.record.result import Result
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
 from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
@@ -79,18 +80,32 @@ def screen(
 
 def outcome_counts(run: RunRecord) -> str:
     """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
-    outcomes = Counter(result.outcome for result in run.results.values())
-    counts = {
-        "measured": outcomes["measured"],
-        "built, checked and run once, not measured": outcomes["smoke"],
-        "out of memory": outcomes["out_of_memory"],
-        "failed": len(run.failures),
-        "interrupted": len(run.interrupted),
-        "skipped": len(_skipped(run)),
-        "xfailed": len(run.skips) - len(_skipped(run)),
-    }
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no cases"
+    skipped = len(_skipped(run))
+    told = outcomes(
+        run.results.values(),
+        failed=len(run.failures),
+        interrupted=len(run.interrupted),
+        skipped=skipped,
+        xfailed=len(run.skips) - skipped,
+    )
+    told = told or "no cases"
     return f"{told}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else told
+
+
+def outcomes(results: Iterable[Result], reused: Collection[str] = (), **without: int) -> str:
+    """How many cases were measured, come from the journal that the run resumed (``reused``), ran out of memory, ...
+
+    ``without`` are the counts of those without a result, by what became of them.
+    """
+    counts = Counter("reused" if result.case in reused else result.outcome for result in results)
+    told = {
+        "measured": counts["measured"],
+        "from the journal": counts["reused"],
+        "built, checked and run once, not measured": counts["smoke"],
+        "out of memory": counts["out_of_memory"],
+        **without,
+    }
+    return ", ".join(f"{count} {what}" for what, count in told.items() if count)
 
 
 def _gate(run: RunRecord, width: int, stores: bool) -> Iterator[ScreenLine]:

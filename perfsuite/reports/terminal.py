@@ -212,18 +212,6 @@ def clock_lines(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def outcome_line(results: Iterable[Result], reused: Collection[str] = ()) -> str:
-    """How many cases were measured, ran out of memory, were smoke runs or come from a journal."""
-    known = list(results)
-    counts: Mapping[str, int] = {
-        "measured": sum(result.outcome == "measured" and result.case not in reused for result in known),
-        "from the journal": sum(result.case in reused for result in known),
-        "out of memory": sum(result.outcome == "out_of_memory" for result in known),
-        "built, checked and run once, not measured": sum(result.outcome == "smoke" for result in known),
-    }
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-
-
 def tables(
     results: Sequence[Result], width: int, *, verdicts: Mapping[str, str], reused: Collection[str] = ()
 ) -> list[str]:

@@ -16,6 +16,7 @@ from perfsuite.reports.families import tiles
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.notable import Notable
+from perfsuite.reports.screen import outcomes
 
 _MOST_NOTABLE = 20
 _GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
@@ -81,12 +82,8 @@ def _tone(item: Notable) -> Tone:
 def sentence(material: Material) -> tuple[str, bool]:
     """The verdict in words, and whether it is a bad one."""
     counts = Counter(why.partition(":")[0].partition(" ")[0] for why in material.missing.values())
-    full = sum(case.outcome == "out_of_memory" for case in material.cases)
-    smoke = sum(case.outcome == "smoke" for case in material.cases)
-    told = [f"{plural(len(material.measured), 'case')} measured"]
-    told += [f"{full} out of memory"] if full else []
-    told += [f"{smoke} built, checked and run once, not measured"] if smoke else []
-    told += [f"{counts[word]} {word}" for word in ("failed", "interrupted", "skipped") if counts[word]]
+    words = ("failed", "interrupted", "skipped")
+    told = outcomes(material.cases, (), **{word: counts[word] for word in words})
     is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
     apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
     compared = len(material.changes) > apart
@@ -94,7 +91,7 @@ def sentence(material: Material) -> tuple[str, bool]:
     if not compared:
         left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
     decided = verdict_sentence(material.changes, failed=counts["failed"], apart=left_out)
-    return f"{decided[:1].upper()}{decided[1:]}. {', '.join(told)}.", is_bad
+    return f"{decided[:1].upper()}{decided[1:]}. {told or 'no cases'}.", is_bad
 
 
 def _facts(material: Material) -> Grid:
