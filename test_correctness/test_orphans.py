@@ -40,7 +40,8 @@ time.sleep(3600)
 COMPARISON = """
 from pathlib import Path
 from perfsuite.run import arms
-arms._run(["sleep", "600"], arms.Arm(name="base", root=Path.cwd()), 600)
+arm = arms.Arm(name="base", root=Path.cwd())
+arms.start(["sleep", "600"], arm, arms.arm_environment(arm)).communicate(timeout=600)
 """
 
 

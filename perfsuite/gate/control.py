@@ -83,11 +83,6 @@ def comparable(stored: str, now: str) -> bool:
     return stored == now != UNLIKE
 
 
-def middle(run: RunSummary) -> float | None:
-    """The median time of a run's control."""
-    return run.yardstick
-
-
 def stored_control(runs: Sequence[RunSummary], values: Sequence[float], *reads: Read) -> Control | None:
     """The control that most stored runs have; ``values`` are what is judged of them, in the same order.
 

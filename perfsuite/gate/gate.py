@@ -29,7 +29,7 @@ from perfsuite.gate.control import moved
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged, case_works
 from perfsuite.gate.question import Need, Question, View, suspected, suspects
 from perfsuite.gate.shift import Seen, Shares, Today, knows_shift, look, shares
-from perfsuite.gate.suite import Compared, Drift, suite_shift, usual_drift
+from perfsuite.gate.suite import Drift, suite_shift, usual_drift
 from perfsuite.record.verdict import MEAN, P95, GateSettings, Request, RequestKind, SuiteVerdict, Verdict
 from perfsuite.statistics.robust import median
 
@@ -206,8 +206,8 @@ class Gate:
         if self._frozen is None or self._probed or not self._is_unclear(view):
             return []
         if self._probes is None:
-            today = view.today
-            seen = [(first, work) for work in works if (first := work.screened(work.time, today.yardstick_shift))]
+            yard = view.today.yardstick_shift
+            seen = [(first, work) for work in works if (first := work.screened(work.time, yard))]
             seen.sort(key=lambda pair: abs(pair[0].difference - view.suite.effect))
             self._probes = [work for _, work in seen[:PROBES]]
         amount = percent(math.expm1(view.suite.effect))
@@ -225,7 +225,11 @@ class Gate:
             requests = round_robin(pairs, "anchor_pair", f"does the stored commit show the suite's shift of {amount}?")
         if not requests:
             self._probed = True
-            self._frozen = _after_probes(base, view.today)
+            self._frozen = today = view.today
+            if base is not None and today.known and base.effect > 2 * base.error:
+                rest = today.shift - base.effect  # what the A/B shows in the code itself stays in the cases
+                unexplained = max(0.0, min(today.unexplained, rest))
+                self._frozen = dataclasses.replace(today, shift=rest, unexplained=unexplained)
         return requests
 
     @property
@@ -269,10 +273,13 @@ class Gate:
         """What of it the time allows: runs of the clearest suspects, with their pairs, then the pairs that decide."""
         given: dict[RequestKind, dict[str, int]] = {kind: dict(counts) for kind, counts in wanted.items()}
         if any(wanted["run"].values()):
-            order = sorted(
-                (work for work in works if wanted["run"].get(work.node)),
-                key=lambda work: -_clearness(work, view),
-            )
+            # Standard errors off the level at the first look: the clearest are decided first.
+            seen = {work.node: [asked.screened for asked in suspects(work, view)] for work in works}
+            clear = {
+                node: max((abs(one.effect) / max(one.error, 1e-9) for one in each if one is not None), default=0.0)
+                for node, each in seen.items()
+            }
+            order = sorted((work for work in works if wanted["run"].get(work.node)), key=lambda work: -clear[work.node])
             nodes = [work.node for work in order]
             runs = {node: wanted["run"][node] for node in nodes}
             pairs = {work.node: self.settings.pairs for work in order if work.settings.can_run_base}
@@ -369,17 +376,3 @@ def _screening(works: Sequence[CaseWork], view: View) -> dict[str, int]:
         else 0
         for work in works
     }
-
-
-def _clearness(work: CaseWork, view: View) -> float:
-    """How many standard errors a suspect is off its level at the first look: the clearest are decided first."""
-    seen = [asked.screened for asked in suspects(work, view)]
-    return max((abs(each.effect) / max(each.error, 1e-9) for each in seen if each is not None), default=0.0)
-
-
-def _after_probes(base: Compared | None, today: Today) -> Today:
-    """Leave the part of the shift that the A/B shows in the code itself where it is: in the cases."""
-    if base is None or not today.known or base.effect <= 2 * base.error:
-        return today
-    rest = today.shift - base.effect
-    return dataclasses.replace(today, shift=rest, unexplained=max(0.0, min(today.unexplained, rest)))

@@ -16,7 +16,7 @@ from perfsuite.base.units import plural
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
 from perfsuite.metrics.scaling import SUPERLINEAR_SLACK, speed_up
 from perfsuite.metrics.spec import devices_used
-from perfsuite.record.result import Measurement, Metric, Peak, Peaks, Result
+from perfsuite.record.result import Metric, Peak, Peaks, Result
 from perfsuite.record.step import Timeline
 from perfsuite.schedules.replay import replay
 
@@ -58,17 +58,6 @@ class Subject:
     """GB/s per direction of a whole host's network, for results of several hosts."""
     base: Result | None = None
     """The same case on the smallest number of ranks, where it was measured."""
-
-    @property
-    def measurement(self) -> Measurement | None:
-        """None when the case ran out of memory."""
-        return self.result.measurement
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each rank, in rank order."""
-        ranks = self.measurement.ranks if self.measurement else ()
-        return tuple(rank.host for rank in sorted(ranks, key=lambda rank: rank.rank))
 
     def metric(self, name: str) -> Metric | None:
         """The metric of this name, when it has a value."""
@@ -113,7 +102,7 @@ def speed_up_violation(faster: float, ranks: int, base_ranks: int = 1) -> str:
 
 
 def _times(subject: Subject) -> Iterator[Violation]:
-    for time_s in subject.measurement.times_s if subject.measurement else ():
+    for time_s in subject.result.measurement.times_s if subject.result.measurement else ():
         if not (math.isfinite(time_s) and time_s > 0):
             yield Violation(rule="time", message=f"a sample of {time_s!r} s: no work takes no time")
             return
@@ -132,15 +121,16 @@ def _above_peak(subject: Subject) -> Iterator[Violation]:
 
 
 def _above_link(subject: Subject) -> Iterator[Violation]:
-    metric, measurement = subject.metric("busbw_gb_per_s"), subject.measurement
+    metric, measurement = subject.metric("busbw_gb_per_s"), subject.result.measurement
     if metric is None or metric.value is None or measurement is None:
         return
-    hosts = len(set(subject.hosts))
+    of_ranks = [rank.host for rank in sorted(measurement.ranks, key=lambda rank: rank.rank)]
+    hosts = len(set(of_ranks))
     link = (metric.peak or subject.network) if hosts > 1 else metric.peak
     if link is None or link.kind != "published":
         return
     ranks, collective = measurement.world_size, subject.result.work.collective
-    bound = link_bound_gb_per_s(link.value, subject.hosts, collective)
+    bound = link_bound_gb_per_s(link.value, of_ranks, collective)
     if metric.value <= bound * (1 + PEAK_SLACK):
         return
     text = (
@@ -171,7 +161,7 @@ def _is_published(subject: Subject, metric: Metric) -> bool:
 
 
 def _throughput_times_latency(subject: Subject) -> Iterator[Violation]:
-    measurement, work = subject.measurement, subject.result.work
+    measurement, work = subject.result.measurement, subject.result.work
     for field, amount in (("samples", work.samples), ("tokens", work.tokens)):
         for suffix, share in (("", 1), ("_per_device", devices_used(measurement) if measurement else 1)):
             metric = subject.metric(f"{field}_per_s{suffix}")
@@ -184,7 +174,7 @@ def _throughput_times_latency(subject: Subject) -> Iterator[Violation]:
 
 
 def _parts(subject: Subject) -> Iterator[Violation]:
-    measurement = subject.measurement
+    measurement = subject.result.measurement
     if measurement is None or not measurement.spans:
         return
     step_s, broken = measurement.median_s, False
@@ -211,7 +201,7 @@ def _bubble(subject: Subject) -> Iterator[Violation]:
     if not 0 <= metric.value < 1:
         yield Violation(rule="bubble", message=f"bubble_ratio {metric.value:.4g} is not between 0 and 1")
         return
-    timeline = subject.measurement.timeline if subject.measurement else None
+    timeline = subject.result.measurement.timeline if subject.result.measurement else None
     bound = bubble_bound(timeline) if timeline else None
     if bound is not None and impossible_bubble(metric.value, bound):
         text = f"bubble_ratio {metric.value:.4g} is below {bound:.4g}, what its own durations allow at best"
@@ -229,7 +219,7 @@ def bubble_bound(timeline: Timeline) -> float | None:
 
 
 def _constant(subject: Subject) -> Iterator[Violation]:
-    measurement = subject.measurement
+    measurement = subject.result.measurement
     if measurement is None or subject.result.simulated or len(measurement.times_s) < EQUAL_SAMPLES:
         return
     times = set(measurement.times_s)
@@ -239,7 +229,11 @@ def _constant(subject: Subject) -> Iterator[Violation]:
 
 
 def _memory(subject: Subject) -> Iterator[Violation]:
-    values = {record.name: record.value for record in subject.measurement.records} if subject.measurement else {}
+    values = (
+        {record.name: record.value for record in subject.result.measurement.records}
+        if subject.result.measurement
+        else {}
+    )
     short = values.get("parts_beyond_peak_bytes", 0.0)  # of the rank where it is most
     if short > 0:
         parts, peak = values.get("parts_at_once_bytes", math.nan), values.get("peak_bytes", math.nan)

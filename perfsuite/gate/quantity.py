@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSummary, mostly, usually_clean
-from perfsuite.gate.control import Control, middle, stored_control
+from perfsuite.gate.control import Control, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.metrics import REGISTRY
@@ -230,7 +230,7 @@ def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float |
 
 def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: float, *, clean_only: bool) -> Quantity:
     values = tuple(run.location or 0.0 if clean_only else math.log(run.median_s) for run in usable)
-    control = stored_control(usable, values, middle)
+    control = stored_control(usable, values, operator.attrgetter("yardstick"))
     yardsticks = tuple(time for run in usable if control and (time := control.of(run)) is not None)
     history = History(
         kind=case.kind,
@@ -266,7 +266,7 @@ def _secondary_quantities(
             sessions=tuple([run.session for run, _ in known]),
             values=tuple([value for _, value in known]),
         )
-        read = operator.attrgetter(f"yardstick_{name}")
+        reads = map(operator.attrgetter, (f"yardstick_{name}", "yardstick"))
         quantities.append(
             replace(
                 time,
@@ -276,7 +276,7 @@ def _secondary_quantities(
                 weight=SECONDARY_WEIGHT,
                 is_secondary=True,
                 useful=USEFUL[name],
-                control=stored_control([run for run, _ in known], history.values, read, middle),
+                control=stored_control([run for run, _ in known], history.values, *reads),
             )
         )
     return quantities

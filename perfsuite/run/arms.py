@@ -124,12 +124,17 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
     """
     with scratch.directory("arm") as directory:
         journal = directory / "journal.jsonl"
-        code, output = _run(arm_command(arm, journal, arguments), arm, deadline_s)
-        if code is None:
-            raise ArmFailed(too_late(arm, deadline_s, output))
-        if code not in _ENDED_BY_TESTS or not journal.exists():
-            raise ended(arm, code, output)
-        return measured_of(arm, journal_of(arm, journal), output)
+        child = start(arm_command(arm, journal, arguments), arm, arm_environment(arm))
+        try:
+            output, _ = child.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            raise ArmFailed(too_late(arm, deadline_s, end(child))) from None
+        except BaseException:  # an interrupt ends the child before it goes on
+            end(child)
+            raise
+        if child.returncode not in _ENDED_BY_TESTS or not journal.exists():
+            raise ended(arm, child.returncode, output)
+        return measured_of(arm, journal, output)[1]
 
 
 def arm_command(arm: Arm, journal: Path, arguments: Sequence[str]) -> list[str]:
@@ -144,29 +149,35 @@ def too_late(arm: Arm, deadline_s: float, output: str) -> str:
 
 
 def ended(arm: Arm, code: int, output: str) -> ArmFailed:
-    """Return the error of an arm whose pytest did not get to its tests."""
-    why = "; ".join([f"its pytest ended with exit code {code}", *_said_error(output)])
-    return ArmFailed(f"{arm.name} was not measured: {why}\n{_tail(output)}")
+    """Return the error of an arm whose pytest did not get to its tests, with the line that says why it stopped.
+
+    An exception comes first: that pytest then found no such test follows from it.
+    """
+    why, lines = f"its pytest ended with exit code {code}", output.splitlines()
+    marks = ("E   ", "ERROR: ")
+    said = [line.removeprefix(mark).strip() for mark in marks for line in lines[::-1] if line.startswith(mark)]
+    return ArmFailed(f"{arm.name} was not measured: {'; '.join([why, *said[:1]])}\n{_tail(output)}")
 
 
-def journal_of(arm: Arm, path: Path) -> RunRecord:
-    """Return an arm's journal; raises ArmFailed where it cannot be read."""
+def measured_of(arm: Arm, journal: Path, output: str) -> tuple[RunRecord, dict[str, Result]]:
+    """Return an arm's journal and what it measured.
+
+    Raises ArmFailed where the journal cannot be read or has no measurement, or modules came from another tree.
+    """
     try:
-        return read_run(path)
+        kept = read_run(journal)
     except JournalError as error:
         raise ArmFailed(f"{arm.name} was not measured: {error}") from None
-
-
-def measured_of(arm: Arm, kept: RunRecord, output: str) -> dict[str, Result]:
-    """Return what an arm measured; raises ArmFailed where that is nothing, or modules came from another tree."""
     measured = {case: result for case, result in kept.results.items() if result.outcome == "measured"}
-    foreign = [message for message in kept.case_errors.values() if own_tree.FOREIGN in message]
+    foreign = [
+        line for message in kept.case_errors.values() for line in message.splitlines() if own_tree.FOREIGN in line
+    ]
     if foreign:  # what the other cases imported later may be foreign as well
-        why = _from_foreign(foreign[0])
+        why = foreign[0][foreign[0].index("module ") :]  # a rank's comes with its rank and its stack
         raise ArmFailed(f"{arm.name} was not measured: {why}\n{_tail(output)}", whatever_case=True)
     if not measured:
         raise none_measured(arm, kept.case_errors, kept.skips, output)
-    return measured
+    return kept, measured
 
 
 def none_measured(arm: Arm, failures: Mapping[str, str], skips: Mapping[str, str], output: str) -> ArmFailed:
@@ -223,37 +234,6 @@ def start(
     )
 
 
-def _run(command: Sequence[str], arm: Arm, deadline_s: float) -> tuple[int | None, str]:
-    """(exit code or None after the deadline, what was printed); an interrupt ends the child before it goes on."""
-    child = start(command, arm, arm_environment(arm))
-    try:
-        output, _ = child.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        return None, end(child)
-    except BaseException:
-        end(child)
-        raise
-    return child.returncode, output
-
-
-def _said_error(output: str) -> list[str]:
-    """The line of pytest's output that says why it stopped; nothing where there is none.
-
-    An exception comes first: that pytest then found no such test follows from it.
-    """
-    for mark in ("E   ", "ERROR: "):
-        said = [line.removeprefix(mark).strip() for line in output.splitlines() if line.startswith(mark)]
-        if said:
-            return said[-1:]
-    return []
-
-
-def _from_foreign(message: str) -> str:
-    """The line of a failure that names the foreign module: a rank's comes with its rank and its stack."""
-    line = next(line for line in message.splitlines() if own_tree.FOREIGN in line)
-    return line[line.index("module ") :]
-
-
 def end(child: subprocess.Popen[str]) -> str:
     """SIGTERM, which perfsuite's pytest turns into a clean end, then SIGKILL; return what was printed until then."""
     try:
@@ -284,14 +264,6 @@ class LiveArm:
 
     def start(self, deadline_s: float) -> None:
         """Start it and wait until it has collected its cases; raises ArmFailed where it does not get that far."""
-        self._start([*self._arguments, *self._cases])
-        self._await("ready", deadline_s)
-
-    def serves(self, cases: Sequence[str]) -> bool:
-        """Whether it can be asked for these cases."""
-        return not self._has_ended and set(cases) <= set(self._cases)
-
-    def _start(self, arguments: Sequence[str]) -> None:
         directory = self._closing.enter_context(scratch.directory("arm"))
         path = directory / "path"
         path.mkdir()
@@ -303,7 +275,7 @@ class LiveArm:
         own = arm_environment(self.arm)
         environment = {**own, "PYTHONPATH": os.pathsep.join([own["PYTHONPATH"], str(path)])}
         environment["PERFSUITE_TURNS"] = f"{lines},{answers}"
-        command = arm_command(self.arm, self._journal, ["-p", _NAME, *arguments])
+        command = arm_command(self.arm, self._journal, ["-p", _NAME, *self._arguments, *self._cases])
         try:
             with self._output.open("wb") as output:
                 child = start(command, self.arm, environment, output, (lines, answers))
@@ -313,6 +285,11 @@ class LiveArm:
             self._closing.callback(os.close, self._asked)  # first of all: then it waits for no turn
             os.close(lines)
             os.close(answers)
+        self._await("ready", deadline_s)
+
+    def serves(self, cases: Sequence[str]) -> bool:
+        """Whether it can be asked for these cases."""
+        return not self._has_ended and set(cases) <= set(self._cases)
 
     def measure(self, cases: Sequence[str], deadline_s: float) -> dict[str, Result]:
         """Measure each of these cases once more; those that it could not measure are missing.
@@ -322,8 +299,7 @@ class LiveArm:
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is found out next
             os.write(self._asked, json.dumps(list(cases)).encode() + b"\n")
         self._await("done", deadline_s)
-        kept = journal_of(self.arm, self._journal)
-        measured = measured_of(self.arm, kept, self._printed())
+        kept, measured = measured_of(self.arm, self._journal, self._printed())
         fresh = {case: measured[case] for case in cases if case in measured and kept.measured[case] > self._seen[case]}
         self._seen = kept.measured
         if not fresh:

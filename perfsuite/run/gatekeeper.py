@@ -129,7 +129,7 @@ class Gatekeeper:
             self._taken[result.case] = _Taken(identity=identity, first=result, tolerances=tolerances)
             if result.took_s:
                 self.clock.run_s[result.case] = result.took_s
-        self._add_run(result)
+        self.take_again(result)
 
     @property
     def instrumented(self) -> Mapping[str, str]:
@@ -141,9 +141,22 @@ class Gatekeeper:
         """Node ids of the cases that were taken in, in order."""
         return self._taken.keys()
 
-    def take_again(self, result: Result) -> None:
-        """Take in one more run of a case that was taken in before."""
-        self._add_run(result)
+    def take_again(self, result: Result) -> RunSummary | None:
+        """Take in one more run of a case; None where it is no measurement."""
+        taken = self._taken[result.case]
+        taken.broken.extend(str(violation) for violation in violations(result))
+        if result.instruments and not taken.instrumented:
+            taken.broken.append(f"a later run was instrumented: {', '.join(result.instruments)}")
+        ordinal = len(taken.runs)
+        try:
+            run = summarise(
+                result, ordinal=ordinal, commit=self._commit, boot=self._boot, disturbance=self._disturbance()
+            )
+        except ValueError as unusable:
+            taken.broken.append(str(unusable))
+            return None
+        taken.runs.append(run)
+        return run
 
     def settle(self, say: Say) -> Mapping[str, Verdict]:
         """Run what the gate asks for until every verdict stands or the budget ends; ``say`` is told what is run."""
@@ -200,7 +213,7 @@ class Gatekeeper:
 
     def _add_again(self, gate: Gate, result: Result) -> None:
         """Take in a run that the gate asked for."""
-        run, node = self._add_run(result), result.case
+        run, node = self.take_again(result), result.case
         broken = self._taken[node].broken
         if broken:
             gate.add_impossible(node, broken)
@@ -215,22 +228,20 @@ class Gatekeeper:
         Of a case that was measured again only the later runs: the first were suspected because they stood out.  Where
         the change is ``accepted`` nothing stands out, and fewer runs would be too few to compare the next session with.
         """
-        measured = [(node, taken) for node, taken in self._taken.items() if taken.runs or taken.broken]
-        return [self._offer(node, taken, accepted) for node, taken in measured]
-
-    def _offer(self, node: str, taken: _Taken, accepted: bool) -> NewRuns:
-        verdict = self.verdicts.get(node)
-        new = NewRuns(
-            case=taken.identity,
-            runs=tuple(taken.runs if accepted else taken.again or taken.runs),
-            verdict="impossible" if taken.broken else None,
-            seen=f"impossible: {taken.broken[0]}" if taken.broken else "",
-            tolerance=taken.tolerances.time or self.settings.tolerance,
-            instrumented=taken.instrumented,
-        )
-        if verdict is None or taken.broken:
-            return new
-        return offered(new, verdict, self.suite)
+        runs = []
+        for node, taken in self._taken.items():
+            if taken.runs or taken.broken:
+                verdict = self.verdicts.get(node)
+                new = NewRuns(
+                    case=taken.identity,
+                    runs=tuple(taken.runs if accepted else taken.again or taken.runs),
+                    verdict="impossible" if taken.broken else None,
+                    seen=f"impossible: {taken.broken[0]}" if taken.broken else "",
+                    tolerance=taken.tolerances.time or self.settings.tolerance,
+                    instrumented=taken.instrumented,
+                )
+                runs.append(new if verdict is None or taken.broken else offered(new, verdict, self.suite))
+        return runs
 
     def update(self, mode: UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
         """Add this session's runs to the baseline file."""
@@ -244,8 +255,6 @@ class Gatekeeper:
             commit_info={"id": self._commit} if self._commit else None,
             links=self._links,
         )
-
-    # -- between gate and session --------------------------------------------------------------------------------
 
     def _gate(self, cases: Collection[_Taken], settings: GateSettings) -> Gate:
         given = [
@@ -268,22 +277,6 @@ class Gatekeeper:
                 gate.add(taken.identity.node, run)
             gate.add_impossible(taken.identity.node, taken.broken)
         return gate
-
-    def _add_run(self, result: Result) -> RunSummary | None:
-        taken = self._taken[result.case]
-        taken.broken.extend(str(violation) for violation in violations(result))
-        if result.instruments and not taken.instrumented:
-            taken.broken.append(f"a later run was instrumented: {', '.join(result.instruments)}")
-        ordinal = len(taken.runs)
-        try:
-            run = summarise(
-                result, ordinal=ordinal, commit=self._commit, boot=self._boot, disturbance=self._disturbance()
-            )
-        except ValueError as unusable:
-            taken.broken.append(str(unusable))
-            return None
-        taken.runs.append(run)
-        return run
 
 
 def hardware_of(fingerprint: Any, platform: str, simulated: bool) -> Hardware:
