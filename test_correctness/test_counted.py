@@ -20,7 +20,7 @@ from perfsuite.projection.counted import (
     BlockCounts,
     counted,
 )
-from perfsuite.projection.traffic import implementation_of, on_family
+from perfsuite.projection.implementation import implementation_of, on_family
 from perfsuite.record.result import Training
 from tools.count_blocks import WAYS, Sizes, count_end, count_optimizer, count_row, kind_of, probe
 

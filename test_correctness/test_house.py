@@ -30,7 +30,7 @@ ROOMS = {
     "models": 2_980,
     "platforms": 3_810,
     "plugin": 5_560,
-    "projection": 5_050,
+    "projection": 4_830,
     "published": 1_760,
     "record": 2_380,
     "reports": 9_850,
@@ -52,7 +52,7 @@ TWICE = {
 
 
 SMALL = {
-    *("perfsuite.plugin.hooks", "perfsuite.projection.timeline", "perfsuite.reports.page.sections.appendix"),
+    *("perfsuite.plugin.hooks", "perfsuite.reports.page.sections.appendix"),
     *("perfsuite.strategies.deepspeed.attention", "perfsuite.strategies.pipeline.emulated"),
     *("perfsuite.strategies.single", "perfsuite.plugin.turns"),
 }

@@ -19,8 +19,7 @@ from perfsuite.projection.calibration import Calibration, Constant, read_calibra
 from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.scaling import goodput, worlds_between
-from perfsuite.projection.step import project
-from perfsuite.projection.timeline import pipeline_timeline
+from perfsuite.projection.step import pipeline_timeline, project
 from perfsuite.record.result import Training
 
 CATALOG = load_catalog()

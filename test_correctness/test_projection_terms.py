@@ -13,13 +13,13 @@ from perfsuite.projection import memory, operations
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration, Constant, KernelPoint
 from perfsuite.projection.engine import Projector, rank_parameters
+from perfsuite.projection.implementation import Implementation, implementation_of
 from perfsuite.projection.job import Job
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import Attention, Collective, Matmul, Share, Traffic
 from perfsuite.projection.pipeline import PricedPipeline
-from perfsuite.projection.traffic import Implementation, implementation_of
 from perfsuite.record.result import Training
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 

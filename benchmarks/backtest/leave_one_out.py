@@ -16,7 +16,7 @@ from benchmarks.backtest.rows import PublishedStep, published_steps
 from benchmarks.backtest.tables import BacktestTable, platform_of
 from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, KernelPoint
 from perfsuite.projection.engine import Projector, StepTime
-from perfsuite.projection.traffic import Implementation
+from perfsuite.projection.implementation import Implementation
 
 _LINKS_BY_GROUP = {2: 25.0, 4: 100.0, 8: 150.0}
 """GB/s of a V100's mesh by ranks of a group, as report 003's machine has it."""

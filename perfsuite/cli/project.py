@@ -22,8 +22,7 @@ from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.memory import MemoryBreakdown
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput, worlds_between
-from perfsuite.projection.step import RESOURCES, Projection, project, projector_of, used_constants
-from perfsuite.projection.timeline import pipeline_timeline
+from perfsuite.projection.step import RESOURCES, Projection, pipeline_timeline, project, projector_of, used_constants
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Training
 from perfsuite.reports.timelines.files import trace_text

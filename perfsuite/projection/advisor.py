@@ -124,9 +124,9 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
 
     ``training`` says model, dtype and what does not depend on the layout; ``base`` is any job of it.
     """
-    model, capacity = base.model, base.device.memory.value * GIB if base.device.memory else 0.0
+    capacity = base.capacity
     choices = Layouts(
-        model=model,
+        model=base.model,
         world_size=world_size,
         global_batch=global_batch,
         devices_per_node=base.node.devices or world_size,
@@ -169,14 +169,15 @@ class _Pricing:
         self._jobs: dict[tuple[int, bool, bool], Job] = {}
         self._memories: dict[tuple[int, bool, bool], Memories] = {}
         self._projectors: dict[tuple[int, bool, bool], Projector] = {}
-        self._capacity = base.device.memory.value * GIB if base.device.memory else 0.0
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
         """Of the fullest rank."""
         key = _code_key(layout)
         if key not in self._memories:
             job = self._job(layout)
-            self._memories[key] = Memories(model=job.architecture, code=job.implementation, capacity=self._capacity)
+            self._memories[key] = Memories(
+                model=job.architecture, code=job.implementation, capacity=self._base.capacity
+            )
         return self._memories[key].of(layout)
 
     def step(self, layout: Layout, *, simulated: bool = False) -> StepTime:
@@ -250,7 +251,6 @@ def smallest_that_fits(
     base: Job, calibration: Calibration, world_size: int, global_batch: int
 ) -> tuple[int, Layout, MemoryBreakdown] | None:
     """The smallest of the next larger worlds, doubled each time, on which some layout fits; None where none does."""
-    capacity = base.device.memory.value * GIB if base.device.memory else 0.0
     count, pricing = world_size * 2, _Pricing(base, calibration)
     while count <= _MOST_DEVICES:
         choices = Layouts(
@@ -262,7 +262,7 @@ def smallest_that_fits(
         )
         sized = ((pricing.memory(layout), layout) for layout in choices.legal())
         memory, layout = min(sized, key=lambda pair: pair[0].total)
-        if memory.total <= MEMORY_SHARE * capacity:
+        if memory.total <= MEMORY_SHARE * base.capacity:
             return count, layout, memory
         count *= 2
     return None

@@ -83,7 +83,7 @@ class Links:
 
     def _point_to_point(self, message_bytes: float, group: Group) -> Message:
         """A message to the neighbour along an axis; over the network the ranks of a node share it."""
-        if group.nodes == 1 or (group.per_node > 1 and group.nodes == 1):
+        if group.nodes == 1:
             return Message(message_bytes / self._link + self._link_s if self._link else 0.0, 0.0)
         senders = min(group.stride, self.devices_per_node) if group.per_node == 1 else group.concurrent
         share = self._network / senders if senders else self._network

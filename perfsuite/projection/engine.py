@@ -13,12 +13,11 @@ from typing import NamedTuple
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.communication import Links, Message
+from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.pipeline import PricedPipeline
-from perfsuite.projection.pricing import NONE, Priced, Seconds
-from perfsuite.projection.stages import StagePrices, Stages
-from perfsuite.projection.traffic import Implementation
+from perfsuite.projection.stages import NONE, Priced, Seconds, StagePrices, Stages
 
 _SPREAD_OF = 8
 """Ranks whose slowest a calibrated step already waited for."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from perfsuite.base.units import GIB
 from perfsuite.models import Model, find
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.implementation import Implementation, implementation_of, on_family
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.traffic import Implementation, implementation_of, on_family
 from perfsuite.record.result import Training
 
 
@@ -80,6 +81,11 @@ class Job:
     def model(self) -> Model:
         """The model by its name."""
         return find(self.training.model, self.training.overrides)
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device's memory; 0: unknown."""
+        return self.device.memory.value * GIB if self.device.memory else 0.0
 
     @property
     def devices_per_node(self) -> int:

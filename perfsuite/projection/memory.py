@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from perfsuite.metrics.pipeline import ENDS_HOLDING
 from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.operations import Share, block_share, end_parameters
 from perfsuite.projection.pipeline import rank_stages, stage_kinds
-from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import Order, make_schedule
 
 MEMORY_LIMIT = 0.92

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.traffic import Implementation
 
 Pass = Literal["forward", "backward_input", "backward_weight"]
 
@@ -111,11 +111,11 @@ def block(share: Share, *, experts: bool) -> Passes:
     model, code, checkpointing = share.model, share.code, share.layout.checkpointing
     products = (*_projections(share), *(_expert_products(share) if experts else _dense_products(share)))
     scores = _scores(share)
-    sent, returned, again = _messages(share, experts=experts)
+    sent, returned = _messages(share, experts=experts)
     forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent)
     recompute: Operations = ()
     if checkpointing == "full":
-        recompute = tuple(one for one in (*forward, *again) if not (code.stops_early and one is products[-1]))
+        recompute = tuple(one for one in forward if not (code.stops_early and one is products[-1]))
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
     elementwise = _elementwise(share, experts=experts, backward=True)
@@ -218,8 +218,8 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
     return (Traffic(moved_bytes=moved, kernels=kernels),)
 
 
-def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
-    """(forward, backward, what recomputation sends besides nothing) of one block."""
+def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations]:
+    """(forward, backward) of one block."""
     model, layout, code = share.model, share.layout, share.code
     forward: list[Operation] = []
     backward: list[Operation] = []
@@ -244,7 +244,7 @@ def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations, O
         routed = Collective(collective="all_to_all", message_bytes=2.0 * rows * model.width, axis="ep")
         forward += 2 * [routed]
         backward += 2 * [routed]
-    return tuple(forward), tuple(backward), ()
+    return tuple(forward), tuple(backward)
 
 
 def _context(share: Share) -> tuple[list[Operation], list[Operation]]:

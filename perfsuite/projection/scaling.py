@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError
 from perfsuite.base.mesh import MeshShape
-from perfsuite.base.units import GIB
 from perfsuite.metrics.scaling import efficiency, speed_up
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
@@ -116,7 +115,7 @@ def _within_groups(
         if group < replicas and replicas % group == 0:
             shape = MeshShape.of(dp_replicate=replicas // group, dp_shard=group, **rest)
             jobs[group] = dataclasses.replace(job, training=dataclasses.replace(flat, layout=str(shape)))
-    capacity = USABLE * job.device.memory.value * GIB if job.device.memory else math.inf
+    capacity = USABLE * job.capacity or math.inf
 
     def fits(one: Job) -> bool:
         return memory_of(one.architecture, one.layout, one.implementation).total <= MEMORY_LIMIT * capacity

@@ -6,20 +6,97 @@ Layouts share most of it: blocks by tensor, context and expert parallelism and m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from perfsuite.projection import operations
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.communication import Links, Message
+from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
-from perfsuite.projection.operations import Share
+from perfsuite.projection.operations import Attention, Matmul, Operation, Passes, Share, Traffic
 from perfsuite.projection.pipeline import StageKind, rank_kinds, stage_kinds
-from perfsuite.projection.pricing import NONE, Priced, Prices, Seconds
-from perfsuite.projection.traffic import Implementation
 from perfsuite.schedules import StageTimes
+
+
+class Seconds(NamedTuple):
+    """By resource."""
+
+    matmul: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+    link: float = 0.0
+    network: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All."""
+        return self[0] + self[1] + self[2] + self[3] + self[4]
+
+    @property
+    def work(self) -> float:
+        """What the device computes and moves itself."""
+        return self[0] + self[1] + self[2]
+
+    def plus(self, other: Seconds, times: float = 1.0) -> Seconds:
+        """With ``other``, so many times."""
+        a, b, c, d, e = other
+        return Seconds(
+            self[0] + times * a, self[1] + times * b, self[2] + times * c, self[3] + times * d, self[4] + times * e
+        )
+
+    def waiting(self, message: Message, seconds: float) -> Seconds:
+        """With ``seconds`` of a message that nothing hides."""
+        share = seconds / message.seconds if message.seconds else 0.0
+        return self._replace(link=self.link + share * message.link_s, network=self.network + share * message.network_s)
+
+
+NONE = Seconds()
+
+
+class Priced(NamedTuple):
+    """Seconds of one micro-batch in one part of the model."""
+
+    forward: Seconds = NONE
+    backward_input: Seconds = NONE
+    backward_weight: Seconds = NONE
+    kernels: float = 0.0
+    """That the host starts."""
+
+    @property
+    def backward_s(self) -> float:
+        """Both halves."""
+        return self.backward_input.total + self.backward_weight.total
+
+    @property
+    def total(self) -> float:
+        """Forward and backward."""
+        return self.forward.total + self.backward_s
+
+    def plus(self, other: Priced, times: float = 1.0) -> Priced:
+        """With ``other``, so many times."""
+        return Priced(
+            self.forward.plus(other.forward, times),
+            self.backward_input.plus(other.backward_input, times),
+            self.backward_weight.plus(other.backward_weight, times),
+            self.kernels + times * other.kernels,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """A block with what it waits for."""
+
+    block: Priced
+    gather: Message
+    scatter: Message
+    """Of one micro-batch, with the sum over copies of what is sharded."""
+    gather_waits_s: float
+    """That one pass does not hide."""
+    scatter_waits_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,37 +148,59 @@ class StagePrices:
         overlap = self._overlap if beside else 0.0
         return message.seconds - overlap * min(message.seconds, behind_s)
 
-    def _prices(self, groups: dict[str, Group], *, ends: bool = False) -> Prices:
-        """``ends``: few large kernels that move what they are counted to, and products in 16 bits."""
-        return Prices(
-            times=self.times,
-            links=self.links,
-            groups=groups,
-            wide=ends,
-            traffic_ratio=1.0 if ends else self._traffic_ratio,
-            ratio=self._ratio,
+    def _priced(self, part: Passes, groups: dict[str, Group], *, ends: bool = False) -> Priced:
+        """A part of the model; what is computed again comes before the gradients.
+
+        ``ends``: few large kernels that move what they are counted to, and products in 16 bits.
+        """
+        again = self._sum(part.recompute, groups, ends=ends)
+        everything = (*part.forward, *part.backward_input, *part.backward_weight, *part.recompute)
+        return Priced(
+            self._sum(part.forward, groups, ends=ends),
+            again.plus(self._sum(part.backward_input, groups, ends=ends)),
+            self._sum(part.backward_weight, groups, ends=ends),
+            sum(operation.kernels if isinstance(operation, Traffic) else 1.0 for operation in everything),
         )
+
+    def _sum(self, part: Iterable[Operation], groups: dict[str, Group], *, ends: bool) -> Seconds:
+        """Messages hide one after the other: a ring behind attention, tensor parallelism's behind products."""
+        matmul = attention = memory = 0.0
+        messages = []
+        for operation in part:
+            if isinstance(operation, Matmul):
+                matmul += self.times.matmul(operation, wide=ends)
+            elif isinstance(operation, Attention):
+                attention += self.times.attention(operation)
+            elif isinstance(operation, Traffic):
+                memory += self.times.traffic(operation, 1.0 if ends else self._traffic_ratio)
+            else:
+                messages.append(operation)
+        work = Seconds(matmul * self._ratio, attention * self._ratio, memory * self._ratio)
+        free = {"attention": work.attention, "matmul": work.matmul}
+        for operation in messages:
+            behind = "attention" if operation.collective == "ring" else "matmul"
+            message = self.links.seconds(operation.collective, operation.message_bytes, groups.get(operation.axis))
+            hidden = operation.overlap * min(message.seconds, free[behind])
+            free[behind] = max(0.0, free[behind] - message.seconds)
+            work = work.waiting(message, message.seconds - hidden)
+        return work
 
     def _parts(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, Priced]:
         """(dense block, block with experts) of one micro-batch."""
         key = _block_key(layout, groups)
         if key not in self._blocks:
             share = Share(model=self.model, layout=layout, code=self.code)
-            blocks = self._prices(groups)
-            self._blocks[key] = (
+            dense, expert = (
                 self._adding_up(
-                    blocks.passes(operations.block(share, experts=False)),
-                    operations.block_share(self.model, layout, experts=False),
-                    layout,
-                ),
-                self._adding_up(
-                    blocks.passes(operations.block(share, experts=True)),
-                    operations.block_share(self.model, layout, experts=True),
+                    self._priced(operations.block(share, experts=experts), groups),
+                    operations.block_share(self.model, layout, experts=experts),
                     layout,
                 )
-                if self.model.experts
-                else Priced(),
+                if self.model.experts or not experts
+                else Priced()
+                for experts in (False, True)
             )
+            self._blocks[key] = dense, expert
         return self._blocks[key]
 
     def _ends_of(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, Priced]:
@@ -109,17 +208,17 @@ class StagePrices:
         size = layout.shape.size
         key = (size("tp"), size("cp"), groups.get("tp"), layout.micro_batch_size, layout.sequence_parallel)
         if key not in self._ends:
-            share, prices = Share(model=self.model, layout=layout, code=self.code), self._prices(groups, ends=True)
-            self._ends[key] = prices.passes(operations.embedding(share)), prices.passes(operations.head(share))
+            share = Share(model=self.model, layout=layout, code=self.code)
+            embedding, head = operations.embedding(share), operations.head(share)
+            self._ends[key] = self._priced(embedding, groups, ends=True), self._priced(head, groups, ends=True)
         return self._ends[key]
 
     def _adding_up(self, part: Priced, parameters: float, layout: Layout) -> Priced:
         """A part of the model whose gradient is added to that of the micro-batches before."""
         if layout.sharding == "parameters" and not self.code.scattered_bytes:
             return part
-        moved_s = parameters * self.code.accumulation_bytes * self.second_per_byte
         return part._replace(
-            backward_weight=part.backward_weight._replace(memory=part.backward_weight.memory + moved_s)
+            backward_weight=self._moving(part.backward_weight, parameters * self.code.accumulation_bytes)
         )
 
     def _made(self, layout: Layout, groups: dict[str, Group], block: object) -> Stages:
@@ -154,12 +253,11 @@ class StagePrices:
             stage = Priced()
             own = operations.end_parameters(self.model, layout, first=first, last=last)
             if layout.sharding == "parameters":
-                sharded = self._sharded(layout, groups)
-                plain = self._gathered(sharded, dense, experts=False)
-                mixed = self._gathered(sharded, expert, experts=True) if experts else plain
+                plain = self._gathered(dense, layout, groups, experts=False)
+                mixed = self._gathered(expert, layout, groups, experts=True) if experts else plain
                 dense, expert = plain.block, mixed.block
                 nearest = mixed if experts == layers else plain  # dense blocks come first
-                stage = sharded.ends(nearest, embedding if first else Priced(), own)
+                stage = self._sharded_ends(nearest, embedding if first else Priced(), own, layout, groups)
             stage = stage.plus(dense, layers - experts)
             if experts:
                 stage = stage.plus(expert, experts)
@@ -171,35 +269,81 @@ class StagePrices:
             self._kinds[key] = stage
         return self._kinds[key]
 
-    def _gathered(self, sharded: ShardedPrices, block: Priced, *, experts: bool) -> Gathered:
-        return sharded.block(
-            block, operations.block_share(self.model, sharded.layout, experts=experts), experts=experts
+    # -- sharded parameters --------------------------------------------------------------------------------------
+    # Each block is gathered before its passes, its gradient scattered after them.  A gather hides behind the block
+    # before, a scatter behind the backward of the block that follows.  Nothing is before the first block but the
+    # embedding, whose own parameters everything waits for, and nothing follows the embedding's scatter.
+
+    def _gathered(self, block: Priced, layout: Layout, groups: dict[str, Group], *, experts: bool) -> Gathered:
+        """A block with its messages: gathered twice; scattered here where every micro-batch is.
+
+        Where the host waits for routes, most of a block is over when the next one's gather begins.
+        """
+        code, parameters = self.code, operations.block_share(self.model, layout, experts=experts)
+        gather, scatter = self._sharded_messages(parameters, layout, groups)
+        backward = self._moving(block.backward_input, parameters * code.sharded_bytes)
+        gather_waits_s = self.exposed(gather, backward.total + block.backward_weight.total, layout)
+        both = _together(gather, scatter)
+        waits_s = self.exposed(both, backward.total + block.backward_weight.total, layout)
+        hides_s = 0.0 if experts and code.waits_for_routes else block.forward.total
+        forward_waits_s = self.exposed(gather, hides_s, layout)
+        ends = backward.waiting(gather, gather_waits_s) if code.scattered_bytes else backward.waiting(both, waits_s)
+        return Gathered(
+            block=block._replace(forward=block.forward.waiting(gather, forward_waits_s), backward_input=ends),
+            gather=gather,
+            scatter=scatter,
+            gather_waits_s=forward_waits_s,
+            scatter_waits_s=max(0.0, waits_s - gather_waits_s),
         )
 
-    def _sharded(self, layout: Layout, groups: dict[str, Group]) -> ShardedPrices:
-        return ShardedPrices(
-            code=self.code,
-            links=self.links,
-            layout=layout,
-            groups=groups,
-            second_per_byte=self.second_per_byte,
-            exposed=self.exposed,
-        )
+    def _sharded_ends(
+        self, nearest: Gathered, embedding: Priced, parameters: float, layout: Layout, groups: dict[str, Group]
+    ) -> Priced:
+        """What a stage waits for besides, each micro-batch: its ends, of so many parameters, and its first block."""
+        gather, scatter = self._sharded_messages(parameters, layout, groups)
+        ranks = (groups.get("dp_shard") or groups["data"]).ranks
+        moved = parameters * self.code.sharded_bytes / 2  # gathered once
+        first_s = self.exposed(nearest.gather, embedding.forward.total + moved * self.second_per_byte, layout)
+        forward = self._moving(NONE, moved * (1 + 1 / ranks)).waiting(gather, gather.seconds)
+        forward = forward.waiting(nearest.gather, max(0.0, first_s - nearest.gather_waits_s))
+        backward = NONE if self.code.scattered_bytes else self._last(nearest, embedding, scatter, layout)
+        return Priced(forward=forward, backward_input=backward)
 
     def scattered_once(self, layout: Layout, groups: dict[str, Group]) -> Seconds:
         """Gradients of sharded parameters, where no micro-batch but the last of a step sends them."""
         if layout.sharding != "parameters" or not self.code.scattered_bytes:
             return NONE
-        dense, expert = self._parts(layout, groups)
-        sharded, experts = self._sharded(layout, groups), bool(self.model.expert_layers)
+        experts = bool(self.model.expert_layers)
+        nearest = self._gathered(self._parts(layout, groups)[experts], layout, groups, experts=experts)
         blocks = math.ceil(self.model.layers / layout.stages) * layout.stages_per_rank
-        return sharded.scattered(
-            self._gathered(sharded, expert if experts else dense, experts=experts),
-            self._ends_of(layout, groups)[0],
-            operations.end_parameters(self.model, layout, first=True, last=layout.stages == 1),
-            blocks,
-            operations.block_share(self.model, layout, experts=experts),
-        )
+        ends = operations.end_parameters(self.model, layout, first=True, last=layout.stages == 1)
+        each = operations.block_share(self.model, layout, experts=experts)
+        moving = self._moving(NONE, (ends + blocks * each) * self.code.scattered_bytes)
+        every = moving.waiting(nearest.scatter, blocks * nearest.scatter_waits_s)
+        _, scatter = self._sharded_messages(ends, layout, groups)
+        return every.plus(self._last(nearest, self._ends_of(layout, groups)[0], scatter, layout))
+
+    def _last(self, nearest: Gathered, embedding: Priced, scatter: Message, layout: Layout) -> Seconds:
+        """Behind the first block's scatter is the embedding's backward alone, behind that of the ends nothing."""
+        last_s = self.exposed(nearest.scatter, embedding.backward_s, layout)
+        waits = NONE.waiting(nearest.scatter, max(0.0, last_s - nearest.scatter_waits_s))
+        return waits.waiting(scatter, scatter.seconds)
+
+    def _sharded_messages(self, parameters: float, layout: Layout, groups: dict[str, Group]) -> tuple[Message, Message]:
+        """(gather, scatter with the sum over copies) of so many parameters."""
+        group = groups.get("dp_shard") or groups["data"]
+        gather = self.links.seconds("all_gather", parameters * self.code.compute_bytes, group)
+        gradients = parameters * self.code.gradient_bytes
+        scatter = self.links.seconds("reduce_scatter", gradients, group)
+        if layout.shape.size("dp_replicate") > 1:
+            rest = self.links.seconds("all_reduce", gradients / group.ranks, groups["dp_replicate"])
+            scatter = _together(scatter, rest)
+        return gather, scatter
+
+    def _moving(self, seconds: Seconds, moved_bytes: float) -> Seconds:
+        return seconds._replace(memory=seconds.memory + moved_bytes * self.second_per_byte)
+
+    # -- between stages ------------------------------------------------------------------------------------------
 
     def _stage_message(self, layout: Layout, groups: dict[str, Group]) -> Message:
         """What a stage sends to the next for one micro-batch, as far as nothing hides it."""
@@ -235,101 +379,6 @@ def _times(priced: Sequence[Priced], order: Sequence[int]) -> StageTimes:
     passes = zip(*((part.total for part in kind[:3]) for kind in priced), strict=True)
     forward, inputs, weights = (tuple([seconds[kind] for kind in order]) for seconds in passes)
     return StageTimes(forward_s=forward, backward_input_s=inputs, backward_weight_s=weights)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """A block with what it waits for."""
-
-    block: Priced
-    gather: Message
-    scatter: Message
-    """Of one micro-batch, with the sum over copies of what is sharded."""
-    gather_waits_s: float
-    """That one pass does not hide."""
-    scatter_waits_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardedPrices:
-    """Prices the messages of sharded parameters and gradients of one layout.
-
-    Each block is gathered before its passes, its gradient scattered after them.  A gather hides behind the block
-    before, a scatter behind the backward of the block that follows.  Nothing is before the first block but the
-    embedding, whose own parameters everything waits for, and nothing follows the embedding's scatter.
-    """
-
-    code: Implementation
-    links: Links
-    layout: Layout
-    groups: dict[str, Group]
-    second_per_byte: float
-    exposed: Callable[[Message, float, Layout], float]
-    """(message, seconds of work, layout) -> seconds of the message that the work does not hide."""
-
-    @property
-    def group(self) -> Group:
-        """Ranks that share parameters out."""
-        return self.groups.get("dp_shard") or self.groups["data"]
-
-    def block(self, block: Priced, parameters: float, *, experts: bool = False) -> Gathered:
-        """A block of so many parameters on one rank: gathered twice; scattered here where every micro-batch is.
-
-        Where the host waits for routes, most of a block is over when the next one's gather begins.
-        """
-        code = self.code
-        gather, scatter = self._messages(parameters)
-        backward = self._moving(block.backward_input, parameters * code.sharded_bytes)
-        behind_s = backward.total + block.backward_weight.total
-        gather_waits_s = self.exposed(gather, behind_s, self.layout)
-        both = _together(gather, scatter)
-        waits_s = self.exposed(both, behind_s, self.layout)
-        hides_s = 0.0 if experts and code.waits_for_routes else block.forward.total
-        forward_waits_s = self.exposed(gather, hides_s, self.layout)
-        ends = backward.waiting(gather, gather_waits_s) if code.scattered_bytes else backward.waiting(both, waits_s)
-        return Gathered(
-            block=block._replace(forward=block.forward.waiting(gather, forward_waits_s), backward_input=ends),
-            gather=gather,
-            scatter=scatter,
-            gather_waits_s=forward_waits_s,
-            scatter_waits_s=max(0.0, waits_s - gather_waits_s),
-        )
-
-    def ends(self, nearest: Gathered, embedding: Priced, parameters: float) -> Priced:
-        """What a stage waits for besides, each micro-batch: its ends, of so many parameters, and its first block."""
-        gather, _ = self._messages(parameters)
-        moved = parameters * self.code.sharded_bytes / 2  # gathered once
-        copied_s = moved * self.second_per_byte
-        first_s = self.exposed(nearest.gather, embedding.forward.total + copied_s, self.layout)
-        forward = self._moving(NONE, moved * (1 + 1 / self.group.ranks)).waiting(gather, gather.seconds)
-        forward = forward.waiting(nearest.gather, max(0.0, first_s - nearest.gather_waits_s))
-        backward = NONE if self.code.scattered_bytes else self._last(nearest, embedding, parameters)
-        return Priced(forward=forward, backward_input=backward)
-
-    def scattered(self, nearest: Gathered, embedding: Priced, parameters: float, blocks: float, each: float) -> Seconds:
-        """Once a step, where the last micro-batch alone scatters: blocks of ``each`` parameters, and the ends."""
-        moved = (parameters + blocks * each) * self.code.scattered_bytes
-        every = self._moving(NONE, moved).waiting(nearest.scatter, blocks * nearest.scatter_waits_s)
-        return every.plus(self._last(nearest, embedding, parameters))
-
-    def _last(self, nearest: Gathered, embedding: Priced, parameters: float) -> Seconds:
-        """Behind the first block's scatter is the embedding's backward alone, behind that of the ends nothing."""
-        _, scatter = self._messages(parameters)
-        last_s = self.exposed(nearest.scatter, embedding.backward_s, self.layout)
-        waits = NONE.waiting(nearest.scatter, max(0.0, last_s - nearest.scatter_waits_s))
-        return waits.waiting(scatter, scatter.seconds)
-
-    def _messages(self, parameters: float) -> tuple[Message, Message]:
-        gather = self.links.seconds("all_gather", parameters * self.code.compute_bytes, self.group)
-        gradients = parameters * self.code.gradient_bytes
-        scatter = self.links.seconds("reduce_scatter", gradients, self.group)
-        if self.layout.shape.size("dp_replicate") > 1:
-            rest = self.links.seconds("all_reduce", gradients / self.group.ranks, self.groups["dp_replicate"])
-            scatter = _together(scatter, rest)
-        return gather, scatter
-
-    def _moving(self, seconds: Seconds, moved_bytes: float) -> Seconds:
-        return seconds._replace(memory=seconds.memory + moved_bytes * self.second_per_byte)
 
 
 def _together(first: Message, second: Message) -> Message:

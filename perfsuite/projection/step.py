@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.units import GIB
+from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.projection.calibration import Calibration, Regime
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, MemoryBreakdown, memory_of
 from perfsuite.record.result import Training
+from perfsuite.record.step import Timeline
+from perfsuite.schedules import StageTimes, make_schedule, simulate
 
 Resource = Literal["matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host"]
 RESOURCES: tuple[Resource, ...] = ("matmul", "attention", "memory", "link", "network", "bubble", "straggler", "host")
@@ -89,8 +90,7 @@ def project(
         projector = projector_of(job, calibration)
     layout = job.layout
     step_time = projector.step(layout)
-    capacity = USABLE * job.device.memory.value * GIB if job.device.memory else 0.0
-    memory = memory_of(job.architecture, layout, job.implementation, capacity)
+    memory = memory_of(job.architecture, layout, job.implementation, USABLE * job.capacity)
     flags, lower_bound = _flags(job, calibration, projector, step_time, memory)
     band = find_band(
         calibration.regime,
@@ -132,6 +132,30 @@ def projector_of(job: Job, calibration: Calibration) -> Projector:
         devices_per_node=job.devices_per_node,
         dtype=job.training.dtype,
     )
+
+
+def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
+    """A step's pipeline, action by action, simulated with the projected durations.
+
+    Raises InvalidParameter for a layout without stages.
+    """
+    layout = job.layout
+    ranks = layout.shape.size("pp")
+    if ranks == 1:
+        raise InvalidParameter(f"layout {layout} has no pipeline to draw; give it pp2 or more, or leave --trace out")
+    stages = projector_of(job, calibration).step(layout).stages
+    schedule = make_schedule(
+        layout.schedule,
+        ranks=ranks,
+        num_micro_batches=layout.num_micro_batches,
+        stages_per_rank=layout.stages_per_rank,
+    )
+    times = StageTimes(
+        forward_s=tuple(stage.forward.total for stage in stages),
+        backward_input_s=tuple(stage.backward_input.total for stage in stages),
+        backward_weight_s=tuple(stage.backward_weight.total for stage in stages),
+    )
+    return simulate(schedule, times, detail=True)
 
 
 def require_figures(job: Job, calibration: Calibration, *, simulated: bool = False) -> None:

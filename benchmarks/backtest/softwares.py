@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from perfsuite.base.units import GIB
-from perfsuite.projection.traffic import Implementation
+from perfsuite.projection.implementation import Implementation
 
 _COMPOSER = Implementation(
     name="Composer FSDP",
