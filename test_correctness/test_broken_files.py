@@ -16,7 +16,7 @@ from benchmarks.store_torture import make_file
 from perfsuite.base.errors import BaselineError, HistoryError, JournalError, PerfsuiteError
 from perfsuite.baselines import store
 from perfsuite.cli import main as cli
-from perfsuite.cli.command import EXIT_USAGE
+from perfsuite.cli.main import EXIT_USAGE
 from perfsuite.history import file as history_file
 from perfsuite.imports.formats import read_file
 from perfsuite.imports.row import Told

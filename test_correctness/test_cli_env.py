@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import perfsuite
-from perfsuite.cli import env, platforms
 from perfsuite.cli import main as cli
+from perfsuite.cli import platforms
 from perfsuite.platforms import Host
 from perfsuite.platforms.host import Answer
 from test_correctness.helpers import machines
@@ -26,8 +26,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Let the command line find this machine."""
 
     def find(host: Host) -> None:
-        for command in (env, platforms):
-            monkeypatch.setattr(command, "Host", lambda: host)
+        monkeypatch.setattr(platforms, "Host", lambda: host)
 
     return find
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.cli import env
 from perfsuite.cli import main as cli
+from perfsuite.cli import platforms
 from perfsuite.platforms import detect_machine, families, load_catalog, quirks, read_environment
 from perfsuite.platforms.musa import MusaDevice
 from perfsuite.plugin import launch
@@ -80,7 +80,7 @@ def test_the_command_line_prints_them(
 ) -> None:
     installed("2.7.1")
     host = machines.s4000(tmp_path)
-    monkeypatch.setattr(env, "Host", lambda: host)
+    monkeypatch.setattr(platforms, "Host", lambda: host)
     assert 0 == cli.main(["env"])
     out = capsys.readouterr().out
     assert "fork-poisoned: importing torch counts the devices" in out

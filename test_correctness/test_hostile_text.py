@@ -13,7 +13,7 @@ from benchmarks.store_torture import HARDWARE, case_of, run_of
 from perfsuite.base.text import code_text, json_text, screen_text, without_paths
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
-from perfsuite.cli.command import EXIT_USAGE
+from perfsuite.cli.main import EXIT_USAGE
 from perfsuite.record.run import Revision
 from perfsuite.reports.document import Grid
 from perfsuite.reports.tables.markdown import markdown

@@ -44,7 +44,7 @@ def launched(pytester, monkeypatch):
     monkeypatch.setattr(agent, "serve_agent", serve)
     monkeypatch.setattr(ClusterTransport, "gather", lambda transport: done.append("gathered"))
     monkeypatch.setattr(ClusterTransport, "start", lambda transport: None)
-    monkeypatch.setattr("perfsuite.plugin.launch.start_early", lambda suite: None)
+    monkeypatch.setattr("perfsuite.plugin.launch.start_early", lambda config, machine: None)
     become.done = done
     return become
 

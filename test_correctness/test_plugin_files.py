@@ -162,7 +162,7 @@ def test_the_driver_says_the_code_that_it_exits_with():
     reporter = SimpleNamespace(write_line=said.append)
     config = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda name: reporter))
     session = SimpleNamespace(config=config, exitstatus=0)
-    hook = launch._Driver("torchrun").pytest_sessionfinish(session)
+    hook = launch._Driver("torchrun", ()).pytest_sessionfinish(session)
     next(hook)
     session.exitstatus = pytest.ExitCode.TESTS_FAILED  # by a file that could not be written
     with contextlib.suppress(StopIteration):

@@ -1,1 +1,1 @@
-"""The command line beside pytest, one file per subcommand."""
+"""The command line beside pytest."""

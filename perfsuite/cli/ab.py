@@ -24,7 +24,7 @@ from perfsuite.base.files import require_writable, write_file
 from perfsuite.base.masking import masked_words
 from perfsuite.base.units import format_seconds, parse_duration, plural, significant
 from perfsuite.baselines.summarise import changed_settings, summarise
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, print_lines
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Result
 from perfsuite.record.run import instrumented_line
@@ -301,8 +301,7 @@ def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int]
     yield from table(comparisons, tolerance)
 
 
-COMMAND = Command(
-    name="ab",
+AB = Command(
     help="compare two revisions, environments or settings, alternating on this machine",
     arguments=_arguments,
     run=run_ab,

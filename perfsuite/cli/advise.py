@@ -10,7 +10,7 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
 from perfsuite.projection.advisor import (
     Advice,
@@ -217,8 +217,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
     }
 
 
-COMMAND = Command(
-    name="advise",
+ADVISE = Command(
     help="rank every layout of a training step that fits on so many devices",
     arguments=arguments,
     run=run,

@@ -15,7 +15,7 @@ from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_o
 from perfsuite.audit.table import AuditTable
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable, read_report
 from perfsuite.published.roles import ROLES, SCALES
@@ -259,8 +259,7 @@ def role_lines() -> Iterator[str]:
         yield f"{name:26} {role.about}{f' [{units}]' if units else ''}"
 
 
-COMMAND = Command(
-    name="audit",
+AUDIT = Command(
     help="check tables for what arithmetic, peaks and bounds do not allow: the published ones, or your own",
     arguments=arguments,
     run=run,

@@ -14,7 +14,7 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json
 from perfsuite.record.codec import to_json
 
 _DAY_S = 86400.0
@@ -213,8 +213,7 @@ def _prune(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-COMMAND = Command(
-    name="baselines",
+BASELINES = Command(
     help="list, show, verify, merge and prune baseline files",
     arguments=arguments,
     run=run,

@@ -12,7 +12,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import make_folder
 from perfsuite.base.units import plural
 from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.cli.command import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
+from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import write_calibration
@@ -132,8 +132,7 @@ def _told(path: Path, one: Calibrated) -> Iterator[str]:
     yield f"written: {path}"
 
 
-COMMAND = Command(
-    name="calibrate",
+CALIBRATE = Command(
     help="make a calibration file for projections out of stored results",
     arguments=arguments,
     run=run,

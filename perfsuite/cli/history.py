@@ -10,7 +10,7 @@ from pathlib import Path
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import days_before
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
 from perfsuite.history.findings import Findings, searched
@@ -182,8 +182,7 @@ def _prune(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-COMMAND = Command(
-    name="history",
+HISTORY = Command(
     help="performance over time: sessions in the order of the commits, what changed where, what adds up",
     arguments=arguments,
     run=run,

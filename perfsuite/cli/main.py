@@ -1,6 +1,6 @@
 """The command line beside pytest: ``perfsuite env``, ``perfsuite platforms``, ...
 
-``COMMANDS`` lists the subcommands (see :mod:`perfsuite.cli.command`) in the order of ``perfsuite --help``.
+``COMMANDS`` lists the subcommands in the order of ``perfsuite --help``, each with the module that has it.
 """
 
 from __future__ import annotations
@@ -9,42 +9,58 @@ import argparse
 import contextlib
 import importlib
 import io
-import keyword
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO, cast
 
 import perfsuite
 from perfsuite.base.errors import CaseError, PerfsuiteError, first_line
-from perfsuite.base.text import escaped, printable, screen_text
-from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, exit_codes
+from perfsuite.base.text import escaped, json_text, printable, screen_text
 
+EXIT_OK = 0
+EXIT_FOUND = 1
+"""The command did its work and found what it was asked to look for: a slower case, a contradiction."""
+EXIT_USAGE = 4
+"""A wrong option, platform name or file: the same number as pytest's."""
+USAGE_CODE = f"{EXIT_USAGE} wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
 TRACEBACK = "PERFSUITE_TRACEBACK"
 """Variable: what nobody expected is raised, not told in a line."""
-_EPILOG = exit_codes("found what was looked for (see each command's --help)")
+COMMANDS = {
+    "env": "platforms",
+    "platforms": "platforms",
+    "baselines": "baselines",
+    "audit": "audit",
+    "trace": "trace",
+    "ab": "ab",
+    "show": "show",
+    "history": "history",
+    "import": "exchange",
+    "export": "exchange",
+    "report": "report",
+    "calibrate": "calibrate",
+    "advise": "advise",
+    "published": "published",
+    "checklist": "report",
+    "project": "project",
+}
+"""The module of this package that has each subcommand, as a constant of its name: ``ENV``."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with our exit code for wrong usage."""
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One subcommand."""
 
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
-
-
-class _Screen:
-    """A stream on which text of others does nothing but be read."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(screen_text(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    help: str
+    """One line."""
+    arguments: Callable[[argparse.ArgumentParser], None]
+    """Adds the options."""
+    run: Callable[[argparse.Namespace], int]
+    """Does the work and returns the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
+    found: str = ""
+    """What EXIT_FOUND says of this command; empty where it never ends so."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,14 +73,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = _Parser(prog="perfsuite", description="What pytest does not do for perfsuite.", epilog=_EPILOG)
+    parser = _Parser(
+        prog="perfsuite",
+        description="What pytest does not do for perfsuite.",
+        epilog=exit_codes("found what was looked for (see each command's --help)"),
+    )
     parser.add_argument("--version", action="version", version=f"perfsuite {perfsuite.__version__}")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     given = sys.argv[1:] if argv is None else argv
     # A command's modules are loaded where it is asked for: all of them take a second.
     for name in given[:1] if given and given[0] in COMMANDS else COMMANDS:
         command = find_command(name)
-        sub = subcommands.add_parser(command.name, help=command.help, description=command.help)
+        sub = subcommands.add_parser(name, help=command.help, description=command.help)
         command.arguments(sub)
         sub.epilog = "  ".join(filter(None, [sub.epilog, exit_codes(command.found)]))
         sub.set_defaults(run=command.run)
@@ -100,27 +120,65 @@ def _unforeseen(error: Exception) -> str:
 
 
 def find_command(name: str) -> Command:
-    """The subcommand of this name, from the module that is called so."""
-    module = f"{name}_" if keyword.iskeyword(name) else name
-    command: Command = importlib.import_module(f"perfsuite.cli.{module}").COMMAND
+    """The subcommand of this name."""
+    command: Command = getattr(importlib.import_module(f"perfsuite.cli.{COMMANDS[name]}"), name.upper())
     return command
 
 
-COMMANDS = (
-    "env",
-    "platforms",
-    "baselines",
-    "audit",
-    "trace",
-    "ab",
-    "show",
-    "history",
-    "import",
-    "export",
-    "report",
-    "calibrate",
-    "advise",
-    "published",
-    "checklist",
-    "project",
-)
+def exit_codes(found: str = "") -> str:
+    """The exit codes for the end of a help; ``found`` is what EXIT_FOUND says, empty where it is never given."""
+    return "; ".join(["exit codes: 0 done", *([f"{EXIT_FOUND} {found}"] if found else []), USAGE_CODE])
+
+
+def platform_file_argument(parser: argparse.ArgumentParser) -> None:
+    """The option of every subcommand that looks platforms up."""
+    parser.add_argument(
+        "--platform-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="TOML file with rows and an [environment] of your own, as in the ini key perf_platforms; repeatable",
+    )
+
+
+def platform_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of every subcommand that prints something about platforms."""
+    platform_file_argument(parser)
+    json_argument(parser)
+
+
+def json_argument(parser: argparse.ArgumentParser) -> None:
+    """The option of every subcommand that other programs read."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def print_json(value: Any) -> None:
+    """For other programs."""
+    print(json_text(value, indent=2), end="")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Text for people, whatever the lines hold: none of them becomes two."""
+    for line in lines:
+        print(escaped(line))
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our exit code for wrong usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
+
+
+class _Screen:
+    """A stream on which text of others does nothing but be read."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(screen_text(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,21 +1,96 @@
-"""``perfsuite platforms``: the known device models with their peaks and sources, and which of them is here."""
+"""``perfsuite env``: what a run on this machine records; ``perfsuite platforms``: the known device models."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
+from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.platforms import (
     DeviceModel,
+    Fingerprint,
     Host,
+    Machine,
     detect_machine,
     families,
+    fingerprint,
     load_catalog,
+    read_environment,
     why_absent,
 )
+from perfsuite.platforms.environment import installed_torch, require_torch
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Peak
+
+_SHOWN_APART = ("declared", "topology", "worker")
+"""Fields of an environment that need lines of their own, or ranks: no rank runs here."""
+
+
+def _env_arguments(parser: argparse.ArgumentParser) -> None:
+    platform_arguments(parser)
+    parser.add_argument("--platform", metavar="NAME", help="this platform instead of the one found")
+
+
+def run_env(arguments: argparse.Namespace) -> int:
+    """The fingerprint and the environment that a run here would record."""
+    catalog = load_catalog(arguments.platform_file)
+    machine = detect_machine(catalog, arguments.platform, host=Host())
+    if machine.absent:
+        raise PerfsuiteError(machine.absent)
+    key = fingerprint(machine)
+    environment = read_environment(machine, declared=catalog.declared).to_json()
+    if arguments.json:
+        print_json({"platform": machine.name, "fingerprint": to_json(key), "environment": environment})
+    else:
+        print_lines(_env_lines(machine, key, environment))
+    return EXIT_OK
+
+
+def _env_lines(machine: Machine, key: Fingerprint, environment: Mapping[str, Any]) -> Iterator[str]:
+    yield f"platform     {machine}"
+    yield f"fingerprint  {key}"
+    yield ""
+    yield "hard key: results are compared only where all of it agrees"
+    yield from _rows(key.parts)
+    yield ""
+    yield "environment: recorded with every run, shown when it differs"
+    yield from _rows({name: value for name, value in environment.items() if name not in _SHOWN_APART})
+    yield ""
+    if environment["declared"]:
+        yield "declared in [environment] of the platform files"
+        yield from _rows(environment["declared"])
+    else:
+        yield "declared: nothing; a platform file's [environment] says what no tool can tell (docs/add-a-platform.md)"
+    try:
+        require_torch(machine.family, installed_torch())
+    except ConfigurationError as error:
+        yield f"problem: {error}"
+    if environment["topology"]:
+        yield ""
+        yield "topology"
+        yield from environment["topology"].splitlines()
+
+
+def _rows(values: Mapping[str, Any]) -> Iterator[str]:
+    """``name  value`` lines; tables one level deeper, lists a line each."""
+    width = max(len(name) for name in values)
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"  {name}"
+            yield from (f"  {line}" for line in _rows(value))
+        else:
+            lines = [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
+            lines = lines if value not in ([], (), {}) else ["none"]
+            yield from (f"  {'' if number else name:{width}}  {line}" for number, line in enumerate(lines))
+
+
+ENV = Command(
+    help="print the fingerprint and the environment that a run on this machine records",
+    arguments=_env_arguments,
+    run=run_env,
+)
 
 
 def _platforms_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +98,7 @@ def _platforms_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="*", metavar="NAME", help="only these platforms")
 
 
-def _platforms(arguments: argparse.Namespace) -> int:
+def run_platforms(arguments: argparse.Namespace) -> int:
     """Every row with its peaks and where they stand, and which of them is here."""
     catalog = load_catalog(arguments.platform_file)
     known = families(Host())
@@ -70,9 +145,8 @@ def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
         yield f"  note: {note}"
 
 
-COMMAND = Command(
-    name="platforms",
+PLATFORMS = Command(
     help="print the known device models with their peaks and sources, and which of them is here",
     arguments=_platforms_arguments,
-    run=_platforms,
+    run=run_platforms,
 )

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
-from perfsuite.cli.command import EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.models import find
 from perfsuite.models.base import Checkpointing
 from perfsuite.platforms import DeviceModel, load_catalog
@@ -379,8 +379,7 @@ def point_json(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> di
     }
 
 
-COMMAND = Command(
-    name="project",
+PROJECT = Command(
     help="project a training step onto devices that are not here, with a band and what binds it; nothing is run",
     arguments=arguments,
     run=run,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.base.errors import ConfigurationError, nearest
 from perfsuite.base.units import plural
-from perfsuite.cli.command import EXIT_OK, Command, print_json
+from perfsuite.cli.main import EXIT_OK, Command, print_json
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import PublishedReport, PublishedTable
 from perfsuite.reports.tables.as_published import published_cells, published_grid
@@ -98,8 +98,7 @@ def _pages(tables: Tables) -> Iterator[str]:
         yield from markdown(published_grid(report, table), level=2)
 
 
-COMMAND = Command(
-    name="published",
+PUBLISHED = Command(
     help="print the tables of the published reports as they were printed, with labels and reasons",
     arguments=arguments,
     run=run,

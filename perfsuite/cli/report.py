@@ -1,31 +1,35 @@
-"""``perfsuite report``: the tables of the published reports out of journals and baseline files."""
+"""``perfsuite report``: tables of the published reports out of results; ``perfsuite checklist``: report 004's."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
-from perfsuite.cli.command import EXIT_OK, Command, platform_file_argument
-from perfsuite.cli.results import read_recording
+from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
+from perfsuite.cli.results import read_results
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
 from perfsuite.imports.formats import read_imported
 from perfsuite.platforms import Catalog, load_catalog
+from perfsuite.record.codec import to_json
+from perfsuite.record.run import RunRecord
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
+from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.document import Grid
 from perfsuite.reports.over_time import OverTime, history_grids
 from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import record_of_baseline
 from perfsuite.reports.tables.recording import table_cases
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def report_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
     parser.epilog = (
         "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
@@ -52,15 +56,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_report(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite report``."""
     catalog = load_catalog(options.platform_file)
     if options.html is not None:
         return _write_page(options, catalog)
     if options.baseline is not None:
         raise ConfigurationError("--baseline says what a page compares with; give --html FILE too")
-    runs = [read_recording(path, catalog) for path in options.results]
-    base = read_recording(options.base, catalog) if options.base else None
+    runs = [_read(path, catalog) for path in options.results]
+    base = _read(options.base, catalog) if options.base else None
     styles = (find_style(options.style),) if options.style else fitting_styles(runs)
     if not styles:
         names = ", ".join(recording.run.name for recording in runs)
@@ -108,9 +112,9 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
             raise ConfigurationError(f"{name} is of the report in Markdown; run perfsuite report again without --html")
     if options.base is not None and options.baseline is not None:
         raise ConfigurationError("--base and --baseline both say what is compared with; give one of them")
-    runs = [read_recording(path, catalog) for path in options.results]
+    runs = [_read(path, catalog) for path in options.results]
     base = options.base or options.baseline
-    material = material_of(runs, read_recording(base, catalog) if base else None, show_hosts=options.show_hosts)
+    material = material_of(runs, _read(base, catalog) if base else None, show_hosts=options.show_hosts)
     beside = _imported(options, runs) if options.imported else []
     material = dataclasses.replace(material, over_time=_over_time(options), beside=tuple(beside))
     write_page(material, options.html)
@@ -118,9 +122,66 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
     return EXIT_OK
 
 
-COMMAND = Command(
-    name="report",
+REPORT = Command(
     help="print the tables of the published reports out of results, published figures beside them",
-    arguments=arguments,
-    run=run,
+    arguments=report_arguments,
+    run=run_report,
 )
+
+
+_MARKS = {"yes": "[x]", "no": "[ ]", "not measured": "[?]", "does not apply": "[-]"}
+
+
+def checklist_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.epilog = "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files of one machine"
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
+    json_argument(parser)
+    platform_file_argument(parser)
+
+
+def run_checklist(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite checklist``."""
+    catalog = load_catalog(options.platform_file)
+    recordings = [_read(path, catalog) for path in options.results]
+    if not any(recording.run.results for recording in recordings):
+        raise ConfigurationError(
+            f"{', '.join(map(str, options.results))}: nothing was measured, so nothing can be answered; run cases of "
+            "test_perf and give their journal"
+        )
+    told = list(answers(facts_of(recordings)))
+    if options.json:
+        print_json([to_json(answer) for answer in told])
+    else:
+        print_lines(_answer_lines(recordings, told))
+    return EXIT_OK
+
+
+def _answer_lines(recordings: list[Recording], told: list[Answer]) -> Iterator[str]:
+    yield f"report 004's checklist for {recordings[-1].run.hardware}"
+    if any(recording.run.simulated for recording in recordings):
+        yield "the devices are simulated: no time here is a measurement"
+    yield ""
+    for answer in told:
+        yield f"{_MARKS[answer.verdict]} {answer.line}: {answer.verdict}"
+        if answer.evidence:
+            yield f"      {answer.evidence}"
+        if answer.advice:
+            yield f"      -> {answer.advice}"
+
+
+CHECKLIST = Command(
+    help="answer report 004's tuning checklist from results, with evidence and advice",
+    arguments=checklist_arguments,
+    run=run_checklist,
+)
+
+
+def _read(path: Path, catalog: Catalog) -> Recording:
+    """A run of a journal, or the newest runs in a baseline file; PerfsuiteError as :func:`read_results`."""
+    results = read_results(path)
+    if isinstance(results, RunRecord):
+        run = dataclasses.replace(results, name=str(path))
+    else:
+        run = record_of_baseline(results, f"{path}, newest run of each case")
+    return Recording(run=run, device=catalog.models.get(run.platform))

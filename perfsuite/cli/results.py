@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import open_regular, why
-from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline
 from perfsuite.metrics import read_run
 from perfsuite.record.codec import plain_json
 from perfsuite.record.run import RunRecord
-from perfsuite.reports.recording import Recording
-from perfsuite.reports.stored import record_of_baseline
-
-if TYPE_CHECKING:
-    from perfsuite.platforms import Catalog
 
 _LONGEST_HEADER = 1 << 24
 
@@ -28,7 +21,11 @@ def read_results(path: Path) -> RunRecord | Baseline:
     require_file(path, "a journal or a baseline file")
     first = first_object(path)
     is_journal = path.suffix == ".jsonl" if first is None else "header" in first
-    return read_run(path) if is_journal else store.read(path)
+    if is_journal:
+        return read_run(path)
+    from perfsuite.baselines import store
+
+    return store.read(path)
 
 
 def require_file(path: Path, kinds: str) -> None:
@@ -49,13 +46,3 @@ def first_object(path: Path) -> Mapping[str, Any] | None:
     except ValueError:
         return None
     return plain if isinstance(plain, dict) else {}
-
-
-def read_recording(path: Path, catalog: Catalog) -> Recording:
-    """A run of a journal, or the newest runs in a baseline file; PerfsuiteError as :func:`read_results`."""
-    results = read_results(path)
-    if isinstance(results, RunRecord):
-        run = dataclasses.replace(results, name=str(path))
-    else:
-        run = record_of_baseline(results, f"{path}, newest run of each case")
-    return Recording(run=run, device=catalog.models.get(run.platform))

@@ -11,16 +11,13 @@ from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import encodable, printable
-from perfsuite.cli.command import EXIT_OK, Command, print_lines
+from perfsuite.cli.main import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.record.describe import word
 from perfsuite.record.journal_places import newest
 from perfsuite.record.run import GateRecord, RunRecord
-from perfsuite.reports.case_details import case_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import screen, title
-from perfsuite.reports.stored import record_of_baseline
-from perfsuite.reports.terminal import clock_lines, peak_lines, tables
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +41,12 @@ def run(options: argparse.Namespace) -> int:
     if options.results is None:
         print(f"journal {printable(path)}")
     results = read_results(path)
-    record = results if isinstance(results, RunRecord) else record_of_baseline(results, path.name)
+    if isinstance(results, RunRecord):
+        record = results
+    else:
+        from perfsuite.reports.stored import record_of_baseline
+
+        record = record_of_baseline(results, path.name)
     if options.case:
         record = _only(record, options.case)
     width = shutil.get_terminal_size((80, 24)).columns - 1
@@ -79,10 +81,14 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "tables":
+        from perfsuite.reports.terminal import clock_lines, peak_lines, tables
+
         words = {case: word(verdict) for case, verdict in verdicts.items()}
         yield from tables(list(results), width, verdicts=words)
         yield from ("", *peak_lines(results), *clock_lines(results), "")
     if show == "cases":
+        from perfsuite.reports.case_details import case_lines
+
         for result in results:
             yield from case_lines(result, verdicts.get(result.case), width)
             yield ""
@@ -90,8 +96,7 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
     yield from (line.text for line in screen(record, notable(record), width=width))
 
 
-COMMAND = Command(
-    name="show",
+SHOW = Command(
     help="print what a run's terminal showed: one screen, tables or single cases, from a journal or a baseline file",
     arguments=arguments,
     run=run,

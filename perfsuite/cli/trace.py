@@ -10,7 +10,7 @@ from pathlib import Path
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.text import printable
 from perfsuite.base.units import plural
-from perfsuite.cli.command import EXIT_OK, EXIT_USAGE, Command, print_lines
+from perfsuite.cli.main import EXIT_OK, EXIT_USAGE, Command, print_lines
 from perfsuite.metrics import read_run
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import Timeline
@@ -82,8 +82,7 @@ def _timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
     return chosen
 
 
-COMMAND = Command(
-    name="trace",
+TRACE = Command(
     help="write a Perfetto trace and a picture of each pipeline case of an earlier run, from its journal",
     arguments=arguments,
     run=run,

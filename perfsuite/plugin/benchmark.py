@@ -19,6 +19,7 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.plugin import projecting
 from perfsuite.plugin.collect import definitions_of, is_case
 from perfsuite.plugin.gate_options import gate_options_key
+from perfsuite.plugin.options import bare_compare_key
 from perfsuite.plugin.state import suite_key
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ class WorkerClock:
 
 
 clock_key = pytest.StashKey[WorkerClock]()
-bare_key = pytest.StashKey[bool]()
 apart_key = pytest.StashKey[list[str]]()
 """Lines on cases that were not compared, because they ran with other settings."""
 
@@ -220,8 +220,8 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 def take_bare_option(config: pytest.Config) -> None:
     """Take a bare option from pytest-benchmark for now."""
-    config.stash[bare_key] = config.getoption("benchmark_compare", None) is True
-    if config.stash[bare_key]:
+    config.stash[bare_compare_key] = config.getoption("benchmark_compare", None) is True
+    if config.stash[bare_compare_key]:
         config.option.benchmark_compare = None
 
 
@@ -230,7 +230,7 @@ def give_bare_option_back(session: pytest.Session) -> None:
     config = session.config
     # pytest-benchmark has no public way to say later what to compare with.
     benchmarks = getattr(config, "_benchmarksession", None)
-    if not config.stash.get(bare_key, False) or benchmarks is None:
+    if not config.stash.get(bare_compare_key, False) or benchmarks is None:
         return
     perf = any(is_case(item) for item in session.items)
     plain = any("benchmark" in getattr(item, "fixturenames", ()) and not is_case(item) for item in session.items)

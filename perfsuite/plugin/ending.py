@@ -1,17 +1,11 @@
-"""The end of a run: its record, its last lines in the journal, and lines on what could not be written.
-
-A run that -x, Ctrl-C or SIGTERM ended has the same record, of the cases that it came to.
-"""
+"""The end of a run: why cases have no result, and lines on what could not be written."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,15 +14,12 @@ from perfsuite.base.errors import PerfsuiteError, first_line
 from perfsuite.plugin.state import suite_key, suite_of
 
 if TYPE_CHECKING:
-    from perfsuite.plugin.gating import Gating
     from perfsuite.record.run import RunRecord
 
 SKIPPED = "skipped: "
 """The reason of a skip begins with this."""
 FAILED = "failed: "
 """The reason of a failure begins with this."""
-_LONGEST = 2000
-"""Characters of a failure's message that are kept."""
 cases_key = pytest.StashKey[Mapping[str, tuple[str, int]]]()
 """File relative to the root directory, and line from 1, of each perf case of this run by node id."""
 missing_key = pytest.StashKey[dict[str, str]]()
@@ -57,59 +48,6 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
             session.skip(item.nodeid, reason)
     elif report.failed:
         missing[item.nodeid] = f"{FAILED}{first_line(call.excinfo.value)}"
-
-
-def make_record(session: pytest.Session, gate: Gating | None) -> None:
-    """Put the run together once every case has its verdict, and write what the journal does not have yet."""
-    config = session.config
-    suite = config.stash.get(suite_key, None)
-    if suite is None or suite.session is None or not suite.opened:
-        return
-    from perfsuite.plugin.summary import warnings
-    from perfsuite.record.run import RunEnd, RunRecord
-
-    settle(session)
-    run, missing = suite.session, config.stash[missing_key]
-    judged = gate.record() if gate is not None and gate.keeper.verdicts else None
-
-    def fails(case: str) -> bool:  # by its verdict, which is told instead
-        verdict = judged.by_case.get(case) if judged else None
-        return judged is not None and verdict is not None and judged.fails(verdict.name)
-
-    last = RunEnd(
-        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        took_s=round(time.monotonic() - suite.first_case_at, 1) if suite.first_case_at is not None else 0.0,
-        exit_status=int(session.exitstatus),
-        warnings=() if suite.signals.hurried else tuple(warnings(suite, run)),
-        failed={
-            case: told.removeprefix(FAILED)[:_LONGEST]
-            for case, told in missing.items()
-            if told.startswith(FAILED) and not fails(case)
-        },
-    )
-    run.end(judged, last)
-    if run.journal_problem and run.journal_problem not in last.warnings:  # these very lines found the disk full
-        last = replace(last, warnings=(*last.warnings, run.journal_problem))
-    config.stash[record_key] = RunRecord(
-        name=f"session {run.id}",
-        platform=str(suite.machine),
-        fingerprint=run.fingerprint,
-        results=run.results,
-        session=run.id,
-        started_at=suite.started_at,
-        versions=suite.versions,
-        revision=suite.revision,
-        arguments=suite.arguments,
-        failures=last.failed,
-        interrupted=run.interrupted,
-        skips={
-            case: told.removeprefix(SKIPPED)
-            for case, told in missing.items()
-            if told.startswith(SKIPPED) and case not in run.results
-        },
-        gate=judged,
-        end=last,
-    )
 
 
 def attempt(config: pytest.Config, what: str, write: Callable[[], object]) -> None:

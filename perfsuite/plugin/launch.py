@@ -17,11 +17,10 @@ from perfsuite.base.errors import LaunchError
 from perfsuite.base.units import plural
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.signals import is_command
-from perfsuite.plugin.state import suite_of
 from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
 
 if TYPE_CHECKING:
-    from perfsuite.plugin.suite import Suite
+    from perfsuite.platforms import Machine
     from perfsuite.runtime.transports.cluster import ClusterTransport
     from perfsuite.runtime.transports.local import OneSlot
 
@@ -90,15 +89,14 @@ class _Driver:
     at once; with the variables it would wait for the other ranks.
     """
 
-    def __init__(self, launcher: str) -> None:
+    def __init__(self, launcher: str, cases: Sequence[pytest.Item]) -> None:
         self._launcher = launcher
+        self._cases = frozenset(cases)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
         """Hide the launcher's variables from everything but perf cases."""
-        from perfsuite.plugin.collect import is_case
-
-        hidden = {} if is_case(item) else {name: os.environ.pop(name) for name in launcher_variables(os.environ)}
+        hidden = {} if item in self._cases else {name: os.environ.pop(name) for name in launcher_variables(os.environ)}
         try:
             return (yield)
         finally:
@@ -148,9 +146,8 @@ def is_other_rank(config: pytest.Config) -> bool:
     return launch is not None and launch.rank != 0
 
 
-def transport_of(suite: Suite) -> ClusterTransport | None:
+def transport_of(config: pytest.Config, machine: Machine) -> ClusterTransport | None:
     """The transport of the launch, not yet gathered when first asked for; None without a launcher."""
-    config = suite.config
     if transport_key not in config.stash and launch_key in config.stash:
         # Only a launch pays for importing what serves one: this plugin is loaded in every pytest run.
         from perfsuite.runtime.scratch import make_directory
@@ -160,10 +157,10 @@ def transport_of(suite: Suite) -> ClusterTransport | None:
         config.add_cleanup(remove_logs)
         transport = ClusterTransport(
             config.stash[launch_key],
-            start_method=suite.machine.family.start_method,
+            start_method=machine.family.start_method,
             preload=PRELOAD,
             log_directory=logs,
-            devices=suite.device_names(),
+            devices=device_names(machine),
         )
         # Called on every way out, last registered first: the agents have ended before the directory goes.
         config.add_cleanup(transport.close)
@@ -171,9 +168,14 @@ def transport_of(suite: Suite) -> ClusterTransport | None:
     return config.stash.get(transport_key, None)
 
 
-def start_early(suite: Suite) -> None:
+def device_names(machine: Machine) -> tuple[str, ...]:
+    """Which devices this process sees, by number; empty where a device has no name of its own, as a CPU."""
+    names = tuple(device.uuid for device in machine.devices)
+    return names if all(names) else ()
+
+
+def start_early(config: pytest.Config, machine: Machine) -> None:
     """On another rank than 0: have what its worker needs imported while pytest goes on collecting."""
-    config = suite.config
     if _slot_key in config.stash:
         return
     from perfsuite.runtime.scratch import make_directory
@@ -182,7 +184,7 @@ def start_early(suite: Suite) -> None:
     logs, remove_logs = make_directory("agent")
     config.add_cleanup(remove_logs)
     slot = OneSlot(
-        start_method=suite.machine.family.start_method,
+        start_method=machine.family.start_method,
         preload=PRELOAD,
         log_directory=logs,
         first_slot=config.stash[launch_key].rank,
@@ -213,7 +215,7 @@ def take_part(session: pytest.Session, cases: Sequence[pytest.Item]) -> bool:
             transport.gather()
         except LaunchError as problem:
             raise pytest.UsageError(str(problem)) from None
-        config.pluginmanager.register(_Driver(transport.name), "perfsuite.driver")
+        config.pluginmanager.register(_Driver(transport.name, cases), "perfsuite.driver")
     return True
 
 
@@ -223,16 +225,18 @@ def give_output(config: pytest.Config) -> None:
         config.stash[_held_key].give()
 
 
-def serve(session: pytest.Session) -> None:
-    """In an agent: serve the driver, then leave pytest with nothing written; returns at once in other processes."""
+def is_agent(config: pytest.Config) -> bool:
+    """Whether this process serves a rank of a launch and runs no tests."""
+    return config.stash.get(_agent_key, False)
+
+
+def serve(session: pytest.Session, machine: Machine) -> None:
+    """In an agent: serve the driver, then leave pytest with nothing written."""
     config = session.config
-    if not config.stash.get(_agent_key, False):
-        return
     from perfsuite.runtime.transports.agent import serve_agent
 
     slot = config.stash.get(_slot_key, None)
-    devices = suite_of(config).device_names()
-    status = serve_agent(config.stash[launch_key], slot=slot, stays=not is_command(), devices=devices)
+    status = serve_agent(config.stash[launch_key], slot=slot, stays=not is_command(), devices=device_names(machine))
     config.pluginmanager.register(_Leave(status), "perfsuite.leave")
     raise session.Failed("perfsuite: this process served a rank")  # the one end of a loop of which pytest says nothing
 

@@ -84,6 +84,8 @@ class Settings:
 
 
 settings_key = pytest.StashKey[Settings]()
+bare_compare_key = pytest.StashKey[bool]()
+"""Whether --benchmark-compare was given without a file."""
 
 
 def declare(parser: pytest.Parser) -> None:
@@ -292,6 +294,12 @@ def _read_world_sizes(written: str | None) -> tuple[int, ...]:
             "write whole numbers of at least 1 such as 8,16,32"
         )
     return tuple(sorted({int(word) for word in words}))
+
+
+def file_of(name: str, config: pytest.Config) -> Path | None:
+    """Where an option says that a file goes, else its ini key."""
+    asked, written = collisions.option(config, name), collisions.ini(config, name)
+    return config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
 
 
 def runs_tests(config: pytest.Config) -> bool:

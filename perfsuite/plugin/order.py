@@ -27,7 +27,7 @@ from perfsuite.plugin import (
     progress,
     projecting,
 )
-from perfsuite.plugin.state import suite_key
+from perfsuite.plugin.state import suite_key, suite_of
 
 if TYPE_CHECKING:
     from perfsuite.plugin.gating import Gating
@@ -113,7 +113,8 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
-    launch.serve(session)
+    if launch.is_agent(session.config):
+        launch.serve(session, suite_of(session.config).machine)
     gate = _gate(session.config)
     outcome.begin(session, "tests")
     try:
@@ -159,7 +160,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
             gate.finish(session)
         if suite_key in config.stash:
             ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
-            ending.attempt(config, "the record of the run", lambda: ending.make_record(session, gate))
+            ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
         outcome.close_unless_hurried(config)
         outputs.write(config, before_others=True)
         return (yield)
@@ -214,6 +215,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         annotate(terminalreporter, config)
     outputs.show(terminalreporter, config, "perf_history", "perf_html")
     collect.show_left_out(terminalreporter, config)
+
+
+def _make_record(session: pytest.Session, gate: Gating | None) -> None:
+    suite = session.config.stash[suite_key]
+    if suite.session is not None and suite.opened:
+        from perfsuite.plugin.summary import make_record
+
+        make_record(session, gate.record() if gate is not None and gate.keeper.verdicts else None)
 
 
 def _gate(config: pytest.Config) -> Gating | None:

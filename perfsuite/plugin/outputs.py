@@ -21,7 +21,7 @@ import pytest
 from perfsuite.base.errors import ConfigurationError, HistoryError, PerfsuiteError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions, ending, fixtures, projecting
-from perfsuite.plugin.options import BESIDE, runs_tests, settings_key
+from perfsuite.plugin.options import BESIDE, file_of, runs_tests, settings_key
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.state import suite_key, suite_of
 
@@ -125,12 +125,6 @@ def show(terminalreporter: Any, config: pytest.Config, *names: str) -> None:
     said = config.stash[outputs_key].said
     for line in filter(None, map(said.get, names)):
         Out(terminalreporter).line(line)
-
-
-def file_of(name: str, config: pytest.Config) -> Path | None:
-    """Where an option says that a file goes, else its ini key."""
-    asked, written = collisions.option(config, name), collisions.ini(config, name)
-    return config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
 
 
 def _require_writable(option: str, session: pytest.Session, path: Path) -> Path:

@@ -35,9 +35,9 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.environment import installed_torch, require_importable_torch, require_torch
 from perfsuite.platforms.quiet import HostLoad, read_host_load
-from perfsuite.plugin import benchmark, collisions, launch, outputs, projecting
+from perfsuite.plugin import collisions, launch
 from perfsuite.plugin.gate_options import gate_options_key
-from perfsuite.plugin.options import Settings, runs_tests, settings_key, timed_options
+from perfsuite.plugin.options import Settings, bare_compare_key, file_of, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.signals import Signals
 from perfsuite.plugin.sweep import LaunchSizes
@@ -94,7 +94,7 @@ class Suite:
     @property
     def projects(self) -> bool:
         """Whether cases that cannot run here are projected."""
-        return projecting.state_key in self.config.stash
+        return collisions.option(self.config, "perf_project") is not None
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Suite:
     @functools.cached_property
     def cluster(self) -> ClusterTransport | None:
         """The launcher's transport; None without a launcher."""
-        return launch.transport_of(self)
+        return launch.transport_of(self.config, self.machine)
 
     @functools.cached_property
     def transport(self) -> Transport:
@@ -137,7 +137,7 @@ class Suite:
     @functools.cached_property
     def revision(self) -> Revision:
         """What code is measured."""
-        written = (self.config.stash[gate_options_key].folder, outputs.file_of("perf_history", self.config))
+        written = (self.config.stash[gate_options_key].folder, file_of("perf_history", self.config))
         return revision_of(self.config.rootpath, *filter(None, written))
 
     @functools.cached_property
@@ -193,14 +193,9 @@ class Suite:
             return ""
         on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)
         count = self.machine.device_count
-        if cluster and self.device_names():  # each agent tells its own: until they came nobody knows
+        if cluster and launch.device_names(self.machine):  # each agent tells its own: until they came nobody knows
             count = cluster.devices_here(count) or on_host
         return self._too_few_devices(on_host, count) if on_host > count else ""
-
-    def device_names(self) -> tuple[str, ...]:
-        """Which devices this process sees, by number; empty where a device has no name of its own, as a CPU."""
-        names = tuple(device.uuid for device in self.machine.devices)
-        return names if all(names) else ()
 
     def _too_few_devices(self, ranks: int, count: int) -> str:
         """What it takes to run so many ranks, when this host alone has ``count`` devices, which are fewer."""
@@ -251,7 +246,7 @@ class Suite:
         """Whether this run gates, stores or compares, so that the code of another checkout would be wrong evidence."""
         gate, option = self.config.stash[gate_options_key], self.config.getoption
         compares = option("benchmark_compare", None) or option("benchmark_compare_fail", None)
-        return bool(gate.gate or gate.update or compares or self.config.stash[benchmark.bare_key])
+        return bool(gate.gate or gate.update or compares or self.config.stash[bare_compare_key])
 
     def _open_driver(self) -> Driver:
         from perfsuite.runtime.driver import Driver  # not before something runs
@@ -274,7 +269,7 @@ class Suite:
         if self.session is not None and runs_tests(self.config) and not idle:
             with contextlib.suppress(ConfigurationError):  # told by the first case that runs: all may be skipped
                 if launch.is_other_rank(self.config):
-                    launch.start_early(self)
+                    launch.start_early(self.config, self.machine)
                 else:
                     self.session.start()
 

@@ -1,11 +1,14 @@
-"""perfsuite's section at the end of a pytest run."""
+"""The record of a pytest run, and perfsuite's section at its end."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load
 from perfsuite.platforms.quiet import warnings as signs_of_others
 from perfsuite.plugin import collisions, outcome, projecting
-from perfsuite.plugin.ending import SKIPPED, cases_key, missing_key, record_key
+from perfsuite.plugin.ending import FAILED, SKIPPED, cases_key, missing_key, record_key, settle
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.outputs import outputs_key
@@ -27,7 +30,7 @@ from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.describe import headline
 from perfsuite.record.result import Result
-from perfsuite.record.run import Revision, RunRecord, instrumented_line
+from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord, instrumented_line
 from perfsuite.reports.devices import sustained_lines, throttled_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.scaling import scalings
@@ -36,10 +39,63 @@ from perfsuite.reports.tables.published import published_lines
 from perfsuite.reports.terminal import clock_lines, outcome_line, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
+_LONGEST = 2000
+"""Characters of a failure's message that are kept."""
 _REASONS = 3
 """Reasons that a run which measured nothing tells beside those of platforms."""
 MOST_ANNOTATIONS = 10
 """GitHub shows no more errors of one step."""
+
+
+def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
+    """Put the run together once every case has its verdict, and write what the journal does not have yet.
+
+    A run that -x, Ctrl-C or SIGTERM ended has the same record, of the cases that it came to.
+    """
+    config = session.config
+    suite, missing = config.stash[suite_key], config.stash[missing_key]
+    assert suite.session is not None
+    run = suite.session
+    settle(session)
+
+    def fails(case: str) -> bool:  # by its verdict, which is told instead
+        verdict = judged.by_case.get(case) if judged else None
+        return judged is not None and verdict is not None and judged.fails(verdict.name)
+
+    last = RunEnd(
+        at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        took_s=round(time.monotonic() - suite.first_case_at, 1) if suite.first_case_at is not None else 0.0,
+        exit_status=int(session.exitstatus),
+        warnings=() if suite.signals.hurried else tuple(warnings(suite, run)),
+        failed={
+            case: told.removeprefix(FAILED)[:_LONGEST]
+            for case, told in missing.items()
+            if told.startswith(FAILED) and not fails(case)
+        },
+    )
+    run.end(judged, last)
+    if run.journal_problem and run.journal_problem not in last.warnings:  # these very lines found the disk full
+        last = replace(last, warnings=(*last.warnings, run.journal_problem))
+    config.stash[record_key] = RunRecord(
+        name=f"session {run.id}",
+        platform=str(suite.machine),
+        fingerprint=run.fingerprint,
+        results=run.results,
+        session=run.id,
+        started_at=suite.started_at,
+        versions=suite.versions,
+        revision=suite.revision,
+        arguments=suite.arguments,
+        failures=last.failed,
+        interrupted=run.interrupted,
+        skips={
+            case: told.removeprefix(SKIPPED)
+            for case, told in missing.items()
+            if told.startswith(SKIPPED) and case not in run.results
+        },
+        gate=judged,
+        end=last,
+    )
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:

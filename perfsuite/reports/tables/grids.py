@@ -83,7 +83,7 @@ def _grid(
         columns.insert(at, ColumnSpec(title=f"times {material.base}, same ranks", key="over_base"))
     ordered = sorted(cases, key=lambda case: _order(case, columns))
     lines = placed(published, ordered, spec.pair_by, material.rest)
-    columns = [_readable(column, ordered, lines) for column in _told_apart(columns, ordered)]
+    columns = _readable(_told_apart(columns, ordered), ordered, lines)
     rows = [(*(_published_cell(row.line, column) for column in columns), row.missing) for row in lines if row.after < 0]
     for index, case in enumerate(ordered):
         rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
@@ -118,14 +118,20 @@ def _told_apart(columns: Sequence[ColumnSpec], cases: Sequence[TableCase]) -> li
     return [*columns[:at], CASE, *columns[at:]]
 
 
-def _readable(column: ColumnSpec, cases: Sequence[TableCase], rows: Sequence[PlacedLine]) -> ColumnSpec:
-    """A column of sizes in the unit that all its figures, published ones among them, read best in; others as is."""
-    if not column.in_gib:
-        return column
-    published = (row.line.figures[column.key] for row in rows if column.key in row.line.figures)
-    sizes = [*(case.values.get(column.key, 0.0) for case in cases), *(figure.metric_value for figure in published)]
+def _readable(
+    columns: Sequence[ColumnSpec], cases: Sequence[TableCase], rows: Sequence[PlacedLine]
+) -> list[ColumnSpec]:
+    """The columns of sizes in one unit, that in which all their figures, published ones among them, read best."""
+    keys = [column.key for column in columns if column.in_gib]
+    published = [figure.metric_value for row in rows for key, figure in row.line.figures.items() if key in keys]
+    sizes = [*(case.values.get(key, 0.0) for case in cases for key in keys), *published]
     unit, unit_bytes = readable_unit([size * GIB for size in sizes])
-    return dataclasses.replace(column, title=column.title.replace("GiB", unit), scale=GIB / unit_bytes)
+    return [
+        dataclasses.replace(column, title=column.title.replace("GiB", unit), scale=GIB / unit_bytes)
+        if column.in_gib
+        else column
+        for column in columns
+    ]
 
 
 def _order(case: TableCase, columns: Sequence[ColumnSpec]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""``perfsuite import``: figures that other tools measured, read, converted and held against the rules."""
+"""``perfsuite import``: figures of other tools; ``perfsuite export``: results for other programs."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import write_file
 from perfsuite.base.text import escaped, printable
 from perfsuite.base.units import plural, significant
-from perfsuite.cli.command import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
+from perfsuite.baselines import store
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
+from perfsuite.cli.results import first_object, require_file
+from perfsuite.exports.formats import EXPORTS
+from perfsuite.exports.row import ExportRow, rows_of_baseline, rows_of_history, rows_of_run
+from perfsuite.history import file
 from perfsuite.imports.formats import FORMATS, find_format, read_file, write_imported
 from perfsuite.imports.plausibility import Doubt, doubts
 from perfsuite.imports.row import Imported, Told
+from perfsuite.metrics import read_run
 from perfsuite.platforms import load_catalog
 
 SHOWN = 12
 """Figures, refusals and doubts of a file that are printed; --all prints every one."""
-_FOUND = "a figure was refused, or contradicts another"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def import_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
     formats = "; ".join(f"{known.name}: {known.about}" for known in FORMATS)
     parser.epilog = f"formats: {formats}; the figures are never a baseline and never gated"
@@ -40,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_import(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite import``; EXIT_FOUND where a figure was refused or contradicts another."""
     catalog = load_catalog(options.platform_file)
     device = catalog.find(options.platform) if options.platform else None
@@ -82,10 +88,56 @@ def _some(lines: Sequence[str], most: int | None, what: str) -> Iterator[str]:
         yield f"  and {plural(len(lines) - most, f'more {what}')}"
 
 
-COMMAND = Command(
-    name="import",
+IMPORT = Command(
     help="read results of nccl-tests, SuperBench, FlagPerf, torchtitan, Megatron, DeepSpeed or pytest-benchmark",
-    arguments=arguments,
-    run=run,
-    found=_FOUND,
+    arguments=import_arguments,
+    run=run_import,
+    found="a figure was refused, or contradicts another",
+)
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.epilog = (
+        "RESULTS are journals, baseline files (their newest runs) or histories; bencher, github-action-benchmark and "
+        "openmetrics take the newest figure of each case, otava wants a history"
+    )
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal, baseline file or history")
+    parser.add_argument("--format", required=True, choices=list(EXPORTS), help="who reads it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Carry out ``perfsuite export``."""
+    rows = [row for path in options.results for row in _rows(path)]
+    if not rows:
+        names = ", ".join(map(str, options.results))
+        raise ConfigurationError(f"{names}: nothing was measured, so there is nothing to export")
+    if len({row.simulated for row in rows}) > 1:
+        raise ConfigurationError("real and simulated results never meet; export them apart")
+    text = EXPORTS[options.format](rows)
+    if options.out is None:
+        print(text, end="")
+        return EXIT_OK
+    write_file(options.out, text, option="--out")
+    print(f"{options.out}: {len(rows)} figures as {options.format}")
+    return EXIT_OK
+
+
+def _rows(path: Path) -> Iterator[ExportRow]:
+    require_file(path, "a journal, a baseline file or a history")
+    first = first_object(path) or {}
+    if "header" in first:
+        run = read_run(path)
+        yield from rows_of_run(run, simulated=any(result.simulated for result in run.results.values()))
+    elif path.suffix == ".jsonl" or "session" in first:
+        yield from rows_of_history(file.read(path))
+    else:
+        yield from rows_of_baseline(store.read(path))
+
+
+EXPORT = Command(
+    help="results as other programs read them: JSON, CSV, Prometheus, Bencher, github-action-benchmark, Otava",
+    arguments=export_arguments,
+    run=run_export,
 )
