@@ -1,1 +1,1 @@
-"""The gate: from stored runs and this session's to a verdict per case.  It decides and never measures."""
+"""Decides what runs are worth.  ``Row:`` of a constant: the row and section of docs/gate.md that shows its effect."""

@@ -30,9 +30,9 @@ from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
 UNSTABLE_RUNS = 3
-"""Runs without enough clean samples after which the host is called unstable."""
+"""Runs without enough clean samples after which the host is called unstable.  Row: silence 8, no clean samples."""
 SCATTER = 3.0
-"""Standard deviations of the stored runs that a run without clean samples has to lie above them."""
+"""Standard deviations of the stored runs that a run without clean samples must lie above.  Row: silence 8."""
 _SMALL = "the level may be worse by less than would show"
 
 

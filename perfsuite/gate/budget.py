@@ -10,7 +10,7 @@ from perfsuite.record.verdict import Request, RequestKind
 LEAST_S = 180.0
 PLAIN_RUNS = 10
 SCREENING_SHARE = 1 / 3
-"""Share of a budget that screening may use before suspects have their verdicts."""
+"""Share of a budget that screening may use before suspects have their verdicts.  Row: 60 s, how long it takes."""
 _ARMS: Mapping[RequestKind, int] = {"run": 1, "ab_pair": 2, "anchor_pair": 2}
 """Runs of a request."""
 Wanted = Mapping[RequestKind, Mapping[str, int]]

@@ -143,8 +143,7 @@ def soft_differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple
     >>> soft_differences({"packages": {"torch": "2.13.0"}}, {"packages": {"torch": "2.12.1"}})
     ('packages.torch 2.13.0, stored 2.12.1',)
     """
-    left, right = _parts(now), _parts(stored)
-    return tuple(_difference(name, left, right) for name in _differing(left, right))
+    return tuple(phrase for _, _, phrase in _differences(now, stored))
 
 
 def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
@@ -158,14 +157,13 @@ def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]
     >>> causes({"governor": "powersave", "cpu": "X; CPU quota: unknown"}, {"governor": "performance", "cpu": "X"})
     ('governor powersave, stored performance',)
     """
-    left, right = _parts(now), _parts(stored)
     return tuple(
-        _difference(name, left, right)
-        for name in _differing(left, right)
+        phrase
+        for name, values, phrase in _differences(now, stored)
         if name.partition(".")[0] not in _NO_CAUSES
         and name.rpartition(".")[2] not in _NOT_TIMED
         and name != _WHICH_CORES
-        and _UNKNOWN not in (left.get(name), right.get(name))
+        and _UNKNOWN not in values
     )
 
 
@@ -182,13 +180,14 @@ def _parts(environment: Mapping[str, Any]) -> dict[str, Any]:
     return parts
 
 
-def _differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
-    return [name for name in sorted(set(left) | set(right)) if left.get(name) != right.get(name)]
-
-
-def _difference(name: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> str:
-    lacking = "none" if name == "CPU quota" else "absent"
-    return f"{name} {_short(left.get(name, lacking))}, stored {_short(right.get(name, lacking))}"
+def _differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any], str]]:
+    """Parts of an environment that differ: name, values of now and stored, and a phrase."""
+    left, right = _parts(now), _parts(stored)
+    for name in sorted(set(left) | set(right)):
+        if left.get(name) != right.get(name):
+            lacking = "none" if name == "CPU quota" else "absent"
+            values = left.get(name, lacking), right.get(name, lacking)
+            yield name, values, f"{name} {_short(values[0])}, stored {_short(values[1])}"
 
 
 def shortened(phrases: Sequence[str]) -> tuple[str, ...]:

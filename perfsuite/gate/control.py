@@ -23,9 +23,9 @@ SCATTERS = 2.0
 UNLIKE_RESPONSE = 0.3
 """Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
 SURELY_UNLIKE = 3 * UNLIKE_RESPONSE
-"""Share of what a control moved by that its case may have moved further: of a suite some case does."""
+"""Share of a move of the control that some case of a suite moves further.  Row: busier, controls."""
 EXPLAINED = 0.5
-"""Share of a change that the control must show, at least, before it is put down to the host."""
+"""Least share of a change that the control must show before the host is blamed.  Row: busier, controls."""
 _BEFORE_KINDS = ("", "compute", "memory")
 """Kinds that a run without one may have: the workload said which, and says the same today where the step works."""
 

@@ -280,7 +280,14 @@ class CaseWork:
 
 def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[CaseWork]:
     """Every case with what can be judged of it; nothing where nothing is stored, or too little."""
-    chosen = [(given, *_quantities(given, settings)) for given in cases]
+    chosen = []
+    for given in cases:
+        known, flags = tuple[Quantity, ...](), tuple[str, ...]()
+        if given.stored and not given.refusal:
+            accepted = settings.tolerance if given.tolerance is None else given.tolerance
+            wanted = given.metric_tolerances
+            known, flags = quantities(given.case, given.stored, tolerance=accepted, metric_tolerances=wanted)
+        chosen.append((given, known, flags))
     enough = [(given.case.node, quantity) for given, known, _ in chosen for quantity in _enough(known, settings)]
     judged_of = {(node, quantity.name): quantity for node, quantity in enough}
     fitted = _fitted(judged_of, settings)
@@ -305,13 +312,6 @@ def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[Ca
             learnt=max(time, default=0) if can_learn else None,
             plain_level=functools.partial(lambda node: plain()[node, TIME], given.case.node),
         )
-
-
-def _quantities(given: GateCase, settings: GateSettings) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:
-    if given.refusal or not given.stored:
-        return (), ()
-    tolerance = settings.tolerance if given.tolerance is None else given.tolerance
-    return quantities(given.case, given.stored, tolerance=tolerance, metric_tolerances=given.metric_tolerances)
 
 
 def _enough(known: Sequence[Quantity], settings: GateSettings) -> list[Quantity]:

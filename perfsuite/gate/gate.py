@@ -34,7 +34,7 @@ from perfsuite.record.verdict import MEAN, P95, GateSettings, Request, RequestKi
 from perfsuite.statistics.robust import median
 
 PROBES = 3
-"""Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
+"""Cases whose A/B tells whether a shift of the whole suite is the host's or the code's.  Row: suite, silence."""
 
 
 class Gate:

@@ -29,7 +29,7 @@ from perfsuite.statistics.student import t_quantile
 SURE = 0.999
 """Confidence with which a pass excludes a slowdown that is too large to be missed."""
 SURE_ALONE = 0.9999
-"""The same where no other cases tell what the host does: a few sessions of one case are all that is known of it."""
+"""The same where a few sessions of one case are all that is known of the host.  Row: silence 1 to 8."""
 LIKELY = 0.95
 LAST_STAGE = 0.985
 """The same for the last stage, whose runs are disturbed now and then."""
@@ -40,7 +40,7 @@ NEAR_BASE = 0.85
 ENOUGH_PAIRS = 10
 """Pairs whose own scatter may stand for the noise of a case; eleven of twelve are left without the largest."""
 MIN_SCATTER = 4
-"""Runs from which on their own scatter tells whether pairs are worth asking for."""
+"""Runs from which on their own scatter tells whether pairs are worth asking for.  Row: silence 1, hosted VM."""
 UNKNOWN_SESSION_SIGMA = 0.01
 """How much a case moves between sessions where the baseline has too few to tell, and no A/B can be run."""
 NOISIER = 2.5
@@ -52,9 +52,9 @@ UNKNOWN_SHARE = 2 / 3
 ENOUGH_SESSIONS = 3
 LEAST_DOF = 3
 SESSIONS_OVER_RUNS = 2.5
-"""Variance of runs of different sessions over that of runs inside one: between 2 and 4 on most hosts."""
+"""Variance of runs of different sessions over that inside one: 2 to 4 on most hosts.  Row: histories, silence."""
 SESSIONS_DOF = 4
-"""Weight of that expectation beside stored runs, in degrees of freedom; half of theirs at most."""
+"""Weight of that beside stored runs, in degrees of freedom; half of theirs at most.  Row: histories, silence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,9 +340,9 @@ class Judge:
         effect, error, dof = self.mean_of_pairs(differences)
         outcome: Outcome = "inconclusive"
         enough = self.today.known or self._surely(abs(effect), error, dof)
-        if enough and self._pairs_show(differences, 1.0):
+        if enough and self._pairs_show(differences):
             outcome = "regressed"
-        elif enough and self._pairs_show(differences, -1.0):
+        elif enough and self._pairs_show([-difference for difference in differences]):
             outcome = "improved"
         elif effect < 0.5 * self.bounds.tolerance or effect + 1.7 * error < self.bounds.tolerance:
             outcome = "pass" if self.excludes(effect, error) else "inconclusive"
@@ -366,9 +366,9 @@ class Judge:
         inside = max(sure * math.sqrt(expected / count), own_reach(values))
         return math.hypot(sure * spread.shared, max(sure, unsure) * math.sqrt(further), inside)
 
-    def _pairs_show(self, differences: Sequence[float], sign: float) -> bool:
-        """Whether the pairs confirm a change in this direction, also without the one that shows it most."""
-        ordered = sorted(sign * difference for difference in differences)
+    def _pairs_show(self, differences: Sequence[float]) -> bool:
+        """Whether the pairs confirm a slowdown, also without the one that shows it most."""
+        ordered = sorted(differences)
         return all(self.confirms(*self.mean_of_pairs(some)) for some in (ordered, ordered[:-1]))
 
     def mean_of_pairs(self, differences: Sequence[float]) -> tuple[float, float, int]:

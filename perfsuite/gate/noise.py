@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from perfsuite.statistics.robust import MAD_TO_SIGMA, huber_mean, median, rough_sigma, variance, without_spike
 
 GAIN = 0.25
-"""A yardstick is used where it cuts the noise of a kind of cases by at least this share."""
+"""A yardstick is used where it cuts the noise of a kind by this share.  Row: the same with a yardstick, error rates."""
 ENOUGH_DOF = 14
 """Degrees of freedom from which on that is believed."""
 FEW_GAIN = 0.7
@@ -72,9 +72,9 @@ def helpful_slope(points: Sequence[tuple[float, float]], gain: float = GAIN) -> 
 
 
 MOST_PRIOR_DOF = 10
-"""Most weight, in degrees of freedom, that other cases have in the noise of one of them."""
+"""Most degrees of freedom of other cases in the noise of one.  Row: ordinary box, no base, error rates."""
 KIND_CASES = 6
-"""Cases from which on a kind tells by itself how noisy it is; smaller kinds are judged with the whole suite."""
+"""Cases from which on a kind tells how noisy it is; else the whole suite does.  Row: ordinary box, error rates."""
 
 Member = tuple[float, int]
 """Variance of one case and its degrees of freedom."""

@@ -31,7 +31,7 @@ SURELY_ALPHA = 0.0005
 
 LONE_LOOKS = 8
 """Looks among which SURELY_ALPHA is split where too few cases tell of the host: there base and stored commit are run in
-nearly every session, and each is looked at after 6, 12 and 24 pairs."""
+nearly every session, and each is looked at after 6, 12 and 24 pairs.  Row: histories of 50 merges, silence."""
 
 
 Outcome = Literal["pass", "regressed", "improved", "inconclusive", "suspect", "candidate"]
@@ -114,7 +114,7 @@ SESSION_SHARE = 0.1
 PRIOR_INSIDE = 1 - SESSION_SHARE
 SUITE_PRIOR_DOF = 30
 KIND_PRIOR_DOF = 8
-"""Weight of the expectation that nearly all noise lies between runs and little between sessions."""
+"""Weight of the expectation that nearly all noise lies inside sessions.  Row: hosted VM, error rates."""
 SHIFTLESS_INSIDE = 0.5
 SHIFTLESS_PRIOR_DOF = 6
 """The same where a host's drift cannot be told from a case's own noise."""

@@ -22,7 +22,8 @@ from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
 
 SUITE_ALPHA = 0.005
-"""False alarms of the suite as a whole, per session of an unchanged code on a host that moves as it did before."""
+"""False alarms of the suite as a whole, per session of an unchanged code on a host that moves as it did before.  Row:
+the suite unchanged, error rates."""
 SHOWN_KINDS = 3
 """Kinds of controls that the line of the suite names."""
 USUAL_DOF = 2

@@ -34,20 +34,14 @@ def deadline_s(
     if budget.fixed_timeout:
         return budget.timeout_s
     turns = min(_MOST_TURNS, max(1.0, ranks_per_core / _RANKS_OF_A_CORE))
-    needed_s = _ITERATIONS.get(purpose, _OTHERWISE) * at_best_s(work, peaks, devices) / _SHARE_OF_PEAK
-    return turns * budget.timeout_s + needed_s
-
-
-def at_best_s(work: Work, peaks: Peaks, devices: int) -> float:
-    """Seconds that one iteration takes at the published peaks; what has none there counts nothing."""
     compute = peaks.tflops.get(work.dtype)
     memory = peaks.memory_bandwidth if work.memory_path == "device" else peaks.host_link
-    times = [
+    at_best_s = max(  # of one iteration, at the peaks; what has none there counts nothing
         max(work.flops.values(), default=0.0) / (compute.value * 1e12 * devices) if compute else 0.0,
         work.bytes_moved / (memory.value * 1e9) if memory else 0.0,
         work.message_bytes / (peaks.link.value * 1e9) if peaks.link else 0.0,
-    ]
-    return max(times)
+    )
+    return turns * budget.timeout_s + _ITERATIONS.get(purpose, _OTHERWISE) * at_best_s / _SHARE_OF_PEAK
 
 
 @dataclass(kw_only=True)

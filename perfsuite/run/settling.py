@@ -305,21 +305,18 @@ class Settling:
         while len(self._arms) >= _LIVE:
             self._close(next(name for name in self._arms if name != self.base.new.name))
         wider = [*cases, *sorted(self._expected - set(cases))]
-        try:
-            return self._started(arm, wider, until_s)
-        except ArmFailed:
-            if len(wider) == len(cases) or self.clock.now() >= until_s:
-                raise
-            self._expected = frozenset()  # one of the others may be what it cannot collect
-            return self._started(arm, cases, until_s)
-
-    def _started(self, arm: Arm, cases: Sequence[str], until_s: float) -> LiveArm:
-        assert self.base is not None
-        began_s = self.clock.now()
-        live = self._arms[arm.name] = LiveArm(arm, [*self.base.arguments, "--perf-yardstick"], cases)
-        live.start(until_s - began_s)
-        self.clock.starts_s.append(self.clock.now() - began_s)
-        return live
+        while True:
+            began_s = self.clock.now()
+            live = self._arms[arm.name] = LiveArm(arm, [*self.base.arguments, "--perf-yardstick"], wider)
+            try:
+                live.start(until_s - began_s)
+            except ArmFailed:
+                if len(wider) == len(cases) or self.clock.now() >= until_s:
+                    raise
+                self._expected, wider = frozenset(), [*cases]  # one of the others may be what it cannot collect
+            else:
+                self.clock.starts_s.append(self.clock.now() - began_s)
+                return live
 
     def _close(self, name: str) -> None:
         live = self._arms.pop(name, None)
