@@ -16,11 +16,11 @@ from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.gate.exact import rule_for
 from perfsuite.metrics import REGISTRY
 from perfsuite.models import find as find_model
-from perfsuite.schedules import SCHEDULES, make_schedule
+from perfsuite.schedules import SCHEDULES, make_schedule, split_costs
+from perfsuite.strategies import hybrid_sizes
+from perfsuite.strategies.hybrid_sizes import split_layers
 from perfsuite.strategies.pipeline import pipeline as pipeline_module
-from perfsuite.strategies.pipeline import split as pipeline_split
 from perfsuite.strategies.pipeline.pipeline import torch_order
-from perfsuite.strategies.pipeline.split import split_layers, stage_costs
 from perfsuite.strategies.pipeline.watch import Watch
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 from perfsuite.workloads.training.train_step import TrainStep
@@ -137,14 +137,15 @@ def test_every_metric_of_a_case_is_in_the_registry(workload):
 
 
 def test_the_head_takes_the_place_of_blocks():
-    assert doctest.testmod(pipeline_split).failed == 0
+    assert doctest.testmod(hybrid_sizes).failed == 0
     for name, stages in (("gpt2", 3), ("gpt2-xl", 8), ("llama2-7b", 8), ("gpt3-13b", 16)):
         model = find_model(name)
         split = split_layers(model, stages)
         assert [layer for layers in split for layer in layers] == list(range(model.layers))
-        assert sum(stage_costs(model, split)) == pytest.approx(model.forward_flops)
+        costs, head = [model.block_flops / model.layers] * model.layers, model.forward_flops - model.block_flops
+        assert sum(split_costs(costs, split, head=head)) == pytest.approx(model.forward_flops)
         even = [range(index * model.layers // stages, (index + 1) * model.layers // stages) for index in range(stages)]
-        assert max(stage_costs(model, split)) <= max(stage_costs(model, tuple(even)))
+        assert max(split_costs(costs, split, head=head)) <= max(split_costs(costs, tuple(even), head=head))
 
 
 def test_a_gate_judges_one_bubble_alone():

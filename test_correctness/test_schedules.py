@@ -281,7 +281,7 @@ def test_a_plan_and_the_closed_forms_of_all_its_ranks_make_one_schedule_and_one_
     made, cut = [], []
     monkeypatch.setattr(Schedule, "walk", lambda schedule, seconds: made.append(schedule))
     monkeypatch.setattr(
-        "perfsuite.strategies.pipeline.split.balance",
+        "perfsuite.strategies.hybrid_sizes.balance",
         lambda *given, **more: cut.append(balance(*given, **more)) or cut[-1],
     )
     step = TrainStep(model="gpt3-175b", strategy="hybrid", mesh="pp16", accumulation=29)

@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
-from perfsuite.strategies.base import Plan, Strategy
+from perfsuite.strategies.base import Strategy
 from perfsuite.strategies.ddp import Ddp
 from perfsuite.strategies.deepspeed.zero import Zero
 from perfsuite.strategies.fsdp import Fsdp
 from perfsuite.strategies.hybrid import Hybrid
+from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.single import Single
 from perfsuite.strategies.zero_redundancy import ZeroRedundancy
 

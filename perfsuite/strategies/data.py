@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.record.workload import DTYPES, Rank
-from perfsuite.strategies.base import Plan
 from perfsuite.strategies.fsdp import fsdp_api, sharder
 from perfsuite.strategies.hybrid_sizes import SHARDED
+from perfsuite.strategies.plan import Plan
 
 
 class DataParallel:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.strategies.base import Plan
 from perfsuite.strategies.parameter_shapes import ParameterShapes, find_shapes
+from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import DATA, Call, Tally, buckets, padded_bytes
 
 _FP32 = 4

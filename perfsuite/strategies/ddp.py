@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Rank
-from perfsuite.strategies.base import NARROW_TOLERANCE, Plan, Strategy, require_choice
+from perfsuite.strategies.base import NARROW_TOLERANCE, Strategy, require_choice
 from perfsuite.strategies.data_traffic import ddp_traffic
+from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import Call
 
 if TYPE_CHECKING:

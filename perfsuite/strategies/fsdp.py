@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import DTYPES, Rank
-from perfsuite.strategies.base import Plan, Strategy, require_hsdp
+from perfsuite.strategies.base import Strategy, require_hsdp
 from perfsuite.strategies.data_traffic import fsdp_traffic
+from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import Call
 
 if TYPE_CHECKING:

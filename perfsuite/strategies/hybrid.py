@@ -15,10 +15,12 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.record.workload import Process, Rank
 from perfsuite.schedules import Schedule, check_layers, find_schedule, make_schedule
 from perfsuite.strategies import expert
-from perfsuite.strategies.base import Plan, Strategy, require_choice, require_hsdp
+from perfsuite.strategies.base import Strategy, require_choice, require_hsdp
 from perfsuite.strategies.context.places import ContextMethod, require_context
-from perfsuite.strategies.hybrid_traffic import hybrid_traffic
-from perfsuite.strategies.pipeline.split import split_layers
+from perfsuite.strategies.hybrid_sizes import HybridSizes, split_layers
+from perfsuite.strategies.hybrid_traffic import HybridTraffic
+from perfsuite.strategies.parameter_shapes import find_shapes
+from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import Call
 
 if TYPE_CHECKING:
@@ -182,19 +184,25 @@ class Hybrid(Strategy):
         return dataclasses.replace(small, layers=schedule.num_stages + _SPARE_LAYERS) if schedule else small
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
-        """Along every axis; None with torch's own context parallelism."""
-        pipelined = "pp" in shape.names
-        return hybrid_traffic(
-            plan,
-            shape,
-            rank,
-            schedule=self.find_schedule(shape, plan.accumulation),
-            sequence_parallel=self.splits_tokens,
-            loss_parallel=self.splits_loss,
-            context=self.attends,
-            replicate=self.data == "replicate",
-            reshard=not pipelined if self.reshard is None else self.reshard,
-        )
+        """Along every axis; None with torch's own context parallelism, which is free to change what it sends."""
+        if find_shapes(plan.model) is None or (self.attends == "torch" and shape.size("cp") > 1):
+            return None
+        return HybridTraffic(**self._resolved(plan, shape, rank)).calls()
+
+    def _resolved(self, plan: Plan, shape: MeshShape, rank: int) -> dict[str, Any]:
+        """The fields of :class:`HybridSizes`: these options, with the defaults that the mesh has."""
+        return {
+            "plan": plan,
+            "shape": shape,
+            "rank": rank,
+            "schedule": self.find_schedule(shape, plan.accumulation),
+            "sequence_parallel": self.splits_tokens,
+            "loss_parallel": self.splits_loss,
+            "context": self.attends,
+            "replicate": self.data == "replicate",
+            "reshard": "pp" not in shape.names if self.reshard is None else self.reshard,
+            "async_tensor": bool(self.async_tensor),
+        }
 
     def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
         """What is spread over the data axes and cp, how tokens are split along tp, and the schedule along pp."""
@@ -214,4 +222,4 @@ class Hybrid(Strategy):
         """This rank's layers, with every parallelism that the mesh has."""
         from perfsuite.strategies.hybrid_trainer import HybridTrainer
 
-        return HybridTrainer(rank, plan, self)
+        return HybridTrainer(rank, HybridSizes(**self._resolved(plan, rank.shape, rank.rank)))

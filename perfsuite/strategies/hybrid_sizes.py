@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
+from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel, Split
 from perfsuite.models.moe import EXPERT_FEATURES
-from perfsuite.schedules import Schedule
-from perfsuite.strategies.base import Plan
-from perfsuite.strategies.parameter_shapes import ParameterShapes, Shapes
-from perfsuite.strategies.pipeline.split import split_layers
+from perfsuite.schedules import Schedule, balance
+from perfsuite.strategies.context.places import ContextMethod
+from perfsuite.strategies.parameter_shapes import ParameterShapes, Shapes, find_shapes
+from perfsuite.strategies.plan import Plan
 
 SHARDED = ("dp", "dp_shard")
 """Axes of data parallelism along which parameters are spread; dp_replicate keeps copies."""
@@ -23,20 +26,33 @@ class HybridSizes:
     """What follows from a plan, the options of strategy hybrid and a rank's place in the mesh."""
 
     plan: Plan
-    model: LanguageModel
-    shapes: ParameterShapes
     shape: MeshShape
     rank: int
     schedule: Schedule | None
     """None without stages."""
     sequence_parallel: bool
     loss_parallel: bool
-    context: str
-    """zigzag, ring, ulysses or deepspeed."""
+    context: ContextMethod
+    """zigzag, ring, ulysses, torch or deepspeed."""
     replicate: bool
     """Parameters are copied along the data axes and not spread."""
     reshard: bool
     """Gathered parameters are freed after a layer's forward."""
+    async_tensor: bool = False
+    """Messages along tp overlap with products."""
+
+    @property
+    def model(self) -> LanguageModel:
+        """What is trained."""
+        assert isinstance(self.plan.model, LanguageModel)
+        return self.plan.model
+
+    @functools.cached_property
+    def shapes(self) -> ParameterShapes:
+        """Of all parameters of the model."""
+        shapes = find_shapes(self.model)
+        assert shapes is not None, f"the shapes of {self.model.name} are not known"
+        return shapes
 
     @property
     def tp(self) -> int:
@@ -85,7 +101,7 @@ class HybridSizes:
         """This rank's stages and the layers of each."""
         if self.schedule is None:
             return [(0, range(self.model.layers))]
-        split = split_layers(self.model, self.schedule.num_stages)
+        split = split_layers(self.plan.model, self.schedule.num_stages)
         place = self.shape.coordinates(self.rank)["pp"]
         return [(stage, split[stage]) for stage in self.schedule.stages_of(place)]
 
@@ -130,3 +146,30 @@ class HybridSizes:
                 ranks, index = ranks * self.shape.size(name), index * self.shape.size(name) + at[name]
         chunk = -(-rows // ranks)
         return max(0, min(chunk, rows - index * chunk))
+
+
+def split_layers(model: Model, num_stages: int) -> tuple[range, ...]:
+    """The layers of each stage of a pipeline, so that the most expensive stage is as cheap as can be.
+
+    The cost of a block and of the head is its operations; looking up an embedding has none.  GPT-2's head, 50257 words
+    wide, costs as much as four and a half of its blocks:
+
+    >>> from perfsuite.models import find
+    >>> [len(layers) for layers in split_layers(find("gpt2"), 4)]
+    [3, 4, 4, 1]
+
+    Raises InvalidParameter for a model that has no stages and for more stages than layers.
+    """
+    if not isinstance(model, LanguageModel):
+        raise InvalidParameter(
+            f"model {model.name} cannot be split into stages: its blocks need more than what the block before gives; "
+            "choose a GPT or a LLaMA"
+        )
+    costs = (model.block_flops / model.layers,) * model.layers
+    return _balance(costs, num_stages, model.forward_flops - model.block_flops)
+
+
+@functools.lru_cache(maxsize=64)
+def _balance(costs: tuple[float, ...], num_stages: int, head: float) -> tuple[range, ...]:
+    # Kept: the closed form of each rank asks for the same split.
+    return balance(costs, num_stages, head=head)

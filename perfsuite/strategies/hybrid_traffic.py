@@ -10,14 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perfsuite.base.mesh import MeshShape
-from perfsuite.models.language import LanguageModel
 from perfsuite.models.moe import Moe
-from perfsuite.schedules import Schedule
-from perfsuite.strategies.base import Plan
 from perfsuite.strategies.context.places import SPREADS_HEADS
 from perfsuite.strategies.hybrid_sizes import SHARDED, HybridSizes
-from perfsuite.strategies.parameter_shapes import Shapes, find_shapes
+from perfsuite.strategies.parameter_shapes import Shapes
 from perfsuite.strategies.traffic import ATTENTION, DATA, MLP, OTHER, PIPELINE, Call, Tally, padded_bytes
 
 _COUNT_BYTES = 8
@@ -29,7 +25,26 @@ class HybridTraffic(HybridSizes):
     """The closed form of one rank."""
 
     def calls(self) -> tuple[Call, ...]:
-        """Of all of the rank's stages."""
+        """Of all of the rank's stages.
+
+        A layer's attention gathers and scatters twice each, its MLP as well: of two layers of 128 features and one
+        sample of 64 tokens in fp32, X is 32 KiB.
+
+        >>> from perfsuite.models import find
+        >>> from perfsuite.base.mesh import MeshShape
+        >>> from perfsuite.strategies import STRATEGIES, Plan
+        >>> plan = Plan(model=find("llama2-tiny", {}), dtype="fp32", micro_batch_size=1)
+        >>> form = STRATEGIES["hybrid"].traffic(plan, MeshShape.parse("tp2"), 0)
+        >>> [(call.collective, call.calls, call.message_bytes) for call in form if call.part == "attention"]
+        [('all_gather', 4, 131072), ('reduce_scatter', 4, 131072)]
+
+        Around a ring of two, keys and values (8 KiB each here) go once in the forward and once in the backward, their
+        gradients twice:
+
+        >>> form = STRATEGIES["hybrid"].traffic(plan, MeshShape.parse("cp2"), 0)
+        >>> [(call.calls, call.message_bytes) for call in form if call.collective == "send"]
+        [(8, 131072)]
+        """
         tally, whole = Tally(), []
         for stage, layers in self.stages():
             for _ in layers:
@@ -182,53 +197,3 @@ class HybridTraffic(HybridSizes):
         data = any(name.startswith("dp") for name in names) and not {"pp", "tp"} & set(names)
         part = PIPELINE if names == ["pp"] else DATA if data else OTHER
         tally.add(axis, "all_reduce", part, 1, _FP32)
-
-
-def hybrid_traffic(
-    plan: Plan,
-    shape: MeshShape,
-    rank: int,
-    *,
-    schedule: Schedule | None,
-    sequence_parallel: bool,
-    loss_parallel: bool,
-    context: str,
-    replicate: bool,
-    reshard: bool,
-) -> tuple[Call, ...] | None:
-    """The closed form; None for torch's own context parallelism, which is free to change what it sends.
-
-    A layer's attention gathers and scatters twice each, its MLP as well: of two layers of 128 features and one sample
-    of 64 tokens in fp32, X is 32 KiB.
-
-    >>> from perfsuite.models import find
-    >>> from perfsuite.strategies import STRATEGIES
-    >>> plan = Plan(model=find("llama2-tiny", {}), dtype="fp32", micro_batch_size=1)
-    >>> form = STRATEGIES["hybrid"].traffic(plan, MeshShape.parse("tp2"), 0)
-    >>> [(call.collective, call.calls, call.message_bytes) for call in form if call.part == "attention"]
-    [('all_gather', 4, 131072), ('reduce_scatter', 4, 131072)]
-
-    Around a ring of two, keys and values (8 KiB each here) go once in the forward and once in the backward, their
-    gradients twice:
-
-    >>> form = STRATEGIES["hybrid"].traffic(plan, MeshShape.parse("cp2"), 0)
-    >>> [(call.calls, call.message_bytes) for call in form if call.collective == "send"]
-    [(8, 131072)]
-    """
-    shapes = find_shapes(plan.model)
-    if shapes is None or (context == "torch" and shape.size("cp") > 1):
-        return None
-    assert isinstance(plan.model, LanguageModel)
-    return HybridTraffic(
-        plan=plan,
-        model=plan.model,
-        shapes=shapes,
-        shape=shape,
-        rank=rank,
-        schedule=schedule,
-        sequence_parallel=sequence_parallel,
-        loss_parallel=loss_parallel,
-        context=context,
-        replicate=replicate,
-        reshard=reshard,
-    ).calls()

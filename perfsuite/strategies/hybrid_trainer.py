@@ -21,18 +21,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
 from perfsuite.models.build import build_layers
-from perfsuite.models.language import LanguageModel
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.models.layers import cross_entropy, materialize
 from perfsuite.record.workload import DTYPES, Rank
-from perfsuite.schedules import Schedule
 from perfsuite.strategies import data, expert
-from perfsuite.strategies.base import Plan
 from perfsuite.strategies.context.apply import apply as apply_context
 from perfsuite.strategies.fsdp import reduce_in_last
-from perfsuite.strategies.hybrid import Hybrid
+from perfsuite.strategies.hybrid_sizes import HybridSizes
 from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
-from perfsuite.strategies.pipeline.split import split_layers
 from perfsuite.strategies.tensor import TensorParallel, overlap_messages
 from perfsuite.strategies.trainer import Batch, Copies, Trainer, compile_blocks, local, make_optimizer, whole
 
@@ -90,16 +86,12 @@ _FIRST_SCALE = 2.0**10
 class HybridTrainer(Trainer):
     """The layers of one rank and their optimizer; all methods are called on all ranks alike."""
 
-    def __init__(self, rank: Rank, plan: Plan, options: Hybrid) -> None:
+    def __init__(self, rank: Rank, sizes: HybridSizes) -> None:
+        plan, schedule = sizes.plan, sizes.schedule
         rank.dtype(plan.dtype)  # fp32 and tf32 differ by a switch
-        assert isinstance(plan.model, LanguageModel)
-        self.options, self.model = options, plan.model
-        schedule = options.find_schedule(rank.shape, plan.accumulation)
-        place = rank.shape.coordinates(rank.rank).get("pp", 0)
-        split = split_layers(plan.model, schedule.num_stages) if schedule else (range(plan.model.layers),)
-        mine = schedule.stages_of(place) if schedule else (0,)
-        self.modules = {stage: _build(rank, plan, options, split[stage]) for stage in mine}
-        self.pipeline = self._new_pipeline(rank, plan, schedule) if schedule else None
+        self.sizes = sizes
+        self.modules = {stage: _build(rank, sizes, layers) for stage, layers in sizes.stages()}
+        self.pipeline = Pipeline(rank, schedule, self.modules, _edges(sizes), self._scaled) if schedule else None
         everything = nn.ModuleList(self.modules.values())
         hold = None
         if schedule is None and plan.accumulation > 1 and hasattr(self.modules[0], "set_requires_gradient_sync"):
@@ -110,10 +102,6 @@ class HybridTrainer(Trainer):
         experts = expert.expert_modules(everything)
         self._experts = {id(parameter) for part in experts for parameter in part.parameters()}
         self._nothing = torch.empty(plan.batch_size, 2, dtype=torch.int64, device=rank.device)
-
-    def _new_pipeline(self, rank: Rank, plan: Plan, schedule: Schedule) -> Pipeline:
-        edges = _edges(rank, plan, self.options)
-        return Pipeline(rank, schedule, self.modules, edges, self._scaled)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -175,7 +163,7 @@ class HybridTrainer(Trainer):
         return scaled
 
     def _split_loss(self) -> AbstractContextManager[Any]:
-        split = self.options.splits_loss and self.rank.shape.size("tp") > 1
+        split = self.sizes.loss_parallel and self.sizes.tp > 1
         return loss_parallel() if split else nullcontext()
 
     def _complete_gradients(self) -> None:
@@ -243,14 +231,14 @@ class HybridTrainer(Trainer):
 
     def _tied(self) -> list[nn.Parameter]:
         """This rank's copies of the parameter that the first and the last stage share; none where nothing is tied."""
-        tied = [name for name, split in self.model.parallelize.items() if split == "tied"]
+        tied = [name for name, split in self.sizes.model.parallelize.items() if split == "tied"]
         names = {f"{name}.weight" for name in tied}
         return [parameter for name, parameter in self.named_parameters() if name in names]
 
     def copies(self) -> tuple[Copies, ...]:
         """The first and the last stage's tied embedding, and the parameters that every rank of tp has whole."""
         copies = []
-        if self.pipeline is not None and any(split == "tied" for split in self.model.parallelize.values()):
+        if self.pipeline is not None and any(split == "tied" for split in self.sizes.model.parallelize.values()):
             sums = [_sum(parameter) for parameter in self._tied()]
             copies.append(Copies(what="the tied embedding", sums=sums, group=self.pipeline.group))
         if self.rank.shape.size("tp") > 1:
@@ -280,16 +268,15 @@ def _is_copy(parameter: nn.Parameter) -> bool:
     return "tp" not in (names or ()) or isinstance(spread.placements[-1], Replicate)
 
 
-def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageModule:
+def _build(rank: Rank, sizes: HybridSizes, layers: range) -> LanguageModule:
     """A stage with every parallelism that the mesh has; layer by layer, so that no rank ever holds a whole stage."""
+    plan = sizes.plan
     with torch.device("meta"):
         module = build_layers(plan.model, plan.checkpointing, plan.attention, layers)
-    shape = rank.shape
-    reshard = "pp" not in shape.names if options.reshard is None else options.reshard
-    spreader = data.DataParallel(rank, plan, replicate=options.data == "replicate", reshard=reshard)
-    parallel = _tensor_parallel(rank, options)
-    if shape.size("cp") > 1:
-        apply_context(module, rank, options.attends, plan.attention)
+    spreader = data.DataParallel(rank, plan, replicate=sizes.replicate, reshard=sizes.reshard)
+    parallel = _tensor_parallel(rank, sizes)
+    if sizes.cp > 1:
+        apply_context(module, rank, sizes.context, plan.attention)
     compile_blocks(module, rank, plan)
     for number, block in module.blocks.named_children():
         if plan.model.experts:
@@ -307,20 +294,20 @@ def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageMo
     return module
 
 
-def _tensor_parallel(rank: Rank, options: Hybrid) -> TensorParallel | None:
-    if rank.shape.size("tp") == 1:
+def _tensor_parallel(rank: Rank, sizes: HybridSizes) -> TensorParallel | None:
+    if sizes.tp == 1:
         return None
     mesh = rank.submesh("tp")
-    if options.async_tensor:
+    if sizes.async_tensor:
         overlap_messages(mesh)
-    return TensorParallel(mesh=mesh, sequence_parallel=options.splits_tokens, loss_parallel=options.splits_loss)
+    return TensorParallel(mesh=mesh, sequence_parallel=sizes.sequence_parallel, loss_parallel=sizes.loss_parallel)
 
 
-def _edges(rank: Rank, plan: Plan, options: Hybrid) -> Edges:
+def _edges(sizes: HybridSizes) -> Edges:
     """What passes between the stages of a language model, and the logits."""
-    size, shape = plan.micro_batch_size, rank.shape
-    length = plan.model.tokens_per_sample // shape.size("cp")
-    between = length // shape.size("tp") if options.splits_tokens else length
+    plan, size = sizes.plan, sizes.plan.micro_batch_size
+    length = plan.model.tokens_per_sample // sizes.cp
+    between = length // sizes.tp if sizes.sequence_parallel else length
     dtype = getattr(torch, DTYPES[plan.dtype])
     return Edges(
         first=torch.empty(size, length, dtype=torch.int64, device="meta"),

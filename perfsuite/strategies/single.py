@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Rank
-from perfsuite.strategies.base import Plan, Strategy
+from perfsuite.strategies.base import Strategy
+from perfsuite.strategies.plan import Plan
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer

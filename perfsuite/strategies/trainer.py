@@ -24,7 +24,7 @@ from perfsuite.models.build import build
 from perfsuite.models.layers import Block, TrainingModule, materialize
 from perfsuite.models.loading import Share
 from perfsuite.record.workload import DTYPES, Rank
-from perfsuite.strategies.base import Plan
+from perfsuite.strategies.plan import Plan
 
 Batch = Mapping[str, torch.Tensor]
 

@@ -10,8 +10,9 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Rank
 from perfsuite.strategies import ddp
-from perfsuite.strategies.base import Plan, Strategy
+from perfsuite.strategies.base import Strategy
 from perfsuite.strategies.data_traffic import zero_redundancy_traffic
+from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import Call
 
 if TYPE_CHECKING:

@@ -7,45 +7,46 @@ an accelerator the optimizer of offloaded state is DeepSpeed's CPU Adam, as it i
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import deepspeed  # type: ignore[import-untyped] # DeepSpeed has no types
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad  # type: ignore[import-untyped] # as above
 
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import why_not_private
 from perfsuite.models.build import build
 from perfsuite.models.layers import TrainingModule, fill_parameter
 from perfsuite.record.workload import Rank
-from perfsuite.strategies.base import Plan
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.accelerator import use_device
+from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_reentrant_checkpoints
 
-if TYPE_CHECKING:
-    from perfsuite.strategies.deepspeed.zero import Zero
-import fcntl
-import sys
-from importlib.metadata import version
-from pathlib import Path
 
-from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import why_not_private
+def build_engine(
+    rank: Rank, plan: Plan, settings: dict[str, Any], written: Mapping[str, Any], *, compiled: bool
+) -> ZeroTrainer:
+    """DeepSpeed's engine around the model, over all ranks.
 
-
-def build_engine(rank: Rank, plan: Plan, options: Zero) -> ZeroTrainer:
-    """DeepSpeed's engine around the model, over all ranks."""
-    settings = options.settings(plan)
+    ``settings`` is all that DeepSpeed is given, ``written`` what of it a user's ds_config.json says.  ``compiled``: the
+    optimizer is DeepSpeed's CPU Adam.
+    """
     start(rank)
-    module = _spread_module(rank, plan, settings) if options.stage == 3 else new_whole_module(rank, plan)
-    written = ds_config.read(options.config) if options.config else {}
+    spread = settings["zero_optimization"]["stage"] == 3
+    module = _spread_module(rank, plan, settings) if spread else new_whole_module(rank, plan)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     make = torch.optim.AdamW
-    if options.compiles(rank.device.type):
+    if compiled:
         load_compiled(deepspeed.ops.op_builder.CPUAdamBuilder())
         make = deepspeed.ops.adam.DeepSpeedCPUAdam
     optimizer = make(trained, **ds_config.adam_settings(written, plan.learning_rate))

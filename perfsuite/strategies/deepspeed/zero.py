@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Process, Rank
-from perfsuite.strategies.base import Plan, Strategy, require_choice
+from perfsuite.strategies.base import Strategy, require_choice
 from perfsuite.strategies.deepspeed import ds_config
+from perfsuite.strategies.plan import Plan
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer
@@ -114,7 +115,8 @@ class Zero(Strategy):
             require_compiler()
         from perfsuite.strategies.deepspeed.engine import build_engine
 
-        return build_engine(rank, plan, self)
+        written = ds_config.read(self.config) if self.config else {}
+        return build_engine(rank, plan, self.settings(plan), written, compiled=self.compiles(rank.device.type))
 
     def compiles(self, device: str) -> bool:
         """Whether the optimizer is DeepSpeed's CPU Adam, which is compiled when it is first wanted."""

@@ -1,0 +1,38 @@
+"""What a strategy trains; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfsuite.models.base import AttentionMethod, Checkpointing, Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained, and how much of it at a time: the same for every strategy."""
+
+    model: Model
+    dtype: str
+    """fp32, tf32, or the dtype of matrix products under autocast: bf16, fp16."""
+    micro_batch_size: int
+    """Samples of one forward on one rank."""
+    accumulation: int = 1
+    """Micro-batches whose gradients are added up before the optimizer steps."""
+    checkpointing: Checkpointing = "none"
+    attention: AttentionMethod = "auto"
+    compiled: bool = False
+    """torch.compile on every block."""
+    learning_rate: float = 1e-4
+    """Of AdamW."""
+    seed: int = 0
+    """Initial values follow from it and from the parameters' names alone."""
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products run in a dtype narrower than the parameters."""
+        return self.dtype in ("bf16", "fp16")
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step that one replica trains: LBS x GAS."""
+        return self.micro_batch_size * self.accumulation
