@@ -113,10 +113,12 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
-    if launch.is_agent(session.config):
-        launch.serve(session, suite_of(session.config).machine)
-    gate = _gate(session.config)
-    outcome.begin(session, "tests")
+    config = session.config
+    if launch.is_agent(config):
+        launch.serve(session, suite_of(config).machine)
+    suite, gate = config.stash.get(suite_key, None), _gate(config)
+    if suite is not None:
+        suite.signals.phase = "tests"
     try:
         try:
             returned = yield
@@ -126,10 +128,12 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
             raise
         if gate is not None:
             gate.end(session)
-        outcome.finish(session)
+        if suite is not None and suite.session is not None:
+            suite.session.finish()  # after all that the gate runs again, while there are ranks to run on
         return returned
     finally:
-        outcome.begin(session, "ends")
+        if suite is not None:
+            suite.signals.phase = "ends"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -153,15 +157,20 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
     config, gate = session.config, _gate(session.config)
+    suite = config.stash.get(suite_key, None)
     launch.give_output(config)
-    outcome.begin(session, "ends")
+    if suite is not None:
+        suite.signals.phase = "ends"
     try:
         if gate is not None:
             gate.finish(session)
-        if suite_key in config.stash:
+        if suite is not None:
             ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
             ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
-        outcome.close_unless_hurried(config)
+            # In a hurry the reports come first.  Open MPI kills half a second to a second and a half after its SIGTERM,
+            # and what runs then still ends with this process.
+            if not suite.signals.hurried:
+                suite.close()
         outputs.write(config, before_others=True)
         return (yield)
     finally:
