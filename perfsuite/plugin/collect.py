@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.base.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions, launch
 from perfsuite.plugin.gate_options import gate_options_key
@@ -183,7 +183,9 @@ def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("keyword") or config.getoption("markexpr"):
         return
     named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
-    left_out = [item for item in items if _is_extended(item, suite) and not _is_named(item, named)]
+    given = tuple(f"{name}{end}" for name in named for end in ("[", "::"))
+    ids = {item: item.nodeid.partition("::")[2] for item in items if _is_extended(item, suite)}
+    left_out = [item for item, name in ids.items() if name not in named and not name.startswith(given)]
     if left_out:
         suite.left_out = len(left_out)
         kept = set(items) - set(left_out)
@@ -198,20 +200,6 @@ def _is_extended(item: pytest.Item, suite: Suite) -> bool:
     name = platform.kwargs["name"]
     model = suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
     return scale_of(model, suite) == "small"
-
-
-def _is_named(item: pytest.Item, named: tuple[str, ...]) -> bool:
-    name = item.nodeid.partition("::")[2]
-    return any(name == given or name.startswith((f"{given}[", f"{given}::")) for given in named)
-
-
-def open_journal(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Open the journal, now that it is known that there are perf cases."""
-    if cases:
-        try:
-            suite_of(session.config).open()
-        except PerfsuiteError as error:
-            raise pytest.UsageError(str(error)) from None
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:

@@ -319,14 +319,33 @@ class Gating:
             self.problem = f"--perf-gate compared nothing: {why}" if why else self._nothing_gated()
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
+    def show(self, terminalreporter: Any) -> None:
+        """Print what the gate found and what it stored; the screen has most of it too."""
+        if not (self.keeper.taken or self.problem):
+            return
+        verdict_reports.show(terminalreporter, self.config)
+        out, whole = Out(terminalreporter), self.config.stash[level_key] in ("tables", "cases")
+        keeper, gate = self.keeper, self.options.gate
+        suite_said = list(suite_lines(keeper.suite, self.options.fail_on if gate else frozenset()))
+        stores = self.options.update is not None
+        lines = list(gate_lines(keeper.verdicts, keeper.banner, gate, stores=stores)) if whole else []
+        lines += self.update_lines[: None if whole else _UPDATE_LINES]
+        if not whole and (more := len(self.update_lines) - _UPDATE_LINES) > 0:
+            lines.append(f"and {plural(more, 'more line')}: --perf-show=tables")
+        if lines or (suite_said and whole) or self.problem:
+            out.section("perfsuite gate" if gate else "perfsuite baselines")
+        for line in suite_said if whole else ():
+            out.line(line, red=line.startswith(SUITE_FAILS))
+        for line in lines:
+            out.line(line) if whole else out.fold(line)
+        if self.problem:
+            out.line(f"error: {self.problem}", red=True)
+
     def _say(self, text: str, *, always: bool = False) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and (always or self.config.getoption("verbose", 0) >= 0):
             reporter.ensure_newline()
             reporter.write_line(f"perfsuite: {text}")
-
-
-gating_key = pytest.StashKey[Gating]()
 
 
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
@@ -344,37 +363,8 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
         raise pytest.UsageError(str(error)) from None
     if options.fresh:
         keep_first_tries(config, cases)
-    config.stash[gating_key] = gating
     config.pluginmanager.register(gating, "perfsuite.gating")
     config.pluginmanager.register(verdict_reports, verdict_reports.__name__)
-
-
-def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """What the gate found and what it stored; the screen has most of it too."""
-    gating = config.stash.get(gating_key, None)
-    if gating is None or not (gating.keeper.taken or gating.problem):
-        return
-    verdict_reports.show(terminalreporter, config)
-    out, whole = Out(terminalreporter), config.stash[level_key] in ("tables", "cases")
-    keeper, options = gating.keeper, gating.options
-    suite_said = list(suite_lines(keeper.suite, options.fail_on if options.gate else frozenset()))
-    stores = options.update is not None
-    lines = list(gate_lines(keeper.verdicts, keeper.banner, options.gate, stores=stores)) if whole else []
-    lines += gating.update_lines if whole else shortened(gating.update_lines)
-    if lines or (suite_said and whole) or gating.problem:
-        out.section("perfsuite gate" if options.gate else "perfsuite baselines")
-    for line in suite_said if whole else ():
-        out.line(line, red=line.startswith(SUITE_FAILS))
-    for line in lines:
-        out.line(line) if whole else out.fold(line)
-    if gating.problem:
-        out.line(f"error: {gating.problem}", red=True)
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """The first lines, and how many more there are."""
-    more = len(lines) - _UPDATE_LINES
-    return [*lines[:_UPDATE_LINES], *([f"and {plural(more, 'more line')}: --perf-show=tables"] if more > 0 else [])]
 
 
 def interrupted(stopped: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.base.errors import first_line
+from perfsuite.base.errors import PerfsuiteError, first_line
 from perfsuite.plugin import (
     benchmark,
     collect,
@@ -99,7 +99,11 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     }
     benchmark.give_bare_option_back(session)
     gate_options.refuse_no_cases(session, cases)
-    collect.open_journal(session, cases)
+    if cases:
+        try:
+            suite_of(session.config).open()
+        except PerfsuiteError as error:
+            raise pytest.UsageError(str(error)) from None
     returned = yield  # pytest prints the header and how many tests there are
     progress.begin(session, cases)
     if cases and options.runs_tests(session.config):
@@ -209,10 +213,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in config.stash.get(benchmark.apart_key, []):
         output.Out(terminalreporter).fold(line, yellow=True)
     outputs.show(terminalreporter, config, "perf_trace")
-    if _gate(config) is not None:
-        from perfsuite.plugin.gating import show as show_gate
-
-        show_gate(terminalreporter, config)
+    if (gate := _gate(config)) is not None:
+        gate.show(terminalreporter)
     if ending.record_key in config.stash:
         from perfsuite.plugin.summary import show_screen
 

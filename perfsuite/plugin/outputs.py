@@ -236,7 +236,11 @@ def _begin_summary(session: pytest.Session, path: Path) -> Path | None:
 
 def _write_summary(config: pytest.Config, _: Path) -> str:
     run, suite = config.stash.get(ending.record_key, None), config.stash.get(suite_key, None)
-    projected = "".join(f"{line}\n" for line in projecting.markdown(suite)) if suite is not None and run else ""
+    projected = ""
+    if suite is not None and run and (told := projecting.told(suite)):
+        from perfsuite.reports.projected import projected_markdown
+
+        projected = "".join(f"{line}\n" for line in projected_markdown(*told))
     if run is None or not (run.results or run.failures or projected):
         return ""
     from perfsuite.base import files
