@@ -29,7 +29,7 @@ ROOMS = {
     "metrics": 1_600,
     "models": 3_050,
     "platforms": 3_850,
-    "plugin": 5_560,
+    "plugin": 5_390,
     "projection": 5_050,
     "published": 1_760,
     "record": 2_200,

@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
-from perfsuite.plugin import collisions, launch
+from perfsuite.plugin import collisions
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
@@ -216,8 +216,12 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     if suite.problem is not None:
         return []
     header = [*suite.header(), *_hidden(config, items)] if config.getoption("verbose", 0) >= 0 else []
-    if suite.cluster is not None and cases < len(items):
-        header.append(launch.others_line(suite.cluster.name, len(items) - cases))
+    if suite.cluster is not None and (others := len(items) - cases):
+        header.append(
+            f"perfsuite: {plural(others, 'test')} beside the perf cases {'runs' if others == 1 else 'run'} on rank 0 "
+            f"only, without the variables of {suite.cluster.name}; tests that need all ranks belong into a run of "
+            "their own: -m 'not platform'"
+        )
     return header
 
 

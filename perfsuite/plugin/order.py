@@ -22,7 +22,6 @@ from perfsuite.plugin import (
     launch,
     options,
     outcome,
-    output,
     outputs,
     progress,
     projecting,
@@ -57,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     collisions.stop_giving_way(config)
     benchmark.take_bare_option(config)
     options.configure(config)
-    output.configure(config)
+    ending.configure(config)
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     outputs.configure(config)
     projecting.configure(config)
@@ -209,9 +208,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
         show_summary(terminalreporter, config)
         cases = config.stash.get(ending.cases_key, {})
-        output.leave_out_perf_rows(config, cases)
+        ending.leave_out_perf_rows(config, cases)
     for line in config.stash.get(benchmark.apart_key, []):
-        output.Out(terminalreporter).fold(line, yellow=True)
+        ending.Out(terminalreporter).fold(line, yellow=True)
     outputs.show(terminalreporter, config, "perf_trace")
     if (gate := _gate(config)) is not None:
         gate.show(terminalreporter)

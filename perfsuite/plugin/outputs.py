@@ -21,8 +21,8 @@ import pytest
 from perfsuite.base.errors import ConfigurationError, HistoryError, PerfsuiteError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions, ending, fixtures, projecting
+from perfsuite.plugin.ending import Out, level_key
 from perfsuite.plugin.options import BESIDE, file_of, runs_tests, settings_key
-from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.state import suite_key, suite_of
 
 

@@ -23,9 +23,8 @@ from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load
 from perfsuite.platforms.quiet import warnings as signs_of_others
 from perfsuite.plugin import collisions, outcome, projecting
-from perfsuite.plugin.ending import FAILED, SKIPPED, cases_key, missing_key, record_key, settle
+from perfsuite.plugin.ending import FAILED, SKIPPED, Out, cases_key, level_key, missing_key, record_key, settle
 from perfsuite.plugin.gate_options import gate_options_key
-from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.outputs import outputs_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
