@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.gate.describe import headline
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.platforms import families
+from perfsuite.record.describe import headline
 from perfsuite.record.result import Result, Work
 from perfsuite.record.verdict import FAILING, GateSettings
 from perfsuite.record.workload import Budget, FunctionWorkload, Yardstick

@@ -17,15 +17,13 @@ from benchmarks.gate_imports import base_import
 from benchmarks.gate_simulation import Host, Session, traits_of
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
-from perfsuite.baselines.draft import NewRuns
+from perfsuite.baselines.draft import NewRuns, offered
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.text import dump
-from perfsuite.gate.describe import offered
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
-from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.record.verdict import FAILING, GateSettings, Verdict
+from perfsuite.record.verdict import FAILING, GateSettings, SuiteVerdict, Verdict
 
 STORED = 8
 STORED_COMMIT, BASE_COMMIT = "a" * 40, "b" * 40

@@ -63,12 +63,13 @@ def bare(rank, model="gpt2-tiny", micro_batch_size=4, rounds=10):
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    from perfsuite.models.build import build
     from perfsuite.models.layers import materialize
     from perfsuite.models.loading import synthetic_batch
 
     config = find(model)
     with torch.device("meta"):
-        module = config.build()
+        module = build(config)
     materialize(module, rank.device, seed=0)
     if rank.world_size > 1:
         module = DistributedDataParallel(module, bucket_cap_mb=25.0, gradient_as_bucket_view=True)

@@ -93,19 +93,40 @@ def test_checkpointing_says_what_it_saves_and_costs():
     assert "full: 0.25 of the peak memory and 0.8 times the samples/s" in answer.evidence
 
 
-@pytest.mark.parametrize(("largest", "verdict"), [(8, "yes"), (64, "no")])
-def test_the_batch_is_compared_with_the_largest_of_the_same_set_up(largest, verdict):
-    found = dataclasses.replace(gpt("test_largest", 1, 1.0), workload="perfsuite.workloads.x:LargestBatch")
-    search = with_metric(found, "largest_local_batch_samples", float(largest))
-    assert verdicts(search, gpt("test_ddp", 1, 1.0, micro_batch_size=6))["batch"] == verdict
-    assert verdicts(search, gpt("test_fsdp", 1, 1.0, micro_batch_size=6, strategy="fsdp"))["batch"] == "not measured"
+def searched(largest, **setup):
+    found = dataclasses.replace(gpt("test_largest", 1, 1.0, **setup), workload="perfsuite.workloads.x:LargestBatch")
+    return with_metric(found, "largest_local_batch_samples", float(largest))
 
 
-def test_a_batch_above_the_budget_of_the_search_is_said_to_be_that():
-    found = dataclasses.replace(gpt("test_largest", 1, 1.0), workload="perfsuite.workloads.x:LargestBatch")
-    search = with_metric(found, "largest_local_batch_samples", 4.0)
-    evidence = told(search, gpt("test_ddp", 1, 1.0, micro_batch_size=6))["batch"].evidence
-    assert "6 samples, and 4 fit the budget that it was looked for in" in evidence
+@pytest.mark.parametrize(
+    ("largest", "micro", "verdict", "says"),
+    [
+        (800, 600, "yes", "600 of 800 samples that fit; at least 50% asked for; largest global batch 614,400 tokens"),
+        (8, 6, "no", "largest global batch 6,144 tokens (test_ddp[gpt2-xl]), the report has 500,000 to 4,000,000"),
+        (6400, 600, "no", "600 of 6400 samples that fit"),
+    ],
+)
+def test_the_batch_is_compared_with_the_largest_that_fits_and_with_the_reports_range(largest, micro, verdict, says):
+    answer = told(searched(largest), gpt("test_ddp", 1, 1.0, micro_batch_size=micro))["batch"]
+    assert (answer.verdict, says in answer.evidence) == (verdict, True)
+
+
+def test_a_search_says_nothing_of_another_set_up():
+    answer = told(searched(8), gpt("test_fsdp", 1, 1.0, micro_batch_size=6, strategy="fsdp"))["batch"]
+    assert answer.verdict == "not measured"
+    assert answer.advice.endswith("measures it")
+
+
+def test_of_several_searches_the_one_farthest_from_its_batch_counts():
+    far = searched(6400, dtype="bf16")
+    ran = [gpt(f"test_{dtype}", 1, 1.0, micro_batch_size=600, dtype=dtype) for dtype in ("fp32", "bf16")]
+    assert verdicts(searched(800, dtype="fp32"), far, *ran)["batch"] == "no"
+
+
+def test_a_batch_above_the_budget_of_the_search_decides_nothing():
+    answer = told(searched(4), gpt("test_ddp", 1, 1.0, micro_batch_size=6))["batch"]
+    assert answer.verdict == "not measured"
+    assert "6 samples ran, 4 fit the budget of the search" in answer.evidence
 
 
 def test_overlap_is_judged_beside_the_case_without_it():
@@ -117,13 +138,19 @@ def test_overlap_is_judged_beside_the_case_without_it():
     assert verdicts(case(True, 1.5), case(False, 1.0))["overlaps"] == "no"
 
 
-@pytest.mark.parametrize(("busbw", "verdict"), [(250.0, "yes"), (40.0, "no")])
-def test_the_link_is_compared_with_its_peak(busbw, verdict):
+@pytest.mark.parametrize(("busbw", "verdict"), [(150.0, "yes"), (40.0, "no")])
+def test_the_network_is_that_between_hosts(busbw, verdict):
     work = Work(collective="all_reduce", message_bytes=2.0**30)
-    case = kernel("test_all_reduce", "AllReduce", 8, {"message_bytes": 2**30}, work, busbw_gb_per_s=busbw)
-    answer = told(case)["network"]
-    assert answer.verdict == verdict
-    assert "of the link's 300 GB/s" in answer.evidence
+    one = kernel("test_all_reduce", "AllReduce", 8, {"message_bytes": 2**30}, work, busbw_gb_per_s=280.0)
+    within = told(one)["network"]
+    assert within.verdict == "not measured", "ranks of one host say nothing of the network"
+    assert within.evidence.startswith("within one host alone: 280 GB/s")
+    two = kernel("test_all_reduce", "AllReduce", 16, {"message_bytes": 2**30}, work, busbw_gb_per_s=busbw)
+    ranks = tuple(dataclasses.replace(rank, host=f"node{rank.rank // 8}") for rank in two.measurement.ranks)
+    two = dataclasses.replace(two, measurement=dataclasses.replace(two.measurement, ranks=ranks))
+    answer = told(one, two)["network"]
+    assert (answer.verdict, answer.evidence.startswith("between 2 hosts: ")) == (verdict, True)
+    assert "GB/s of a node's network" in answer.evidence
 
 
 def test_utilisation_and_communication_are_those_of_the_worst_case():

@@ -11,7 +11,7 @@ from perfsuite.plugin.summary import MOST_ANNOTATIONS, error_commands
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.notable import notable
-from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary, verdict_sentence
+from perfsuite.reports.summary import LIMIT_BYTES, first_sentence, markdown_summary
 from test_correctness.helpers.runs import large_run, record, result, verdict
 
 
@@ -22,9 +22,9 @@ def test_the_summary_says_the_verdict_first():
         *(result(one.case) for one in (*changed, *same)),
         gate=GateRecord(gate=True, fail_on=("regressed",), verdicts=(*changed, *same)),
     )
-    assert verdict_sentence(run) == "12 cases slower, worst `t.py::slow11` 6.1 % slower [4.2, 8]; 204 unchanged"
+    assert first_sentence(run) == "12 cases slower, worst `t.py::slow11` +6.1 % [+4.2, +8.0]; 204 unchanged"
     text = markdown_summary(run, notable(run))
-    assert text.splitlines()[0] == f"**perfsuite**: {verdict_sentence(run)}"
+    assert text.splitlines()[0] == f"**perfsuite**: {first_sentence(run)}"
     table = text.partition("| verdict |")[2].partition("<details>")[0]
     assert (table.count("t.py::slow"), table.count("t.py::same")) == (12, 0)
     assert "<details><summary>204 other cases</summary>" in text
@@ -66,7 +66,7 @@ def test_a_path_is_cut_before_the_text_around_it_is():
 def test_cases_that_ran_out_of_memory_are_not_counted_as_measured():
     full = result("t.py::full", outcome="out_of_memory", measurement=None, detail="OOM at 2 GiB of 2 GiB")
     verdicts = tuple(Verdict(case=case, name="no-baseline") for case in ("t.py::full", "t.py::a"))
-    said = verdict_sentence(record(full, result("t.py::a"), gate=GateRecord(gate=False, verdicts=verdicts)))
+    said = first_sentence(record(full, result("t.py::a"), gate=GateRecord(gate=False, verdicts=verdicts)))
     assert said.startswith("1 case out of memory; 1 case measured, none compared")
 
 

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.base.mesh import MeshShape
-from perfsuite.platforms import families
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.strategies.hybrid import Hybrid
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.local_driver import COMPILER, WORKER, driver_fixture
 
-ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch._dynamo", "perfsuite.runtime.ranks.worker", *Hybrid.preload),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", COMPILER, WORKER, *Hybrid.preload)
 
 
 def parity(driver, mesh, **case):

@@ -14,19 +14,18 @@ from benchmarks.gate_kinds import Plan, outcome
 from perfsuite.base.errors import RanksFailed
 from perfsuite.gate.control import Moved, comparable, moved, stored_control
 from perfsuite.gate.gate import Gate
-from perfsuite.platforms import families
 from perfsuite.platforms.cpu import CpuDevice
+from perfsuite.record.result import UNLIKE
 from perfsuite.record.verdict import GateSettings
-from perfsuite.record.workload import UNLIKE, Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
+from perfsuite.record.workload import Budget, FunctionWorkload
+from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.arrival import Watch
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.runtime.ranks.yardstick import Doing, Effort, make_control
-from perfsuite.runtime.transports.local import LocalTransport
 from test_correctness.helpers import steps
-from test_correctness.helpers.agents import ROOT
 from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
+from test_correctness.helpers.local_driver import driver_fixture
 
 STORED = "a" * 40
 WITH_BASE = GateSettings(can_run_base=True, base_commit="b" * 40)
@@ -178,16 +177,7 @@ def test_the_watched_iteration_tells_how_much_a_message_has(tmp_path, monkeypatc
         dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory, cold):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    made = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield made
-    made.close()
+driver = driver_fixture(cold=True)
 
 
 def test_real_ranks_say_which_control_they_timed(driver):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from perfsuite.models import find
+from perfsuite.models.build import build
 from perfsuite.projection.counted import (
     COMPILED,
     COUNTED,
@@ -76,7 +77,7 @@ def test_a_compiled_step_moves_what_the_compiler_scheduled():
 def test_tensors_of_a_block_and_of_the_rest(kind):
     one, two = (probe(find(COUNTED_OF[kind]), layers) for layers in (1, 2))
     with torch.device("meta"):
-        few, many = (len(list(model.build().parameters())) for model in (one, two))
+        few, many = (len(list(build(model).parameters())) for model in (one, two))
     block = (many - few) // (two.layers - one.layers)
     assert TENSORS[kind] == (block, few - one.layers * block)
 

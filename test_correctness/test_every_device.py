@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfsuite.record.result import Work
-from perfsuite.reports.devices import every_device_lines, outliers
+from perfsuite.reports.devices import every_device_grid, outliers
 from test_correctness.test_metrics import measured, on
 
 FLOPS = Work(flops={"exact": 1e12}, dtype="bf16")
@@ -18,16 +18,18 @@ def result(medians, *, work=FLOPS, places=None, **changes):
     measurement = measured(1.0, places=places or on(devices=len(medians)))
     ranks = tuple(replace(rank, median_s=median) for rank, median in zip(measurement.ranks, medians, strict=True))
     return SimpleNamespace(
-        case="t.py::test_x[h100-ws8]", work=work, measurement=replace(measurement, ranks=ranks, **changes)
+        name="test_x[h100-ws8]",
+        outcome="measured",
+        work=work,
+        measurement=replace(measurement, ranks=ranks, **changes),
     )
 
 
 def test_the_slow_device_is_named():
-    (line,) = every_device_lines([result([1.0, 1.001, 0.999, 1.0, 1.002, 1.1, 1.0, 1.001])])
-    assert line == (
-        "t.py::test_x[h100-ws8]: 8 devices, median 1 s, slowest musa:5 1.1 s (+9.9%), spread 10.1%; "
-        "out of line: musa:5 (+9.9%)"
-    )
+    grid = every_device_grid([result([1.0, 1.001, 0.999, 1.0, 1.002, 1.1, 1.0, 1.001])])
+    assert grid.columns == ("every device", "devices", "median", "fastest", "slowest", "spread", "out of line")
+    slow = "musa:5 1.1 s (+9.9%)"
+    assert grid.rows == (("test_x[h100-ws8]", "8", "1 s", "musa:2 999 ms (-0.1%)", slow, "10.1%", slow),)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,8 @@ def test_out_of_line_is_who_differs_where_the_others_agree(medians, odd):
 
 
 def test_hosts_are_named_where_there_are_several():
-    (line,) = every_device_lines([result([1.0, 1.0, 1.0, 1.2], places=on(devices=2, hosts=2))])
-    assert "slowest host1 musa:1 1.2 s (+20.0%)" in line
+    ((*_, slowest, _, odd),) = every_device_grid([result([1.0, 1.0, 1.0, 1.2], places=on(devices=2, hosts=2))]).rows
+    assert slowest == odd == "host1 musa:1 1.2 s (+20.0%)"
 
 
 def test_nothing_is_said_of_what_communicates_trains_or_shares_a_device():
@@ -60,4 +62,4 @@ def test_nothing_is_said_of_what_communicates_trains_or_shares_a_device():
         result([1.0, 2.0], smoke=True),
         result([1.0, 2.0], aligned=False),
     ]
-    assert [] == every_device_lines(cases)
+    assert () == every_device_grid(cases).rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,30 +22,17 @@ from perfsuite.models.moe import EXPERT_FEATURES
 from perfsuite.models.moe_module import MoeMlp, router_figures, set_loss_factor
 from perfsuite.models.routes_module import imposed
 from perfsuite.models.routing import nearest_skew
-from perfsuite.platforms import families
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import moe_ranks
+from test_correctness.helpers.local_driver import COMPILER, FSDP, PIPELINING, WORKER, driver_fixture
 
-ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
 SMALL = moe_ranks.SMALL
-OF_RANKS = ("torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch._dynamo")
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=(*OF_RANKS, "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", FSDP, PIPELINING, COMPILER, WORKER)
 
 
 def run(driver, workload, mesh):

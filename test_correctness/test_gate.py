@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.gate.describe import describe
 from perfsuite.gate.gate import Gate
+from perfsuite.record.describe import describe
 from perfsuite.record.verdict import GateSettings
 from test_correctness.helpers.gate_runs import (
     WOBBLE,

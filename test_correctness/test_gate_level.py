@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from perfsuite.gate.describe import describe
 from perfsuite.gate.gate import Gate
+from perfsuite.record.describe import describe
 from perfsuite.record.verdict import GateSettings
 from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from perfsuite.gate import findings
-from perfsuite.gate.describe import describe, headline
 from perfsuite.gate.gate import Gate
+from perfsuite.record.describe import describe, headline
 from perfsuite.record.verdict import Effect, Finding, GateSettings, Verdict
 from perfsuite.reports.verdicts import undecided_lines
 from test_correctness.helpers.gate_runs import (

@@ -25,7 +25,7 @@ from perfsuite.gate.noise import (
     session_effects,
     slopes,
 )
-from perfsuite.gate.shift import Bounds, Replicates, Screened, Shares, Today, look, own_inside, shares
+from perfsuite.gate.shift import Bounds, Seen, Shares, Today, look, own_inside, shares
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_spike
 from perfsuite.statistics.student import t_cdf, t_quantile
@@ -117,7 +117,7 @@ def drawn(seed, *, cases=40, sessions=8, sigma=0.01, drift=0.03, yard_share=0.0)
 
 def test_a_session_that_moved_every_case_is_taken_out():
     histories, moved = drawn(1)
-    effects = session_effects([(history, history.values) for history in histories], 20)
+    effects = session_effects(histories, [history.values for history in histories], 20)
     middle = statistics.median(moved)
     for index, true in enumerate(moved):
         assert effects[f"s{index}"] == pytest.approx(true - middle, abs=0.006)
@@ -130,7 +130,7 @@ def test_a_session_that_moved_every_case_is_taken_out():
 
 def test_too_few_cases_tell_nothing_of_the_host():
     histories, _ = drawn(2, cases=8)
-    assert session_effects([(history, history.values) for history in histories], 20) == {}
+    assert session_effects(histories, [history.values for history in histories], 20) == {}
 
 
 def test_several_runs_of_one_session_count_once():
@@ -143,7 +143,7 @@ def test_several_runs_of_one_session_count_once():
         )
         for _ in range(20)
     ]
-    effects = session_effects([(history, history.values) for history in histories], 20)
+    effects = session_effects(histories, [history.values for history in histories], 20)
     assert effects["b"] - effects["a"] == pytest.approx(0.1, abs=0.002)
     assert levels(histories, min_suite=20)[0].sessions == 2
 
@@ -223,7 +223,8 @@ LEVEL = Level(centre=0.0, sigma=0.01, dof=17, runs=8, sessions=8)
 def screened(seed, shift=0.0, sigma=0.01, runs=1, moved=None):
     rng = random.Random(seed)
     return [
-        Screened(
+        Seen(
+            kind="k",
             level=LEVEL,
             values=tuple(shift + rng.gauss(0, sigma) for _ in range(runs)),
             control=moved,
@@ -257,7 +258,7 @@ def test_replicates_tell_noise_inside_from_noise_between_sessions():
     rng = random.Random(5)
 
     def replicates(sigma):
-        return [Replicates(kind="k", level=LEVEL, values=[rng.gauss(0, sigma) for _ in range(4)]) for _ in range(100)]
+        return [Seen(kind="k", level=LEVEL, values=[rng.gauss(0, sigma) for _ in range(4)]) for _ in range(100)]
 
     quiet = shares(replicates(0.005), with_shift=True)
     assert quiet.between == pytest.approx(0.7, abs=0.1)
@@ -266,9 +267,9 @@ def test_replicates_tell_noise_inside_from_noise_between_sessions():
     assert loud.between == 0.1
     assert loud.of("k") == pytest.approx(4.0, rel=0.3)
     assert shares([], with_shift=False).between == 0.5
-    own = Replicates(kind="k", level=LEVEL, values=[0.0, 0.05, -0.05, 0.02])
+    own = Seen(kind="k", level=LEVEL, values=[0.0, 0.05, -0.05, 0.02])
     assert own_inside(0.9, own, 1.0) > 1.5
-    assert own_inside(0.9, Replicates(kind="k", level=LEVEL, values=[0.0, 0.0001]), 1.0) == 0.9
+    assert own_inside(0.9, Seen(kind="k", level=LEVEL, values=[0.0, 0.0001]), 1.0) == 0.9
 
 
 def judge_of(level=LEVEL, alpha=0.005, **changes):

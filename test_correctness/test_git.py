@@ -16,11 +16,11 @@ import pytest
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.git import GitTimeout, git, refusal, why_missing, without_git
 from perfsuite.cli import main as cli
-from perfsuite.gate.describe import phrases
 from perfsuite.history import file
 from perfsuite.history.git import Repository
 from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.verdict_reports import tell_next_steps
+from perfsuite.record.describe import phrases
 from perfsuite.record.journal import read_journal
 from perfsuite.record.verdict import Verdict
 from perfsuite.run.arms import Arm, arm_environment, arm_of

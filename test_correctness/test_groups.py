@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload, Process
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from simmusa.costs import Costs
 from test_correctness.helpers import several, steps
+from test_correctness.helpers.local_driver import driver_fixture
 from test_correctness.helpers.simmusa_ranks import KERNELS, opened, require_built
 
 ONCE = Budget(smoke=True, timeout_s=30.0)
@@ -41,17 +39,7 @@ def processes(records, *ranks):
     return [records[f"process{rank}"] for rank in ranks]
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    root = Path(__file__).parent.parent
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=root, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture()
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,37 @@ def test_a_last_line_without_its_end_is_completed(tmp_path):
     assert (session(1), session(2)) == file.read(path).sessions
 
 
+def test_a_link_out_of_its_folder_is_neither_read_nor_written(tmp_path):
+    others = written(tmp_path / "others", session(1))
+    before = others.read_bytes()
+    linked = tmp_path / "repository" / "h.jsonl"
+    linked.parent.mkdir()
+    linked.symlink_to(others)
+    for use in (
+        lambda: file.read(linked),
+        lambda: file.append(linked, session(2)),
+        lambda: file.merge(linked, [written(tmp_path / "new", session(3))]),
+        lambda: file.prune(linked, Drop(sessions=frozenset({"s1"})), dry_run=False),
+    ):
+        with pytest.raises(HistoryError, match=r"is a link to .*others, outside its folder; .* name the file itself"):
+            use()
+    others.unlink()
+    with pytest.raises(HistoryError, match="is a link to"):
+        file.append(linked, session(2))
+    assert not others.exists(), "a link that leads nowhere makes no file there"
+    others.write_bytes(before)
+    assert file.append(others, session(2))
+
+
+def test_no_history_is_written_that_could_not_be_read(tmp_path, monkeypatch):
+    path = written(tmp_path / "h", session(1))
+    before = path.read_bytes()
+    monkeypatch.setattr(file, "MOST_BYTES", len(before) + 10)
+    with pytest.raises(HistoryError, match=r"more than the \d+ that are read; .* perfsuite history prune"):
+        file.append(path, session(2))
+    assert path.read_bytes() == before
+
+
 def test_prune_drops_what_is_named(tmp_path):
     path = written(tmp_path / "h", session(1), session(2, cases=("t.py::a", "t.py::b[x]")), session(50))
     before = path.read_text()

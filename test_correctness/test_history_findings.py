@@ -21,8 +21,8 @@ from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, findings_of
 from perfsuite.history.order import in_order
 from perfsuite.history.series import table_of
+from perfsuite.reports.document import Charts
 from perfsuite.reports.over_time import OverTime
-from perfsuite.reports.page.blocks import Charts
 from perfsuite.reports.page.sections.history import history_section
 from perfsuite.statistics import change_points
 from perfsuite.statistics.change_points import find_changes

@@ -15,7 +15,8 @@ from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.cli.main import EXIT_USAGE
 from perfsuite.record.run import Revision
-from perfsuite.reports.tables.markdown import Grid, markdown
+from perfsuite.reports.document import Grid
+from perfsuite.reports.tables.markdown import markdown
 from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.hostile import ACTIVE, COMMAND, TEXT, printed

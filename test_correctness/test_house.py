@@ -20,20 +20,20 @@ LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 ROOMS = {
     "audit": 2_270,
     "base": 1_550,
-    "baselines": 2_360,
+    "baselines": 2_380,
     "cli": 2_800,
     "exports": 300,
-    "gate": 4_660,
+    "gate": 4_450,
     "history": 1_390,
     "imports": 1_340,
     "metrics": 1_600,
-    "models": 3_050,
-    "platforms": 3_850,
+    "models": 2_980,
+    "platforms": 3_810,
     "plugin": 5_390,
     "projection": 5_050,
     "published": 1_760,
-    "record": 2_200,
-    "reports": 10_020,
+    "record": 2_380,
+    "reports": 9_850,
     "run": 1_580,
     "runtime": 8_340,
     "schedules": 1_210,
@@ -42,7 +42,7 @@ ROOMS = {
     "workloads": 6_000,
 }
 """Lines that a room may have: those of November 2026 and 2 %."""
-LOADS = {"perfsuite.cli.show": 13_300, "perfsuite.record.journal": 2_500, "perfsuite.gate.gate": 9_200}
+LOADS = {"perfsuite.cli.show": 9_000, "perfsuite.record.journal": 2_550, "perfsuite.gate.gate": 7_750}
 """Lines of the package that importing a module may load."""
 TWICE = {
     *("Answer", "Arrival", "Attention", "Beside", "Child", "Clock", "Collective", "Control", "Copies", "Core", "Job"),
@@ -57,7 +57,7 @@ SMALL = {
     *("perfsuite.strategies.single", "perfsuite.plugin.turns"),
 }
 """Modules of fewer than sixty lines with one importer, or none where another process loads the file; none is added."""
-CIRCULAR = {"models", "strategies", "workloads"}
+CIRCULAR = {"strategies", "workloads"}
 """Rooms whose modules import each other in a circle; none is added."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,29 +13,21 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import InvalidParameter, RanksFailed, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models import find
-from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.conftest import OF_RANKS
 from test_correctness.helpers import training_faults
 from test_correctness.helpers.hybrid_ranks import Doubtful, DrawnParity, OlderParity, overflow_on_one_rank
+from test_correctness.helpers.local_driver import driver_fixture
 from test_correctness.helpers.moe_ranks import FreshFunction
 from test_correctness.helpers.several import Build, records_of
 
-ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
 NARROW = ("bf16", "fp16")
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(start_method="fork", preload=OF_RANKS, log_directory=tmp_path_factory.mktemp("logs"))
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture(*OF_RANKS)
 
 
 def records(driver, workload, mesh):

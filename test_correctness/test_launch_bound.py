@@ -12,7 +12,7 @@ from perfsuite.record.result import Peak, Peaks, Record, Result, Training, Work
 from perfsuite.record.step import DeviceLook
 from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.families import family_lines
-from perfsuite.reports.terminal import TerminalRow, metric_tables
+from perfsuite.reports.terminal import metric_tables
 from perfsuite.run.session import Case
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
@@ -139,4 +139,4 @@ def test_a_rate_before_the_power_cap_can_act_is_called_a_burst(result, said):
     assert said == burst(result)
     line = " ".join(part for each in family_lines([result]) for part in each.parts)
     assert bool(said) == ("(burst of " in line)
-    assert bool(said) == any(BURST_NOTE in text for text in metric_tables([TerminalRow(result=result)]))
+    assert bool(said) == any(BURST_NOTE in text for text in metric_tables([result]))

@@ -65,66 +65,27 @@ def found(environ: dict[str, str]) -> Launch:
     return launch
 
 
-def test_torchrun():
-    launch = found(TORCHRUN)
-    assert (
-        launch.launcher,
-        launch.rank,
-        launch.local_rank,
-        launch.world_size,
-        launch.local_world_size,
-        launch.node_rank,
-    ) == ("torchrun", 5, 1, 8, 4, 1)
-    assert (launch.master_addr, launch.master_port, launch.single_host) == ("node0", 29500, False)
-
-
-def test_open_mpi_on_one_host_needs_no_master():
-    launch = found(OPENMPI)
-    assert (
-        launch.launcher,
-        launch.rank,
-        launch.local_rank,
-        launch.world_size,
-        launch.local_world_size,
-    ) == ("openmpi", 2, 2, 4, 4)
-    assert (launch.master_addr, launch.single_host) == ("127.0.0.1", True)
-
-
-def test_open_mpi_on_several_hosts_takes_the_master_that_was_passed():
-    launch = found(but(OPENMPI, OMPI_COMM_WORLD_SIZE="8", MASTER_ADDR="node0"))
-    assert (launch.master_addr, launch.single_host) == ("node0", False)
-
-
-def test_slurm_step():
-    launch = found(SLURM)
-    assert (
-        launch.launcher,
-        launch.rank,
-        launch.local_rank,
-        launch.world_size,
-        launch.local_world_size,
-        launch.node_rank,
-        launch.master_addr,
-    ) == ("slurm", 6, 0, 7, 1, 3, "gpu03")
-
-
-def test_env():
-    launch = found(ENV)
-    assert (
-        launch.launcher,
-        launch.rank,
-        launch.local_rank,
-        launch.world_size,
-        launch.local_world_size,
-        launch.node_rank,
-        launch.master_port,
-    ) == ("env", 1, 1, 2, 2, None, 1234)
-
-
-def test_the_deepspeed_launchers_words_are_known():
-    environ = but(ENV, "LOCAL_WORLD_SIZE", WORLD_SIZE="4", LOCAL_SIZE="2", CROSS_RANK="0", CROSS_SIZE="2")
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        (TORCHRUN, {"launcher": "torchrun", "rank": 5, "local_rank": 1, "world_size": 8, "local_world_size": 4}),
+        (TORCHRUN, {"node_rank": 1, "master_addr": "node0", "master_port": 29500, "single_host": False}),
+        (OPENMPI, {"launcher": "openmpi", "rank": 2, "local_rank": 2, "world_size": 4, "local_world_size": 4}),
+        (OPENMPI, {"master_addr": "127.0.0.1", "single_host": True}),
+        (but(OPENMPI, OMPI_COMM_WORLD_SIZE="8", MASTER_ADDR="node0"), {"master_addr": "node0", "single_host": False}),
+        (SLURM, {"launcher": "slurm", "rank": 6, "local_rank": 0, "world_size": 7, "local_world_size": 1}),
+        (SLURM, {"node_rank": 3, "master_addr": "gpu03"}),
+        (ENV, {"launcher": "env", "rank": 1, "local_rank": 1, "world_size": 2, "local_world_size": 2}),
+        (ENV, {"node_rank": None, "master_port": 1234}),
+        (  # the words of DeepSpeed's launcher
+            but(ENV, "LOCAL_WORLD_SIZE", WORLD_SIZE="4", LOCAL_SIZE="2", CROSS_RANK="0", CROSS_SIZE="2"),
+            {"local_world_size": 2, "node_rank": 0},
+        ),
+    ],
+)
+def test_a_launch_is_what_the_variables_of_its_launcher_say(environ: dict[str, str], told: dict[str, object]):
     launch = found(environ)
-    assert (launch.local_world_size, launch.node_rank) == (2, 0)
+    assert told == {name: getattr(launch, name) for name in told}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget, Workload
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.grids import why_empty
-from perfsuite.reports.terminal import TerminalRow, metric_tables
+from perfsuite.reports.terminal import metric_tables
 from perfsuite.run.arms import Arm, arm_environment
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.matmul import Matmul
@@ -174,7 +174,7 @@ def test_a_result_above_the_measured_peak_is_no_share_of_it():
     assert {(metrics[name].value, metrics[name].note) for name in ("mfu_percent", "hfu_percent")} == {
         (None, "above the measured peak")
     }
-    table = metric_tables([TerminalRow(result=result)])
+    table = metric_tables([result])
     assert "above the measured peak" in next(line for line in table if line.startswith("test_it["))
     assert "%" not in "".join(table)
     assert why_empty(from_result(result), "mfu_percent") == ABOVE_MEASURED_PEAK
@@ -184,11 +184,11 @@ def test_a_share_and_the_mfu_of_a_step_are_one_column():
     made, _ = session(probing((8.0,), (4.0,)))
     result = made.run(case(Training(operations=1e12)))
     assert result.metric("mfu_percent").value == 25.0
-    headings, per, row = metric_tables([TerminalRow(result=result)])[2:5]
+    headings, per, row = metric_tables([result])[2:5]
     assert headings.split() == ["case", "ranks", "median", "TFLOPS", "MFU", "samples"]
     assert per.split() == ["per", "device"]
     assert row.split() == ["test_it[cpu]", "1", "500", "ms", "2", "25.0%", "3", "x", "7"]
-    kernel = metric_tables([TerminalRow(result=made.run(case(Product(), "other")))])
+    kernel = metric_tables([made.run(case(Product(), "other"))])
     assert ["of", "peak"] == [kernel[2].split()[4], kernel[3].split()[0]]
 
 

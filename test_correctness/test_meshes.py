@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import pytest
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.platforms import families
-from perfsuite.runtime.driver import Driver
-from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.local_driver import COMPILER, FSDP, PIPELINING, WORKER, driver_fixture
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.several import Build, records_of
 
-ROOT = Path(__file__).parent.parent
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 4, "width": 32, "words": 64, "context": 16}}
 BATCH = 8
 STEPS = 3
@@ -44,16 +40,7 @@ def marked(meshes):
     return [pytest.param(mesh, marks=pytest.mark.slow) if mesh in SLOW else mesh for mesh in meshes]
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch._dynamo"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", FSDP, PIPELINING, COMPILER, WORKER)
 
 
 @pytest.fixture(scope="module")

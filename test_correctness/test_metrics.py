@@ -9,6 +9,7 @@ import math
 import random
 import re
 import statistics
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Work
+from perfsuite.record.result import Measurement, Metric, Peak, Peaks, Work
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"
 MODULES = ["spec", "compute", "memory", "collective"]
@@ -38,31 +40,16 @@ MIB = 2**20
 def measured(
     times: list[float] | float,
     *,
-    places: list[tuple[str, str]] | None = None,
+    places: Sequence[tuple[str, str]] = (("a", "musa:0"),),
     cache_bytes: int = 0,
     memory: int | None = None,
 ) -> Measurement:
     """A measurement with these seconds per iteration, on ranks at these (host, device)."""
-    seconds = times if isinstance(times, list) else [times]
-    return Measurement(
-        times_s=tuple(seconds),
-        iterations=1,
-        warmup_iterations=3,
-        warmup_steady=True,
-        aligned=True,
-        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
-        ranks=tuple(
-            RankFacts(
-                rank=rank, host=host, device=device, threads=1, cores=None, median_s=1.0, min_s=1.0, max_s=1.0,
-                cpu_share=1.0, max_rss_bytes=0, cache_bytes=cache_bytes
-            )
-            for rank, (host, device) in enumerate(places or [("a", "musa:0")])
-        ),
-        backend="gloo",
-        process="fresh",
-        transport="local",
-        peak_memory_bytes=memory
-    )  # fmt: skip
+    ranks = [
+        rank_facts(rank, host=host, device=device, cache_bytes=cache_bytes)
+        for rank, (host, device) in enumerate(places)
+    ]
+    return measurement_of(times if isinstance(times, list) else [times], ranks, peak_memory_bytes=memory)
 
 
 def on(*, devices: int, ranks_per_device: int = 1, hosts: int = 1) -> list[tuple[str, str]]:

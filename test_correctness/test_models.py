@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.models import MODELS, find
+from perfsuite.models.build import build
 from perfsuite.models.layers import materialize
 from perfsuite.models.loading import synthetic_batch
 
@@ -28,9 +29,9 @@ PUBLISHED = {
 SMALL = [name for name in MODELS if name.endswith("tiny")]
 
 
-def build(model, checkpointing="none", seed=0):
+def built(model, checkpointing="none", seed=0):
     with torch.device("meta"):
-        module = model.build(checkpointing)
+        module = build(model, checkpointing)
     materialize(module, torch.device("cpu"), seed=seed)
     return module
 
@@ -38,7 +39,7 @@ def build(model, checkpointing="none", seed=0):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_formula_counts_the_parameters_that_torch_holds(name):
     with torch.device("meta"):
-        module = MODELS[name].build()
+        module = build(MODELS[name])
     assert sum(parameter.numel() for parameter in module.parameters()) == MODELS[name].parameters
 
 
@@ -51,7 +52,7 @@ def test_frozen_encoders_have_their_published_sizes_and_are_counted_apart():
     plain, whole = find("opensora"), find("opensora", {"encoders": "t5xxl-sdvae"})
     assert (plain.frozen_parameters, plain.frozen_flops) == (0, 0.0)
     with torch.device("meta"):
-        module = whole.build()
+        module = build(whole)
     sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in module.frozen().items()}
     assert sizes == {"encoders.text": 4_762_310_656, "encoders.picture": 34_163_664}
     assert whole.frozen_parameters == sum(sizes.values())
@@ -63,7 +64,7 @@ def test_frozen_encoders_have_their_published_sizes_and_are_counted_apart():
 
 def test_frozen_encoders_run_without_gradients_and_as_counted():
     model = find("opensora-tiny", {"encoders": "tiny"})
-    module = build(model).train()
+    module = built(model).train()
     assert not any(part.training for part in module.frozen().values())
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
@@ -104,7 +105,7 @@ def test_the_report_s_video_is_4096_tokens():
 @pytest.mark.parametrize("name", SMALL)
 def test_the_work_model_is_what_torch_counts(name, twin):
     model = find(name).twin() if twin else find(name)
-    module = build(model)
+    module = built(model)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     mapping = {kernel: lambda q, k, v, *rest, **named: sdpa_flop_count(q, k, v)}
     if hasattr(torch.ops.aten, "_grouped_mm"):
@@ -129,7 +130,7 @@ def test_checkpointing_changes_no_gradient(name, checkpointing):
     batch = synthetic_batch(model, [0, 1])
     gradients = []
     for kind in ("none", checkpointing):
-        module = build(model, kind)
+        module = built(model, kind)
         module(**batch).backward()
         gradients.append({n: p.grad for n, p in module.named_parameters() if p.requires_grad})
     assert gradients[0].keys() == gradients[1].keys()
@@ -141,14 +142,14 @@ def test_checkpointing_changes_no_gradient(name, checkpointing):
 
 def test_initial_values_depend_on_the_name_alone():
     model = find("llama2-tiny")
-    whole = build(model)
+    whole = built(model)
     with torch.device("meta"):
-        parts = model.build()
+        parts = build(model)
     materialize(parts.blocks["1"], torch.device("cpu"), seed=0, prefix="blocks.1.")
     materialize(parts, torch.device("cpu"), seed=0)
     for (name, one), (_, other) in zip(whole.named_parameters(), parts.named_parameters(), strict=True):
         assert torch.equal(one, other), name
-    assert not torch.equal(build(model, seed=1).output.weight, whole.output.weight)
+    assert not torch.equal(built(model, seed=1).output.weight, whole.output.weight)
 
 
 def test_rotary_positions_see_distances_only():
@@ -167,7 +168,7 @@ def test_rotary_positions_see_distances_only():
 
 def test_a_causal_model_does_not_see_the_future():
     model = find("llama2-tiny").twin()
-    module = build(model)
+    module = built(model)
     hidden = []
     module.norm.register_forward_hook(lambda *_: hidden.append(_[2].detach()))
     tokens = synthetic_batch(model, [0])["tokens"]

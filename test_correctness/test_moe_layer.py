@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
 from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
-from perfsuite.platforms import families
 from perfsuite.record.result import Peaks
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.workloads.moe_layer import MoeLayer
 from test_correctness.helpers import broken_experts
+from test_correctness.helpers.local_driver import COMPILER, WORKER, driver_fixture
 
-ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=90.0)
 QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.01, timeout_s=90.0)
 SIZES = {"batch_size": 4, "sequence_length": 16, "width": 16, "hidden": 24, "experts": 4}
 DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch._dynamo", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", COMPILER, WORKER)
 
 
 def layer(kind=MoeLayer, **case):

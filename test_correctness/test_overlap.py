@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfsuite.metrics import derive
 from perfsuite.record.result import Peaks, Record, Work
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.reports.summary import case_metrics
+from perfsuite.reports.case_details import case_metrics
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.runtime.driver import Job

@@ -11,18 +11,17 @@ import pytest
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Finding, Verdict
+from perfsuite.reports.changes import changes_between, ratio
+from perfsuite.reports.document import Chart, Charts, Grid, Section
+from perfsuite.reports.material import material_of
 from perfsuite.reports.page import page
-from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts import rows as charts
-from perfsuite.reports.page.effects import changes_between, ratio
 from perfsuite.reports.page.page import renderer
-from perfsuite.reports.page.runs import material_of
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence
-from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.recording import Recording
 from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered
 
 HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"
@@ -230,7 +229,7 @@ def test_the_first_sentence_is_the_verdict(monkeypatch):
     )
     gate = GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts)
     read = Read(rendered(monkeypatch, *results, gate=gate))
-    worst = "1 of 3 cases slower, worst test_ddp[a100-ws1-gpt2-xl] +8.1 % [+6.2, +10.0]; 1 faster; 1 unchanged"
+    worst = "1 case slower, worst test_ddp[a100-ws1-gpt2-xl] +8.1 % [+6.2, +10.0]; 1 case faster, best "
     assert worst in read.text
     assert read.text.index(worst) < read.text.index("hardware")
     assert "What moved" in read.text
@@ -239,8 +238,8 @@ def test_the_first_sentence_is_the_verdict(monkeypatch):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("pass", "inconclusive"), "No case is shown to be slower; 1 unchanged; 1 undecided. 2 cases measured."),
-        (("inconclusive",) * 2, "No case is shown to be slower, and none of 2 is decided: runs differ too much"),
+        (("pass", "inconclusive"), "No case is shown to be slower; 1 undecided; 1 unchanged. 2 cases measured."),
+        (("inconclusive",) * 2, "None of 2 cases is decided: runs differ too much"),
     ],
 )
 def test_what_was_not_decided_does_not_read_as_if_all_were_well(names, said):
@@ -255,7 +254,7 @@ def test_runs_that_are_alike_are_no_difference():
         return made[0] if len(made) == 1 else made
 
     before, after = (material_of(runs(*(1 + offset for offset in offsets))) for offsets in [(0.0, 1e-3, 2e-3)] * 2)
-    (found,) = changes_between(before.cases, after.cases)
+    (found,) = changes_between(before.timed, after.timed)
     assert (found.word, found.tone) == ("no difference", "plain")
 
 
@@ -358,4 +357,4 @@ def test_a_column_that_says_the_same_of_every_case_is_one_sentence():
 def test_failures_come_first_in_the_first_sentence():
     said, is_bad = sentence(material(gpt("test_ddp", 1, 1.0), failures={"t.py::a": "boom", "t.py::b": "boom"}))
     assert is_bad
-    assert said.startswith("2 cases failed. Nothing was compared")
+    assert said.startswith("2 cases failed; nothing was compared")

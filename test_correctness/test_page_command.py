@@ -95,8 +95,8 @@ def test_report_writes_the_page_of_a_journal_beside_another(repo, capsys):
     assert cli.main(["report", "b.jsonl", "--html", "b.html", "--base", "a.jsonl"]) == 0
     assert "page b.html" in capsys.readouterr().out
     text = Read(Path("b.html").read_text()).text
-    assert "Unsure: one run each of 2 cases decides nothing" in text
-    assert "No case" not in text
+    assert "nsure: one run each of 2 cases decides nothing" in text
+    assert "o case is shown" not in text
     first = Path("b.html").read_bytes()
     cli.main(["report", "b.jsonl", "--html", "b.html", "--base", "a.jsonl"])
     assert first == Path("b.html").read_bytes()
@@ -106,7 +106,7 @@ def test_report_shows_a_baseline_file_and_compares_with_it(tmp_path, monkeypatch
     monkeypatch.setattr(page, "renderer", lambda: None)
     example = str(Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json")
     assert cli.main(["report", example, "--html", str(tmp_path / "x.html"), "--baseline", example]) == 0
-    assert "No case is shown to be slower" in Read((tmp_path / "x.html").read_text()).text
+    assert "3 unchanged. 3 cases measured." in Read((tmp_path / "x.html").read_text()).text
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_ab_is_a_page_of_two_arms(tmp_path, monkeypatch, capsys):
     )
     ab.write_arms(runs, [found], tmp_path / "ab.html")
     text = Read((tmp_path / "ab.html").read_text()).text
-    assert f"1 of 1 case slower, worst {case.partition('::')[2]} +20.0 % [+18.0, +22.0]" in text
+    assert f"1 case slower, worst {case.partition('::')[2]} +20.0 % [+18.0, +22.0]" in text
     assert "b (HEAD) against a (main), 3 pairs" in text
 
 

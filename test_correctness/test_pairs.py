@@ -14,11 +14,12 @@ from perfsuite.metrics.pairs import message_times_s, name_of, slow_pairs
 from perfsuite.record.result import Peak, Peaks, Result, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal
+from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
-from perfsuite.reports.pairs import links, pair_grids, pair_matrices, pair_tables
+from perfsuite.reports.pairs import links, pair_grids, pair_matrices
+from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.markdown import markdown
-from perfsuite.reports.tables.recording import Recording
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.run.session import Case
@@ -157,7 +158,7 @@ def test_the_matrix_stands_beside_the_links_and_names_the_slow_one(slow_link):
     assert ("musa:1", "1.05", "", "0.419", "1.05") == figures.rows[1]
     assert (SLOW,) == figures.notes
     assert ("musa:1", "MT2", "", "MT2", "MT2") == kinds.rows[1]
-    told = pair_tables([slow_link], 100)
+    told = grid_lines(pair_grids([slow_link]), 100)
     assert "Pairs, 1MiB in one direction, GB/s per direction (test_pair_bandwidth[s4000-ws4])" == told[1]
     assert f"  {SLOW}" in told
 

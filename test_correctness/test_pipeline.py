@@ -27,6 +27,7 @@ from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 from perfsuite.workloads.training.parity import TrainParity
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import pipeline_faults
+from test_correctness.helpers.local_driver import FSDP, PIPELINING, WORKER, driver_fixture
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.several import Build, records_of
 
@@ -38,17 +39,7 @@ QUICK = Budget(
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 8, "width": 48, "words": 64, "context": 16}}
 """Its blocks have the sizes of its twin's: DTensor finds out about each shape once."""
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", FSDP, PIPELINING, WORKER)
 
 
 def run(driver, workload, *, mesh="", budget=QUICK, purpose="time"):

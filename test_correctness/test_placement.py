@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import socket
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import CaseError, UnsupportedCase
-from perfsuite.platforms import families
 from perfsuite.platforms.host import Host
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
+from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.placement import allowed_cores, divide_cores, nodes_of_devices, place_by_node, read_cores
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import Launch
-from perfsuite.runtime.transports.local import LocalTransport
 from perfsuite.runtime.transports.star import AgentFacts
 from test_correctness.helpers import steps
+from test_correctness.helpers.local_driver import driver_fixture, local_driver
 
 OTHERWISE = {"node_rank": 0, "master_addr": "a", "master_port": None, "run_id": "it"}
 ONCE = Budget(smoke=True, timeout_s=60.0)
@@ -47,23 +44,7 @@ def test_without_pinning_a_rank_has_the_same_threads_and_no_core_of_its_own(core
     assert (divide_cores(tuple(range(cores)), 0, ranks, pin=True).threads, None) == (free.threads, free.cores)
 
 
-@contextlib.contextmanager
-def started(logs):
-    """A driver whose workers are children of this process as it is now."""
-    preload = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
-    transport = LocalTransport(start_method="fork", preload=preload, log_directory=logs)
-    root = Path(__file__).parent.parent
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=root, device_count=1)
-    try:
-        yield driver
-    finally:
-        driver.close()
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with started(tmp_path_factory.mktemp("logs")) as driver:
-        yield driver
+driver = driver_fixture()
 
 
 def run(driver, ranks):
@@ -84,7 +65,7 @@ def test_ranks_may_use_every_core_that_this_process_may(driver):
 def test_a_binding_of_this_process_is_kept(tmp_path):
     os.sched_setaffinity(0, HERE[:1])
     try:
-        with started(tmp_path) as driver:
+        with local_driver(tmp_path) as driver:
             ranks, allowed = run(driver, 1)
     finally:
         os.sched_setaffinity(0, HERE)

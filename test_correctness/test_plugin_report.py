@@ -14,8 +14,9 @@ from perfsuite.plugin.progress import LOG_EVERY_S, Progress
 from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
 from perfsuite.record.step import Arrival
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.reports.alpha_beta import fit_collectives
-from perfsuite.reports.terminal import TerminalRow, alpha_beta_table, metric_tables, outcome_line, peak_lines
+from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
+from perfsuite.reports.layout import grid_lines
+from perfsuite.reports.terminal import metric_tables, outcome_line, peak_lines
 from perfsuite.runtime.driver import Job
 from test_correctness.helpers.scripted_driver import measurement, repository
 
@@ -48,7 +49,7 @@ def swept(**changes):
 
 
 def test_a_table_shows_time_metrics_share_and_ranks_in_120_columns():
-    lines = metric_tables([TerminalRow(result=result, verdict="pass") for result in swept()])
+    lines = metric_tables(swept(), verdicts={result.case: "pass" for result in swept()})
     assert lines[:2] == ["", "test_perf/test_collectives.py"]
     assert lines[2] == ("  in every row: ranks 4, spread slowest 3.0% r3, last by r2 3 us, samples 5 x 7, verdict pass")
     assert lines[3].split() == ["case", "median", "algbw", "busbw", "of"]
@@ -73,7 +74,7 @@ def test_what_no_case_has_is_no_column():
         )
         for result in swept()
     ]
-    lines = metric_tables([TerminalRow(result=result) for result in plain])
+    lines = metric_tables(plain)
     assert lines[2:4] == ["  in every row: ranks 1, samples 5 x 7", lines[3]]
     assert lines[3].split() == ["case", "median"]
 
@@ -83,7 +84,7 @@ def test_missing_shares_have_their_reason_once():
         dataclasses.replace(result, metrics=(dataclasses.replace(result.metrics[2], peak=None, note="unknown device"),))
         for result in swept()
     ]
-    lines = metric_tables([TerminalRow(result=result) for result in results])
+    lines = metric_tables(results)
     assert [line for line in lines if "unknown device" in line] == ["  busbw_gb_per_s: unknown device"]
     assert "of peak" not in lines[2]
 
@@ -92,10 +93,10 @@ def test_out_of_memory_stands_among_the_measured_cases():
     gone = dataclasses.replace(
         swept()[0], outcome="out_of_memory", detail="OOM at 44 GiB of 48 GiB", metrics=(), measurement=None
     )
-    lines = metric_tables([TerminalRow(result=swept()[1]), TerminalRow(result=gone)])
+    lines = metric_tables([swept()[1], gone])
     assert len([line for line in lines if line.startswith("case")]) == 1
     assert any("OOM at 44 GiB of 48 GiB" in line for line in lines)
-    assert outcome_line([TerminalRow(result=swept()[1]), TerminalRow(result=gone)]) == "1 measured, 1 out of memory"
+    assert outcome_line([swept()[1], gone]) == "1 measured, 1 out of memory"
 
 
 def test_a_peak_is_named_with_its_source():
@@ -123,7 +124,7 @@ def test_alpha_and_beta_are_fitted_per_collective_ranks_and_dtype():
     assert fits[0].fit.beta_gb_per_s == pytest.approx(10.0)
     assert fits[0].busbw_limit_gb_per_s == pytest.approx(15.0)
     assert fits[1].busbw_limit_gb_per_s == pytest.approx(17.5)
-    table = alpha_beta_table(results)
+    table = grid_lines([fits_grid(fit_collectives(results))])
     assert len(table) == 3 + 3
     assert table[3].split()[:3] == ["all_reduce", "4", "fp32"]
     assert max(len(line) for line in table) <= 120
@@ -133,11 +134,11 @@ def test_sizes_that_fit_no_line_say_why():
     results = [collective(size, 1e-3 / size) for size in (1, 2, 4)]
     (fit,) = fit_collectives(results)
     assert (fit.fit, fit.reason) == (None, "time does not grow with size, so there is no bandwidth to fit")
-    assert fit.reason in alpha_beta_table(results)[3]
+    assert fit.reason in grid_lines([fits_grid(fit_collectives(results))])[3]
 
 
 def test_too_few_sizes_give_no_fit():
-    assert alpha_beta_table(swept()[:2]) == []
+    assert grid_lines([fits_grid(fit_collectives(swept()[:2]))]) == []
 
 
 SWEPT = """

@@ -21,7 +21,7 @@ from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
 from test_correctness.helpers import leaks
-from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.local_driver import driver_fixture
 
 QUICK = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
 
@@ -114,10 +114,7 @@ def test_no_setting_of_this_torch_is_unreadable():
 # -- on ranks ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with local_driver(tmp_path_factory.mktemp("logs")) as made:
-        yield made
+driver = driver_fixture()
 
 
 def facts(driver, function, **arguments):

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from perfsuite.record import result as records
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import Better, OwnMetric
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Result, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, Result, Work
 from perfsuite.record.step import Timeline, TimelineEvent
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -114,26 +115,9 @@ def test_a_newer_writer_is_named() -> None:
         from_json(Measurement, {**plain, "yardsticks_s": [1.0]})
 
 
-def measurement(times: list[float], medians: list[float], switches: list[int] | None = None) -> Measurement:
-    return Measurement(
-        times_s=tuple(times),
-        involuntary_switches=tuple(switches or ()),
-        iterations=1,
-        warmup_iterations=3,
-        warmup_steady=True,
-        aligned=True,
-        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
-        ranks=tuple(
-            RankFacts(
-                rank=rank, host="a", device="cpu", threads=1, cores=None,
-                median_s=median, min_s=median, max_s=median, cpu_share=1.0, max_rss_bytes=0,
-            )
-            for rank, median in enumerate(medians)
-        ),
-        backend="gloo",
-        process="fresh",
-        transport="local",
-    )  # fmt: skip
+def measurement(times: list[float], medians: list[float], **columns: tuple[int, ...]) -> Measurement:
+    ranks = [rank_facts(rank, time_s=median) for rank, median in enumerate(medians)]
+    return measurement_of(times, ranks, **columns)
 
 
 @given(
@@ -149,7 +133,7 @@ def test_what_a_measurement_says_of_itself(times: list[float], medians: list[flo
 
 
 def test_disturbed_samples_are_counted() -> None:
-    assert 0.5 == measurement([1.0] * 4, [1.0], [0, 3, 0, 1]).disturbed_share
+    assert 0.5 == measurement([1.0] * 4, [1.0], involuntary_switches=(0, 3, 0, 1)).disturbed_share
 
 
 def test_a_result_without_samples_says_why() -> None:

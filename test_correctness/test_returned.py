@@ -22,7 +22,7 @@ from perfsuite.record.workload import Budget, CallableStep, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.returned import Iteration, pending
 from test_correctness.helpers import unwaited
-from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.local_driver import driver_fixture
 
 QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.02, timeout_s=60.0)
 
@@ -191,10 +191,7 @@ def test_an_open_file_a_module_and_a_value_that_holds_itself_are_no_work(tmp_pat
 # -- on ranks ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with local_driver(tmp_path_factory.mktemp("logs")) as made:
-        yield made
+driver = driver_fixture()
 
 
 def run(driver, function, **arguments):

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -18,29 +17,18 @@ from perfsuite.base.errors import (
     UnsupportedCase,
 )
 from perfsuite.base.mesh import MeshShape
-from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import STORE, LocalTransport
+from perfsuite.runtime.driver import Job
+from perfsuite.runtime.transports.local import STORE
 from perfsuite.workloads.axis_collective import AxisCollective
 from test_correctness.helpers import steps
+from test_correctness.helpers.local_driver import driver_fixture
 from test_correctness.helpers.processes import gone, listening_on, own_address
 
 pytestmark = pytest.mark.usefixtures("cold")
-ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture()
 
 
 def job(function, world_size, *, budget=QUICK, fresh=False, shape=None, **arguments):

@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 
 from perfsuite.metrics.scaling import efficiency, kind_of, speed_up
 from perfsuite.plugin.summary import oddities
-from perfsuite.reports.scaling import Point, point_of, scale, scaling_table, scalings, without_ranks
+from perfsuite.reports.ids import without_ranks
+from perfsuite.reports.layout import grid_lines
+from perfsuite.reports.scaling import Point, point_of, scale, scaling_grid, scalings
 from test_correctness.helpers.report_runs import trained
 
 SIZES = st.lists(st.sampled_from([1, 2, 3, 4, 8, 16, 32]), min_size=2, max_size=6, unique=True)
 TIMES = st.floats(1e-4, 1e3)
+
+
+def scaling_table(results):
+    return grid_lines([scaling_grid(scalings(results).values())])
 
 
 def ddp(ranks, time_s, **changes):

@@ -22,12 +22,11 @@ from perfsuite.history.order import OrderedSessions
 from perfsuite.history.session import have_equal_settings, line_of, read_line, session_of
 from perfsuite.record.run import Revision
 from perfsuite.record.workload import FunctionWorkload
-from perfsuite.reports.page.effects import changes_between
-from perfsuite.reports.page.material import case_of_result, joined
-from perfsuite.reports.page.runs import material_of
+from perfsuite.reports.changes import changes_between, joined, timed_result
+from perfsuite.reports.material import material_of
 from perfsuite.reports.page.sections.comparison import section
 from perfsuite.reports.page.sections.verdict import sentence
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.recording import Recording
 from perfsuite.run import settling
 from perfsuite.runtime.values import recorded_defaults
 from perfsuite.workloads import AllReduce
@@ -160,9 +159,9 @@ def stored_of(folder, *results):
 def test_a_changed_default_is_not_compared_with_what_is_stored(tmp_path):
     kept = stored_of(tmp_path, ran(defaults={"n": 128}), ran(defaults={"n": 128}))
     match = find(case_of(ran(defaults={"n": 256})), baseline=kept, hardware=HARDWARE, folder=Path("none"))
-    assert (match.entry, match.reasons) == (None, ("n=256, stored 128",))
+    assert match == ("n=256, stored 128",)
     same = find(case_of(ran(defaults={"n": 128})), baseline=kept, hardware=HARDWARE, folder=Path("none"))
-    assert len(same.entry.runs) == 2
+    assert len(same.runs) == 2
 
 
 def test_runs_that_were_stored_without_defaults_or_before_a_parameter_was_added_go_on(tmp_path):
@@ -224,11 +223,11 @@ def test_a_resumed_run_measures_a_case_whose_default_changed_again(pytester, mon
 
 
 def test_a_page_compares_no_case_with_other_settings():
-    before, after = case_of_result(ran(n=128)), case_of_result(ran(2.0, n=256))
+    before, after = timed_result(ran(n=128)), timed_result(ran(2.0, n=256))
     (change,) = changes_between([before], [after])
     assert (change.effect, change.word, change.tone) == (None, "not comparable: n: 128 -> 256", "plain")
-    assert joined(before, after).times_s == (2.0,)
-    assert len(joined(before, case_of_result(ran(0.6, n=128))).times_s) == 2
+    assert joined(before, after)[1] == (2.0,)
+    assert len(joined(before, timed_result(ran(0.6, n=128)))[1]) == 2
 
 
 def sessions(*results):
@@ -302,7 +301,7 @@ def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
     assert told.startswith("Nothing was compared: 1 case ran with other settings than before and cannot be compared.")
     assert not is_bad
     (table,) = section(material).blocks
-    assert (table.grid.title, table.grid.rows[0][-1]) == ("Not comparable", "not comparable: n: 128 -> 256")
+    assert (table.grid.title, table.grid.rows[0][-1]) == ("Without a figure", "not comparable: n: 128 -> 256")
 
 
 # -- pytest-benchmark's own comparison -----------------------------------------------------------------------------

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfsuite.baselines import store
-from perfsuite.baselines.draft import NewRuns, confirming, gain, slowdown
+from perfsuite.baselines.draft import NewRuns, confirming, gain, gains_in, seen_in, slowdown, suspects_slowdown
 from perfsuite.baselines.runs import MetricMeaning, usually_clean
-from perfsuite.gate.describe import gains_in, seen_in, suspects_slowdown
 from perfsuite.record.verdict import Finding, Verdict
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
 

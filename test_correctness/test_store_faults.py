@@ -74,6 +74,7 @@ def edited(path, change):
         (lambda d: d["benchmarks"].append(d["benchmarks"][0]), "is there twice"),
         (lambda d: d["benchmarks"].pop(), "the file says cases=5 and has 4"),
         (lambda d: d["perfsuite"]["hardware"].update(cores=64), "the header was changed by hand"),
+        (lambda d: d["perfsuite"].update(schema=1), "schema 1 is older than 2, the only one that this perfsuite reads"),
         (lambda d: d["perfsuite"].update(schema=7), "schema 7 is newer than 2, the newest that this perfsuite knows"),
         (lambda d: d.pop("perfsuite"), 'there is no "perfsuite" object: the file is foreign (pytest-benchmark\'s own)'),
         (lambda d: d.update(environments=[]), "environments=[] should be an object"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ from perfsuite.baselines.decode import decode
 from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.sessions import machine_sessions
-from perfsuite.baselines.text import check_of, dump, header_of, parse
+from perfsuite.baselines.text import dump, parse
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
@@ -115,25 +113,6 @@ def test_a_run_of_both_lists_is_one_line_and_keeps_its_line(tmp_path):
     for index in range(13, 22):
         offer(tmp_path, run_of(f"s{index:02d}", 0.9 - index / 100))
     assert sum('"quantiles_s"' in line for line in path.read_text().splitlines()) == 20
-
-
-def test_a_file_of_the_first_schema_has_its_oldest_runs_as_reference(tmp_path):
-    runs = [run_of(f"s{index}", 10 - index * HOUR / 2) for index in range(10)] + [run_of("z", 1)]
-    document = encode(Baseline(hardware=HARDWARE, entries={case().key: Entry(case=case(), runs=tuple(runs))}))
-    (plain,) = document["benchmarks"]
-    for run in plain["runs"]:
-        run.pop("reference", None)
-    text = json.dumps(_as_first_schema(document))
-    (entry,) = decode(parse(text.encode())).entries.values()
-    assert names(entry.reference) == [*(f"s{index}" for index in range(10)), "z"]
-
-
-def _as_first_schema(document):
-    for plain in document["benchmarks"]:
-        plain["check"] = check_of(plain)
-    document["perfsuite"]["schema"] = 1
-    document["perfsuite"]["check"] = check_of(header_of(document))
-    return document
 
 
 # -- merged files --------------------------------------------------------------------------------------------------

@@ -10,31 +10,19 @@ import pytest
 
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
-from perfsuite.platforms import families
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.strategies import STRATEGIES
 from perfsuite.workloads.training.parity import TrainParity
+from test_correctness.helpers.local_driver import COMPILER, FSDP, WORKER, driver_fixture
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "add-a-strategy.md"
 ONCE = Budget(smoke=True, timeout_s=300.0)
 MODELS = ("gpt2", "llama2-70b", "latte-l", "opensora")
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-PRELOAD = ("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.ranks.worker")
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=(*PRELOAD, "deepspeed") if DEEPSPEED else PRELOAD,
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", FSDP, COMPILER, WORKER, *(["deepspeed"] if DEEPSPEED else []))
 
 
 def parity(driver, world_size, mesh="", **case):

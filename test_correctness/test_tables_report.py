@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.record.result import Work
+from perfsuite.reports.document import Grid
 from perfsuite.reports.tables.case import from_result
-from perfsuite.reports.tables.markdown import Grid, escape, markdown
+from perfsuite.reports.tables.markdown import escape, markdown
 from perfsuite.reports.tables.published import published_of
 from perfsuite.reports.tables.report import fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from perfsuite.record.result import Metric, RankFacts, Work
-from perfsuite.reports.terminal import TerminalRow, metric_tables
+from perfsuite.reports.terminal import metric_tables
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from test_correctness.helpers.pipelines import staged
 from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, run, style, table
@@ -47,6 +47,14 @@ def test_a_column_of_sizes_has_the_unit_it_reads_best_in(sizes_bytes, unit, cell
     assert cells == [dict(zip(heads, row, strict=True))[f"peak {unit}"] for row in rows]
 
 
+def test_sizes_that_are_compared_have_one_unit():
+    records = (("weights_bytes", 3 * MIB), ("optimizer_bytes", 6 * GIB), ("peak_bytes", 9 * GIB))
+    case = gpt("test_it", 2, 1.0, builds=("memory",), records=records)
+    heads, *_ = table(style("methods", run(case)), "Memory per device")
+    units = {unit for head in heads for unit in ("KiB", "MiB", "GiB") if unit in head}
+    assert units == {"GiB"}
+
+
 def test_published_sizes_stand_in_the_unit_of_their_column():
     small = llama(8, 1.0, records=(("whole_device_bytes", 6 * MIB),))
     heads, measured, published = table(style("flagperf", run(small)), "Performance")
@@ -57,7 +65,7 @@ def test_published_sizes_stand_in_the_unit_of_their_column():
 def test_the_terminal_shows_sizes_in_the_unit_they_read_best_in():
     metric = Metric(name="peak_gib", value=0.0109, unit="GiB", better="lower")
     result = dataclasses.replace(llama(8, 1.0), metrics=(metric,))
-    heading, units, row = metric_tables([TerminalRow(result=result)])[2:5]
+    heading, units, row = metric_tables([result])[2:5]
     assert (heading.split()[3], units.split()[0], row.split()[4]) == ("peak", "MiB", "11.16")
 
 

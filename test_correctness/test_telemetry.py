@@ -17,11 +17,13 @@ from perfsuite.platforms.cpu import CpuTelemetry
 from perfsuite.platforms.cuda import NvmlTelemetry
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
-from perfsuite.platforms.telemetry import USUAL_UNDER_LOAD, Reading, Unread, disturbance, held_down
+from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.plugin import gate_arms
-from perfsuite.record.result import ClockFacts, Measurement, RankFacts
-from perfsuite.record.step import DeviceLook
+from perfsuite.record.result import Measurement
+from perfsuite.record.run import held_down
+from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from test_correctness.helpers import machines
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 
 class FakeNvml:
@@ -173,35 +175,10 @@ def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None
     assert CpuTelemetry(machines.host(tmp_path / "vm", {}), psutil).read()[0].throttle is None
 
 
-def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu", threads: int = 1) -> Measurement:
+def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu") -> Measurement:
     """A measurement of 10 samples, ``switches`` of them switched out."""
-    return Measurement(
-        times_s=(1e-3,) * 10,
-        involuntary_switches=tuple(int(index < switches) for index in range(10)),
-        iterations=1,
-        warmup_iterations=3,
-        warmup_steady=True,
-        aligned=True,
-        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
-        ranks=tuple(
-            RankFacts(
-                rank=rank,
-                host="node7",
-                device=device,
-                threads=threads,
-                cores=None,
-                median_s=1e-3,
-                min_s=1e-3,
-                max_s=1e-3,
-                cpu_share=share,
-                max_rss_bytes=1,
-            )
-            for rank, share in enumerate(cpu_shares)
-        ),
-        backend="gloo",
-        process="reused",
-        transport="local",
-    )
+    ranks = [rank_facts(rank, device=device, cpu_share=share) for rank, share in enumerate(cpu_shares)]
+    return measurement_of([1e-3] * 10, ranks, involuntary_switches=tuple(int(index < switches) for index in range(10)))
 
 
 def test_a_rank_that_only_computes_and_lost_its_core_disturbs() -> None:

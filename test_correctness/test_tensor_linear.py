@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
-from perfsuite.platforms import families
 from perfsuite.record.result import Peaks, Work
 from perfsuite.record.workload import Budget
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
 from test_correctness.helpers.bare_rank import BareRank
 from test_correctness.helpers.broken_linear import ForgetfulLinear
+from test_correctness.helpers.local_driver import WORKER, driver_fixture
 
-ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.0, warmup_time_s=0.0, timeout_s=120.0)
 SPLIT = [name for name in SPLITS if name != "none"]
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", WORKER)
 
 
 def linear(split, ranks, kind=TensorLinear, **changes):

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.record.result import Record
 from perfsuite.record.step import TimelineEvent
-from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_row, pipeline_section
+from perfsuite.reports.layout import grid_lines
+from perfsuite.reports.pipeline import EVEN, binding_sentence, peak_activations_bytes, pipeline_grids, pipeline_row
 from perfsuite.schedules import SCHEDULES, find_imbalance, make_schedule
 from test_correctness.helpers.pipelines import measured, result_of, seen_without_waiting, simulated
 
 TEST = "test_perf/test_pipeline.py::test_schedule"
+
+
+def pipeline_lines(results):
+    return grid_lines(pipeline_grids(results))
 
 
 def memory_records(*sizes: float) -> tuple[Record, ...]:
@@ -36,7 +41,7 @@ def case(name, parameters="", **changes):
 
 
 def test_a_row_has_the_bubble_beside_what_it_should_be():
-    lines = pipeline_section([case("1f1b", records=memory_records(4 << 20, 3 << 20, 2 << 20, 1 << 20))])
+    lines = pipeline_lines([case("1f1b", records=memory_records(4 << 20, 3 << 20, 2 << 20, 1 << 20))])
     assert lines[:2] == ["", TEST]
     assert [line.split() for line in lines[2:4]] == [
         ["pipeline", "p", "v", "m", "bubble", "simu-", "bubble", "in", "flight", "activations"],
@@ -49,7 +54,7 @@ def test_a_row_has_the_bubble_beside_what_it_should_be():
 
 def test_cases_of_one_test_share_a_table_and_its_width_suits_a_terminal():
     results = [case("naive"), case("interleaved_zero_bubble"), case("1f1b", "-16", ranks=16, num_micro_batches=16)]
-    lines = pipeline_section([*results, dataclasses.replace(case("gpipe"), case="other.py::test_it[cpu-gpipe]")])
+    lines = pipeline_lines([*results, dataclasses.replace(case("gpipe"), case="other.py::test_it[cpu-gpipe]")])
     assert [line for line in lines if "::" in line] == [TEST, "other.py::test_it"]
     assert max(map(len, lines)) <= 120
     rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines if line.startswith("cpu-")}
@@ -60,7 +65,7 @@ def test_cases_of_one_test_share_a_table_and_its_width_suits_a_terminal():
 
 def test_the_schedule_has_a_column_where_an_id_does_not_say_it():
     plain = dataclasses.replace(case("zbv"), case="t.py::test_it")
-    lines = pipeline_section([plain])
+    lines = pipeline_lines([plain])
     assert lines[2].split()[:2] == ["pipeline", "schedule"]
     assert re.split(r"\s{2,}", lines[4])[:2] == ["-", "zbv"]
 
@@ -68,12 +73,12 @@ def test_the_schedule_has_a_column_where_an_id_does_not_say_it():
 def test_nothing_is_said_without_a_timeline():
     smoke = dataclasses.replace(case("1f1b"), outcome="smoke")
     gone = dataclasses.replace(case("1f1b"), outcome="out_of_memory", measurement=None)
-    assert pipeline_section([result_of("t.py::t", None), smoke, gone]) == []
+    assert pipeline_lines([result_of("t.py::t", None), smoke, gone]) == []
 
 
 def test_what_is_not_known_of_an_own_schedule_is_a_dash():
     own = dataclasses.replace(simulated("1f1b"), source="measured", schedule="mine")
-    row = re.split(r"\s{2,}", pipeline_section([result_of("t.py::t[mine]", own)])[4])
+    row = re.split(r"\s{2,}", pipeline_lines([result_of("t.py::t[mine]", own)])[4])
     assert row == ["mine", "4", "-", "-", "0.273", "-", "-", "0.375", "4 3 2 1"]
 
 
@@ -81,7 +86,7 @@ def test_a_missing_action_leaves_the_simulation_out_and_no_more():
     whole = as_measured(simulated("1f1b"))
     last = max(index for index, event in enumerate(whole.events) if event.kind == "backward")
     torn = dataclasses.replace(whole, events=whole.events[:last] + whole.events[last + 1 :])
-    row = re.split(r"\s{2,}", pipeline_section([result_of("t.py::t[1f1b]", torn)])[4])
+    row = re.split(r"\s{2,}", pipeline_lines([result_of("t.py::t[1f1b]", torn)])[4])
     assert row[4:7] == [f"{bubble_ratio(torn):.3f}", "-", "0.273"]
 
 
@@ -92,21 +97,21 @@ def test_a_damaged_timeline_is_named_and_the_others_are_shown():
     bad = dataclasses.replace(
         fine, case="t.py::bad", measurement=dataclasses.replace(fine.measurement, timeline=damaged)
     )
-    lines = pipeline_section([bad, fine])
+    lines = pipeline_lines([bad, fine])
     assert lines[-1] == "  t.py::bad: the timeline of 1f1b has a forward of stage 0 on rank 9; its ranks are 0 to 3"
     assert any(line.startswith("cpu-ws4-1f1b") for line in lines)
-    assert pipeline_section([bad]) == ["", lines[-1]]
+    assert pipeline_lines([bad]) == ["", lines[-1]]
 
 
 def test_an_impossible_bubble_is_marked():
     wrong = seen_without_waiting(measured(make_schedule("gpipe", ranks=4, num_micro_batches=8)))
-    lines = pipeline_section([result_of("t.py::t[gpipe]", wrong), case("gpipe")])
+    lines = pipeline_lines([result_of("t.py::t[gpipe]", wrong), case("gpipe")])
     assert [line.split()[0] for line in lines if " ! " in line] == ["gpipe", "!"]
     assert lines[-1] == "  ! more than 0.02 below the simulation of its own durations: an error of measurement"
 
 
 def test_unequal_stages_name_the_one_that_binds_and_what_an_even_split_would_give():
-    lines = pipeline_section([case("1f1b"), case("1f1b", "-uneven", costs=(1, 1, 2, 1))])
+    lines = pipeline_lines([case("1f1b"), case("1f1b", "-uneven", costs=(1, 1, 2, 1))])
     assert lines[6] == (
         "  cpu-ws4-1f1b-uneven: stage 2 binds, rank 2 has +60% work; an even split: "
         "bubble_ratio 0.455 -> 0.273, step 2.2 s -> 1.65 s"
@@ -137,7 +142,7 @@ def test_nothing_binds_where_an_even_split_gains_nothing():
 
 def test_only_the_most_uneven_of_many_cases_are_told():
     results = [case("1f1b", f"-{extra}", costs=(1, 1 + extra / 10, 1, 1)) for extra in range(11)]
-    lines = pipeline_section(results)
+    lines = pipeline_lines(results)
     told = [line for line in lines if "stage 1 binds" in line]
     assert len(told) == 4
     assert told[0].startswith("  cpu-ws4-1f1b-10: ")
@@ -190,7 +195,7 @@ def test_the_memory_of_ranks_is_found_by_the_names_of_its_records(names, expecte
     ("size", "unit", "cell"), [(3 << 30, "GiB", "3"), (3 << 20, "MiB", "3"), (3 << 10, "KiB", "3")]
 )
 def test_memory_has_the_unit_that_reads_best(size, unit, cell):
-    lines = pipeline_section([case("1f1b", records=memory_records(size, size, size, size))])
+    lines = pipeline_lines([case("1f1b", records=memory_records(size, size, size, size))])
     assert lines[3].split()[-3] == unit
     assert lines[4].split()[-1] == cell
 

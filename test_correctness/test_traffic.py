@@ -15,6 +15,7 @@ from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.models import find as find_model
+from perfsuite.models.build import build
 from perfsuite.models.layers import materialize
 from perfsuite.platforms.base import Clock
 from perfsuite.record.codec import from_json, to_json
@@ -58,7 +59,7 @@ def test_shapes_are_those_of_the_modules(model):
     config = find_model(model)
     shapes = find_shapes(config)
     with torch.device("meta"):
-        module = config.build()
+        module = build(config)
     held = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     blocks = {f"blocks.{layer}.{name}": shape for layer in range(config.layers) for name, shape in shapes.layer.items()}
     told = {**shapes.first, **blocks, **shapes.last}
@@ -182,7 +183,7 @@ class Takes(torch.autograd.Function):
 
 def step_of(model, clock, *, checkpointing="none", **slow):
     """A step in which each named part of every layer takes its (forward, backward) seconds, and nothing else any."""
-    module = find_model(model).build(checkpointing)
+    module = build(find_model(model), checkpointing)
     materialize(module, torch.device("cpu"), seed=0)
     for block in module.blocks.children():
         for name, (forward_s, backward_s) in slow.items():

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
-from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.schedules import make_schedule
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import traffic_steps
+from test_correctness.helpers.local_driver import COMPILER, FSDP, PIPELINING, WORKER, driver_fixture
 
-ROOT = Path(__file__).parent.parent
 ONCE = Budget(smoke=True, timeout_s=300.0)
 SLOW = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=(
-            "torch",
-            "torch.distributed.fsdp",
-            "torch.distributed.pipelining",
-            "torch.distributed.tensor.parallel",
-            "torch._dynamo",
-            "perfsuite.runtime.ranks.worker",
-        ),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", FSDP, PIPELINING, "torch.distributed.tensor.parallel", COMPILER, WORKER)
 
 
 def run(driver, workload, ranks, *, shape=None, purpose="traffic"):

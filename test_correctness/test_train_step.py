@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -14,32 +13,20 @@ from perfsuite.metrics import derive
 from perfsuite.metrics.flop_conventions import EXACT
 from perfsuite.models import find as find_model
 from perfsuite.models.dataset import generate
-from perfsuite.platforms import families
 from perfsuite.record.result import Peak, Peaks
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.runtime.driver import Driver, Job
-from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers import steps, training_faults
+from test_correctness.helpers.local_driver import COMPILER, FSDP, WORKER, driver_fixture
 from test_correctness.helpers.processes import gone
 from test_correctness.helpers.twin_sizes import as_its_twin
 
-ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=300.0)
 ONCE = Budget(smoke=True, timeout_s=300.0)
 DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    transport = LocalTransport(
-        start_method="fork",
-        preload=("torch", "torch.distributed.fsdp", "torch._dynamo", "perfsuite.runtime.ranks.worker"),
-        log_directory=tmp_path_factory.mktemp("logs"),
-    )
-    driver = Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
-    yield driver
-    driver.close()
+driver = driver_fixture("torch", FSDP, COMPILER, WORKER)
 
 
 def run(driver, workload, world_size, *, budget=QUICK, purpose="time"):

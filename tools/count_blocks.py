@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.models import Model, experts_module, find
+from perfsuite.models.build import build
 from perfsuite.models.dit import Dit
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.language import LanguageModel
@@ -297,7 +298,7 @@ def _run(model: Model, way: Way, *, parts: int = 1) -> tuple[Pass, Pass, Counter
         nullcontext() if isinstance(model, Moe) or way.compiled else FakeTensorMode(),
         _default_dtype(_NARROW if way.narrow else torch.float32),
     ):
-        module = model.build()
+        module = build(model)
         if isinstance(model, Moe):  # so that the router chooses among all
             torch.manual_seed(0)
             for parameter in module.parameters():

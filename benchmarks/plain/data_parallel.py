@@ -19,6 +19,7 @@ from turns import leave, measure, turns
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from perfsuite.models import find
+from perfsuite.models.build import build
 from perfsuite.models.layers import materialize
 from perfsuite.models.loading import synthetic_batch
 
@@ -33,7 +34,7 @@ def main():
     dist.init_process_group("gloo")
     rank, ranks, config = dist.get_rank(), dist.get_world_size(), find(MODEL)
     with torch.device("meta"):
-        module = config.build()
+        module = build(config)
     materialize(module, torch.device("cpu"), seed=0)
     if given.strategy == "ddp":
         module = DistributedDataParallel(module, bucket_cap_mb=25.0, gradient_as_bucket_view=True)

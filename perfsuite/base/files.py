@@ -87,6 +87,15 @@ def content(path: Path, most_bytes: int = MOST_BYTES, *, pipe: bool = False) -> 
         return data
 
 
+def foreign_target(path: Path, folder: Path | None = None) -> Path | None:
+    """Where a symbolic link leads from ``path`` out of ``folder``, by default the file's own; None where none does.
+
+    A link in a repository may name any file of whoever runs the tests.
+    """
+    target = Path(os.path.realpath(path))
+    return None if target.is_relative_to(os.path.realpath(folder or path.parent)) else target
+
+
 def append(path: Path, data: bytes) -> None:
     """Add ``data`` to the end of a file that other programs append to; where that fails its length is as it was.
 

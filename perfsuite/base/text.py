@@ -229,3 +229,8 @@ def cut(text: str, most_chars: int) -> str:
         head, tail = text[: most_chars - last], text[len(text) - last :]
         text = f"{head} [... {len(text) - most_chars:,} of {len(text):,} characters left out ...] {tail}"
     return text.encode(errors="backslashreplace").decode()
+
+
+def matrix_rows(matrix: str) -> dict[str, list[str]]:
+    """Cells of a ``topo -m`` matrix by the name of their row."""
+    return {cells[0]: cells[1:] for cells in map(str.split, matrix.splitlines()) if cells and cells[1:]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter
@@ -11,14 +11,14 @@ from perfsuite.baselines import rules
 from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance, Baseline, CaseKey, Entry, Hardware, newest
 from perfsuite.baselines.rules import as_object, check_fields
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
-from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs
+from perfsuite.baselines.sessions import REFERENCE_MOST
 from perfsuite.baselines.text import CASE_LISTS, Fault, Where, check_of, header_of
 from perfsuite.record.codec import from_json
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.result import Training
 
 SCHEMA = 2
-"""Version of the file format; a reader refuses a higher one."""
+"""Version of the file format; a reader refuses others."""
 
 Plain = Mapping[str, Any]
 
@@ -48,22 +48,12 @@ def decode(document: Plain) -> Baseline:
         key=header["hardware"],
         simulated=header["simulated"],
     )
-    baseline = Baseline(
+    return Baseline(
         hardware=hardware,
         entries=entries,
         commit_info=document["commit_info"],
         machine_info=document["machine_info"],
     )
-    return baseline if header["schema"] >= SCHEMA else _with_references(baseline)
-
-
-def _with_references(baseline: Baseline) -> Baseline:
-    """A file from before references were kept: the oldest runs of each case are its own."""
-    entries = {
-        key: replace(entry, reference=first_runs(entry.runs, baseline.machine_session))
-        for key, entry in baseline.entries.items()
-    }
-    return replace(baseline, entries=entries)
 
 
 def _header(document: Plain) -> Plain:
@@ -72,11 +62,11 @@ def _header(document: Plain) -> Plain:
         origin = "pytest-benchmark's own" if "benchmarks" in document else "not a benchmark file"
         raise Fault(f'there is no "perfsuite" object: the file is foreign ({origin}), perfsuite did not write it')
     schema = header.get("schema")
-    if type(schema) is int and schema > SCHEMA:
-        raise Fault(
-            f"schema {schema} is newer than {SCHEMA}, the newest that this perfsuite knows; upgrade perfsuite",
-            where=("perfsuite",),
-        )
+    if type(schema) is int and schema != SCHEMA:
+        told = f"newer than {SCHEMA}, the newest that this perfsuite knows; upgrade perfsuite"
+        if schema < SCHEMA:
+            told = f"older than {SCHEMA}, the only one that this perfsuite reads; store runs anew"
+        raise Fault(f"schema {schema} is {told}", where=("perfsuite",))
     check_fields(header, rules.HEADER, rules.NONE, ("perfsuite",))
     check_fields(document, rules.DOCUMENT, rules.NONE, ())
     return header
@@ -177,37 +167,15 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
     if measured:
         check_fields(fields, rules.MEASURED_RUN, rules.MEASURED_OPTIONAL, where)
     else:
-        check_fields(fields, rules.UNMEASURED_RUN, rules.UNMEASURED_OPTIONAL, where)
+        check_fields(fields, rules.UNMEASURED_RUN, rules.RUN_OPTIONAL, where)
     source = sources.get(fields["session"])
     if source is None:
         raise Fault(f"session {fields['session']} is not among the file's sessions", where=where)
     clean, samples, location = fields.get("clean", 0), fields.get("samples", 0), fields.get("location")
     if clean > samples or (location is None) != (clean == 0):
         raise Fault(f"clean={clean} does not go with samples={samples} and location={location}", where=where)
+    own = {rules.RUN_NAMES.get(name, name): fields[name] for name in fields if name not in ("reference", "session")}
+    own["quantiles_s"] = tuple(fields.get("quantiles_s", ()))
     return RunSummary(
-        session=source.session,
-        time=fields["time"],
-        ordinal=fields.get("run", 0),
-        outcome="measured" if measured else "out_of_memory",
-        quantiles_s=tuple(fields.get("quantiles_s", ())),
-        location=location,
-        mean=fields.get("mean"),
-        clean_mean=fields.get("clean_mean"),
-        clean_p95=fields.get("clean_p95"),
-        yardstick=fields.get("yardstick"),
-        all_yardstick=fields.get("all_yardstick"),
-        yardstick_mean=fields.get("yardstick_mean"),
-        yardstick_p95=fields.get("yardstick_p95"),
-        control=fields.get("control", ""),
-        samples=samples,
-        clean=clean,
-        iterations=fields.get("iterations", 1),
-        cpu_share=fields.get("cpu_share", 1.0),
-        throttled=fields.get("throttled", 0.0),
-        metrics=fields.get("metrics", {}),
-        process=fields.get("process", "fresh"),
-        disturbance=fields.get("disturbance", ""),
-        commit=source.commit,
-        boot=source.boot,
-        environment=source.environment,
+        session=source.session, commit=source.commit, boot=source.boot, environment=source.environment, **own
     )

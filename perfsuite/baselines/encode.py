@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfsuite.baselines import rules
 from perfsuite.baselines.baseline import Baseline, CaseKey, Entry
 from perfsuite.baselines.decode import SCHEMA
-from perfsuite.baselines.rules import KEY_DIGITS
 from perfsuite.baselines.runs import RunSummary, rounded
 from perfsuite.baselines.text import canonical, check_of, header_of
 from perfsuite.record.codec import to_json
@@ -72,7 +73,7 @@ class _Sources:
 
 
 def _key(plain: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(plain).encode()).hexdigest()[:KEY_DIGITS]
+    return hashlib.sha256(canonical(plain).encode()).hexdigest()[: rules.KEY_DIGITS]
 
 
 def _entry_order(entry: Entry) -> tuple[str, str, CaseKey]:
@@ -120,36 +121,20 @@ def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
     return plain
 
 
+_USUAL = {field.name: field.default for field in dataclasses.fields(RunSummary)}
+
+
 def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[str, Any]:
     """One line; what is as usual stays out of it."""
+    measured = run.outcome == "measured"
     plain: dict[str, Any] = {"session": sources.key_of(run), "time": run.time}
-    if run.outcome == "measured":
-        plain.update(
-            clean=run.clean,
-            location=run.location,
-            metrics=dict(run.metrics),
-            quantiles_s=list(run.quantiles_s),
-            samples=run.samples,
-        )
-    unusual = {
-        "outcome": (run.outcome, "measured"),
-        "reference": (reference, False),
-        "run": (run.ordinal, 0),
-        "iterations": (run.iterations, 1),
-        "cpu_share": (run.cpu_share, 1.0),
-        "throttled": (run.throttled, 0.0),
-        "mean": (run.mean, None),
-        "clean_mean": (run.clean_mean, None),
-        "clean_p95": (run.clean_p95, None),
-        "yardstick": (run.yardstick, None),
-        "all_yardstick": (run.all_yardstick, None),
-        "yardstick_mean": (run.yardstick_mean, None),
-        "yardstick_p95": (run.yardstick_p95, None),
-        "control": (run.control, ""),
-        "process": (run.process, "fresh"),
-        "disturbance": (run.disturbance, ""),
-    }
-    plain.update({name: value for name, (value, usual) in unusual.items() if value != usual})
+    plain.update({} if measured else {"outcome": run.outcome})
+    plain.update({"reference": True} if reference else {})
+    optional = rules.MEASURED_OPTIONAL if measured else rules.RUN_OPTIONAL
+    for name in (*(rules.SAMPLES if measured else ()), *optional):
+        attribute = rules.RUN_NAMES.get(name, name)
+        if name != "reference" and (name in rules.SAMPLES or getattr(run, attribute) != _USUAL[attribute]):
+            plain[name] = to_json(getattr(run, attribute))
     return plain
 
 

@@ -179,24 +179,27 @@ MEANING: Rules = MappingProxyType({"better": _one_of("higher", "lower", "neither
 MEANING_OPTIONAL: Rules = MappingProxyType({"own": _true})
 SESSION_OPTIONAL: Rules = MappingProxyType({"boot": _text})
 SESSION: Rules = MappingProxyType({"commit": _any_text, "environment": _key, "session": _text})
-UNMEASURED_RUN: Rules = MappingProxyType({"outcome": _one_of("out_of_memory"), "session": _key, "time": _time})
-MEASURED_RUN: Rules = MappingProxyType(
+RUN_NAMES: Mapping[str, str] = MappingProxyType({"run": "ordinal"})
+"""Fields of a run that :class:`~perfsuite.baselines.runs.RunSummary` calls otherwise."""
+RUN: Rules = MappingProxyType({"session": _key, "time": _time})
+"""What every run has, beside the rest of what its session has."""
+RUN_OPTIONAL: Rules = MappingProxyType(
+    {"disturbance": _text, "process": _one_of("reused"), "reference": _true, "run": _positive}
+)
+"""What a run leaves out that has it as usual, so as the summary's default."""
+UNMEASURED_RUN: Rules = MappingProxyType({**RUN, "outcome": _one_of("out_of_memory")})
+SAMPLES: Rules = MappingProxyType(
     {
         "clean": _count,
         "location": _log_seconds,
         "metrics": _numbers,
         "quantiles_s": _quantiles,
         "samples": _positive,
-        "session": _key,
-        "time": _time,
     }
 )
-UNMEASURED_OPTIONAL: Rules = MappingProxyType(
-    {"disturbance": _text, "process": _one_of("reused"), "reference": _true, "run": _positive}
-)
-MEASURED_OPTIONAL: Rules = MappingProxyType(
+"""What every run has that measured something."""
+SAMPLES_OPTIONAL: Rules = MappingProxyType(
     {
-        **UNMEASURED_OPTIONAL,
         "all_yardstick": _log_seconds,
         "clean_mean": _log_seconds,
         "clean_p95": _log_seconds,
@@ -210,3 +213,5 @@ MEASURED_OPTIONAL: Rules = MappingProxyType(
         "yardstick_p95": _log_seconds,
     }
 )
+MEASURED_RUN: Rules = MappingProxyType({**RUN, **SAMPLES})
+MEASURED_OPTIONAL: Rules = MappingProxyType({**RUN_OPTIONAL, **SAMPLES_OPTIONAL})

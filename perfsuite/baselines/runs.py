@@ -157,9 +157,9 @@ class RunSummary:
     location: float | None = None
     """ln of the median of the clean samples in seconds; None without a clean sample."""
     mean: float | None = None
-    """ln of the mean of all samples in seconds; None in runs stored before it was kept."""
+    """ln of the mean of all samples in seconds; None without samples."""
     clean_mean: float | None = None
-    """ln of the mean of the clean samples in seconds; None without one, and in runs stored before it was kept."""
+    """ln of the mean of the clean samples in seconds; None without one."""
     clean_p95: float | None = None
     """ln of the 95 % quantile of the clean samples in seconds; None as for ``clean_mean``."""
     yardstick: float | None = None
@@ -167,11 +167,11 @@ class RunSummary:
     all_yardstick: float | None = None
     """The same beside all samples; None where it is ``yardstick``."""
     yardstick_mean: float | None = None
-    """ln of the mean yardstick time beside the clean samples; None as for ``yardstick``, and stored before it was."""
+    """ln of the mean yardstick time beside the clean samples; None as for ``yardstick``."""
     yardstick_p95: float | None = None
     """The same of the 95 % quantile."""
     control: str = ""
-    """Kind of the yardstick, as ``sleep 16 ms``, or UNLIKE; empty in runs that were stored before it was kept."""
+    """Kind of the yardstick, as ``sleep 16 ms``, or UNLIKE; empty without one."""
     samples: int = 0
     """Number of samples."""
     clean: int = 0

@@ -7,7 +7,6 @@ read as it should is named with line and reason and never touched.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import BaselineError, ConfigurationError
-from perfsuite.base.files import WriteFailed, put, why
+from perfsuite.base.files import WriteFailed, foreign_target, put, why
 from perfsuite.base.files import content as read_content
 from perfsuite.baselines.baseline import (
     SESSION_RUNS,
@@ -232,15 +231,14 @@ def content(path: Path, *, folder: Path | None, links: bool) -> bytes:
 def refuse_foreign(path: Path, *, folder: Path | None, links: bool) -> None:
     """BaselineError when a symbolic link leads from ``path`` out of its baselines folder, unless ``links`` allows it.
 
-    A link in a repository may name any file of whoever runs the tests.  Without ``folder`` it is the file's own.
+    Without ``folder`` it is the file's own.
     """
-    inside = Path(os.path.realpath(folder or path.parent))
-    target = Path(os.path.realpath(path))
-    if not links and not target.is_relative_to(inside):
+    target = None if links else foreign_target(path, folder)
+    if target is not None:
         raise BaselineError(
-            f"{path}: is a link to {target}, outside {inside}; a baseline is read and written in its own folder: put "
-            "the file there, name the file itself, or allow links (ini key perf_baselines_links = true, "
-            "perfsuite baselines --links)"
+            f"{path}: is a link to {target}, outside {folder or path.parent}; a baseline is read and written in its "
+            "own folder: put the file there, name the file itself, or allow links (ini key "
+            "perf_baselines_links = true, perfsuite baselines --links)"
         )
 
 

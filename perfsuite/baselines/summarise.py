@@ -19,9 +19,9 @@ from perfsuite.baselines.runs import (
     quantile,
     rounded,
 )
-from perfsuite.platforms.telemetry import held_down, held_down_elsewhere
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Measurement, Result
+from perfsuite.record.run import held_down, held_down_elsewhere
 
 _SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")
 """Options that change what a sample is, as the environment of a run has them."""

@@ -33,7 +33,7 @@ from perfsuite.statistics.comparison import Comparison, compare, progress, table
 from perfsuite.statistics.paired import MIN_PAIRS
 
 if TYPE_CHECKING:
-    from perfsuite.reports.page.material import CaseChange
+    from perfsuite.reports.changes import CaseChange
 
 
 def time_of(result: Result) -> float:
@@ -236,8 +236,8 @@ def _own_line(found: tuple[Comparison, Metric]) -> str:
 
 def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> None:
     """The page of arm b beside arm a; what was measured is not lost where it cannot be written."""
+    from perfsuite.reports.material import material_of_arms
     from perfsuite.reports.page.page import write_page
-    from perfsuite.reports.page.runs import material_of_arms
 
     a, b = ([tuple(results.values()) for results in side] for side in runs.of)
     changes = [change_of(comparison) for comparison in comparisons]
@@ -252,7 +252,7 @@ def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> No
 
 def change_of(comparison: Comparison) -> CaseChange:
     """One comparison as a page has it."""
-    from perfsuite.reports.page.material import CaseChange
+    from perfsuite.reports.changes import CaseChange
 
     return CaseChange(
         node=comparison.case,

@@ -20,10 +20,11 @@ from perfsuite.record.codec import to_json
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
 from perfsuite.reports.checklist import Answer, answers, facts_of
+from perfsuite.reports.document import Grid
 from perfsuite.reports.over_time import OverTime, history_grids
+from perfsuite.reports.recording import Recording
 from perfsuite.reports.stored import record_of_baseline
-from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.tables.recording import table_cases
 from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
@@ -96,13 +97,13 @@ def _over_time(options: argparse.Namespace) -> OverTime | None:
 
 def _imported(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
     files = [imported for path in options.imported for imported in read_imported(path)]
-    return imported_grids(files, [case for run in runs for case in run.cases])
+    return imported_grids(files, [case for run in runs for case in table_cases(run)])
 
 
 def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
     """Carry out ``perfsuite report --html``."""
+    from perfsuite.reports.material import material_of
     from perfsuite.reports.page.page import write_page
-    from perfsuite.reports.page.runs import material_of
 
     for given, name in ((options.style, "--style"), (options.out, "--out")):
         if given is not None:
@@ -139,7 +140,7 @@ def _checklist_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_checklist(options: argparse.Namespace) -> int:
     catalog = load_catalog(options.platform_file)
     recordings = [_read(path, catalog) for path in options.results]
-    if not any(recording.cases for recording in recordings):
+    if not any(recording.run.results for recording in recordings):
         raise ConfigurationError(
             f"{', '.join(map(str, options.results))}: nothing was measured, so nothing can be answered; run cases of "
             "test_perf and give their journal"

@@ -13,7 +13,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import encodable, printable
 from perfsuite.cli.main import EXIT_OK, Command, print_lines
 from perfsuite.cli.results import read_results
-from perfsuite.gate.describe import word
+from perfsuite.record.describe import word
 from perfsuite.record.journal_places import newest
 from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.notable import notable
@@ -79,13 +79,10 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "tables":
-        from perfsuite.reports.terminal import TerminalRow, clock_lines, peak_lines, tables
+        from perfsuite.reports.terminal import clock_lines, peak_lines, tables
 
-        rows = [
-            TerminalRow(result=result, verdict=word(verdicts[result.case]) if result.case in verdicts else "")
-            for result in results
-        ]
-        yield from tables(rows, width)
+        words = {case: word(verdict) for case, verdict in verdicts.items()}
+        yield from tables(list(results), width, verdicts=words)
         yield from ("", *peak_lines(results), *clock_lines(results), "")
     if show == "cases":
         from perfsuite.reports.case_details import case_lines

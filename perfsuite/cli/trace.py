@@ -14,7 +14,8 @@ from perfsuite.cli.main import EXIT_OK, EXIT_USAGE, Command, print_lines
 from perfsuite.metrics import read_run
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import Timeline
-from perfsuite.reports.pipeline import pipeline_section
+from perfsuite.reports.layout import grid_lines
+from perfsuite.reports.pipeline import pipeline_grids
 from perfsuite.reports.timelines.files import check_timeline, write_case
 from perfsuite.schedules import replay
 
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
                 written += write_case(case, simulated_beside(timeline), options.out)
         except InvalidParameter as problem:
             problems.append(f"{case}: {problem}")
-    print_lines(pipeline_section(journal.results[case] for case in timelines))
+    print_lines(grid_lines(pipeline_grids(journal.results[case] for case in timelines)))
     print_lines(["", *map(str, written)])
     for line in problems:
         print(f"perfsuite: error: {printable(line, 1000)}", file=sys.stderr)

@@ -15,22 +15,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfsuite.base.units import percent, plural
-from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate.control import Moved, Says, comparable, explains
-from perfsuite.gate.evidence import CaseWork, Judged
+from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.noise import STEEPEST
-from perfsuite.gate.quantity import ALL
-from perfsuite.gate.question import MIN_PAIRS, Question, flagged, why_no_anchor
+from perfsuite.gate.question import MIN_PAIRS, Question, flagged
 from perfsuite.gate.shift import Estimate
-from perfsuite.record.verdict import Finding, VerdictName
+from perfsuite.record.verdict import ALL, Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 SHIFT_LIMIT = 0.1
 """Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
+UNSTABLE_RUNS = 3
+"""Runs without enough clean samples after which the host is called unstable."""
+SCATTER = 3.0
+"""Standard deviations of the stored runs that a run without clean samples has to lie above them."""
 _SMALL = "the level may be worse by less than would show"
 
 
@@ -47,7 +49,7 @@ def finding(asked: Question) -> Finding:
         )
     if asked.level is None:
         return _unsettled(asked, first)
-    if asked.settings.can_run_base and asked.change is not None:
+    if asked.work.settings.can_run_base and asked.change is not None:
         return _with_base(asked, asked.level, asked.change)
     return _without_base(asked, asked.level)
 
@@ -86,7 +88,7 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
 
 def _drifted(asked: Question, anchor: Estimate) -> Finding:
     """The stored commit, measured now, is faster: the code drifted."""
-    shown = asked.shown(anchor, "drifted", asked.anchor_pairs)
+    shown = asked.shown(anchor, "drifted", asked.work.stored_commit_pairs)
     why = f"not slower than the base by more than the tolerance, slower than {asked.anchor_name}: the code drifted"
     return replace(shown, confirmed=True, reasons=(why, *growth(asked)))
 
@@ -95,7 +97,7 @@ def _faster(asked: Question, level: Estimate) -> Finding:
     """Faster than stored: an improvement where the base or the stored commit, measured now, is slower."""
     if level.outcome != "improved":
         return asked.shown(level, "pass" if level.outcome == "pass" else "inconclusive")
-    for found, pairs in ((asked.change, asked.work.pairs), (asked.since_anchor, asked.anchor_pairs)):
+    for found, pairs in ((asked.change, asked.work.pairs), (asked.since_anchor, asked.work.stored_commit_pairs)):
         if found is not None and found.outcome == "improved":
             return _improved(replace(asked.shown(found, "improved", pairs), confirmed=True))
     why = "faster than stored; neither the base nor the stored commit, measured now, is slower: the host may be faster"
@@ -123,7 +125,7 @@ def _all_of_today(asked: Question) -> list[float]:
     work = asked.work
     runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
     if asked.since_anchor is not None and asked.since_anchor.outcome == "pass":
-        runs += [anchor for anchor, _ in asked.anchor_pairs]
+        runs += [anchor for anchor, _ in asked.work.stored_commit_pairs]
     return asked.values(runs)
 
 
@@ -155,13 +157,13 @@ def _control_told(control: Moved, says: Says) -> str:
 
 def _controls(asked: Question) -> str:
     """What the base and the stored commit say."""
-    if not asked.settings.can_run_base:
+    if not asked.work.settings.can_run_base:
         return asked.work.no_base or "no base was run"
     if asked.since_anchor is not None and asked.since_anchor.effect > math.log1p(asked.tolerance):
         return f"as slow as the base; {asked.anchor_name}, which the stored runs name, is not surely faster"
     if asked.since_anchor is not None:
         return f"as slow as the base and as {asked.anchor_name}, which the stored runs name"
-    return f"as slow as the base; the stored commit was not run: {why_no_anchor(asked.work, asked.view)}"
+    return f"as slow as the base; the stored commit was not run: {asked.work.why_no_anchor}"
 
 
 def _without_base(asked: Question, level: Estimate) -> Finding:
@@ -174,8 +176,10 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-base would tell"
         return replace(asked.shown(level, "inconclusive"), reasons=(why,))
     why = "the noise forbids a verdict"
-    if level.outcome == "candidate" and asked.settings.can_run_base:
-        why = f"slower, and not confirmed: {_pairs_told(asked)}"
+    if level.outcome == "candidate" and asked.work.settings.can_run_base:
+        made = len(asked.work.pairs)
+        stable = f"{len(asked.judged.pair_values(asked.work.pairs))} of {plural(made, 'A/B pair')} stable"
+        why = f"slower, and not confirmed: {f'{stable}, {MIN_PAIRS} are needed' if made else 'the A/B was not run'}"
     elif level.outcome == "candidate":
         own = asked.judged.quantity.is_own
         shift = asked.known[0].shift if own else asked.view.today.shift
@@ -185,25 +189,16 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
     return replace(asked.shown(level, "inconclusive"), reasons=(why,))
 
 
-def _pairs_told(asked: Question) -> str:
-    if not asked.work.pairs:
-        return "the A/B was not run"
-    stable = len(asked.judged.pair_values(asked.work.pairs))
-    return f"{stable} of {plural(len(asked.work.pairs), 'A/B pair')} stable, {MIN_PAIRS} are needed"
-
-
 def _regressed_unconfirmed(asked: Question, level: Estimate) -> Finding:
     """Slower than stored, and no base to ask: an environment or a host that changed as well is named first."""
-    name: VerdictName = "regressed"
-    other = _attributed(asked, asked.shown(level, name), level)
-    if other.name != name:
+    other = _attributed(asked, asked.shown(level, "regressed"), level)
+    if other.name != "regressed":
         return other
     flags = [f"unconfirmed: {asked.work.no_base or 'no base to run'}"]
     sessions = asked.judged.level.sessions
     if sessions < ENOUGH_SESSIONS:
         flags.append(f"the baseline is of {plural(sessions, 'session')}: build it from {ENOUGH_SESSIONS} or more")
-    reasons = growth(asked)
-    return flagged(replace(other, confirmed=False, reasons=reasons), *flags)
+    return flagged(replace(other, confirmed=False, reasons=growth(asked)), *flags)
 
 
 def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
@@ -228,52 +223,30 @@ def growth(asked: Question) -> tuple[str, ...]:
     Nothing where no newer runs than the reference are stored, or where these name no commit.
     """
     work, judged = asked.work, asked.judged
-    steps = _by_commit(work, judged)
+    anchor, values = work.given.anchor, dict[str, list[float]]()
+    for run in work.given.newest:
+        if run.commit and run.commit != anchor:
+            values.setdefault(run.commit, []).extend(judged.values([run]))
+    steps = [(commit, median(own) - judged.level.centre) for commit, own in values.items() if own]
     if not steps:
         return ()
     now = asked.values(work.runs)
     last = median(now) - judged.level.centre if now else steps[-1][1]
-    path = [(work.given.anchor, 0.0), *steps, ("this run", last)]
+    path = [(anchor, 0.0), *steps, ("this run", last)]
     before, after = max(itertools.pairwise(path), key=lambda pair: pair[1][1] - pair[0][1])
-    sign = judged.quantity.sign
-    step = f"from {_percent(sign * before[1])} at {before[0][:10]} to {_percent(sign * after[1])} at {after[0][:10]}"
-    since = f"{_percent(sign * last)} since the reference ({work.given.anchor[:10]}), over {len(steps)} stored commits"
-    return (f"{since}; the largest step is {step}",)
-
-
-def _by_commit(work: CaseWork, judged: Judged) -> Sequence[tuple[str, float]]:
-    """Commits of the newer stored runs, oldest first, with how far each lies above the level; logarithms."""
-    values: dict[str, list[float]] = {}
-    for run in work.given.newest:
-        if run.commit and run.commit != work.given.anchor:
-            values.setdefault(run.commit, []).extend(judged.values([run]))
-    return [(commit, median(own) - judged.level.centre) for commit, own in values.items() if own]
-
-
-def _percent(logarithm: float) -> str:
-    return percent(math.expm1(logarithm), signed=True)
-
-
-UNSTABLE_RUNS = 3
-"""Runs without enough clean samples after which the host is called unstable."""
-SCATTER = 3.0
-"""Standard deviations of the stored runs that a run without clean samples has to lie above them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Apparent:
-    """The distance of one run's samples, all of them, from those of the stored runs, as logarithms."""
-
-    change: float
-    """By how much its median lies above theirs."""
-    yardstick: float | None
-    """By how much the yardstick beside these samples does; None where it was not timed."""
+    first, then, whole = (
+        percent(math.expm1(judged.quantity.sign * away), signed=True) for away in (before[1], after[1], last)
+    )
+    step = f"from {first} at {before[0][:10]} to {then} at {after[0][:10]}"
+    return (
+        f"{whole} since the reference ({anchor[:10]}), over {len(steps)} stored commits; the largest step is {step}",
+    )
 
 
 def of_all_samples(asked: Question) -> Finding:
     """What all samples say, where clearly more of them are disturbed than in the stored runs and they look slower."""
     level, change = asked.level, asked.change
-    if change is not None and asked.settings.can_run_base:
+    if change is not None and asked.work.settings.can_run_base:
         if change.outcome == "regressed":
             return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
         cleared = change.outcome in ("pass", "improved")
@@ -283,8 +256,7 @@ def of_all_samples(asked: Question) -> Finding:
     assert estimate is not None, "it looked slower, so there is a run"
     if level is not None and level.outcome in ("pass", "improved"):
         return asked.shown(level, "pass")
-    changes = apparent(asked.work, asked.work.runs)
-    yardsticks = [look.yardstick for look in changes if look.yardstick is not None]
+    yardsticks = [yardstick for _, yardstick in _apparent(asked.work) if yardstick is not None]
     moved = median(yardsticks) if yardsticks else None
     if moved is not None and explains(estimate.effect, moved, math.log1p(asked.tolerance)):
         told = percent(math.expm1(moved), signed=True)
@@ -314,10 +286,10 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
     why = f"{runs} of {runs} {further}runs unstable: {told}"
     if runs < UNSTABLE_RUNS:
         return replace(blank, name="inconclusive", reasons=(why,))
-    changes = apparent(asked.work, asked.work.runs)
+    changes = _apparent(asked.work)
     if not changes:
         return replace(blank, name="unstable-host", reasons=(why,))
-    effect = median([look.change for look in changes])
+    effect = median([change for change, _ in changes])
     why += f"; all samples {percent(math.expm1(effect), signed=True)}"
     if len(changes) >= UNSTABLE_RUNS and _is_slower(asked, changes, beside_yardstick=not held):
         after = median([run.median_s for run in asked.work.runs if run.quantiles_s and not run.is_disturbed])
@@ -330,31 +302,32 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
     return replace(blank, name="unstable-host", reasons=(why,))
 
 
-def _is_slower(asked: Question, changes: Sequence[Apparent], *, beside_yardstick: bool) -> bool:
+def _is_slower(asked: Question, changes: Sequence[tuple[float, float | None]], *, beside_yardstick: bool) -> bool:
     """Whether every run is slower, than its yardstick explains if that is asked, by more than a pass may hide."""
     stored = [math.log(run.median_s) for run in asked.work.given.stored if run.quantiles_s]
     centre = median(stored)
     scatter = SCATTER * MAD_TO_SIGMA * median([abs(value - centre) for value in stored])
     limit = max(scatter, math.log1p(asked.tolerance + asked.view.settings.blind_margin))
     if not beside_yardstick:
-        return all(look.change > limit for look in changes)
-    return all(
-        look.yardstick is not None and look.change - STEEPEST * max(0.0, look.yardstick) > limit for look in changes
-    )
+        return all(change > limit for change, _ in changes)
+    return all(beside is not None and change - STEEPEST * max(0.0, beside) > limit for change, beside in changes)
 
 
-def apparent(work: CaseWork, runs: Sequence[RunSummary]) -> list[Apparent]:
-    """Compare the samples that telemetry did not see disturbed with those of the stored runs, run by run."""
+def _apparent(work: CaseWork) -> list[tuple[float, float | None]]:
+    """By how much all samples of each run, and the yardstick beside them, lie above the stored ones; logarithms.
+
+    Runs that telemetry saw disturbed are left out; None where the yardstick was not timed, or did other work.
+    """
     stored = [run for run in work.given.stored if run.quantiles_s and not run.is_disturbed]
-    then = median([math.log(run.median_s) for run in stored]) if stored else 0.0
-    return [
-        Apparent(change=math.log(run.median_s) - then, yardstick=_beside(stored, run))
-        for run in runs
-        if stored and run.quantiles_s and not run.is_disturbed
-    ]
-
-
-def _beside(stored: Sequence[RunSummary], run: RunSummary) -> float | None:
-    alike = [then for one in stored if comparable(one.control, run.control) and (then := one.yardstick_of_all)]
-    now = run.yardstick_of_all
-    return None if now is None or not alike else now - median(alike)
+    if not stored:
+        return []
+    then, found = median([math.log(run.median_s) for run in stored]), []
+    for run in work.runs:
+        if run.quantiles_s and not run.is_disturbed:
+            alike = [
+                before for one in stored if comparable(one.control, run.control) and (before := one.yardstick_of_all)
+            ]
+            now = run.yardstick_of_all
+            beside = None if now is None or not alike else now - median(alike)
+            found.append((math.log(run.median_s) - then, beside))
+    return found

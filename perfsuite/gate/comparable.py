@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -27,21 +26,9 @@ _NOT_TIMED = frozenset({"pytest", "pytest-benchmark", "perfsuite", "nvidia-ml-py
 """Software that runs outside the timed region."""
 _NO_CAUSES = frozenset({"hostname", "notes"})
 """Parts of an environment that make no case slower."""
-_LATER = frozenset({"tcp", "cores.physical", "cores.memory_nodes"})
-"""Parts that earlier versions did not record: where one side has none it is not known to differ."""
 _WHICH_CORES = "cores.which"
 """A batch system gives other cores of the same kind to every job."""
 _UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """What is stored for a case."""
-
-    entry: Entry | None
-    """The stored runs of this very case on this hardware."""
-    reasons: tuple[str, ...] = ()
-    """Without an entry: what differs from the nearest that is stored; empty when nothing is stored anywhere."""
 
 
 def gate_case(
@@ -59,29 +46,31 @@ def gate_case(
 
     ``environment`` is the soft key of this session; ``folder`` is searched for other hardware when nothing fits.
     """
-    match = find(case, baseline=baseline, hardware=hardware, folder=folder)
+    found = find(case, baseline=baseline, hardware=hardware, folder=folder)
     tolerances = dict(metric_tolerances or {})
-    if match.entry is None:
+    if not isinstance(found, Entry):
         return GateCase(
             case=case,
             tolerance=tolerance,
             metric_tolerances=tolerances,
-            refusal="not-comparable" if match.reasons else "no-baseline",
-            reasons=match.reasons,
+            refusal="not-comparable" if found else "no-baseline",
+            reasons=found,
         )
-    stored, flags = usable_runs(match.entry, now or datetime.now(timezone.utc))
+    stored, flags = usable_runs(found, now or datetime.now(timezone.utc))
+    # Runs of one session of the machine are one session: only those are known to scatter independently.
     sessions = baseline.machine_session if baseline else {}
-    reference = tuple(_of_session(run, sessions) for run in match.entry.reference) if stored else ()
-    there = {run.key for run in match.entry.reference}
+    known = [dataclasses.replace(run, session=sessions.get(run.session, run.session)) for run in stored]
+    there = {run.key for run in found.reference}
+    reference = tuple(run for run in known if run.key in there)
     before = _nearest([run.environment for run in reference], environment)
-    changed = case.changed_metrics(match.entry.case)
+    changed = case.changed_metrics(found.case)
     alike = {name: meaning for name, meaning in case.metrics.items() if name not in changed}
     return GateCase(
         case=dataclasses.replace(case, metrics=alike),
-        stored_metrics=match.entry.case.metrics,
+        stored_metrics=found.case.metrics,
         changed_metrics=changed,
         stored=reference,
-        newest=tuple(_of_session(run, sessions) for run in stored if run.key not in there),
+        newest=tuple(run for run in known if run.key not in there),
         tolerance=tolerance,
         metric_tolerances=tolerances,
         refusal=None if stored else "not-comparable",
@@ -98,26 +87,23 @@ def _nearest(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> Map
     return min(distinct.values(), key=lambda environment: len(causes(now, environment)), default=now)
 
 
-def _of_session(run: RunSummary, machine_session: Mapping[str, str]) -> RunSummary:
-    """The run as one of its session of the machine: those are what is known to scatter independently."""
-    session = machine_session.get(run.session, run.session)
-    return run if session == run.session else dataclasses.replace(run, session=session)
+def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, folder: Path) -> Entry | tuple[str, ...]:
+    """The entry of a case, or what keeps it apart from the nearest one: on this hardware, else on another.
 
-
-def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, folder: Path) -> Match:
-    """The entry of a case, or what keeps it apart from the nearest one: on this hardware, else on another."""
+    An empty tuple where nothing is stored anywhere.
+    """
     entries = baseline.by_node.get(case.node, ()) if baseline else ()
     if entries:  # newest last: of equally near ones the newest
         _, entry = min(enumerate(entries), key=lambda pair: (len(case.differences(pair[1].case)), -pair[0]))
         differences = case.differences(entry.case)
-        return Match(entry=None if differences else entry, reasons=differences)
+        return differences or entry
     nearest: tuple[str, ...] | None = None
     for other in _others(folder, hardware):
         if any(not case.differences(entry.case) for entry in other.by_node.get(case.node, ())):
             differences = hardware_differences(hardware, other.hardware)
             reasons = (f"nearest stored hardware is {other.hardware.fingerprint}", *differences)
             nearest = min(nearest or reasons, reasons, key=len)
-    return Match(entry=None, reasons=nearest or ())
+    return nearest or ()
 
 
 def nearest_hardware(folder: Path, hardware: Hardware) -> str:
@@ -179,7 +165,6 @@ def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]
         if name.partition(".")[0] not in _NO_CAUSES
         and name.rpartition(".")[2] not in _NOT_TIMED
         and name != _WHICH_CORES
-        and (name not in _LATER or (name in left and name in right))
         and _UNKNOWN not in (left.get(name), right.get(name))
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.record.workload import UNLIKE
+from perfsuite.record.result import UNLIKE
 from perfsuite.statistics.robust import median, rough_sigma
 
 ENOUGH_CONTROLS = 3
@@ -39,7 +39,7 @@ class Control:
     """The control of the stored runs of a case; times are logarithms."""
 
     kind: str
-    """As its ranks named it; empty where it was stored before kinds were."""
+    """As its ranks named it; empty where it names none."""
     centre: float
     """Median of its times."""
     apart: float

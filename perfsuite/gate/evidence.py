@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary, is_dirty
-from perfsuite.gate.control import comparable
+from perfsuite.gate.control import Moved, comparable, moved
 from perfsuite.gate.noise import History, Level, levels
-from perfsuite.gate.quantity import ALL, Quantity, all_samples, more_disturbed, quantities
-from perfsuite.record.verdict import TIME, GateSettings, VerdictName
+from perfsuite.gate.quantity import Quantity, all_samples, more_disturbed, quantities
+from perfsuite.gate.shift import Seen
+from perfsuite.record.verdict import ALL, TIME, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
 Pair = tuple[RunSummary, RunSummary]
@@ -73,11 +74,6 @@ class Judged:
         """``time``, ``mean``, ``p95`` or the name of a metric."""
         return self.quantity.name
 
-    @property
-    def unit(self) -> str:
-        """Unit of the quantity."""
-        return self.quantity.unit
-
     def plain(self, value: float) -> float:
         """A value on the scale of the level, in the quantity's unit: seconds for the time."""
         yardstick = self.level.slope * (self.level.yardstick or 0.0)
@@ -102,6 +98,15 @@ class Judged:
             if value is not None:
                 values.append(value)
         return values
+
+    def seen(
+        self, runs: Sequence[RunSummary], yardstick_shift: float = 0.0, control: Moved | None = None
+    ) -> Seen | None:
+        """The quantity as these runs saw it, beside a control that moved so far; None without a stable run."""
+        values = self.values(runs, yardstick_shift)
+        return (
+            Seen(kind=self.quantity.history.kind, level=self.level, values=values, control=control) if values else None
+        )
 
     def unrest(self, runs: Sequence[RunSummary]) -> float:
         """How many times as far as usual the samples lie apart inside the stable ones of these runs."""
@@ -128,9 +133,10 @@ class CaseWork:
     def __init__(
         self,
         given: GateCase,
-        judged: Sequence[Judged] = (),
-        flags: Sequence[str] = (),
+        judged: Sequence[Judged],
+        flags: Sequence[str],
         *,
+        settings: GateSettings,
         learnt: int | None = None,
         plain_level: Callable[[], Level] | None = None,
     ) -> None:
@@ -143,6 +149,7 @@ class CaseWork:
         self.judged = tuple(judged)
         self.flags = tuple(flags)
         self.learnt = learnt
+        self._settings = settings
         self._plain_level = plain_level
         self.screening: list[RunSummary] = []
         self.fresh: list[RunSummary] = []
@@ -163,6 +170,29 @@ class CaseWork:
     def node(self) -> str:
         """pytest node id."""
         return self.given.case.node
+
+    @property
+    def settings(self) -> GateSettings:
+        """The settings, without an A/B where the base cannot run this case."""
+        return replace(self._settings, can_run_base=False) if self.no_base else self._settings
+
+    @property
+    def stored_commit_pairs(self) -> Sequence[Pair]:
+        """Pairs with the commit that the stored runs name; those with the base where that is the same commit."""
+        same = self.given.anchor and self.given.anchor == self._settings.base_commit
+        return self.pairs if same else self.anchor_pairs
+
+    @property
+    def why_no_anchor(self) -> str:
+        """Why the commit that the stored runs name was not run; empty where it can be."""
+        if not self._settings.can_run_base:
+            return "no base was given (--perf-base): the commit of the stored runs was not run"
+        return self.no_anchor or self.cut_short
+
+    @property
+    def needs_anchor(self) -> bool:
+        """Whether the commit that the stored runs name can be run, and was not run as the base."""
+        return not self.why_no_anchor and self.stored_commit_pairs is self.anchor_pairs
 
     @property
     def runs(self) -> list[RunSummary]:
@@ -224,6 +254,21 @@ class CaseWork:
             level = levels([quantity.history], min_suite=math.inf, use_yardstick=False)[0]
             self.judged = (*self.judged, Judged(quantity=quantity, level=level))
 
+    def control(self, judged: Judged, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
+        """How far the control beside these runs moved, as far as it is not taken off their values; None without any.
+
+        A control that runs through torch is none where torch, or another part of the environment, changed.
+        """
+        if self.given.environment_changes or (judged.name != TIME and not judged.is_secondary):
+            return None
+        stable = [run for run in runs if judged.quantity.is_stable(run)]
+        return moved(judged.quantity.control, stable, slope=judged.level.slope, common=yardstick_shift)
+
+    def screened(self, judged: Judged, yardstick_shift: float) -> Seen | None:
+        """One quantity as the screening saw it; None without a stable run."""
+        control = self.control(judged, self.screening, yardstick_shift)
+        return judged.seen(self.screening, yardstick_shift, control)
+
     def lacking(self, runs: Sequence[RunSummary], wanted: int) -> int:
         """Runs to ask for until ``wanted`` are stable in every quantity that decides."""
         return max((judged.lacking(runs, wanted) for judged in self.deciding), default=0)
@@ -256,6 +301,7 @@ def case_works(cases: Iterable[GateCase], settings: GateSettings) -> Iterator[Ca
             given,
             judged,
             flags,
+            settings=settings,
             learnt=max(time, default=0) if can_learn else None,
             plain_level=functools.partial(lambda node: plain()[node, TIME], given.case.node),
         )

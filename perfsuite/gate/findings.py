@@ -14,9 +14,10 @@ from perfsuite.gate.attribution import finding
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.exact import exact_findings, rule_for
 from perfsuite.gate.quantity import is_throttled
-from perfsuite.gate.question import Question, View, why_no_anchor
-from perfsuite.gate.suite import Compared, SuiteVerdict, compared, suite_verdict
-from perfsuite.record.verdict import FAILING, Finding, GateSettings, Verdict, VerdictName
+from perfsuite.gate.question import Question, View
+from perfsuite.gate.suite import SUITE_ALPHA, Compared, SuiteShift, compared
+from perfsuite.record.verdict import FAILING, Finding, GateSettings, SuiteVerdict, Verdict, VerdictName
+from perfsuite.statistics.student import t_quantile
 
 _ORDER: tuple[VerdictName, ...] = (
     "regressed",
@@ -56,7 +57,9 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
     asked = [Question(work=work, judged=judged, view=view) for judged in work.judged]
-    asked = [one for one in asked if one.is_suspected or not one.judged.is_secondary or one.looks_worse]
+    asked = [
+        one for one in asked if one.judged.name in work.suspected or not one.judged.is_secondary or one.looks_worse
+    ]
     told = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
     told = [_cut_short(one, work.cut_short) for one in told]
     unwatched = [*_unwatched(work, view), *unjudged(work, view.settings.min_stored)]
@@ -67,11 +70,10 @@ def _in_its_words(told: Finding, asked: Question) -> Finding:
     """A metric of one's own is worse or better, not slower or faster."""
     if not asked.judged.quantity.is_own:
         return told
-    words = (("as slow as", "as bad as"), ("slower", "worse"), ("faster", "better"))
-    reasons = list(told.reasons)
-    for old, new in words:
-        reasons = [reason.replace(old, new) for reason in reasons]
-    return replace(told, reasons=tuple(reasons))
+    reasons = told.reasons
+    for old, new in (("as slow as", "as bad as"), ("slower", "worse"), ("faster", "better")):
+        reasons = tuple(reason.replace(old, new) for reason in reasons)
+    return replace(told, reasons=reasons)
 
 
 def _within_its_interval(told: Finding, asked: Question) -> Finding:
@@ -192,14 +194,12 @@ def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: Vi
     return replace(blank, name="learning", findings=tuple(exact), reasons=(*blank.reasons, why))
 
 
-_ACCEPT = "if that is meant: --perf-update=accept --perf-reason=TEXT"
-
-
 def uncompared(work: CaseWork) -> Iterator[Finding]:
     """A finding per metric that changed its unit or direction, that no run of today has, or that is not above 0."""
     given = work.given
     for name, why in given.changed_metrics.items():
-        yield _undecided(name, f"{why}: not compared; {_ACCEPT}")
+        accept = "if that is meant: --perf-update=accept --perf-reason=TEXT"
+        yield _undecided(name, f"{why}: not compared; {accept}")
     newest = (given.newest or given.stored)[-1]
     for name, meaning in given.stored_metrics.items():
         if name in given.changed_metrics or not (meaning.own or rule_for(name, meaning)):
@@ -274,30 +274,100 @@ def against_base(works: Sequence[CaseWork], view: View) -> Compared | None:
     return compared(Question(work=work, judged=work.time, view=view).change for work in works)
 
 
-def against_anchor(works: Sequence[CaseWork], view: View) -> Compared | None:
-    """The same with the commit that the stored runs name."""
-    return compared(Question(work=work, judged=work.time, view=view).since_anchor for work in works)
-
-
 def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
-    """The verdict on the suite; None where it is not slower."""
-    suite = view.suite
-    if view.settings.in_place or not (suite.exceeds(view.settings) or suite.may_hide(view.settings)):
+    """The verdict on the suite; None where it is not slower by more than the tolerance, and hides nothing."""
+    shift, settings = view.suite, view.settings
+    if settings.in_place or not (shift.exceeds(settings) or shift.may_hide(settings)):
         return None
-    changes = Counter(key for work in works for key in work.given.environment_changes)
-    commits = Counter(work.given.anchor for work in works if work.given.anchor)
-    reasons = Counter(why for work in works if (why := why_no_anchor(work, view)))
     base = against_base(works, view)
-    unknown = "the base was not measured" if view.settings.can_run_base and base is None else ""
-    return suite_verdict(
-        suite,
-        view.settings,
-        base=base,
-        anchor=against_anchor(works, view),
-        anchor_commit=commits.most_common(1)[0][0][:10] if commits else "",
-        no_anchor=unknown or (reasons.most_common(1)[0][0] if reasons else ""),
-        environment=changes,
+    anchor = compared(Question(work=work, judged=work.time, view=view).since_anchor for work in works)
+    commits = Counter(work.given.anchor for work in works if work.given.anchor)
+    anchor_commit = commits.most_common(1)[0][0][:10] if commits else ""
+    reasons = Counter(why for work in works if (why := work.why_no_anchor))
+    no_anchor = reasons.most_common(1)[0][0] if reasons else ""
+    if settings.can_run_base and base is None:
+        no_anchor = "the base was not measured"
+    if not shift.exceeds(settings):
+        return _hidden(shift, settings, base, anchor, no_anchor)
+    controls = _control_lines(shift, base, anchor, anchor_commit, no_anchor)
+    changes = Counter(key for work in works for key in work.given.environment_changes)
+    keys = [key for key, count in changes.items() if 2 * count > shift.cases]
+    name: VerdictName = "drifted"
+    if base is not None and base.shows(shift):
+        name = "regressed"
+    elif anchor is not None and anchor.shows(shift):
+        controls.append(f"the code drifted since {anchor_commit}")
+    elif shift.explained(settings):
+        name = "unstable-host"
+    elif not shift.is_shown:
+        name = "inconclusive"
+        usual = percent(math.expm1(t_quantile(1 - SUITE_ALPHA, shift.drift.dof) * shift.drift.error))
+        controls.append(f"this host is known to move by up to {usual} between sessions")
+    elif keys:
+        name = "environment"
+        controls.append(f"different from the stored runs: {', '.join(keys)}")
+    elif shift.says(settings) == "unsure":
+        name = "inconclusive"
+        controls.append("which does not tell the host from the code; --perf-base would tell of the code")
+    else:
+        controls.append("unattributed: no control moved along")
+    effect, (low, high) = math.expm1(shift.effect), shift.interval
+    line = (
+        f"the suite is {percent(effect, signed=True)} slower than stored "
+        f"(95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}; "
+        f"{shift.slower} of {plural(shift.cases, 'case')} by more than {percent(settings.tolerance)}); "
+        + "; ".join(controls)
     )
+    return SuiteVerdict(name=name, effect=effect, line=line)
+
+
+def _hidden(
+    shift: SuiteShift, settings: GateSettings, base: Compared | None, anchor: Compared | None, no_anchor: str
+) -> SuiteVerdict | None:
+    """What is said of cases that do not look slower on a host that may hide it; None where other arms clear the code.
+
+    An anchor that was not asked for is the base itself.
+    """
+    tolerance = math.log1p(settings.tolerance)
+    effect = math.expm1(shift.effect)
+    for arm, name, what in ((base, "regressed", "the base"), (anchor, "drifted", "the stored commit")):
+        if arm is not None and arm.exceeds(tolerance):
+            line = (
+                f"the suite is slower than {what}, by {_compared_text(arm)}; {percent(effect, signed=True)} than stored"
+            )
+            return SuiteVerdict(name=name, effect=math.expm1(arm.effect), line=line)  # type: ignore[arg-type]
+    if base is not None and not no_anchor:
+        return None
+    line = (
+        f"the suite is {percent(effect, signed=True)} against the stored runs, on a host that moves so much between "
+        f"sessions that all cases may be up to {percent(shift.most_hidden)} slower; "
+        f"{no_anchor if base is not None or settings.can_run_base else '--perf-base would tell'}"
+    )
+    return SuiteVerdict(name="inconclusive", effect=effect, line=line, seen=False)
+
+
+def _control_lines(
+    shift: SuiteShift, base: Compared | None, anchor: Compared | None, anchor_commit: str, no_anchor: str
+) -> list[str]:
+    said = []
+    control = shift.control
+    if control is None:
+        said.append("no yardstick tells of the host")
+    elif control.amount is None:
+        said.append(f"no yardstick resembles most of these cases ({control.why})")
+    else:
+        said.append(f"yardsticks moved by {percent(math.expm1(control.amount), signed=True)} ({control.why})")
+    if base is not None:
+        said.append(f"against the base {_compared_text(base)}")
+    if anchor is not None:
+        said.append(f"against {anchor_commit}, which the stored runs name, {_compared_text(anchor)}")
+    elif no_anchor:
+        said.append(no_anchor)
+    return said
+
+
+def _compared_text(compared_with: Compared) -> str:
+    return f"{percent(math.expm1(compared_with.effect), signed=True)} in {plural(compared_with.cases, 'case')}"
 
 
 def banner(view: View) -> tuple[str, ...]:

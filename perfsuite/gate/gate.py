@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
@@ -27,11 +27,11 @@ from perfsuite.gate import findings
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted, round_robin
 from perfsuite.gate.control import moved
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged, case_works
-from perfsuite.gate.quantity import MEAN, P95
-from perfsuite.gate.question import Need, Question, View, needs_anchor, screened, settings_of, suspected, suspects
-from perfsuite.gate.shift import Replicates, Shares, Today, knows_shift, look, shares, yardstick_shift
-from perfsuite.gate.suite import Compared, Drift, SuiteVerdict, suite_shift, usual_drift
-from perfsuite.record.verdict import GateSettings, Request, RequestKind, Verdict
+from perfsuite.gate.question import Need, Question, View, suspected, suspects
+from perfsuite.gate.shift import Seen, Shares, Today, knows_shift, look, shares
+from perfsuite.gate.suite import Compared, Drift, suite_shift, usual_drift
+from perfsuite.record.verdict import MEAN, P95, GateSettings, Request, RequestKind, SuiteVerdict, Verdict
+from perfsuite.statistics.robust import median
 
 PROBES = 3
 """Cases whose A/B tells whether a shift of the whole suite is the host's or the code's."""
@@ -115,7 +115,7 @@ class Gate:
 
     def suite(self) -> SuiteVerdict | None:
         """The verdict on the session as a whole; None where its cases are not slower together."""
-        return findings.on_suite([work for work in self._works.values() if work.is_open], self._look())
+        return findings.on_suite(self._open(None), self._look())
 
     def banner(self) -> tuple[str, ...]:
         """What a reader must know about the session as a whole, beside the verdict on the suite."""
@@ -123,8 +123,7 @@ class Gate:
         said = findings.banner(view)
         if view.today.known or self.settings.in_place or self.settings.can_run_base:
             return said
-        works = [work for work in self._works.values() if work.is_open]
-        undecided = [work for work in works if findings.verdict(work, view).name == "inconclusive"]
+        undecided = [work for work in self._open(None) if findings.verdict(work, view).name == "inconclusive"]
         few = findings.few_sessions(undecided, self.settings)
         return (*said, few) if few else said
 
@@ -166,11 +165,11 @@ class Gate:
         pairs = settings.pairs + settings.more_pairs + (0 if view.today.known else settings.sure_pairs)
         for work in works if settings.remeasure and not self._ended else ():
             if work.suspected or wanted["run"][work.node] or suspected(work, view):
-                base = settings_of(work, view).can_run_base
+                base = work.settings.can_run_base
                 runs = settings.first_runs + (0 if base else settings.more_runs)
                 wanted["run"][work.node] += max(0, runs - len(work.fresh))
                 wanted["ab_pair"][work.node] = max(0, pairs - len(work.pairs)) if base else 0
-                anchor = base and needs_anchor(work, view)
+                anchor = base and work.needs_anchor
                 wanted["anchor_pair"][work.node] = max(0, pairs - len(work.anchor_pairs)) if anchor else 0
         return wanted
 
@@ -208,7 +207,7 @@ class Gate:
             return []
         if self._probes is None:
             today = view.today
-            seen = [(first, work) for work in works if (first := screened(work, today.yardstick_shift))]
+            seen = [(first, work) for work in works if (first := work.screened(work.time, today.yardstick_shift))]
             seen.sort(key=lambda pair: abs(pair[0].difference - view.suite.effect))
             self._probes = [work for _, work in seen[:PROBES]]
         amount = percent(math.expm1(view.suite.effect))
@@ -219,7 +218,7 @@ class Gate:
         requests = round_robin(pairs, "ab_pair", f"does the base show the suite's shift of {amount}?")
         base = findings.against_base(self._probes, view)
         if not requests and not (base and base.shows(view.suite)):
-            anchored = [work for work in probes if needs_anchor(work, view)]
+            anchored = [work for work in probes if work.needs_anchor]
             pairs = {work.node: work.lacking_pairs(work.anchor_pairs, self.settings.pairs) for work in anchored}
             self._probes_lack |= any(pairs.values())
             pairs = spending.cheapest({"anchor_pair": pairs}) if spending else pairs
@@ -276,7 +275,7 @@ class Gate:
             )
             nodes = [work.node for work in order]
             runs = {node: wanted["run"][node] for node in nodes}
-            pairs = {work.node: self.settings.pairs for work in order if settings_of(work, view).can_run_base}
+            pairs = {work.node: self.settings.pairs for work in order if work.settings.can_run_base}
             given["run"] = spending.complete(nodes, {"run": runs, "ab_pair": pairs})
             given["run"] = given["run"] or spending.complete(nodes, {"run": runs})
         for kind in ("ab_pair", "anchor_pair"):
@@ -292,12 +291,9 @@ class Gate:
 
     def _look(self) -> View:
         """What decisions depend on at this moment: made for one decision and then dropped, so it is never stale."""
-        works = [work for work in self._works.values() if work.is_open]
-        yards = [amount for work in works if (amount := _yardstick_moved(work)) is not None]
-        yard = self._frozen.yardstick_shift if self._frozen else yardstick_shift(yards, self.settings)
-        seen = [first for work in works if (first := screened(work, yard)) is not None]
-        replicates = _replicates_of([(work, work.time) for work in works], yard)
-        known = shares(replicates, with_shift=knows_shift(len(seen), self.settings))
+        works = self._open(None)
+        yard = self._frozen.yardstick_shift if self._frozen else self._yardstick_shift(works)
+        seen, known = self._seen([(work, work.time) for work in works], yard)
         same = 2 * sum(bool(work.given.environment_changes) for work in works) <= len(works)
         suite = suite_shift(seen, self._drift, self.settings, yardstick_counts=same)
         today, corrected = look(seen, known, self.settings, explained=suite.explained(self.settings))
@@ -312,6 +308,23 @@ class Gate:
             suspects=self._suspects,
             confirming=self._confirming,
         )
+
+    def _seen(self, having: Sequence[tuple[CaseWork, Judged]], yard: float) -> tuple[list[Seen], Shares]:
+        """Quantities as the screening saw them, and what those say of noise that were measured more than once."""
+        seen = [first for work, judged in having if (first := work.screened(judged, yard)) is not None]
+        sets = (judged.seen(runs, yard) for work, judged in having for runs in (work.screening, work.fresh))
+        replicates = [one for one in sets if one is not None and one.dof]
+        return seen, shares(replicates, with_shift=knows_shift(len(seen), self.settings))
+
+    def _yardstick_shift(self, works: Iterable[CaseWork]) -> float:
+        """By how much the yardsticks of all cases moved from the stored ones, where enough resemble their case."""
+        amounts = []
+        for work in works:
+            quantity = work.time.quantity
+            beside = moved(quantity.control, [run for run in work.screening if quantity.is_stable(run)])
+            if beside is not None and beside.amount is not None:
+                amounts.append(beside.amount)
+        return median(amounts) if knows_shift(len(amounts), self.settings) else 0.0
 
     @functools.cached_property
     def _drift(self) -> Drift:
@@ -328,9 +341,7 @@ class Gate:
         """
         yard = time.yardstick_shift
         having = [(work, judged) for work, judged in self._beside[name] if judged.is_secondary and work.is_open]
-        seen = [first for work, judged in having if (first := screened(work, yard, judged)) is not None]
-        replicates = _replicates_of(having, yard)
-        known = shares(replicates, with_shift=knows_shift(len(seen), self.settings))
+        seen, known = self._seen(having, yard)
         today, corrected = look(seen, known, self.settings, explained=True)
         beyond = today.shift - time.shift
         accepted = min((judged.quantity.tolerance for _, judged in having), default=0.0)
@@ -366,25 +377,9 @@ def _clearness(work: CaseWork, view: View) -> float:
     return max((abs(each.effect) / max(each.error, 1e-9) for each in seen if each is not None), default=0.0)
 
 
-def _yardstick_moved(work: CaseWork) -> float | None:
-    """By how much the yardstick of a case moved from the stored one; None where no control resembles it."""
-    quantity = work.time.quantity
-    beside = moved(quantity.control, [run for run in work.screening if quantity.is_stable(run)])
-    return beside.amount if beside else None
-
-
 def _after_probes(base: Compared | None, today: Today) -> Today:
     """Leave the part of the shift that the A/B shows in the code itself where it is: in the cases."""
     if base is None or not today.known or base.effect <= 2 * base.error:
         return today
     rest = today.shift - base.effect
     return dataclasses.replace(today, shift=rest, unexplained=max(0.0, min(today.unexplained, rest)))
-
-
-def _replicates_of(having: Iterable[tuple[CaseWork, Judged]], yardstick_shift: float) -> Iterator[Replicates]:
-    """Every set of values of one quantity of a case that this session measured more than once."""
-    for work, judged in having:
-        for runs in (work.screening, work.fresh):
-            values = judged.values(runs, yardstick_shift) if len(runs) > 1 else []
-            if len(values) > 1:
-                yield Replicates(kind=judged.quantity.history.kind, level=judged.level, values=values)

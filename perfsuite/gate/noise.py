@@ -8,11 +8,10 @@ where enough cases share it, because a host that is slower on one day is slower 
 from __future__ import annotations
 
 import math
-import operator
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from perfsuite.statistics.robust import MAD_TO_SIGMA, huber_mean, median, rough_sigma, variance, without_spike
 
@@ -28,12 +27,11 @@ STEEPEST = 1.5
 """A yardstick that must be multiplied by more is the wrong one."""
 
 
-Series = tuple[str, Sequence[float], Sequence[float]]
-"""Kind, values and yardsticks of the runs of one case, logarithms."""
+def slopes(series: Iterable[tuple[str, Sequence[float], Sequence[float]]]) -> dict[str, float]:
+    """Slope of value on yardstick by kind, pooled over its cases; kinds where it does not help are left out.
 
-
-def slopes(series: Iterable[Series]) -> dict[str, float]:
-    """Slope of value on yardstick by kind, pooled over its cases; kinds where it does not help are left out."""
+    ``series`` has the kind, values and yardsticks of each case, logarithms.
+    """
     points: dict[str, list[tuple[float, float]]] = {}
     dof: dict[str, int] = {}
     for kind, values, yards in series:
@@ -208,76 +206,87 @@ def levels(histories: Sequence[History], *, min_suite: float, use_yardstick: boo
     """
     if not histories:
         return ()
-    series = _freed([_Series(history=history, values=history.values) for history in histories], min_suite)
-    if use_yardstick:
-        series = _without_yardstick(series, min_suite)
-    series = _undisturbed(series)
-    usual = priors([(row.history.kind, row.noise) for row in series])
-    return tuple(_level(row, usual[row.history.kind]) for row in series)
+    values: list[Sequence[float]] = [history.values for history in histories]
+    freed = _freed(histories, values, min_suite)
+    slope_of: dict[str, float] = {}
+    timed = [(index, history) for index, history in enumerate(histories) if history.yardsticks]
+    if use_yardstick and timed:
+        yards = _freed([history for _, history in timed], [history.yardsticks for _, history in timed], min_suite)
+        slope_of = slopes(
+            (history.kind, freed[index], yard) for (index, history), yard in zip(timed, yards, strict=True)
+        )
+        for (index, history), yard in zip(timed, yards, strict=True):
+            slope = slope_of.get(history.kind, 0.0)
+            if slope:
+                values[index] = [value - slope * each for value, each in zip(values[index], yard, strict=True)]
+        freed = _freed(histories, values, min_suite) if slope_of else freed
+    freed = _undisturbed(histories, freed)
+    noise = [(max(FLOOR**2, variance(own)), len(own) - 1) for own in freed]
+    usual = priors([(history.kind, member) for history, member in zip(histories, noise, strict=True)])
+    return tuple(
+        _level(
+            history, own, member, usual[history.kind], slope_of.get(history.kind, 0.0) if history.yardsticks else 0.0
+        )
+        for history, own, member in zip(histories, freed, noise, strict=True)
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Series:
-    """The stored values of one history on their way to its level."""
+def session_effects(
+    histories: Sequence[History], values: Sequence[Sequence[float]], min_suite: float
+) -> dict[str, float]:
+    """How much each session moved all its cases, by a median polish; only sessions shared by enough histories.
 
-    history: History
-    values: Sequence[float]
-    """What is explained so far: the stored values, less the yardstick's part."""
-    freed: Sequence[float] = ()
-    """``values`` without what the host did to all cases alike, and without a disturbed run."""
-    yard: Sequence[float] = ()
-    """Yardsticks without what their sessions have in common; empty when they are not used."""
-    slope: float = 0.0
-    """How much of the yardstick was taken off."""
-
-    @property
-    def noise(self) -> Member:
-        """Variance of the freed values and its degrees of freedom."""
-        return max(FLOOR**2, variance(self.freed)), len(self.freed) - 1
-
-    def with_freed(self, freed: Sequence[float]) -> _Series:
-        """The same with other freed values; written out, because dataclasses.replace is slow for 10,000 cases."""
-        return _Series(history=self.history, values=self.values, freed=freed, yard=self.yard, slope=self.slope)
-
-
-def _without_yardstick(series: list[_Series], min_suite: float) -> list[_Series]:
-    """The series less what their yardsticks explain, where these help a kind of cases."""
-    complete = [_Series(history=row.history, values=row.history.yardsticks) for row in series if row.history.yardsticks]
-    yards = iter(_freed(complete, min_suite))
-    with_yards = [replace(row, yard=next(yards).freed) if row.history.yardsticks else row for row in series]
-    helpful = slopes((row.history.kind, row.freed, row.yard) for row in with_yards if row.yard)
-    if not helpful:
-        return series
-    return _freed([_less_yardstick(row, helpful.get(row.history.kind, 0.0)) for row in with_yards], min_suite)
-
-
-def _less_yardstick(row: _Series, slope: float) -> _Series:
-    if not slope or not row.yard:
-        return row
-    values = [value - slope * yard for value, yard in zip(row.values, row.yard, strict=True)]
-    return replace(row, values=values, slope=slope)
-
-
-def _undisturbed(series: Sequence[_Series]) -> list[_Series]:
-    """The series without a run that something else disturbed: one that lies far off when all others agree.
-
-    Where fewer cases of a kind tell what is usual, all runs stay: a host with heavy tails would look quiet without.
+    ``values`` are those to look at, of each history.  A case counts once per session.  The effects have median 0.
     """
-    rough = [(row, rough_sigma(row.freed)) for row in series]
-    by_kind: dict[str, list[float]] = {}
-    for row, sigma in rough:
-        by_kind.setdefault(row.history.kind, []).append(sigma)
-    usual = {kind: median(sigmas) for kind, sigmas in by_kind.items() if len(sigmas) >= KIND_CASES}
+    effects: dict[str, float] = {}
+    if len(histories) < min_suite:
+        return effects
+    for _ in range(_ROUNDS):
+        residuals: dict[str, list[float]] = defaultdict(list)
+        for history, row in zip(histories, values, strict=True):
+            centre = median([value - effects.get(name, 0.0) for name, value in zip(history.sessions, row, strict=True)])
+            own: dict[str, list[float]] = defaultdict(list)
+            for name, value in zip(history.sessions, row, strict=True):
+                own[name].append(value - centre)
+            for name, above in own.items():
+                residuals[name].append(sum(above) / len(above))
+        shared = {name: median(above) for name, above in residuals.items() if len(above) >= min_suite}
+        usual = median(list(shared.values())) if shared else 0.0
+        effects = {name: effect - usual for name, effect in shared.items()}
+    return effects
+
+
+def _freed(
+    histories: Sequence[History], values: Sequence[Sequence[float]], min_suite: float
+) -> Sequence[Sequence[float]]:
+    """The values of each history without what each session did to all its cases."""
+    effects = session_effects(histories, values, min_suite)
+    if not effects:
+        return values
     return [
-        row.with_freed(without_spike(row.freed, max(sigma, usual[row.history.kind], FLOOR)))
-        if row.history.kind in usual
-        else row
-        for row, sigma in rough
+        [value - effects.get(name, 0.0) for name, value in zip(history.sessions, row, strict=True)]
+        for history, row in zip(histories, values, strict=True)
     ]
 
 
-def _level(row: _Series, prior: Prior) -> Level:
-    history, values, (own, dof) = row.history, row.freed, row.noise
+def _undisturbed(histories: Sequence[History], values: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
+    """The values without a run that something else disturbed: one that lies far off when all others agree.
+
+    Where fewer cases of a kind tell what is usual, all runs stay: a host with heavy tails would look quiet without.
+    """
+    rough = [rough_sigma(row) for row in values]
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for history, sigma in zip(histories, rough, strict=True):
+        by_kind[history.kind].append(sigma)
+    usual = {kind: median(sigmas) for kind, sigmas in by_kind.items() if len(sigmas) >= KIND_CASES}
+    return [
+        without_spike(row, max(sigma, usual[history.kind], FLOOR)) if history.kind in usual else row
+        for history, row, sigma in zip(histories, values, rough, strict=True)
+    ]
+
+
+def _level(history: History, values: Sequence[float], noise: Member, prior: Prior, slope: float) -> Level:
+    own, dof = noise
     weight = prior.dof if own < UNLIKE**2 * prior.variance else min(prior.dof, UNLIKE_PRIOR_DOF)
     sigma = math.sqrt((weight * prior.variance + dof * own) / (weight + dof))
     return Level(
@@ -286,56 +295,6 @@ def _level(row: _Series, prior: Prior) -> Level:
         dof=weight + dof,
         runs=len(values),
         sessions=len(set(history.sessions)),
-        slope=row.slope,
+        slope=slope,
         yardstick=median(history.yardsticks) if history.yardsticks else None,
     )
-
-
-def session_effects(rows: Sequence[tuple[History, Sequence[float]]], min_suite: float) -> dict[str, float]:
-    """How much each session moved all its cases, by a median polish; only sessions shared by enough histories.
-
-    ``rows`` are histories with the values to look at.  The effects have median 0.
-    """
-    effects: dict[str, float] = {}
-    if len(rows) < min_suite:
-        return effects
-    rows_of: dict[tuple[str, ...], list[Sequence[float]]] = defaultdict(list)
-    for history, values in rows:
-        rows_of[history.sessions].append(values)
-    for _ in range(_ROUNDS):
-        residuals: dict[str, list[float]] = defaultdict(list)
-        for names, alike in rows_of.items():
-            _add_residuals(residuals, names, alike, effects)
-        shared = {name: median(above) for name, above in residuals.items() if len(above) >= min_suite}
-        usual = median(list(shared.values())) if shared else 0.0
-        effects = {name: effect - usual for name, effect in shared.items()}
-    return effects
-
-
-def _add_residuals(
-    residuals: dict[str, list[float]],
-    names: Sequence[str],
-    rows: Sequence[Sequence[float]],
-    effects: Mapping[str, float],
-) -> None:
-    """Add what each session of these cases lies above their centres; a case counts once per session."""
-    shift = [effects.get(name, 0.0) for name in names]
-    centres = [median(list(map(operator.sub, row, shift))) for row in rows]
-    columns: dict[str, list[list[float]]] = defaultdict(list)
-    for name, column in zip(names, zip(*rows, strict=True), strict=True):
-        columns[name].append(list(map(operator.sub, column, centres)))
-    for name, rows_above in columns.items():
-        residuals[name].extend(
-            rows_above[0]
-            if len(rows_above) == 1
-            else [sum(above) / len(above) for above in zip(*rows_above, strict=True)]
-        )
-
-
-def _freed(series: Sequence[_Series], min_suite: float) -> list[_Series]:
-    """The series with their values freed from what each session did to all its cases."""
-    effects = session_effects([(row.history, row.values) for row in series], min_suite)
-    if not effects:
-        return [row.with_freed(row.values) for row in series]
-    shifts = {names: [effects.get(name, 0.0) for name in names] for names in {row.history.sessions for row in series}}
-    return [row.with_freed(list(map(operator.sub, row.values, shifts[row.history.sessions]))) for row in series]

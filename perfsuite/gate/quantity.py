@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -13,19 +13,15 @@ from perfsuite.gate.control import Control, middle, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
 from perfsuite.metrics import REGISTRY
-from perfsuite.record.verdict import TIME
+from perfsuite.record.verdict import ALL, MEAN, P95, TIME
 from perfsuite.statistics.robust import median
 
 SHORT_S = 10e-6
 """Below this time the tolerance is absolute: what it is here, in seconds.  Clock and scheduler blur less than that."""
 ALIAS_SPREAD = 2e-3
 """A metric whose logarithm follows that of the time within this in every stored run is the time under another name."""
-MEAN = "mean"
-"""The mean of the samples: what throughput feels.  The median does not feel every third iteration."""
-P95 = "p95"
-"""The 95 % quantile of the samples: their tail."""
-ALL = "all samples"
-"""The median of all samples, where clean ones are compared and many more than usual are not clean."""
+OF_SAMPLES = frozenset({TIME, MEAN, P95, ALL})
+"""Quantities that are read from the samples of a run; every other is a metric."""
 SURELY_MORE = 3.0
 """Binomial standard deviations above the largest stored share from which on today's runs are more disturbed."""
 P95_TOLERANCE = 0.25
@@ -84,8 +80,10 @@ class Quantity:
 
     def value(self, run: RunSummary) -> float | None:
         """The logarithm, larger is worse; None when the run has no such value."""
-        read = None if self.is_own else _OF_SAMPLES.get(self.name) if self.is_secondary or self.name == TIME else None
-        return read(run, self.clean_only) if read else _metric(run, self.name, self.sign)
+        if self.name in OF_SAMPLES and not self.is_own and (self.is_secondary or self.name == TIME):
+            return _of_samples(self.name, run, self.clean_only)
+        value = run.metrics.get(self.name, 0.0)
+        return self.sign * math.log(value) if value > 0 else None
 
     def worse(self, logarithm: float) -> float:
         """The relative change of the value for the worse: 0.25 for a bandwidth that fell by a quarter."""
@@ -126,10 +124,6 @@ def is_throttled(run: RunSummary) -> bool:
     return run.throttled > THROTTLED_SHARE
 
 
-def _usually_held_back(stored: Sequence[RunSummary]) -> bool:
-    return mostly([is_throttled(run) for run in stored])
-
-
 def spread_of(run: RunSummary) -> float:
     """Logarithm of the median sample over the 5 % quantile, at least what four digits can tell."""
     return max(LEAST_SPREAD, math.log(run.quantiles_s[2] / run.quantiles_s[0]))
@@ -165,7 +159,7 @@ def quantities(
             others.append(_metric_quantity(case, measured, name, wanted))
     clean_only = usually_clean(measured)
     usable = [run for run in measured if (not clean_only or run.has_clean) and not run.is_disturbed]
-    usable = [run for run in usable if _usually_held_back(measured) or not is_throttled(run)]
+    usable = usable if mostly([*map(is_throttled, measured)]) else [run for run in usable if not is_throttled(run)]
     if not usable:
         return (*others, *own.values()), tuple(flags)
     has_beside = any(run.mean is not None or run.clean_mean is not None for run in usable)
@@ -261,13 +255,10 @@ def _secondary_quantities(
     case: CaseIdentity, usable: Sequence[RunSummary], time: Quantity, tolerances: Mapping[str, float]
 ) -> list[Quantity]:
     """Mean and tail where at least two stored runs have them; a metric of the case that has the name goes first."""
-    if all(run.mean is None and run.clean_mean is None for run in usable):
-        return []
     usual = {MEAN: time.tolerance, P95: max(P95_TOLERANCE, time.tolerance)}
     quantities = []
     for name, tolerance in usual.items():
-        read = _OF_SAMPLES[name]
-        known = [(run, value) for run in usable if (value := read(run, time.clean_only)) is not None]
+        known = [(run, value) for run in usable if (value := _of_samples(name, run, time.clean_only)) is not None]
         if len(known) < 2 or name in case.metrics:
             continue
         history = History(
@@ -275,21 +266,19 @@ def _secondary_quantities(
             sessions=tuple([run.session for run, _ in known]),
             values=tuple([value for _, value in known]),
         )
-        beside = stored_control([run for run, _ in known], history.values, _CONTROLS[name], middle)
-        quantity = Quantity(
-            name=name,
-            tolerance=tolerances.get(name, tolerance),
-            history=history,
-            weight=SECONDARY_WEIGHT,
-            is_secondary=True,
-            useful=USEFUL[name],
-            clean_only=time.clean_only,
-            usual_spread=time.usual_spread,
-            usual_cpu_share=time.usual_cpu_share,
-            usually_held_back=time.usually_held_back,
-            control=beside,
+        read = operator.attrgetter(f"yardstick_{name}")
+        quantities.append(
+            replace(
+                time,
+                name=name,
+                tolerance=tolerances.get(name, tolerance),
+                history=history,
+                weight=SECONDARY_WEIGHT,
+                is_secondary=True,
+                useful=USEFUL[name],
+                control=stored_control([run for run, _ in known], history.values, read, middle),
+            )
         )
-        quantities.append(quantity)
     return quantities
 
 
@@ -338,42 +327,14 @@ def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: s
         history=history,
         sign=sign,
         unit=case.metrics[name].unit,
-        usually_held_back=_usually_held_back(measured),
+        usually_held_back=mostly([*map(is_throttled, measured)]),
     )
 
 
-def _time(run: RunSummary, clean_only: bool) -> float | None:
-    if clean_only:
-        return run.location
-    return math.log(run.median_s) if run.quantiles_s else None
-
-
-def _mean(run: RunSummary, clean_only: bool) -> float | None:
-    return run.clean_mean if clean_only else run.mean
-
-
-def _p95(run: RunSummary, clean_only: bool) -> float | None:
-    if clean_only:
-        return run.clean_p95
-    return math.log(run.quantiles_s[-1]) if run.quantiles_s else None
-
-
-def _all_samples(run: RunSummary, clean_only: bool) -> float | None:
-    return math.log(run.median_s) if run.quantiles_s else None
-
-
-_OF_SAMPLES: Mapping[str, Callable[[RunSummary, bool], float | None]] = MappingProxyType(
-    {TIME: _time, MEAN: _mean, P95: _p95, ALL: _all_samples}
-)
-"""By quantity: how it is read from a run, of the clean samples or of all."""
-
-
-_CONTROLS: Mapping[str, Callable[[RunSummary], float | None]] = MappingProxyType(
-    {MEAN: operator.attrgetter("yardstick_mean"), P95: operator.attrgetter("yardstick_p95")}
-)
-"""By quantity: the time of the control that moves as it does."""
-
-
-def _metric(run: RunSummary, name: str, sign: float) -> float | None:
-    value = run.metrics.get(name, 0.0)
-    return sign * math.log(value) if value > 0 else None
+def _of_samples(name: str, run: RunSummary, clean_only: bool) -> float | None:
+    """One of OF_SAMPLES, a logarithm: of the clean samples or of all; None where the run has none."""
+    if name == MEAN:
+        return run.clean_mean if clean_only else run.mean
+    if clean_only and name != ALL:
+        return run.location if name == TIME else run.clean_p95
+    return math.log(run.quantiles_s[-1] if name == P95 else run.median_s) if run.quantiles_s else None

@@ -14,23 +14,21 @@ from typing import NamedTuple
 
 from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate.control import Moved, moved
+from perfsuite.gate.control import Moved
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
-from perfsuite.gate.quantity import ALL, Quantity
+from perfsuite.gate.quantity import Quantity
 from perfsuite.gate.shift import (
     CONFIRM_ALPHA,
     SURELY_ALPHA,
     Bounds,
     Estimate,
-    Replicates,
-    Screened,
     Shares,
     Today,
     own_inside,
 )
 from perfsuite.gate.suite import SuiteShift
-from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, GateSettings, VerdictName
+from perfsuite.record.verdict import ALL, FAILING, TIME, Effect, Finding, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
 MIN_PAIRS = 3
@@ -86,25 +84,10 @@ class Question:
     judged: Judged
     view: View
 
-    @functools.cached_property
-    def settings(self) -> GateSettings:
-        """The settings, without an A/B where the base cannot run this case."""
-        return settings_of(self.work, self.view)
-
     @property
     def tolerance(self) -> float:
         """Relative change that is accepted."""
         return self.judged.quantity.tolerance
-
-    @property
-    def is_suspected(self) -> bool:
-        """Whether the screening suspected it."""
-        return self.judged.name in self.work.suspected
-
-    @property
-    def anchor_pairs(self) -> Sequence[Pair]:
-        """Pairs with the commit that the stored runs name."""
-        return anchor_pairs(self.work, self.view)
 
     @property
     def anchor_name(self) -> str:
@@ -148,21 +131,21 @@ class Question:
 
     def judge(self, runs: Sequence[RunSummary] = ()) -> Judge:
         """The judge of the quantity; ``runs`` show how much it scatters in this session."""
-        level, kind = self.judged.level, self.judged.quantity.history.kind
         today, known = self.known
-        share = known.of(kind)
-        values = self.values(runs) if len(runs) > 1 else []
-        if len(values) > 1:
-            share = own_inside(share, Replicates(kind=kind, level=level, values=values), known.scale)
+        share = known.of(self.judged.quantity.history.kind)
+        seen = self.judged.seen(runs, self.view.today.yardstick_shift) if len(runs) > 1 else None
+        count = len(seen.values) if seen is not None else 0
+        if seen is not None and count > 1:
+            share = own_inside(share, seen, known.scale)
         unrest = self.judged.unrest(runs) if runs else 1.0
         unrest = unrest if unrest > RESTLESS else 1.0
-        if unrest > 1 and runs is self.work.screening and len(values) < self.view.settings.first_runs:
+        if unrest > 1 and runs is self.work.screening and count < self.view.settings.first_runs:
             share = max(share, unrest**2 * (1 - known.between))  # later the runs themselves tell how far they lie apart
         return Judge(
-            level=level,
+            level=self.judged.level,
             today=today,
             bounds=self.bounds,
-            settings=self.settings,
+            settings=self.work.settings,
             restless=unrest,
             between=known.between,
             inside=share,
@@ -215,16 +198,16 @@ class Question:
     @functools.cached_property
     def since_anchor(self) -> Estimate | None:
         """The new code against the commit that the stored runs name, both measured now."""
-        return self.paired(self.anchor_pairs)
+        return self.paired(self.work.stored_commit_pairs)
 
     def control(self, runs: Sequence[RunSummary]) -> Moved | None:
         """How far the control beside these runs moved, as far as it is not taken off their values."""
-        return control_moved(self.work, self.judged, runs, self.view.today.yardstick_shift)
+        return self.work.control(self.judged, runs, self.view.today.yardstick_shift)
 
     @property
     def need(self) -> Need:
         """What a suspect needs in all."""
-        settings, first, second = self.settings, self.screened, self.level
+        settings, first, second = self.work.settings, self.screened, self.level
         least = Need(runs=settings.first_runs)
         if first is None or second is None or second.outcome == "pass":
             return least
@@ -239,7 +222,7 @@ class Question:
 
     def _pairs_needed(self, pairs: Sequence[Pair], *, surely: bool = False) -> int:
         """Pairs until the A/B decides; ``surely``: as one decides that confirms nothing which was seen before."""
-        settings, estimate, judge = self.settings, self.paired(pairs), self.judge()
+        settings, estimate, judge = self.work.settings, self.paired(pairs), self.judge()
         if estimate is None or estimate.outcome in ("pass", "improved") or judge.is_sure(estimate):
             return settings.pairs
         surely = surely or not judge.today.known
@@ -257,7 +240,7 @@ class Question:
             return 0
         if found.outcome == ("regressed" if level.effect > 0 else "improved"):
             return 0
-        if self.judged.name == ALL or not needs_anchor(work, self.view):
+        if self.judged.name == ALL or not work.needs_anchor:
             return 0
         return self._pairs_needed(work.anchor_pairs, surely=True)
 
@@ -277,7 +260,7 @@ class Question:
         if total < MIN_PAIRS:
             return False
         error, dof = noise / math.sqrt(total), judge.level.dof + total - 1
-        clears = total >= self.settings.pairs and any(judge.excludes(effect, error) for effect in effects)
+        clears = total >= self.work.settings.pairs and any(judge.excludes(effect, error) for effect in effects)
         return clears or any(judge.confirms(abs(effect), error, dof) for effect in effects)
 
     @functools.cached_property
@@ -299,10 +282,10 @@ class Question:
             blank,
             mde=mde,
             flags=flags,
-            unit=self.judged.unit,
+            unit=self.judged.quantity.unit,
             level=_effect(quantity, stage, count),
             change=_effect(quantity, self.change, len(work.pairs)),
-            since_anchor=_effect(quantity, self.since_anchor, len(self.anchor_pairs)),
+            since_anchor=_effect(quantity, self.since_anchor, len(self.work.stored_commit_pairs)),
         )
 
     def shown(self, estimate: Estimate, name: VerdictName, pairs: Sequence[Pair] = ()) -> Finding:
@@ -339,50 +322,6 @@ def _effect(quantity: Quantity, estimate: Estimate | None, count: int) -> Effect
         return None
     low, high = map(quantity.worse, estimate.interval())
     return Effect(change=quantity.worse(estimate.effect), interval=(low, high), count=count)
-
-
-def settings_of(work: CaseWork, view: View) -> GateSettings:
-    """The settings, without an A/B where the base cannot run this case."""
-    return replace(view.settings, can_run_base=False) if work.no_base else view.settings
-
-
-def screened(work: CaseWork, yardstick_shift: float, judged: Judged | None = None) -> Screened | None:
-    """One quantity of a case, the time unless said otherwise, as the screening saw it; None without a stable run."""
-    judged = judged or work.time
-    values = judged.values(work.screening, yardstick_shift)
-    if not values:
-        return None
-    control = control_moved(work, judged, work.screening, yardstick_shift)
-    return Screened(level=judged.level, values=tuple(values), control=control)
-
-
-def control_moved(work: CaseWork, judged: Judged, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
-    """How far the control beside these runs moved, as far as it is not taken off their values; None without any.
-
-    A control that runs through torch is none where torch, or another part of the environment, changed.
-    """
-    if work.given.environment_changes or (judged.name != TIME and not judged.is_secondary):
-        return None
-    stable = [run for run in runs if judged.quantity.is_stable(run)]
-    return moved(judged.quantity.control, stable, slope=judged.level.slope, common=yardstick_shift)
-
-
-def anchor_pairs(work: CaseWork, view: View) -> Sequence[Pair]:
-    """Pairs with the commit that the stored runs name; those with the base where that is the same commit."""
-    same = work.given.anchor and work.given.anchor == view.settings.base_commit
-    return work.pairs if same else work.anchor_pairs
-
-
-def why_no_anchor(work: CaseWork, view: View) -> str:
-    """Why the commit that the stored runs name was not run; empty where it can be."""
-    if not view.settings.can_run_base:
-        return "no base was given (--perf-base): the commit of the stored runs was not run"
-    return work.no_anchor or work.cut_short
-
-
-def needs_anchor(work: CaseWork, view: View) -> bool:
-    """Whether the commit that the stored runs name can be run, and was not run as the base."""
-    return not why_no_anchor(work, view) and anchor_pairs(work, view) is work.anchor_pairs
 
 
 def suspected(work: CaseWork, view: View) -> frozenset[str]:

@@ -129,13 +129,15 @@ HALVES_APART = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Screened:
-    """One case as the screening saw it."""
+class Seen:
+    """One quantity of one case as some runs of this session saw it."""
 
+    kind: str
+    """Cases of one kind share what is known about noise."""
     level: Level
     """The stored level."""
-    values: tuple[float, ...]
-    """This session's values, adjusted by the yardstick where the level is."""
+    values: Sequence[float]
+    """This session's values, adjusted by the yardstick where the level is; two of them or more are replicates."""
     control: Moved | None = None
     """How far its control moved from the stored one; None where today's runs have none."""
 
@@ -144,30 +146,13 @@ class Screened:
         """Median of this session's values minus the stored level."""
         return median(self.values) - self.level.centre
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replicates:
-    """Values of one quantity of one case that were measured in this session."""
-
-    kind: str
-    """Cases of one kind share what is known about noise."""
-    level: Level
-    """The stored level."""
-    values: Sequence[float]
-    """At least two."""
-
     @property
     def dof(self) -> int:
-        """Degrees of freedom of their variance."""
+        """Degrees of freedom of the variance of the values."""
         return len(self.values) - 1
 
-    @property
-    def plain_ratio(self) -> float:
-        """Their variance over that of stored runs."""
-        return variance(self.values) / self.level.sigma**2
-
     def ratio(self, scale: float) -> float:
-        """The same with outliers drawn in to what is usual today, ``scale`` times the stored noise."""
+        """Variance of the values over that of stored runs; outliers are drawn in to ``scale`` times stored noise."""
         return clipped_variance(self.values, scale * self.level.sigma) / self.level.sigma**2
 
 
@@ -189,7 +174,7 @@ class Shares:
         return self.inside.get(kind, self.usual)
 
 
-def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
+def shares(replicates: Iterable[Seen], *, with_shift: bool) -> Shares:
     """What replicated runs say; the expectation weighs more than a few of them.
 
     ``with_shift``: the sessions' common shifts are known and taken off.  Where they are not, they are part of what lies
@@ -197,7 +182,13 @@ def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
     say nothing about how far it drifted.
     """
     known = list(replicates)
-    scale = _scale(known)
+    scale = (
+        1.0  # how much noisier an ordinary case is than when the baseline was taken: spikes do not count in a median
+    )
+    if len(known) >= SCALE_CASES:
+        # The median of a variance with d degrees of freedom is about (1 - 2/9d)^3 of its mean (Wilson and Hilferty).
+        ratios = [variance(one.values) / one.level.sigma**2 / (1 - 2 / (9 * one.dof)) ** 3 for one in known]
+        scale = math.sqrt(max(1.0, median(ratios)))
     sums: dict[str, tuple[float, int]] = {}
     for replicate in known:
         total, dof = sums.get(replicate.kind, (0.0, 0))
@@ -215,25 +206,13 @@ def shares(replicates: Iterable[Replicates], *, with_shift: bool) -> Shares:
     )
 
 
-def _scale(known: Sequence[Replicates]) -> float:
-    """How much noisier an ordinary case is than when the baseline was taken: by the median, spikes do not count.
-
-    The median of a variance with d degrees of freedom is about (1 - 2/9d)^3 of its mean (Wilson and Hilferty).
-    """
-    if len(known) < SCALE_CASES:
-        return 1.0
-    return math.sqrt(
-        max(1.0, median([replicates.plain_ratio / (1 - 2 / (9 * replicates.dof)) ** 3 for replicates in known]))
-    )
-
-
 def _pooled(ratio: tuple[float, int], expected: float, weight: int) -> float:
     """A ratio of variances, given as (sum of ratio x dof, dof), with ``expected`` counted for ``weight`` dof."""
     total, dof = ratio
     return (weight * expected + total) / (weight + dof)
 
 
-def own_inside(share: float, replicates: Replicates, scale: float) -> float:
+def own_inside(share: float, replicates: Seen, scale: float) -> float:
     """The share of a case whose own runs are known: never below that of its kind, larger when its runs scatter more."""
     dof = replicates.dof
     return max(share, (KIND_PRIOR_DOF * share + dof * replicates.ratio(scale)) / (KIND_PRIOR_DOF + dof))
@@ -244,9 +223,7 @@ def knows_shift(cases: int, settings: GateSettings) -> bool:
     return not settings.in_place and cases >= settings.min_suite
 
 
-def look(
-    screened: Sequence[Screened], known: Shares, settings: GateSettings, *, explained: bool
-) -> tuple[Today, Shares]:
+def look(screened: Sequence[Seen], known: Shares, settings: GateSettings, *, explained: bool) -> tuple[Today, Shares]:
     """Shift of the session, and the shares as the scatter of the cases around it corrects them.
 
     ``explained``: the yardsticks show that the shift is the host's.
@@ -260,7 +237,8 @@ def look(
     shift = median_of_most(differences, math.log1p(settings.tolerance))  # half of the cases slower are no shift of all
     feels = (UNLIKE_RESPONSE * shift) ** 2
     expected = [_variance(case, known) * case.level.sigma**2 + feels for case in screened]
-    scatter = _scatter(differences, expected, shift)
+    away = [abs(one - shift) / math.sqrt(usual) for one, usual in zip(differences, expected, strict=True)]
+    scatter = (MAD_TO_SIGMA * median_of_most(away, HALVES_APART)) ** 2  # 1 on a host like that of the baseline
     error = math.pi / 2 * median(expected) * max(1.0, scatter) / len(screened)
     today = Today(
         known=True,
@@ -271,23 +249,14 @@ def look(
     return today, _corrected(screened, known, scatter)
 
 
-def _variance(screened: Screened, known: Shares) -> float:
+def _variance(screened: Seen, known: Shares) -> float:
     """Variance of the difference of an unchanged case, in units of that of a stored run."""
     level = screened.level
     inside = known.usual / len(screened.values)
     return known.between * (1 + 1 / level.sessions) + max(0.0, 1 - known.between) / level.runs + inside
 
 
-def _scatter(differences: Sequence[float], expected: Sequence[float], shift: float) -> float:
-    """Variance of the cases around the shift over the expected one; 1 on a host like that of the baseline."""
-    away = [
-        abs(difference - shift) / math.sqrt(expectation)
-        for difference, expectation in zip(differences, expected, strict=True)
-    ]
-    return (MAD_TO_SIGMA * median_of_most(away, HALVES_APART)) ** 2
-
-
-def _corrected(screened: Sequence[Screened], known: Shares, scatter: float) -> Shares:
+def _corrected(screened: Sequence[Seen], known: Shares, scatter: float) -> Shares:
     if scatter < EXCESS:
         return known
     missing = (scatter - 1) * median([_variance(case, known) for case in screened])
@@ -297,8 +266,3 @@ def _corrected(screened: Sequence[Screened], known: Shares, scatter: float) -> S
         return replace(known, between=min(MOST_BETWEEN, known.between + missing / (1 + 1 / sessions)))
     usual = known.usual + missing
     return replace(known, usual=usual, inside={kind: max(usual, share) for kind, share in known.inside.items()})
-
-
-def yardstick_shift(moved: Sequence[float], settings: GateSettings) -> float:
-    """What all yardsticks of the session have in common; ``moved`` is by how much each case's moved from its level."""
-    return median(moved) if knows_shift(len(moved), settings) else 0.0

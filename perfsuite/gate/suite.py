@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from perfsuite.base.units import percent, plural
+from perfsuite.base.units import plural
 from perfsuite.gate.control import EXPLAINED, Moved, Says
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
-from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Screened
-from perfsuite.record.verdict import GateSettings, VerdictName
+from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Seen
+from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
 
@@ -139,7 +139,7 @@ class SuiteShift:
 
 
 def suite_shift(
-    screened: Sequence[Screened], drift: Drift, settings: GateSettings, *, yardstick_counts: bool
+    screened: Sequence[Seen], drift: Drift, settings: GateSettings, *, yardstick_counts: bool
 ) -> SuiteShift:
     """The shift of a session; ``yardstick_counts`` is False where what the yardstick runs through changed as well."""
     if not screened:
@@ -197,115 +197,3 @@ def compared(estimates: Iterable[Estimate | None]) -> Compared | None:
         return None
     effect, error = (statistics.median(each) for each in zip(*((one.effect, one.error) for one in known), strict=True))
     return Compared(effect=effect, error=error, cases=len(known))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteVerdict:
-    """What is said of the session as a whole, where its cases are slower together."""
-
-    name: VerdictName
-    """regressed (slower than the base), drifted, environment, unstable-host (yardsticks moved along), inconclusive."""
-    effect: float
-    """Relative change of the median case: 0.05 is 5 % slower."""
-    line: str
-    """What moved, by how much, how many cases, and what the controls say."""
-    seen: bool = True
-    """Whether the cases look slower; else they may be, as far as the host's movements tell."""
-
-
-def suite_verdict(
-    shift: SuiteShift,
-    settings: GateSettings,
-    *,
-    base: Compared | None = None,
-    anchor: Compared | None = None,
-    anchor_commit: str = "",
-    no_anchor: str = "",
-    environment: Mapping[str, int] = Counter(),
-) -> SuiteVerdict | None:
-    """The verdict on the suite; None where it is not slower by more than the tolerance.
-
-    ``base`` and ``anchor`` are what A/Bs found, ``no_anchor`` why there was none with the stored commit, and
-    ``environment`` counts the cases by each key of the environment that differs.
-    """
-    if not shift.exceeds(settings):
-        return _hidden(shift, settings, base, anchor, no_anchor) if shift.may_hide(settings) else None
-    controls = _control_lines(shift, base, anchor, anchor_commit, no_anchor)
-    keys = [key for key, count in environment.items() if 2 * count > shift.cases]
-    name: VerdictName = "drifted"
-    if base is not None and base.shows(shift):
-        name = "regressed"
-    elif anchor is not None and anchor.shows(shift):
-        controls.append(f"the code drifted since {anchor_commit}")
-    elif shift.explained(settings):
-        name = "unstable-host"
-    elif not shift.is_shown:
-        name = "inconclusive"
-        usual = percent(math.expm1(t_quantile(1 - SUITE_ALPHA, shift.drift.dof) * shift.drift.error))
-        controls.append(f"this host is known to move by up to {usual} between sessions")
-    elif keys:
-        name = "environment"
-        controls.append(f"different from the stored runs: {', '.join(keys)}")
-    elif shift.says(settings) == "unsure":
-        name = "inconclusive"
-        controls.append("which does not tell the host from the code; --perf-base would tell of the code")
-    else:
-        controls.append("unattributed: no control moved along")
-    low, high = shift.interval
-    effect = math.expm1(shift.effect)
-    line = (
-        f"the suite is {percent(effect, signed=True)} slower than stored "
-        f"(95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}; "
-        f"{shift.slower} of {plural(shift.cases, 'case')} by more than {percent(settings.tolerance)}); "
-        + "; ".join(controls)
-    )
-    return SuiteVerdict(name=name, effect=effect, line=line)
-
-
-def _hidden(
-    shift: SuiteShift, settings: GateSettings, base: Compared | None, anchor: Compared | None, no_anchor: str
-) -> SuiteVerdict | None:
-    """What is said of cases that do not look slower on a host that may hide it; None where other arms clear the code.
-
-    An anchor that was not asked for is the base itself.
-    """
-    tolerance = math.log1p(settings.tolerance)
-    effect = math.expm1(shift.effect)
-    for arm, name, what in ((base, "regressed", "the base"), (anchor, "drifted", "the stored commit")):
-        if arm is not None and arm.exceeds(tolerance):
-            line = (
-                f"the suite is slower than {what}, by {_compared_text(arm)}; {percent(effect, signed=True)} than stored"
-            )
-            return SuiteVerdict(name=name, effect=math.expm1(arm.effect), line=line)  # type: ignore[arg-type]
-    if base is not None and not no_anchor:
-        return None
-    line = (
-        f"the suite is {percent(effect, signed=True)} against the stored runs, on a host that moves so much between "
-        f"sessions that all cases may be up to {percent(shift.most_hidden)} slower; "
-        f"{no_anchor if base is not None or settings.can_run_base else '--perf-base would tell'}"
-    )
-    return SuiteVerdict(name="inconclusive", effect=effect, line=line, seen=False)
-
-
-def _control_lines(
-    shift: SuiteShift, base: Compared | None, anchor: Compared | None, anchor_commit: str, no_anchor: str
-) -> list[str]:
-    said = []
-    control = shift.control
-    if control is None:
-        said.append("no yardstick tells of the host")
-    elif control.amount is None:
-        said.append(f"no yardstick resembles most of these cases ({control.why})")
-    else:
-        said.append(f"yardsticks moved by {percent(math.expm1(control.amount), signed=True)} ({control.why})")
-    if base is not None:
-        said.append(f"against the base {_compared_text(base)}")
-    if anchor is not None:
-        said.append(f"against {anchor_commit}, which the stored runs name, {_compared_text(anchor)}")
-    elif no_anchor:
-        said.append(no_anchor)
-    return said
-
-
-def _compared_text(compared_with: Compared) -> str:
-    return f"{percent(math.expm1(compared_with.effect), signed=True)} in {plural(compared_with.cases, 'case')}"

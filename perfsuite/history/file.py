@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from perfsuite.base.errors import HistoryError
-from perfsuite.base.files import WriteFailed, content, put, why
+from perfsuite.base.files import MOST_BYTES, WriteFailed, content, foreign_target, put, why
 from perfsuite.base.units import plural
 from perfsuite.baselines.lock import locked
 from perfsuite.baselines.runs import moment
@@ -68,10 +68,20 @@ def read(path: Path) -> HistoryFile:
 
 
 def _content(path: Path) -> bytes:
+    _refuse_foreign(path)
     try:
         return content(path)
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {why(error)}; give a history that --perf-history wrote") from None
+
+
+def _refuse_foreign(path: Path) -> None:
+    target = foreign_target(path)
+    if target is not None:
+        raise HistoryError(
+            f"{path}: is a link to {target}, outside its folder; a history is read and written in its own folder: put "
+            "the file there, or name the file itself"
+        )
 
 
 def in_time(sessions: Iterable[HistorySession]) -> tuple[HistorySession, ...]:
@@ -206,6 +216,12 @@ def _encoded(session: HistorySession) -> bytes:
 
 
 def _put(path: Path, data: bytes) -> None:
+    _refuse_foreign(path)
+    if len(data) > MOST_BYTES:
+        raise HistoryError(
+            f"{path}: would have {len(data)} bytes, more than the {MOST_BYTES} that are read; {_NOTHING_CHANGED}: drop "
+            "sessions with perfsuite history prune"
+        )
     try:
         put(path, data, draft="new")
     except WriteFailed as error:

@@ -9,15 +9,17 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.metrics import collective, compute, memory, pairs, pipeline, traffic, training
 from perfsuite.metrics.collective import AlphaBeta, fit_alpha_beta
 from perfsuite.metrics.spec import MetricSpec, MetricValue, unknown
 from perfsuite.metrics.training import TIMED
-from perfsuite.record.journal import read_journal
 from perfsuite.record.result import Measurement, Metric, Peaks, Result, Work
-from perfsuite.record.run import RunRecord
+
+if TYPE_CHECKING:
+    from perfsuite.record.run import RunRecord
 
 __all__ = [
     "REGISTRY",
@@ -74,6 +76,8 @@ def read_run(path: Path) -> RunRecord:
 
     Raises JournalError as :func:`perfsuite.record.journal.read_journal` does.
     """
+    from perfsuite.record.journal import read_journal  # most users of metrics read no journal
+
     run = read_journal(path)
     if run.peaks is None:
         return run

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite.base.errors import UnsupportedCase
-from perfsuite.models.attention import AttentionMethod
+from perfsuite.models.base import AttentionMethod
 
 BACKENDS = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
 """torch's kernels by method; auto leaves it to torch."""

@@ -1,21 +1,20 @@
-"""What every model configuration offers without torch: its inputs, its size, its work, and how to build it."""
+"""What every model configuration offers without torch: its inputs, its size and its work; build.py makes its module."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.attention import AttentionMethod
-
-if TYPE_CHECKING:
-    from perfsuite.models.layers import TrainingModule
 
 Checkpointing = Literal["none", "full", "selective"]
 """none: all activations are kept; full: every block runs again in the backward; selective: only what is not a matrix
 product or attention runs again."""
+AttentionMethod = Literal["auto", "math", "flash"]
+"""auto: what torch chooses on the device; math: plain products, the scores of all pairs in memory; flash: the kernel
+that keeps no scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,16 +123,19 @@ class Model(ABC):
         Its sizes are such that every axis of a mesh of this shape divides what it divides of the model.
         """
 
-    @abstractmethod
-    def build(self, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
-        """The torch module, on the default device, with torch's own initial values; imports torch."""
-
 
 def require_checkpointing(checkpointing: str) -> None:
     """Raise InvalidParameter unless ``checkpointing`` is one of the three kinds."""
     kinds = get_args(Checkpointing)
     if checkpointing not in kinds:
         raise InvalidParameter(f"checkpointing={checkpointing!r} is unknown; choose {', '.join(kinds)}")
+
+
+def require_attention(attention: str) -> None:
+    """Raise InvalidParameter unless ``attention`` is one of the three methods."""
+    methods = get_args(AttentionMethod)
+    if attention not in methods:
+        raise InvalidParameter(f"attention={attention!r} is unknown; choose {', '.join(methods)}")
 
 
 def require_sizes(owner: str, **sizes: int) -> None:

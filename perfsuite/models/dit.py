@@ -13,16 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, Model, SampleTensor, require_sizes
+from perfsuite.models.base import Model, SampleTensor, require_sizes
 from perfsuite.models.encoders import ENCODERS, LATENT_CHANNELS, SHRINK, Encoders, find_encoders
-
-if TYPE_CHECKING:
-    from perfsuite.models.layers import TrainingModule
 
 PATCH = 2
 """Side of a patch in latent pixels."""
@@ -137,12 +132,6 @@ class Latte(Dit):
         """Two blocks of 48 features on 2 frames of 2 x 2 patches."""
         return dataclasses.replace(self, layers=2, width=48, heads=4, frames=2, side=4)
 
-    def build(self, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
-        """The torch module."""
-        from perfsuite.models.dit_module import LatteModule
-
-        return LatteModule(self, checkpointing, attention)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stdit(Dit):
@@ -236,12 +225,6 @@ class Stdit(Dit):
             caption_width=words,
             encoders=small,
         )
-
-    def build(self, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
-        """The torch module."""
-        from perfsuite.models.dit_module import StditModule
-
-        return StditModule(self, checkpointing, attention)
 
 
 MODELS = (

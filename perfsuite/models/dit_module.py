@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.attention_module import Core
-from perfsuite.models.base import Checkpointing
+from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.dit import NOISE_LEVELS, PATCH, TIME_FEATURES, Dit, Latte, Stdit
 from perfsuite.models.encoders_module import FrozenEncoders
 from perfsuite.models.layers import Block, TrainingModule, attend

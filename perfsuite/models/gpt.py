@@ -12,16 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, require_sizes
+from perfsuite.models.base import require_sizes
 from perfsuite.models.language import LanguageModel, Split, twin_sizes
-
-if TYPE_CHECKING:
-    from perfsuite.models.gpt_module import GptModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,18 +120,6 @@ class Gpt(LanguageModel):
             context=tokens,
             sequence_length=0,
         )
-
-    def build(
-        self,
-        checkpointing: Checkpointing = "none",
-        attention: AttentionMethod = "auto",
-        *,
-        layers: range | None = None,
-    ) -> GptModule:
-        """The torch module."""
-        from perfsuite.models.gpt_module import GptModule
-
-        return GptModule(self, checkpointing, attention, layers)
 
 
 _ONEFLOW: Mapping[str, int] = {"words_multiple": 128, "context": 2048}

@@ -6,15 +6,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, Model, SampleTensor
-
-if TYPE_CHECKING:
-    from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.base import Model, SampleTensor
 
 Split = Literal["words", "positions", "tied", "sequence", "gathered", "column", "row", "head", "experts"]
 """How tensor parallelism treats a part of a model: an embedding split by words or by positions; the tied embedding, by
@@ -80,16 +76,6 @@ class LanguageModel(Model):
     def _padding(self, tp: int) -> str:
         """The override that makes the vocabulary divide."""
         return f"words={math.ceil(self.vocabulary / (128 * tp)) * 128 * tp}"
-
-    @abstractmethod
-    def build(
-        self,
-        checkpointing: Checkpointing = "none",
-        attention: AttentionMethod = "auto",
-        *,
-        layers: range | None = None,
-    ) -> LanguageModule:
-        """The torch module: the whole model with its loss, or the stage that has these layers; imports torch."""
 
 
 def twin_sizes(shape: MeshShape | None) -> tuple[int, int, int]:

@@ -7,9 +7,8 @@ from abc import abstractmethod
 import torch
 from torch import nn
 
-from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.attention_module import Core
-from perfsuite.models.base import Checkpointing
+from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.language import LanguageModel
 from perfsuite.models.layers import Block, TrainingModule, cross_entropy
 

@@ -9,16 +9,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, require_sizes
+from perfsuite.models.base import require_sizes
 from perfsuite.models.language import LanguageModel, Split, multiple, twin_sizes
-
-if TYPE_CHECKING:
-    from perfsuite.models.llama_module import LlamaModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +126,6 @@ class Llama(LanguageModel):
             words=words,
             sequence_length=tokens,
         )
-
-    def build(
-        self,
-        checkpointing: Checkpointing = "none",
-        attention: AttentionMethod = "auto",
-        *,
-        layers: range | None = None,
-    ) -> LlamaModule:
-        """The torch module."""
-        from perfsuite.models.llama_module import LlamaModule
-
-        return LlamaModule(self, checkpointing, attention, layers)
 
 
 MODELS = (

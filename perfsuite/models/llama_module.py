@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing
+from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.language_module import Attention, LanguageModule, Transformer
 from perfsuite.models.llama import Llama
 

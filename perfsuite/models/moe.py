@@ -9,18 +9,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, require_sizes
+from perfsuite.models.base import require_sizes
 from perfsuite.models.language import Split, multiple
 from perfsuite.models.llama import Llama
 from perfsuite.models.routing import Routing, hot_tokens, nearest_skew
-
-if TYPE_CHECKING:
-    from perfsuite.models.moe_module import MoeModule
 
 EXPERT_FEATURES: Mapping[str, int] = MappingProxyType({"gate": 2, "expand": 2, "contract": 1})
 """The dimension of each (E, ., .) matrix of a layer's experts that has an expert's F features."""
@@ -142,18 +138,6 @@ class Moe(Llama):
             group_tokens=tokens // (2 * cp * tp) if cp * tp > 1 else 0,
             skew=None if self.skew is None else nearest_skew(self.skew, tokens=tokens, experts=experts, top_k=top_k),
         )
-
-    def build(
-        self,
-        checkpointing: Checkpointing = "none",
-        attention: AttentionMethod = "auto",
-        *,
-        layers: range | None = None,
-    ) -> MoeModule:
-        """The torch module."""
-        from perfsuite.models.moe_module import MoeModule
-
-        return MoeModule(self, checkpointing, attention, layers)
 
 
 _MIXTRAL = Moe(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
+from perfsuite.base.text import matrix_rows
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 
 DOCS = "docs/add-a-platform.md"
@@ -132,11 +133,6 @@ def link_kinds(matrix: str, indices: Sequence[int]) -> str:
     rows = matrix_rows(matrix)
     chosen = [rows.get(f"GPU{index}", []) for index in indices]
     return " ".join(sorted({row[index] for row in chosen for index in indices if index < len(row)} - {"X"}))
-
-
-def matrix_rows(matrix: str) -> dict[str, list[str]]:
-    """Cells of a ``topo -m`` matrix by the name of their row."""
-    return {cells[0]: cells[1:] for cells in map(str.split, matrix.splitlines()) if cells and cells[1:]}
 
 
 def number(text: str) -> float | None:

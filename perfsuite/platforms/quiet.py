@@ -17,10 +17,8 @@ from perfsuite.platforms.cgroups import Throttling, cpu_quota, read_throttling, 
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import family_of_processes
 from perfsuite.record.result import Measurement
+from perfsuite.record.run import NOT_QUIET, THROTTLED
 
-NOT_QUIET = "the machine is not quiet: "
-THROTTLED = "throttled: "
-"""What the two lines of :func:`warnings` begin with."""
 CPU_SHARE_FLOOR = 0.98
 """A rank that only computes and got less of its core than this shared it."""
 SWITCHED_SHARE = 0.25

@@ -12,9 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from perfsuite.base.units import plural
-from perfsuite.record.result import RankFacts
-from perfsuite.record.step import DeviceLook
+from perfsuite.record.step import USUAL_UNDER_LOAD
 
 T = TypeVar("T")
 
@@ -121,37 +119,6 @@ def family_of_processes(roots: Iterable[int]) -> frozenset[int]:
         tree.add(pid)
         waiting += children.get(pid, ())
     return frozenset(tree)
-
-
-USUAL_UNDER_LOAD = frozenset({"power cap", "sync boost"})
-"""What holds clocks of a healthy device down while it computes: a run under its power cap is like those before it."""
-
-
-def held_down(looks: Iterable[DeviceLook]) -> str:
-    """One line naming devices that were throttled while samples were taken; empty when none is known to have been.
-
-    >>> held_down([DeviceLook(device=0, at_s=at, throttle=("thermal",) if at else ("power cap",)) for at in (0.0, 0.5)])
-    'device 0 was throttled (thermal) in 1 of 2 looks while it was timed'
-    """
-    devices: dict[int, list[frozenset[str]]] = {}
-    for look in looks:
-        devices.setdefault(look.device, []).append(frozenset(look.throttle or ()) - USUAL_UNDER_LOAD)
-    return "; ".join(
-        f"device {device} was throttled ({', '.join(sorted(frozenset().union(*seen)))}) in {sum(map(bool, seen))} of "
-        f"{plural(len(seen), 'look')} while it was timed"
-        for device, seen in devices.items()
-        if any(seen)
-    )
-
-
-def held_down_elsewhere(ranks: Sequence[RankFacts]) -> str:
-    """One line naming ranks beside other hosts than rank 0's, where the driver is, whose devices were throttled."""
-    said = []
-    for rank in ranks:
-        reasons = sorted(set(rank.throttle or ()) - USUAL_UNDER_LOAD)
-        if reasons and rank.host != ranks[0].host:
-            said.append(f"rank {rank.rank} ({rank.device} of {rank.host}) was throttled ({', '.join(reasons)})")
-    return "; ".join(said)
 
 
 def other_processes(reading: Reading, own: Collection[int], contexts: int) -> int | None:

@@ -20,7 +20,6 @@ from perfsuite.base.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import usable, why_unusable
 from perfsuite.gate.comparable import nearest_hardware
-from perfsuite.gate.describe import describe, phrases, word
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
@@ -36,6 +35,7 @@ from perfsuite.plugin.outcome import keep_first_tries
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
+from perfsuite.record.describe import describe, phrases, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict

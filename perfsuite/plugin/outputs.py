@@ -204,7 +204,7 @@ def _write_report(config: pytest.Config, path: Path) -> str:
     if record is None or not (record.results or missing):
         return ""
     from perfsuite.base.files import write_file
-    from perfsuite.reports.tables.recording import Recording
+    from perfsuite.reports.recording import Recording
     from perfsuite.reports.tables.report import find_style, fitting_styles, report
 
     run = Recording(run=record, device=config.stash[suite_key].machine.model)
@@ -238,9 +238,10 @@ def _write_summary(config: pytest.Config, _: Path) -> str:
     run, suite = config.stash.get(ending.record_key, None), config.stash.get(suite_key, None)
     projected = ""
     if suite is not None and run and (told := projecting.told(suite)):
-        from perfsuite.reports.projected import projected_markdown
+        from perfsuite.reports.projected import projected_grids
+        from perfsuite.reports.tables.markdown import markdown
 
-        projected = "".join(f"{line}\n" for line in projected_markdown(*told))
+        projected = "".join(f"{line}\n" for grid in projected_grids(*told) for line in markdown(grid))
     if run is None or not (run.results or run.failures or projected):
         return ""
     from perfsuite.base import files
@@ -331,9 +332,9 @@ def _write_page(config: pytest.Config, path: Path) -> str | None:
     record = config.stash.get(ending.record_key, None)
     if record is None:
         return None
+    from perfsuite.reports.material import material_of
     from perfsuite.reports.page.page import write_page
-    from perfsuite.reports.page.runs import material_of
-    from perfsuite.reports.tables.recording import Recording
+    from perfsuite.reports.recording import Recording
 
     suite = config.stash[suite_key]
     try:

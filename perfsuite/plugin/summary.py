@@ -17,7 +17,6 @@ import pytest
 from perfsuite.base.errors import first_line
 from perfsuite.base.text import printable, without_paths
 from perfsuite.base.units import format_seconds, plural
-from perfsuite.gate.describe import headline
 from perfsuite.gate.physics import examine
 from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load
@@ -28,15 +27,17 @@ from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.outputs import outputs_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
+from perfsuite.record.describe import headline
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord, RunEnd, RunRecord, instrumented_line
-from perfsuite.reports.devices import every_device_lines, sustained_lines, throttled_lines
+from perfsuite.reports.devices import sustained_lines, throttled_lines
+from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.notable import notable
-from perfsuite.reports.projected import projected_lines
+from perfsuite.reports.projected import projected_grids
 from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import screen, title
 from perfsuite.reports.tables.published import published_lines
-from perfsuite.reports.terminal import TerminalRow, clock_lines, outcome_line, peak_lines, tables
+from perfsuite.reports.terminal import clock_lines, outcome_line, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
 _LONGEST = 2000
@@ -114,7 +115,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
         _show_tables(out, suite, session)
     if level != "quiet":
         told = projecting.told(suite)
-        for line in projected_lines(*told) if told else ():
+        for line in grid_lines(projected_grids(*told)) if told else ():
             out.line(line)
 
 
@@ -200,16 +201,12 @@ def error_commands(
 def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
     """Tables of metrics, fits, peaks, clocks, and what to beware of."""
     results = list(session.results.values())
-    rows = [
-        TerminalRow(result=result, verdict=suite.verdicts.get(case, ""), reused=case in session.reused)
-        for case, result in session.results.items()
-    ]
     out.section(f"perfsuite: {suite.machine}")
-    out.line(f"{outcome_line(rows)}; hardware {session.fingerprint}")
-    for line in tables(rows, out.width):
+    out.line(f"{outcome_line(results, session.reused)}; hardware {session.fingerprint}")
+    for line in tables(results, out.width, verdicts=suite.verdicts, reused=session.reused):
         out.line(line)
     out.line("")
-    for line in (*every_device_lines(results), *published_lines(results), *peak_lines(results), *clock_lines(results)):
+    for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):
         out.line(line)
     if suite.settings.budget.sustain_s is not None:
         out.line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")

@@ -14,10 +14,10 @@ import pytest
 from perfsuite.base.errors import VerdictFailed
 from perfsuite.base.git import GitFailed
 from perfsuite.base.units import plural
-from perfsuite.gate.describe import headline
 from perfsuite.history.git import Repository
 from perfsuite.plugin.ending import Out, keep_reason, level_key
 from perfsuite.plugin.outcome import covers_verdict, failure
+from perfsuite.record.describe import headline
 from perfsuite.record.verdict import Verdict
 
 IN_FULL = 3

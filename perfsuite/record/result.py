@@ -20,6 +20,8 @@ from perfsuite.record.step import Arrival, Component, DeviceLook, SpanTotal, Tim
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
 
+UNLIKE = "unlike"
+"""Kind of the control of a step that none resembles."""
 ABOVE_MEASURED_PEAK = "above the measured peak"
 """Said in place of a share or utilisation."""
 
@@ -346,8 +348,13 @@ class Result:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values that parameters have where nobody gives them, also those that ``parameters`` leaves out."""
     took_s: float = 0.0
-    """Seconds that the case took with all its builds; 0 where it was written before it was kept."""
+    """Seconds that the case took with all its builds; 0 where nobody measured it."""
     schema: int = SCHEMA
+
+    @property
+    def name(self) -> str:
+        """The node id without its file."""
+        return self.case.partition("::")[2] or self.case
 
     @property
     def median_s(self) -> float:

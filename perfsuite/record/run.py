@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ from perfsuite.base.errors import first_line
 from perfsuite.base.text import listed
 from perfsuite.base.units import plural
 from perfsuite.record.projected import Projected
-from perfsuite.record.result import SCHEMA, Peaks, Result, Work
+from perfsuite.record.result import SCHEMA, Peaks, RankFacts, Result, Work
+from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from perfsuite.record.verdict import Verdict, VerdictName
 
 XFAILED = "xfailed: "
 INSTRUMENTED = "the ranks were instrumented: "
+NOT_QUIET = "the machine is not quiet: "
+THROTTLED = "throttled: "
+"""Warnings that leave little to trust begin with one of these three."""
 _INSTRUMENTS = 3
 """Instruments that a warning names."""
 _SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
@@ -182,6 +186,21 @@ def instrumented_line(results: Iterable[Result]) -> str:
     return f"{INSTRUMENTED}{count} of {plural(len(measured), 'case')} ran under {named}"
 
 
+def foreign_line(imports: Mapping[str, str]) -> str:
+    """Return one sentence on foreign modules, by name, and the file of the first.
+
+    >>> foreign_line({"shop": "/old/shop/__init__.py", "shop.till": "/old/shop/till.py"})
+    'module shop (and 1 more) was imported from /old/shop/__init__.py and not from this checkout: other code is \
+measured; run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
+    """
+    name, file = next(iter(imports.items()))
+    more = f" (and {len(imports) - 1} more)" if len(imports) > 1 else ""
+    return (
+        f"module {name}{more} was imported from {file} and not from this checkout: other code is measured; "
+        'run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
+    )
+
+
 def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
     """Groups of measured cases of the same workload, parameters, mesh and ranks on the same hardware, fastest first."""
     alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
@@ -201,3 +220,30 @@ def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
 def _amount_of_work(work: Work) -> tuple[object, ...]:
     """What is quick to compare and equal where parameters are."""
     return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())
+
+
+def held_down(looks: Iterable[DeviceLook]) -> str:
+    """One line naming devices that were throttled while samples were taken; empty when none is known to have been.
+
+    >>> held_down([DeviceLook(device=0, at_s=at, throttle=("thermal",) if at else ("power cap",)) for at in (0.0, 0.5)])
+    'device 0 was throttled (thermal) in 1 of 2 looks while it was timed'
+    """
+    devices: dict[int, list[frozenset[str]]] = {}
+    for look in looks:
+        devices.setdefault(look.device, []).append(frozenset(look.throttle or ()) - USUAL_UNDER_LOAD)
+    return "; ".join(
+        f"device {device} was throttled ({', '.join(sorted(frozenset().union(*seen)))}) in {sum(map(bool, seen))} of "
+        f"{plural(len(seen), 'look')} while it was timed"
+        for device, seen in devices.items()
+        if any(seen)
+    )
+
+
+def held_down_elsewhere(ranks: Sequence[RankFacts]) -> str:
+    """One line naming ranks beside other hosts than rank 0's, where the driver is, whose devices were throttled."""
+    said = []
+    for rank in ranks:
+        reasons = sorted(set(rank.throttle or ()) - USUAL_UNDER_LOAD)
+        if reasons and rank.host != ranks[0].host:
+            said.append(f"rank {rank.rank} ({rank.device} of {rank.host}) was throttled ({', '.join(reasons)})")
+    return "; ".join(said)

@@ -120,3 +120,7 @@ class DeviceLook:
     temperature_c: float | None = None
     throttle: tuple[str, ...] | None = None
     """Why the clock was held down; empty when it is known not to be."""
+
+
+USUAL_UNDER_LOAD = frozenset({"power cap", "sync boost"})
+"""What holds clocks of a healthy device down while it computes: a run under its power cap is like those before it."""

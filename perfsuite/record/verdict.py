@@ -28,6 +28,13 @@ FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environmen
 TIME = "time"
 """The quantity that gates every case: the time of one iteration."""
 
+MEAN = "mean"
+"""The mean of the samples: what throughput feels.  The median does not feel every third iteration."""
+P95 = "p95"
+"""The 95 % quantile of the samples: their tail."""
+ALL = "all samples"
+"""The median of all samples, where clean ones are compared and many more than usual are not clean."""
+
 INSTRUMENTED = "its ranks were instrumented: "
 """How the reason begins for a case that tools or debug settings slowed: it is neither compared nor stored."""
 
@@ -226,3 +233,17 @@ class Verdict:
         highs = [(finding.interval[1], finding.quantity) for finding in self.findings if finding.interval is not None]
         largest = max(highs, default=None) if self.gated else None
         return largest if largest is not None and largest[0] <= 1 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteVerdict:
+    """What is said of the session as a whole, where its cases are slower together."""
+
+    name: VerdictName
+    """regressed (slower than the base), drifted, environment, unstable-host (yardsticks moved along), inconclusive."""
+    effect: float
+    """Relative change of the median case: 0.05 is 5 % slower."""
+    line: str
+    """What moved, by how much, how many cases, and what the controls say."""
+    seen: bool = True
+    """Whether the cases look slower; else they may be, as far as the host's movements tell."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Purpose = Literal["time", "memory", "exposed", "flops", "loss", "traffic"]
 Yardstick = Literal["compute", "memory", "message", "sleep"]
-UNLIKE = "unlike"
-"""Kind of the control of a step that none resembles."""
 Pin = Literal["none", "cores", "numa"]
 """Where ranks run: as a plain program's, each on its share of the cores, or on that of its device's memory node."""
 

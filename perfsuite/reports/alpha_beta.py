@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.metrics import AlphaBeta, fit_alpha_beta
 from perfsuite.record.result import Result
+from perfsuite.reports.document import Grid
 
 LEAST_SIZES = 3
 
@@ -50,3 +51,30 @@ def _fit(collective: str, world_size: int, dtype: str, points: list[tuple[float,
     return CollectiveFit(
         collective=collective, world_size=world_size, dtype=dtype, sizes=len(points), fit=fit, reason=reason
     )
+
+
+def fits_grid(fits: Sequence[CollectiveFit]) -> Grid:
+    """The fits with the standard errors of their parameters."""
+    columns = (
+        "t(S) = alpha + S / beta",
+        "ranks",
+        "dtype",
+        "alpha\nus",
+        "beta\nGB/s",
+        "busbw\nlimit",
+        "misfit",
+        "sizes",
+    )
+    rows = []
+    for one in fits:
+        fit, limit = one.fit, one.busbw_limit_gb_per_s
+        figures = ("-", "-", "-", one.reason)
+        if fit is not None and limit is not None:
+            figures = (
+                f"{fit.alpha_us:.4g} ±{fit.alpha_error_us:.2g}",
+                f"{fit.beta_gb_per_s:.4g} ±{fit.beta_error_gb_per_s:.2g}",
+                f"{limit:.4g}",
+                f"{fit.misfit:.0%}{'' if fit.trusted else ' not a line'}",
+            )
+        rows.append((one.collective, str(one.world_size), one.dtype, *figures, str(one.sizes)))
+    return Grid(title="", columns=columns, rows=tuple(rows))

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from perfsuite.base.text import escaped, markdown_text
 from perfsuite.base.units import format_bytes, plural, significant
 from perfsuite.imports.row import Imported, ImportedRow
+from perfsuite.reports.document import Grid
 from perfsuite.reports.tables.case import TableCase
-from perfsuite.reports.tables.markdown import Grid, markdown
+from perfsuite.reports.tables.markdown import markdown
 
 SIZES = 8
 """Sizes of an imported collective that are shown where nothing was measured here at the same size."""

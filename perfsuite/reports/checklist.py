@@ -7,7 +7,7 @@ that is used here stands in its answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError
@@ -15,8 +15,10 @@ from perfsuite.base.units import plural, significant
 from perfsuite.platforms import DeviceModel
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.registry import family_class
-from perfsuite.reports.tables.case import TableCase, case_token
-from perfsuite.reports.tables.recording import Recording, gathered
+from perfsuite.reports.ids import token_of
+from perfsuite.reports.recording import Recording
+from perfsuite.reports.tables.case import TableCase
+from perfsuite.reports.tables.recording import gathered
 
 Verdict = Literal["yes", "no", "not measured", "does not apply"]
 MOST_COMMUNICATION = 0.30
@@ -26,7 +28,11 @@ LEAST_UTILISATION_PERCENT = 80.0
 LEAST_BATCH = 0.5
 """Share of the largest batch that fits; the report has no figure, this one is perfsuite's."""
 LEAST_LINK = 0.5
-"""Share of the link's peak; the report has no figure, this one is perfsuite's."""
+"""Share of the peak of a node's network; the report has no figure, this one is perfsuite's."""
+BATCH_TOKENS = (500_000, 4_000_000)
+"""Global batch of a GPT, of the report."""
+BATCH_SAMPLES = (256, 4096)
+"""Global batch of a vision model, of the report."""
 _PERF = "pytest test_perf"
 _NOISE = 0.02
 """Two cases of one session that differ by less are taken for equal."""
@@ -81,7 +87,9 @@ def facts_of(recordings: Sequence[Recording]) -> Facts:
 def answers(facts: Facts) -> Iterator[Answer]:
     """Every line of the list in the report's order."""
     for line, command, judge in _LINES:
-        said = judge(facts) or Said(verdict="not measured", advice=f"{command} measures it")
+        said = judge(facts) or Said(verdict="not measured")
+        if said.verdict == "not measured" and not said.advice:
+            said = replace(said, advice=f"{command} measures it")
         yield Answer(line=line, **vars(said))
 
 
@@ -113,7 +121,7 @@ def _flash(facts: Facts) -> Said | None:
     if not pairs:
         return Said(verdict="yes", evidence=told)
     case, other = min(pairs, key=lambda pair: _gain(*pair))
-    told += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({case_token(case)})"
+    told += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({_token(case)})"
     if _is_slower(case, other):
         return Said(verdict="no", evidence=told, advice="it gains nothing there: set attention=math for such lengths")
     return Said(verdict="yes", evidence=told)
@@ -136,7 +144,7 @@ def _precision(facts: Facts) -> Said | None:
         return Said(verdict="yes", evidence=told)
     case, other = max(pairs, key=lambda pair: _gain(*pair))
     dtypes = f"{case.settings['dtype']} has {_ratio(case, other)} times the samples/s of {other.settings['dtype']}"
-    told += f"; {dtypes} ({case_token(case)})"
+    told += f"; {dtypes} ({_token(case)})"
     if _is_slower(case, other):
         return Said(
             verdict="no", evidence=told, advice="16 bits gain nothing: perfsuite platforms says if they are native"
@@ -153,7 +161,7 @@ def _checkpointing(facts: Facts) -> Said | None:
         peaks = [one.values.get("peak_gib") for one in (case, other)]
         if peaks[0] and peaks[1]:
             memory = f"{significant(peaks[0] / peaks[1], 3)} of the peak memory and "
-            told += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({case_token(case)})"
+            told += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({_token(case)})"
             break
     return Said(verdict="yes", evidence=told)
 
@@ -163,22 +171,43 @@ def _checkpoints(case: TableCase) -> str:
 
 
 def _batch(facts: Facts) -> Said | None:
-    shares = []
+    """By the case farthest from its largest batch, and by the largest global batch beside the report's range."""
+    if not facts.training:
+        return None
+    shares, beyond = [], []
     for case in facts.cases:
         largest = case.values.get("largest_local_batch_samples")
         alike = [other for other in facts.training if largest and _same_memory(case, other)]
         if largest and alike:
             used = max(float(other.settings.get("local_batch_size", 0)) for other in alike)
-            told = f"{used:g} of {largest:g} samples that fit"
             if used > largest:  # it was looked for within a budget, --perf-memory-budget
-                told = f"{used:g} samples, and {largest:g} fit the budget that it was looked for in"
-            shares.append((used / largest, f"{case_token(case)}: {told}"))
+                beyond.append(f"{_token(case)}: {used:g} samples ran, {largest:g} fit the budget of the search")
+            else:
+                shares.append((used / largest, f"{_token(case)}: {used:g} of {largest:g} samples that fit"))
+    within, ranged = _in_range(facts.training)
     if not shares:
-        return None
-    share, told = max(shares)
-    if share >= LEAST_BATCH:
-        return Said(verdict="yes", evidence=f"{told}; at least {LEAST_BATCH:.0%} asked for")
-    return Said(verdict="no", evidence=told, advice="raise micro_batch_size towards the largest that fits")
+        return Said(verdict="not measured", evidence="; ".join([*beyond[:1], ranged]))
+    share, told = min(shares)
+    evidence = f"{told}; at least {LEAST_BATCH:.0%} asked for; {ranged}"
+    if share < LEAST_BATCH:
+        return Said(verdict="no", evidence=evidence, advice="raise micro_batch_size towards the largest that fits")
+    if not within:
+        return Said(verdict="no", evidence=evidence, advice="choose global_batch_size within the report's range")
+    return Said(verdict="yes", evidence=evidence)
+
+
+def _in_range(training: Sequence[TableCase]) -> tuple[bool, str]:
+    """Whether the largest global batch lies in the report's range for such models, and both in words."""
+
+    def size(case: TableCase) -> float:
+        samples = float(case.settings.get("global_batch_size", 0))
+        return samples * float(case.settings.get("sequence_length", 1)) if "vocabulary" in case.settings else samples
+
+    language = [case for case in training if "vocabulary" in case.settings]
+    case = max(language or training, key=size)
+    (low, high), unit = (BATCH_TOKENS, "tokens") if language else (BATCH_SAMPLES, "samples")
+    told = f"largest global batch {size(case):,.0f} {unit} ({_token(case)}), the report has {low:,} to {high:,}"
+    return low <= size(case) <= high, told
 
 
 def _same_memory(largest: TableCase, other: TableCase) -> bool:
@@ -196,7 +225,7 @@ def _overlap(facts: Facts) -> Said | None:
     if not pairs:
         return None
     case, other = pairs[0]
-    told = f"{_ratio(case, other)} times the samples/s of overlap=False ({case_token(case)})"
+    told = f"{_ratio(case, other)} times the samples/s of overlap=False ({_token(case)})"
     if (by_vendor := facts.worker.get("fsdp2_overlap")) is not None:
         told += f"; FSDP: {by_vendor}"
     if not _is_slower(case, other):
@@ -208,17 +237,23 @@ def _overlap(facts: Facts) -> Said | None:
     )
 
 
-def _link(facts: Facts) -> Said | None:
+def _network(facts: Facts) -> Said | None:
+    """Bus bandwidth between hosts, which is bounded by the network of a node; within one host nothing of it is seen."""
     reached = [(case.values["busbw_gb_per_s"], case) for case in facts.cases if "busbw_gb_per_s" in case.values]
+    between = [(busbw, case) for busbw, case in reached if (case.settings.get("nodes") or 1) > 1]
     if not reached:
         return None
-    busbw, case = max(reached, key=lambda pair: pair[0])
-    told = f"{significant(busbw, 3)} GB/s bus bandwidth ({case_token(case)}, {case.ranks} ranks)"
-    peak = facts.device.link if facts.device else None
+    busbw, case = max(between or reached, key=lambda pair: pair[0])
+    told = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {case.ranks} ranks)"
+    if not between:
+        advice = "start the suite on every host (docs/clusters.md)"
+        return Said(verdict="not measured", evidence=f"within one host alone: {told}", advice=advice)
+    told = f"between {case.settings['nodes']} hosts: {told}"
+    peak = facts.device.network if facts.device else None
     if peak is None:
-        return Said(verdict="yes", evidence=f"{told}; no peak of the link is published here")
+        return Said(verdict="yes", evidence=f"{told}; no peak of a node's network is published here")
     share = busbw / peak.value
-    told += f", {share:.0%} of the link's {peak.value:g} GB/s"
+    told += f", {share:.0%} of the {peak.value:g} GB/s of a node's network"
     if share >= LEAST_LINK:
         return Said(verdict="yes", evidence=told)
     return Said(
@@ -257,7 +292,7 @@ _LINES: tuple[tuple[str, str, Callable[[Facts], Said | None]], ...] = (
     ("gradient checkpointing is set up", f"{_PERF}/test_options.py -k checkpointing", _checkpointing),
     ("the batch is near the largest that fits", f"{_PERF} -k 'largest_batch or checkpointing or overlap'", _batch),
     ("communication overlaps with computation", f"{_PERF}/test_options.py -k overlap", _overlap),
-    ("the network's bandwidth was tested", f"{_PERF}/test_collectives.py -k all_reduce", _link),
+    ("the network's bandwidth was tested", f"{_PERF}/test_collectives.py -k all_reduce", _network),
     ("device utilisation is above 80 %", f"{_PERF} -k 'ddp or fsdp'", _utilisation),
     ("communication takes less than 30 %", f"{_PERF} -k 'ddp or fsdp'", _communication),
 )
@@ -291,6 +326,10 @@ def _is_slower(case: TableCase, other: TableCase) -> bool:
     return _gain(case, other) < 1 - _NOISE
 
 
+def _token(case: TableCase) -> str:
+    return token_of(case.case, case.platform)
+
+
 def _ratio(case: TableCase, other: TableCase) -> str:
     return significant(_gain(case, other), 3)
 
@@ -299,6 +338,6 @@ def _worst(known: Sequence[tuple[float, TableCase]], limit: float, *, below: boo
     """Whether all cases are on the right side of a limit, by the one that is farthest from it."""
     wrong = [value for value, _ in known if (value >= limit if below else value <= limit)]
     value, case = max(known, key=lambda pair: pair[0]) if below else min(known, key=lambda pair: pair[0])
-    told = f"{significant(value, 3)} {unit} at worst ({case_token(case)}, {plural(case.ranks, 'rank')})"
+    told = f"{significant(value, 3)} {unit} at worst ({_token(case)}, {plural(case.ranks, 'rank')})"
     told += f"; {len(known) - len(wrong)} of {plural(len(known), 'case')} within {limit:g} %"
     return Said(verdict="no", evidence=told, advice=advice) if wrong else Said(verdict="yes", evidence=told)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from perfsuite.base.units import format_seconds, plural, significant
 from perfsuite.metrics.spec import devices_used
-from perfsuite.platforms.telemetry import held_down_elsewhere
 from perfsuite.record.result import Measurement, RankFacts, Result
+from perfsuite.record.run import held_down_elsewhere
 from perfsuite.record.step import DeviceLook
+from perfsuite.reports.document import Grid
 from perfsuite.statistics.robust import median
 
 POWER_CAPPED_S = 2.0
@@ -97,32 +98,36 @@ _FEWEST = 3
 """Of two devices nobody can say which one is out of line."""
 
 
-def every_device_lines(results: Iterable[Result]) -> list[str]:
-    """A line for every case that ran the same kernel, without communication, on several devices."""
-    return [
-        f"{result.case}: {_line(result.measurement)}"
-        for result in results
-        if result.measurement is not None and _is_on_every_device(result, result.measurement)
-    ]
+def on_every_device(result: Result) -> bool:
+    """Whether a case ran the same kernel, without communication, on several devices, a rank on each."""
+    measurement = result.measurement
+    if result.outcome != "measured" or measurement is None or not measurement.aligned or measurement.smoke:
+        return False
+    communicates = result.work.collective or result.work.tokens or result.work.samples
+    return not communicates and devices_used(measurement) == measurement.world_size > 1
 
 
-def _is_on_every_device(result: Result, measurement: Measurement) -> bool:
-    kernel = measurement.aligned and not result.work.collective and not (result.work.tokens or result.work.samples)
-    alone = devices_used(measurement) == measurement.world_size > 1
-    return kernel and alone and not measurement.smoke
+def every_device_grid(results: Iterable[Result]) -> Grid:
+    """A row for every case on several devices: which one is slowest, and which are out of line."""
+    rows = []
+    for result in filter(on_every_device, results):
+        assert result.measurement is not None
+        ranks = result.measurement.ranks
+        middle_s = median([rank.median_s for rank in ranks])
+        several = len({rank.host for rank in ranks}) > 1
 
+        def told(rank: RankFacts, middle_s: float = middle_s, several: bool = several) -> str:
+            name = f"{rank.host} {rank.device}" if several else rank.device
+            return f"{name} {format_seconds(rank.median_s, 3)} ({rank.median_s / middle_s - 1:+.1%})"
 
-def _line(measurement: Measurement) -> str:
-    ranks = measurement.ranks
-    middle_s = median([rank.median_s for rank in ranks])
-    slowest = max(ranks, key=lambda rank: rank.median_s)
-    text = (
-        f"{plural(len(ranks), 'device')}, median {format_seconds(middle_s)}, slowest {_name(slowest, measurement)} "
-        f"{format_seconds(slowest.median_s)} ({slowest.median_s / middle_s - 1:+.1%}), "
-        f"spread {measurement.rank_spread:.1%}"
-    )
-    odd = [f"{_name(rank, measurement)} ({rank.median_s / middle_s - 1:+.1%})" for rank in outliers(ranks)]
-    return f"{text}; out of line: {', '.join(odd)}" if odd else text
+        ends = [told(pick(ranks, key=lambda rank: rank.median_s)) for pick in (min, max)]
+        odd = ", ".join(map(told, outliers(ranks)))
+        spread = f"{result.measurement.rank_spread:.1%}"
+        rows.append((result.name, str(len(ranks)), format_seconds(middle_s, 3), *ends, spread, odd))
+    columns = ("every device", "devices", "median", "fastest", "slowest", "spread", "out of line")
+    kept = [index for index in range(len(columns)) if any(row[index] for row in rows)]
+    cells = tuple(tuple(row[index] for index in kept) for row in rows)
+    return Grid(title="", columns=tuple(columns[index] for index in kept), rows=cells)
 
 
 def outliers(ranks: Iterable[RankFacts]) -> list[RankFacts]:
@@ -135,8 +140,3 @@ def outliers(ranks: Iterable[RankFacts]) -> list[RankFacts]:
     allowed_s = max(_OUT_OF_LINE * middle_s, _DEVIATIONS * sigma_s)
     odd = [rank for rank in known if abs(rank.median_s - middle_s) > allowed_s]
     return sorted(odd, key=lambda rank: -abs(rank.median_s - middle_s))
-
-
-def _name(rank: RankFacts, measurement: Measurement) -> str:
-    several = len({other.host for other in measurement.ranks}) > 1
-    return f"{rank.host} {rank.device}" if several else rank.device

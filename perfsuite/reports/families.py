@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.text import printable
-from perfsuite.base.units import format_bytes, format_seconds, readable_rate, significant
+from perfsuite.base.units import format_bytes, format_seconds, plural, readable_rate, significant
 from perfsuite.metrics.spec import LAUNCH_BOUND
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.alpha_beta import fit_collectives
 from perfsuite.reports.devices import burst
+from perfsuite.reports.document import Tile
+from perfsuite.reports.ids import short_name, test_of
 from perfsuite.reports.scaling import Scaling, scalings
 
 _RATES = ("tflops_per_device", "tflops")
@@ -48,12 +50,21 @@ class _Figure:
         return self.result.metric(self.name)
 
     @property
+    def figure(self) -> str:
+        """``694 GFLOPS``."""
+        return _rate(self.value, self.metric.unit)
+
+    @property
+    def note(self) -> str:
+        """``90 % of measured 772``, and whether it was a burst."""
+        share = share_of_peak(self.metric).removesuffix(self.figure.partition(" ")[2]).strip()
+        short = burst(self.result) if self.name in _RATES else ""
+        return " ".join(filter(None, (share, f"({short})" if short else "")))
+
+    @property
     def told(self) -> str:
         """``694 GFLOPS 90 % of measured 772``."""
-        figure = _rate(self.value, self.metric.unit)
-        share = share_of_peak(self.metric).removesuffix(figure.partition(" ")[2]).strip()
-        short = burst(self.result) if self.name in _RATES else ""
-        return " ".join(filter(None, (figure, share, f"({short})" if short else "")))
+        return f"{self.figure} {self.note}".strip()
 
 
 _Parts = tuple[Iterable[str], int]
@@ -84,17 +95,6 @@ def _written(parts: Iterable[str]) -> _Parts:
     return texts, len(texts)
 
 
-def short_name(case: str) -> str:
-    """A case without file, ``test_`` and platform.
-
-    >>> short_name("test_perf/test_train.py::test_ddp[cpu-ws2-gpt2-tiny]")
-    'ddp ws2-gpt2-tiny'
-    """
-    test, _, words = case.rpartition("::")[2].partition("[")
-    words = words.removesuffix("]").partition("-")[2]
-    return printable(f"{test.removeprefix('test_')} {words}".strip(), 60)
-
-
 def share_of_peak(metric: Metric) -> str:
     """``90 % of measured 772``; of what is above a measured peak, which was none, never a figure."""
     if metric.exceeds_measured_peak:
@@ -119,7 +119,7 @@ def _found(result: Result, *names: str) -> _Figure | None:
     return None
 
 
-def _best(pairs: Iterable[tuple[str, _Figure | None]]) -> Iterator[str]:
+def _best(pairs: Iterable[tuple[str, _Figure | None]]) -> list[tuple[str, _Figure]]:
     """The best figure under each name, the largest first, those above what was taken for their peak last.
 
     One without a peak, as of a cache, only where no other is.
@@ -132,18 +132,20 @@ def _best(pairs: Iterable[tuple[str, _Figure | None]]) -> Iterator[str]:
     for name, figures in named.items():
         figures.sort(key=lambda figure: -figure.value)
         best[name] = next((one for one in figures if one.result.peak(one.name) is not None), figures[0])
-    for name, one in sorted(best.items(), key=lambda item: (item[1].metric.exceeds_measured_peak, -item[1].value)):
-        yield f"{name} {one.told}"
+    return sorted(best.items(), key=lambda item: (item[1].metric.exceeds_measured_peak, -item[1].value))
 
 
 def _is_step(result: Result) -> bool:
     return bool(result.work.tokens or result.work.samples)
 
 
+def _computes(result: Result) -> bool:
+    return bool(result.work.flops) and not _is_step(result) and not result.work.collective
+
+
 def _compute(results: Sequence[Result]) -> Iterator[str]:
-    kernels = (one for one in results if one.work.flops and not _is_step(one) and not one.work.collective)
-    told = [(one.work.dtype, _square(one.parameters), _found(one, *_RATES)) for one in kernels]
-    yield from _best((dtype, rate) for dtype, _, rate in told)
+    told = [(one.work.dtype, _square(one.parameters), _found(one, *_RATES)) for one in filter(_computes, results)]
+    yield from (f"{name} {one.told}" for name, one in _best((dtype, rate) for dtype, _, rate in told))
     series: dict[str, dict[int, _Figure]] = defaultdict(dict)
     for dtype, size, rate in told:
         if rate is not None and size and (size not in series[dtype] or rate.value > series[dtype][size].value):
@@ -169,10 +171,13 @@ def _over_sizes(by_size: Mapping[int, _Figure]) -> str:
 
 
 def _memory(results: Sequence[Result]) -> Iterator[str]:
-    moved = [one for one in results if one.work.memory_path]
-    yield from _best((_of_memory(one), _found(one, "gb_per_s")) for one in moved)
     held = (one for one in results if not one.work.memory_path)
-    yield from _best(("capacity", _found(one, "capacity_gib")) for one in held)
+    for name, one in (*_moved(results), *_best(("capacity", _found(one, "capacity_gib")) for one in held)):
+        yield f"{name} {one.told}"
+
+
+def _moved(results: Sequence[Result]) -> list[tuple[str, _Figure]]:
+    return _best((_of_memory(one), _found(one, "gb_per_s")) for one in results if one.work.memory_path)
 
 
 def _of_memory(result: Result) -> str:
@@ -215,20 +220,24 @@ def _counts(ranks: Sequence[int]) -> str:
 
 
 def _training(results: Sequence[Result]) -> _Parts:
-    """The best step of each model, then the others; tokens before samples."""
-    told = [found for one in results if _is_step(one) and (found := _found(one, *_PROCESSED)) is not None]
-    told.sort(key=lambda rate: (rate.name != _PROCESSED[0], -rate.value))
-    best: dict[str, str] = {}
-    for rate in told:
-        best.setdefault(str(rate.result.parameters.get("model")), rate.result.case)
-    first = set(best.values())
-    told.sort(key=lambda rate: rate.result.case not in first)
+    """The best step of each model, then the others."""
+    told = _steps(results)
     return map(_step, told), len(told)
 
 
+def _steps(results: Sequence[Result]) -> list[_Figure]:
+    """Rates of steps: the best of each model first, tokens before samples."""
+    rates = [found for one in results if _is_step(one) and (found := _found(one, *_PROCESSED)) is not None]
+    rates.sort(key=lambda rate: (rate.name != _PROCESSED[0], -rate.value))
+    best: dict[str, str] = {}
+    for rate in rates:
+        best.setdefault(str(rate.result.parameters.get("model")), rate.result.case)
+    return sorted(rates, key=lambda rate: rate.result.case not in best.values())
+
+
 def _step(rate: _Figure) -> str:
-    utilisation = next((metric for metric in rate.result.metrics if metric.name == "mfu_percent"), None)
-    return f"{short_name(rate.result.case)} {_per_device(rate.metric, rate.value)}{_mfu(utilisation)}"
+    told = (f"{short_name(rate.result.case)} {_per_device(rate.metric, rate.value)}", _mfu(rate.result))
+    return ", ".join(filter(None, told))
 
 
 def _per_device(metric: Metric, value: float) -> str:
@@ -236,13 +245,14 @@ def _per_device(metric: Metric, value: float) -> str:
     return f"{scaled} {metric.unit}{'/device' if metric.convention == 'per device' else ''}"
 
 
-def _mfu(metric: Metric | None) -> str:
+def _mfu(result: Result) -> str:
+    metric = next((metric for metric in result.metrics if metric.name == "mfu_percent"), None)
     if metric is None:
         return ""
     if metric.note == ABOVE_MEASURED_PEAK:
-        return ", MFU (peak exceeded)"
+        return "MFU (peak exceeded)"
     kind = f" of {metric.peak.kind}" if metric.peak is not None else ""
-    return "" if metric.value is None else f", MFU {significant(metric.value, 2)} %{kind}"
+    return "" if metric.value is None else f"MFU {significant(metric.value, 2)} %{kind}"
 
 
 def _scaling(results: Sequence[Result]) -> _Parts:
@@ -272,3 +282,23 @@ def _bubble(result: Result) -> str:
     simulated = result.values.get("simulated_bubble_ratio")
     own = f" (own durations {100 * simulated:.0f} %)" if simulated is not None else ""
     return f"{short_name(result.case)} {100 * result.values['bubble_ratio']:.0f} % bubble{own}"
+
+
+def tiles(results: Iterable[Result]) -> Iterator[Tile]:
+    """The figures that a page begins with: compute in each dtype, a memory, the largest collective, a step."""
+    measured = [result for result in results if result.outcome == "measured"]
+    kernels = ((one.work.dtype, _found(one, *_RATES)) for one in measured if _computes(one))
+    shown = [(f"{dtype} compute", one) for dtype, one in _best(kernels)]
+    shown += [(f"memory {name}", one) for name, one in _moved(measured)[:1]]
+    yield from (Tile(label=label, figure=one.figure, note=one.note) for label, one in shown)
+    buses = [found for one in measured if (found := _found(one, "busbw_gb_per_s")) and one.work.message_bytes]
+    buses = [one for one in buses if one.result.work.collective == "all_reduce"] or buses
+    if buses:
+        largest = max(buses, key=lambda one: (one.result.world_size, one.result.work.message_bytes))
+        work, ranks = largest.result.work, plural(largest.result.world_size, "rank")
+        label = f"{work.collective}, {ranks}, {format_bytes(int(work.message_bytes))}"
+        yield Tile(label=label, figure=f"{largest.figure} bus", note=largest.note)
+    for rate in _steps(measured)[:1]:
+        result = rate.result
+        label = f"{result.parameters.get('model', test_of(result.case))}, {plural(result.world_size, 'rank')}"
+        yield Tile(label=label, figure=_per_device(rate.metric, rate.value), note=_mfu(result))

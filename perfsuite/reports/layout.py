@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from perfsuite.base.text import printable
+from perfsuite.reports.document import Grid
 
 _GAP = "  "
+
+
+def grid_lines(grids: Iterable[Grid], width: int | None = None) -> list[str]:
+    """Tables below each other, each with its title and its notes; nothing of one without rows or notes."""
+    lines: list[str] = []
+    for grid in grids:
+        table = lay_out(grid.columns, grid.rows, width) if grid.rows else []
+        told = [
+            *([printable(grid.title)] if grid.title else []),
+            *table,
+            *(f"  {printable(note)}" for note in grid.notes),
+        ]
+        lines += ["", *told] if told else []
+    return lines
 
 
 def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:

@@ -14,14 +14,14 @@ from typing import Literal, get_args
 
 from perfsuite.base.errors import first_line
 from perfsuite.base.text import listed
-from perfsuite.base.units import format_seconds, percent, plural, significant
+from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
+from perfsuite.record.describe import amount, change_in_words
 from perfsuite.record.result import Result
-from perfsuite.record.run import RunRecord
-from perfsuite.record.verdict import FAILING, TIME, GateSettings, Verdict
+from perfsuite.record.run import RunRecord, foreign_line
+from perfsuite.record.verdict import FAILING, GateSettings, Verdict
 from perfsuite.reports.pairs import pair_matrices
 from perfsuite.reports.slowest import slowest_everywhere
-from perfsuite.runtime.own_tree import foreign_line
 
 Kind = Literal[
     "impossible",
@@ -150,32 +150,11 @@ def _sentence(verdict: Verdict) -> str:
         return f"{verdict.name}: {'; '.join(verdict.reasons)}" if verdict.reasons else verdict.name
     told = change_in_words(finding.effect, finding.interval, finding.quantity)
     if finding.before is not None and finding.after is not None:
-        told += f", {_amount(finding.before, finding.unit)} -> {_amount(finding.after, finding.unit)}"
+        told += f", {amount(finding.before, finding.unit)} -> {amount(finding.after, finding.unit)}"
     if verdict.name == "environment" and verdict.soft_differences:
         differs = dict.fromkeys(difference.partition(" ")[0] for difference in verdict.soft_differences)
         told += f"; not as stored: {listed(list(differs), _NAMED)}"
     return told if verdict.name in ("regressed", "improved") else f"{verdict.name}: {told}"
-
-
-def change_in_words(effect: float, interval: tuple[float, float] | None, quantity: str = TIME) -> str:
-    """An effect with its interval.
-
-    >>> change_in_words(0.081, (0.062, 0.1)), change_in_words(-0.2, None, "busbw_gb_per_s")
-    ('8.1 % slower [6.2, 10]', '20 % better in busbw_gb_per_s')
-    """
-    if quantity == TIME:
-        direction = "slower" if effect >= 0 else "faster"
-    else:
-        direction = f"{'worse' if effect >= 0 else 'better'} in {quantity}"
-    size = percent(abs(effect)) if math.isfinite(effect) else "more than nothing"
-    if interval is None:
-        return f"{size} {direction}"
-    ends = sorted(abs(end) if (end >= 0) == (effect >= 0) else -abs(end) for end in interval)
-    return f"{size} {direction} [{', '.join(percent(end).removesuffix(' %') for end in ends)}]"
-
-
-def _amount(value: float, unit: str) -> str:
-    return format_seconds(value) if unit == "s" else f"{significant(value)} {unit}".rstrip()
 
 
 def _out_of_memory(run: RunRecord) -> Iterator[Notable]:

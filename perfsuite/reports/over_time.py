@@ -10,7 +10,7 @@ from perfsuite.history.describe import commits_told, head_lines, steps_told, whe
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
-from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.document import Grid
 
 NAMED = 4
 """Commits of a change that are named."""

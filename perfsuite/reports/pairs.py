@@ -7,15 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.text import printable
+from perfsuite.base.text import matrix_rows
 from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
-from perfsuite.platforms.cuda import Cuda
-from perfsuite.platforms.detection import matrix_rows
-from perfsuite.platforms.musa import Musa
 from perfsuite.record.result import RankFacts, Result
-from perfsuite.reports.layout import lay_out
-from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.document import Grid
 
 _MOST_NAMED = 4
 """Slow pairs of a matrix that are named."""
@@ -116,22 +112,12 @@ def _grid(matrix: PairMatrix, title: str, cells: Mapping[Pair, str], notes: Sequ
     return Grid(title=title, columns=("from \\ to", *matrix.names), rows=rows, notes=tuple(notes))
 
 
-def pair_tables(results: Iterable[Result], width: int | None = None) -> list[str]:
-    """The matrices for a terminal."""
-    lines: list[str] = []
-    for grid in pair_grids(results):
-        lines += ["", printable(grid.title), *lay_out(grid.columns, grid.rows, width)]
-        lines += [f"  {printable(note)}" for note in grid.notes]
-    return lines
-
-
 NETWORK = "network"
 """Between hosts."""
 ONE_DEVICE = "one device"
 """Between ranks that share a device, as all of a CPU do."""
 UNKNOWN = "within the host"
 """Between devices of which no tool told how they are linked."""
-_VISIBLE = (Cuda.visible_variable, Musa.visible_variable)
 
 
 def links(ranks: Sequence[RankFacts], environment: Mapping[str, Any]) -> dict[Pair, str]:
@@ -163,7 +149,7 @@ def _index(rank: RankFacts, environment: Mapping[str, Any]) -> int | None:
     if not number.isdigit():
         return None
     variables = environment.get("variables") or {}
-    shown = next((variables[name] for name in _VISIBLE if name in variables), None)
+    shown = next((value for name, value in variables.items() if name.endswith("_VISIBLE_DEVICES")), None)
     if shown is None:
         return int(number)
     chosen = [word.strip() for word in str(shown).split(",")]

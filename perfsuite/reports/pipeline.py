@@ -1,4 +1,4 @@
-"""Pipelines in the terminal: each case's bubble beside what it should be, and the stage that binds an uneven one."""
+"""Pipelines: each case's bubble beside what it should be, and the stage that binds an uneven one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import format_seconds, readable_unit, significant
@@ -21,7 +21,7 @@ from perfsuite.metrics.pipeline import (
 )
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.step import Timeline
-from perfsuite.reports.layout import lay_out
+from perfsuite.reports.document import Grid
 from perfsuite.reports.timelines.files import check_timeline
 from perfsuite.schedules import Imbalance, formula_bubble, replay
 
@@ -118,8 +118,8 @@ def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]
     return tuple(sizes[rank] for rank in sorted(sizes)) if sorted(sizes) == list(range(len(sizes))) else ()
 
 
-def pipeline_section(results: Iterable[Result], width: int | None = None) -> list[str]:
-    """A table per test of the cases with a timeline, and what is wrong with them; nothing when no case has one."""
+def pipeline_grids(results: Iterable[Result]) -> list[Grid]:
+    """A table per test of the cases with a timeline; what the columns mean and what is wrong below the last one."""
     tests: dict[str, list[PipelineRow]] = {}
     unreadable: list[str] = []
     for result in results:
@@ -129,18 +129,18 @@ def pipeline_section(results: Iterable[Result], width: int | None = None) -> lis
         try:
             pipeline = pipeline_row(result.case, measurement.timeline, measurement)
         except InvalidParameter as damage:
-            unreadable.append(f"  {result.case}: {damage}")
+            unreadable.append(f"{result.case}: {damage}")
         else:
             tests.setdefault(result.case.partition("[")[0], []).append(pipeline)
-    lines = [
-        line for test, members in tests.items() for line in ("", *_table(test, members, width), *_binding(members))
-    ]
+    grids = [_grid(test, members) for test, members in tests.items()]
     together = [pipeline for members in tests.values() for pipeline in members]
-    notes = [*_explanation(together), *_impossible(together), *unreadable]
-    return [*lines, *([] if lines else [""]), *notes] if notes else []
+    notes = (*_explanation(together), *unreadable)
+    if not grids:
+        return [Grid(title="", columns=(), rows=(), notes=notes)] if notes else []
+    return [*grids[:-1], replace(grids[-1], notes=(*grids[-1].notes, *notes))]
 
 
-def _table(test: str, pipelines: Sequence[PipelineRow], width: int | None) -> list[str]:
+def _grid(test: str, pipelines: Sequence[PipelineRow]) -> Grid:
     name, unit = readable_unit([size for row in pipelines for size in row.peak_activations_bytes])
     told = all(row.schedule in _short(row) for row in pipelines)
     columns: Mapping[str, list[str]] = {
@@ -159,7 +159,8 @@ def _table(test: str, pipelines: Sequence[PipelineRow], width: int | None) -> li
         ],
     }
     kept = {heading: cells for heading, cells in columns.items() if any(cells)}
-    return [test, *lay_out(list(kept), [list(row) for row in zip(*kept.values(), strict=True)], width)]
+    rows = tuple(zip(*kept.values(), strict=True))
+    return Grid(title=test, columns=tuple(kept), rows=rows, notes=tuple(_binding(pipelines)))
 
 
 def _short(pipeline: PipelineRow) -> str:
@@ -186,15 +187,12 @@ def _few(values: Sequence[str]) -> str:
 
 def _explanation(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     if pipelines:
-        yield "  bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time, another number"
-        yield "  simulated: bubble_ratio of the schedule with this step's own durations; formula: of equal stages"
+        yield "bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time, another number"
+        yield "simulated: bubble_ratio of the schedule with this step's own durations; formula: of equal stages"
     if any(row.imbalance for row in pipelines):
-        yield "  a stage binds where its rank has so much more work than the average; both steps are simulated"
-
-
-def _impossible(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
+        yield "a stage binds where its rank has so much more work than the average; both steps are simulated"
     if any(row.impossible for row in pipelines):
-        yield f"  ! more than {SIMULATION_TOLERANCE} below the simulation of its own durations: an error of measurement"
+        yield f"! more than {SIMULATION_TOLERANCE} below the simulation of its own durations: an error of measurement"
 
 
 def _binding(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
@@ -202,9 +200,9 @@ def _binding(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     uneven = [(row.imbalance, row) for row in pipelines if row.imbalance]
     uneven.sort(key=lambda pair: -pair[0].excess)
     for imbalance, row in uneven[:_MOST_LINES]:
-        yield f"  {_short(row)}: {binding_sentence(imbalance)}"
+        yield f"{_short(row)}: {binding_sentence(imbalance)}"
     if len(uneven) > _MOST_LINES:
-        yield f"  and {len(uneven) - _MOST_LINES} more cases with a stage that binds"
+        yield f"and {len(uneven) - _MOST_LINES} more cases with a stage that binds"
 
 
 def binding_sentence(imbalance: Imbalance) -> str:

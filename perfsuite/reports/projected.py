@@ -11,7 +11,8 @@ from perfsuite.metrics import find
 from perfsuite.published.lookup import PublishedFigure, lookup
 from perfsuite.record.projected import Projected
 from perfsuite.record.result import Result
-from perfsuite.reports.tables.markdown import escape
+from perfsuite.reports.document import Grid
+from perfsuite.reports.ids import name_of
 
 _STEP = "step_time_s"
 _WORKLOAD = "train_step"
@@ -45,7 +46,7 @@ class Beside:
         """As printed."""
         at_most = {"higher": "<= ", "lower": ">= "}.get(find(self.metric).better, "") if self.lower_bound else ""
         return (
-            self.case.partition("::")[2] or self.case,
+            name_of(self.case),
             self.metric,
             _number(self.metric, self.measured),
             f"{at_most}{_number(self.metric, self.projected)}",
@@ -113,22 +114,15 @@ def _measured(result: Result | None, name: str) -> float | None:
     return next((metric.value for metric in result.metrics if metric.name == name), None)
 
 
-def projected_lines(
+def projected_grids(
     projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> Iterator[str]:
-    """The table of a terminal, what binds each case, what to beware of, and what could not be projected."""
+) -> list[Grid]:
+    """A table of every figure, what binds each case, what to beware of, what could not be projected; of none, none."""
     if not projections:
-        return
-    yield ""
-    yield "projected: what cases would measure; none of it was measured"
-    rows = [row.cells for row in beside(projections, results, parameters)]
-    if rows:
-        table = [_COLUMNS, *rows]
-        widths = [max(len(row[column]) for row in table) for column in range(len(_COLUMNS))]
-        for row in table:
-            rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-            yield "  ".join([row[0].ljust(widths[0]), *rest]).rstrip()
-    yield from _remarks(projections)
+        return []
+    rows = tuple(row.cells for row in beside(projections, results, parameters))
+    title = "projected: what cases would measure; none of it was measured"
+    return [Grid(title=title, columns=_COLUMNS, rows=rows, notes=tuple(_remarks(projections)))]
 
 
 def _remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
@@ -142,20 +136,6 @@ def _remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
         yield f"{plural(count, 'case')}: {flag}"
     for reason, count in Counter(one.reason for one in projections.values() if one.reason).most_common():
         yield f"{plural(count, 'case')} not projected: {reason}"
-
-
-def projected_markdown(
-    projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
-) -> list[str]:
-    """The same for a page; nothing without projections."""
-    if not projections:
-        return []
-    lines = ["### projected", "", "What cases would measure; none of it was measured.", ""]
-    lines += [f"| {' | '.join(_COLUMNS)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
-    for row in beside(projections, results, parameters):
-        first, *rest = map(escape, row.cells)
-        lines.append(f"| `{first}` | {' | '.join(rest)} |")
-    return [*lines, "", *(f"- {escape(line)}" for line in _remarks(projections)), ""]
 
 
 def as_json(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perfsuite.gate.physics import speed_up_violation
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
-from perfsuite.reports.layout import lay_out
-
-_RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
-_OF_RECIPE = re.compile(r"(\[\w+-\d{3}[a-z]?-.+)-(\d+)x(\d+)(?=\])")
-"""Id of a published run, which ends in nodes x devices of each."""
-_WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
+from perfsuite.reports.document import Grid
+from perfsuite.reports.ids import name_of, without_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +51,6 @@ class Scaling:
     def shared(self) -> bool:
         """Whether ranks were added and devices were not: then there is nothing to gain but overlap."""
         return self.point.devices is not None and self.point.devices == self.base.devices
-
-
-def without_ranks(case: str) -> str:
-    """A node id without its number of ranks: what the cases of one series have in common.
-
-    >>> without_ranks("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), without_ranks("t.py::test_mine[cpu-ws2]")
-    ('t.py::test_ddp[cpu-gpt2-tiny]', 't.py::test_mine[cpu]')
-    >>> without_ranks("t.py::test_published[a100-004-gpt2-xl-ddp-b32-2x8]")
-    't.py::test_published[a100-004-gpt2-xl-ddp-b32]'
-    """
-    return _OF_RECIPE.sub(r"\1", _RANKS.sub("", case)).replace("-]", "]").replace("[]", "")
-
-
-def ranks_in(case: str) -> int | None:
-    """The number of ranks that a node id names.
-
-    >>> ranks_in("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), ranks_in("t.py::test_published[a100-001-latte-l-b1-w8-2x8]")
-    (8, 16)
-    """
-    recipe = _OF_RECIPE.search(case)
-    size = _WORLD_SIZE.search(case)
-    return int(recipe[2]) * int(recipe[3]) if recipe else int(size[1]) if size else None
 
 
 def series_of(case: str, workload: str, parameters: Mapping[str, Any], *hardware: str) -> tuple[str, ...]:
@@ -133,25 +107,19 @@ def scalings(results: Iterable[Result]) -> dict[str, Scaling]:
     return scale(point for result in results if (point := point_of(result)) is not None)
 
 
-def scaling_table(results: Iterable[Result], width: int | None = None) -> list[str]:
-    """For a terminal: a row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
-    by_case = scalings(results)
-    if not by_case:
-        return []
-    rows = [
-        [
-            scaling.point.case.partition("::")[2] or scaling.point.case,
-            str(scaling.point.ranks),
-            scaling.kind,
-            *(
-                ["base", "", ""]
-                if scaling.point is scaling.base
-                else [f"{scaling.speed_up:.3g}", f"vs {scaling.base_name}", f"{scaling.efficiency:.0%}"]
-            ),
-        ]
-        for scaling in by_case.values()
-    ]
-    lines = ["", *lay_out(["scaling", "ranks", "kind", "speed-up", "over", "efficiency"], rows, width)]
-    if any(scaling.shared and scaling.point is not scaling.base for scaling in by_case.values()):
-        lines.append("  ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
-    return lines
+def scaling_grid(found: Iterable[Scaling]) -> Grid:
+    """A row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
+    known = list(found)
+    rows, notes = [], []
+    for scaling in known:
+        point, name = scaling.point, name_of(scaling.point.case)
+        told = ("base", "", "")
+        if point is not scaling.base:
+            told = (f"{scaling.speed_up:.3g}", f"vs {scaling.base_name}", f"{scaling.efficiency:.0%}")
+            if doubt := speed_up_violation(scaling.speed_up, point.ranks, scaling.base.ranks):
+                notes.append(f"{name}: {doubt}, look at the base")
+        rows.append((name, str(point.ranks), scaling.kind, *told))
+    if any(scaling.shared and scaling.point is not scaling.base for scaling in known):
+        notes.append("ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
+    columns = ("scaling", "ranks", "kind", "speed-up", "over", "efficiency")
+    return Grid(title="", columns=columns, rows=tuple(rows), notes=tuple(notes))

@@ -13,8 +13,7 @@ from typing import Literal
 
 from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
-from perfsuite.platforms.quiet import NOT_QUIET, THROTTLED
-from perfsuite.record.run import INSTRUMENTED, XFAILED, RunRecord, instrumented_line
+from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
 from perfsuite.reports.families import FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts

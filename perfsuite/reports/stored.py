@@ -9,7 +9,7 @@ from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.result import Metric, Result, Work
 from perfsuite.record.run import Revision, RunRecord
-from perfsuite.reports.tables.settings import kernel_of
+from perfsuite.reports.ids import kernel_of
 
 
 @dataclass(frozen=True, kw_only=True)

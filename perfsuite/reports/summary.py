@@ -6,73 +6,48 @@ changed; the others are counted and folded.  It is for others: no path, and no h
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from perfsuite.base.text import code_text, printable, without_hosts, without_paths
-from perfsuite.base.units import format_seconds, percent, plural, readable_rate, significant
-from perfsuite.gate.describe import word
-from perfsuite.metrics import REGISTRY, is_headline
+from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
+from perfsuite.base.units import format_seconds, percent, plural, readable_rate
+from perfsuite.metrics import is_headline
+from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
+from perfsuite.reports.changes import changes_of_verdicts, verdict_sentence
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.hosts import hosts_of
-from perfsuite.reports.notable import Notable, change_in_words
+from perfsuite.reports.notable import Notable
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000
 """Of a summary; a step's limit at GitHub is 1 MiB, and other steps write there too."""
-_ACTIVE = re.compile(r"([\\`*_\[\]<>|#~!&])")
 _SLOWER = ("regressed", "drifted", "environment")
 _FOOT_BYTES = 300
 _NOTABLE = 40
 
 
-def verdict_sentence(run: RunRecord) -> str:
-    """What became of the run, in words: ``12 cases slower, worst `...` 8.1 % slower [6.2, 10]; 204 unchanged``."""
+def first_sentence(run: RunRecord) -> str:
+    """What became of the run: ``12 cases slower, worst `...` +8.1 % [+6.2, +10.0]; 204 unchanged``."""
     verdicts = run.gate.verdicts if run.gate is not None else ()
-    parts = []
-    if run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite):
-        parts.append(f"the suite as a whole fails: {_text(run.gate.suite_line)}")
-    parts += _counted(len(run.failures) + len(run.interrupted), "failed")
-    parts += _counted(sum(verdict.name == "impossible" for verdict in verdicts), "impossible to be true")
-    parts += _extreme([verdict for verdict in verdicts if verdict.name in _SLOWER], "slower", "worst")
     judged = run.gate.by_case if run.gate is not None else {}
     oom = [case for case, one in run.results.items() if one.outcome == "out_of_memory"]
-    parts += _counted(sum(not (case in judged and judged[case].name == "pass") for case in oom), "out of memory")
-    parts += _extreme([verdict for verdict in verdicts if verdict.name == "improved"], "faster", "best")
-    undecided = sum(verdict.name in ("inconclusive", "unstable-host") for verdict in verdicts)
-    parts += [f"{undecided} undecided"] if undecided else []
-    unchanged = sum(verdict.name == "pass" for verdict in verdicts)
-    parts += [f"{unchanged} unchanged"] if unchanged else []
     apart = sum(verdict.name in ("no-baseline", "learning", "not-comparable") for verdict in verdicts)
+    without = f"{apart} without a baseline" if apart else ""
     if apart and apart == len(verdicts):
         measured = sum(one.outcome == "measured" for one in run.results.values())
-        parts.append(f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with")
-    elif apart:
-        parts.append(f"{apart} without a baseline")
-    return "; ".join(parts) or f"{outcome_counts(run)}, not judged"
-
-
-def _counted(count: int, what: str) -> list[str]:
-    return [f"{plural(count, 'case')} {what}"] if count else []
-
-
-def _extreme(verdicts: Sequence[Verdict], direction: str, superlative: str) -> list[str]:
-    """How many, and the one with the largest effect."""
-    if not verdicts:
-        return []
-    told = f"{plural(len(verdicts), 'case')} {direction}"
-    known = [verdict for verdict in verdicts if verdict.decisive and verdict.decisive.effect is not None]
-    if not known:
-        return [told]
-    extreme = max(known, key=lambda verdict: abs((verdict.decisive and verdict.decisive.effect) or 0.0))
-    finding = extreme.decisive
-    assert finding is not None
-    assert finding.effect is not None
-    change = change_in_words(finding.effect, finding.interval, finding.quantity)
-    return [f"{told}, {superlative} {code_text(extreme.case)} {change}"]
+        without = f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with"
+    fails = run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite)
+    told = verdict_sentence(
+        changes_of_verdicts(verdicts),
+        failed=len(run.failures) + len(run.interrupted),
+        out_of_memory=sum(not (case in judged and judged[case].name == "pass") for case in oom),
+        suite=_text(run.gate.suite_line) if run.gate is not None and fails else "",
+        apart=without,
+        name=code_text,
+    )
+    return told or f"{outcome_counts(run)}, not judged"
 
 
 def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts: bool = False) -> str:
@@ -83,7 +58,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     def said(text: str) -> str:
         return _text(without_hosts(text, hosts))
 
-    lines.add(f"**perfsuite**: {verdict_sentence(run)}")
+    lines.add(f"**perfsuite**: {first_sentence(run)}")
     lines.add("")
     lines.add(said(_about(run)))
     if findings:
@@ -219,32 +194,10 @@ def best_figure(result: Result) -> str:
 
 
 def _text(text: str) -> str:
-    r"""Text of others as text in Markdown.
-
-    >>> print(_text("<script> [a](javascript:x) in /home/me/test_it.py"))
-    \<script\> \[a\](javascript:x) in .../test\_it.py
-    """
-    return _ACTIVE.sub(r"\\\1", printable(without_paths(text)))
+    """Text of others as text in Markdown, for others."""
+    return markdown_text(printable(without_paths(text), LONGEST_LINE)).replace("|", "\\|")
 
 
 def _cell(text: str) -> str:
     """An id as code in a table, where a bar ends a cell even in code."""
     return code_text(text).replace("|", "\\|")
-
-
-def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
-    """Every metric of a case with its value, unit, share of the peak, and the interval where it has one."""
-    values = {metric.name: metric.value for metric in result.metrics}
-    intervals = {name: REGISTRY[name].interval or () for name in values if name in REGISTRY}
-    ends = {end for interval in intervals.values() for end in interval}
-    for metric in result.metrics:
-        if metric.name in ends:
-            continue
-        if metric.value is None:
-            yield metric.name, f"unknown: {metric.note}" if metric.note else "unknown"
-            continue
-        interval = (values.get(end) for end in intervals.get(metric.name, ()))
-        known = [significant(value, 2) for value in interval if value is not None]
-        between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
-        figure = f"{significant(metric.value)}{between} {metric.unit}".strip()
-        yield metric.name, f"{figure}  {share_of_peak(metric)}".strip()

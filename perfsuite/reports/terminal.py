@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, readable_rate, significant
 from perfsuite.metrics import REGISTRY, is_headline
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
-from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
-from perfsuite.reports.devices import BURST_NOTE, burst
-from perfsuite.reports.layout import lay_out
-from perfsuite.reports.pairs import pair_tables
-from perfsuite.reports.pipeline import pipeline_section
-from perfsuite.reports.scaling import scaling_table
+from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
+from perfsuite.reports.devices import BURST_NOTE, burst, every_device_grid
+from perfsuite.reports.layout import grid_lines, lay_out
+from perfsuite.reports.pairs import pair_grids
+from perfsuite.reports.pipeline import pipeline_grids
+from perfsuite.reports.scaling import scaling_grid, scalings
 
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
@@ -24,55 +24,49 @@ SAME_AS_MEDIAN = "latency_us"
 """The median column shows it already."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TerminalRow:
-    """One case of the report."""
-
-    result: Result
-    verdict: str = ""
-    """Word of the gate; empty when nobody judged."""
-    reused: bool = False
-    """Reported from the journal that the run resumed."""
-
-    @property
-    def file(self) -> str:
-        """Test file of the case."""
-        return self.result.case.partition("::")[0]
-
-    @property
-    def name(self) -> str:
-        """The case without its file."""
-        return self.result.case.partition("::")[2] or self.result.case
-
-
-def metric_tables(rows: Sequence[TerminalRow], width: int | None = None) -> list[str]:
+def metric_tables(
+    results: Iterable[Result],
+    width: int | None = None,
+    *,
+    verdicts: Mapping[str, str] = MappingProxyType({}),
+    reused: Collection[str] = (),
+) -> list[str]:
     """A table per test file and family of metrics: the cases, their times, metrics and ranks.
 
-    What is equal in all rows of a table is told above it.
+    ``verdicts``: the word of the gate by node id; ``reused``: cases from the journal that the run resumed.  What is
+    equal in all rows of a table is told above it.
     """
-    families: dict[tuple[str, tuple[str, ...]], list[TerminalRow]] = {}
-    for row in rows:
-        names = tuple(metric.name for metric in row.result.metrics if is_headline(metric.name))
-        if row.result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
-            names = next((key[1] for key in families if key[0] == row.file), ())
-        if row.result.outcome != "smoke":
-            families.setdefault((row.file, names), []).append(row)
+    families: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
+    for result in results:
+        file = result.case.partition("::")[0]
+        names = tuple(metric.name for metric in result.metrics if is_headline(metric.name))
+        if result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
+            names = next((key[1] for key in families if key[0] == file), ())
+        if result.outcome != "smoke":
+            families.setdefault((file, names), []).append(result)
     lines: list[str] = []
     above = ""
     for (file, names), members in families.items():
         lines += [""] if file == above else ["", file]
         above = file
-        lines += [*_table(members, [name for name in names if name != SAME_AS_MEDIAN], width), *_notes(members)]
+        shown = [name for name in names if name != SAME_AS_MEDIAN]
+        lines += [*_table(members, shown, width, verdicts, reused), *_notes(members, reused)]
     return lines
 
 
 _SETTINGS = ("ranks", "spread\nslowest", "last\nby", "samples", "verdict")
 """Columns that are told once where they are equal in all rows; what was measured stands in every row."""
-Cell = Callable[[TerminalRow], str]
+Cell = Callable[[Result], str]
 
 
-def _table(rows: Sequence[TerminalRow], names: Sequence[str], width: int | None) -> list[str]:
-    columns: list[tuple[str, Cell]] = [("ranks", lambda row: str(row.result.world_size)), ("median", _median)]
+def _table(
+    rows: Sequence[Result],
+    names: Sequence[str],
+    width: int | None,
+    verdicts: Mapping[str, str],
+    reused: Collection[str],
+) -> list[str]:
+    columns: list[tuple[str, Cell]] = [("ranks", lambda row: str(row.world_size)), ("median", _median)]
     # A training step's share of the peak is its MFU: one column under the name that people look for.
     share = "MFU" if any(_find(row, "mfu_percent") for row in rows) else "of\npeak"
     for name in names:
@@ -83,9 +77,9 @@ def _table(rows: Sequence[TerminalRow], names: Sequence[str], width: int | None)
         ("spread\nslowest", lambda row: _of(row, _spread)),
         ("last\nby", lambda row: _of(row, _late)),
         ("samples", lambda row: _of(row, _samples)),
-        ("verdict", lambda row: row.verdict),
+        ("verdict", lambda row: verdicts.get(row.case, "")),
     ]
-    headings, cells = ["case"], [[row.name + (" *" if row.reused else "") for row in rows]]
+    headings, cells = ["case"], [[row.name + (" *" if row.case in reused else "") for row in rows]]
     equal = []
     for heading, cell in columns:
         column = [cell(row) for row in rows]
@@ -98,7 +92,7 @@ def _table(rows: Sequence[TerminalRow], names: Sequence[str], width: int | None)
     return [*above, *lay_out(headings, [list(row) for row in zip(*cells, strict=True)], width)]
 
 
-def _unit(name: str, rows: Sequence[TerminalRow]) -> tuple[str, float]:
+def _unit(name: str, rows: Sequence[Result]) -> tuple[str, float]:
     """The unit in which a column reads best, and how many of it are one of the metric's."""
     metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
@@ -114,18 +108,18 @@ def _heading(name: str, unit: str) -> str:
     return f"{quantity}\n{unit}" if quantity else unit
 
 
-def _find(row: TerminalRow, name: str) -> Metric | None:
-    return next((metric for metric in row.result.metrics if metric.name == name), None)
+def _find(row: Result, name: str) -> Metric | None:
+    return next((metric for metric in row.metrics if metric.name == name), None)
 
 
-def _value(row: TerminalRow, *, name: str, scale: float = 1.0) -> str:
+def _value(row: Result, *, name: str, scale: float = 1.0) -> str:
     metric = _find(row, name)
     if metric is None:
         return ""
-    return "-" if metric.value is None else significant(metric.value * scale, _digits(row.result))
+    return "-" if metric.value is None else significant(metric.value * scale, _digits(row))
 
 
-def _share(row: TerminalRow, *, name: str) -> str:
+def _share(row: Result, *, name: str) -> str:
     metric = _find(row, name)
     if metric is not None and metric.is_above_measured_peak:
         return ABOVE_MEASURED_PEAK
@@ -133,9 +127,8 @@ def _share(row: TerminalRow, *, name: str) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _median(row: TerminalRow) -> str:
-    result = row.result
-    return result.detail if result.outcome == "out_of_memory" else format_seconds(result.median_s, _digits(result))
+def _median(row: Result) -> str:
+    return row.detail if row.outcome == "out_of_memory" else format_seconds(row.median_s, _digits(row))
 
 
 def _digits(result: Result) -> int:
@@ -145,8 +138,8 @@ def _digits(result: Result) -> int:
     return 4 if not middle or middle[-1] - middle[0] <= _STEADY * middle[0] else 3
 
 
-def _of(row: TerminalRow, cell: Callable[[Measurement], str]) -> str:
-    return "" if row.result.measurement is None else cell(row.result.measurement)
+def _of(row: Result, cell: Callable[[Measurement], str]) -> str:
+    return "" if row.measurement is None else cell(row.measurement)
 
 
 def _spread(measurement: Measurement) -> str:
@@ -163,17 +156,17 @@ def _samples(measurement: Measurement) -> str:
     return f"{len(measurement.times_s)} x {measurement.iterations}{unsteady}"
 
 
-def _notes(rows: Sequence[TerminalRow]) -> list[str]:
+def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
     """Why values or shares are missing, each reason once."""
     cases: dict[str, list[str]] = {}
     for row in rows:
-        for metric in row.result.metrics:
+        for metric in row.metrics:
             if metric.note and metric.name != SAME_AS_MEDIAN and is_headline(metric.name):
                 cases.setdefault(f"{metric.name}: {metric.note}", []).append(row.name)
-            if metric.name in _BURST_RATES and burst(row.result):
+            if metric.name in _BURST_RATES and burst(row):
                 cases.setdefault(f"{metric.name}: {BURST_NOTE}", []).append(row.name)
     lines = [f"  {note}{'' if len(names) == len(rows) else f' ({listed(names, 1)})'}" for note, names in cases.items()]
-    hidden = {metric.name for row in rows for metric in row.result.metrics if not is_headline(metric.name)}
+    hidden = {metric.name for row in rows for metric in row.metrics if not is_headline(metric.name)}
     if hidden:
         lines.append(
             f"  {len(hidden)} more metrics per case: perfsuite show --case, --benchmark-json and --junitxml have them"
@@ -181,46 +174,14 @@ def _notes(rows: Sequence[TerminalRow]) -> list[str]:
     lines += [
         f"  {purpose} ({row.name}): {why}"
         for row in rows
-        if row.result.measurement
-        for purpose, why in row.result.measurement.failed_builds.items()
+        if row.measurement
+        for purpose, why in row.measurement.failed_builds.items()
     ]
-    if any(row.reused for row in rows):
+    if any(row.case in reused for row in rows):
         lines.append("  * from the journal of the run that this one resumes")
-    if any(row.result.measurement and not row.result.measurement.warmup_steady for row in rows):
+    if any(row.measurement and not row.measurement.warmup_steady for row in rows):
         lines.append("  ~ the warm-up ended before the time per iteration was steady")
     return lines
-
-
-def alpha_beta_table(results: Iterable[Result], width: int | None = None) -> list[str]:
-    """Fits of the collectives, with the standard errors of their parameters."""
-    fits = fit_collectives(results)
-    if not fits:
-        return []
-    headings = [
-        "t(S) = alpha + S / beta",
-        "ranks",
-        "dtype",
-        "alpha\nus",
-        "beta\nGB/s",
-        "busbw\nlimit",
-        "misfit",
-        "sizes",
-    ]
-    rows = [[fit.collective, str(fit.world_size), fit.dtype, *_fit_cells(fit), str(fit.sizes)] for fit in fits]
-    return ["", *lay_out(headings, rows, width)]
-
-
-def _fit_cells(row: CollectiveFit) -> list[str]:
-    fit, limit = row.fit, row.busbw_limit_gb_per_s
-    if fit is None or limit is None:
-        return ["-", "-", "-", row.reason]
-    doubt = "" if fit.trusted else " not a line"
-    return [
-        f"{fit.alpha_us:.4g} ±{fit.alpha_error_us:.2g}",
-        f"{fit.beta_gb_per_s:.4g} ±{fit.beta_error_gb_per_s:.2g}",
-        f"{limit:.4g}",
-        f"{fit.misfit:.0%}{doubt}",
-    ]
 
 
 def peak_lines(results: Iterable[Result]) -> list[str]:
@@ -251,24 +212,27 @@ def clock_lines(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def outcome_line(rows: Sequence[TerminalRow]) -> str:
+def outcome_line(results: Iterable[Result], reused: Collection[str] = ()) -> str:
     """How many cases were measured, ran out of memory, were smoke runs or come from a journal."""
+    known = list(results)
     counts: Mapping[str, int] = {
-        "measured": sum(row.result.outcome == "measured" and not row.reused for row in rows),
-        "from the journal": sum(row.reused for row in rows),
-        "out of memory": sum(row.result.outcome == "out_of_memory" for row in rows),
-        "built, checked and run once, not measured": sum(row.result.outcome == "smoke" for row in rows),
+        "measured": sum(result.outcome == "measured" and result.case not in reused for result in known),
+        "from the journal": sum(result.case in reused for result in known),
+        "out of memory": sum(result.outcome == "out_of_memory" for result in known),
+        "built, checked and run once, not measured": sum(result.outcome == "smoke" for result in known),
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def tables(rows: Sequence[TerminalRow], width: int) -> list[str]:
-    """Metrics by file, fits of collectives, scaling, pipelines; wide tables in blocks of ``width`` columns."""
-    results = [row.result for row in rows]
-    return [
-        *metric_tables(rows, width),
-        *alpha_beta_table(results, width),
-        *pair_tables(results, width),
-        *scaling_table(results, width),
-        *pipeline_section(results, width),
+def tables(
+    results: Sequence[Result], width: int, *, verdicts: Mapping[str, str], reused: Collection[str] = ()
+) -> list[str]:
+    """Metrics by file, fits of collectives, pairs, devices, scaling, pipelines, in blocks of ``width`` columns."""
+    grids = [
+        fits_grid(fit_collectives(results)),
+        *pair_grids(results),
+        every_device_grid(results),
+        scaling_grid(scalings(results).values()),
+        *pipeline_grids(results),
     ]
+    return [*metric_tables(results, width, verdicts=verdicts, reused=reused), *grid_lines(grids, width)]

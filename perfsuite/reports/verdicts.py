@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perfsuite.base.text import listed
 from perfsuite.base.units import percent, plural
-from perfsuite.gate.describe import describe
-from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, Verdict
+from perfsuite.record.describe import describe
+from perfsuite.record.verdict import RHYTHM, SEEN_ITERATIONS, TIME, GateSettings, SuiteVerdict, Verdict
 
 SUITE_FAILS = "SUITE "
 """What the line on the suite begins with where it fails the session."""

@@ -16,18 +16,16 @@ from typing import Any, Protocol
 from perfsuite.base.units import plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
-from perfsuite.baselines.draft import NewRuns, UpdateMode
+from perfsuite.baselines.draft import NewRuns, UpdateMode, offered
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.budget import usual_s
 from perfsuite.gate.comparable import gate_case
-from perfsuite.gate.describe import offered
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.gate.physics import violations
-from perfsuite.gate.suite import SuiteVerdict
 from perfsuite.record.result import Result
-from perfsuite.record.verdict import INSTRUMENTED, GateSettings, Verdict
+from perfsuite.record.verdict import INSTRUMENTED, GateSettings, SuiteVerdict, Verdict
 from perfsuite.run.settling import Base, Clock, Say, Settling
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 from perfsuite.base.errors import CaseError
+from perfsuite.record.run import foreign_line
 from perfsuite.runtime.copies import Copies, package_folders
 
 VARIABLE = "PERFSUITE_TREE"
@@ -180,21 +181,6 @@ def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None
                 f"module {name} was imported from {path}, {FOREIGN}, {places.tree}{_ahead_of_the_path()}; "
                 "give --perf-base (or --a-python) a Python that has that revision installed"
             )
-
-
-def foreign_line(imports: Mapping[str, str]) -> str:
-    """Return one sentence on foreign modules, by name, and the file of the first.
-
-    >>> foreign_line({"shop": "/old/shop/__init__.py", "shop.till": "/old/shop/till.py"})
-    'module shop (and 1 more) was imported from /old/shop/__init__.py and not from this checkout: other code is \
-measured; run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
-    """
-    name, file = next(iter(imports.items()))
-    more = f" (and {len(imports) - 1} more)" if len(imports) > 1 else ""
-    return (
-        f"module {name}{more} was imported from {file} and not from this checkout: other code is measured; "
-        'run "python -m pip install -e ." here, or put its folder first on PYTHONPATH'
-    )
 
 
 def described(imports: Mapping[str, str]) -> str:

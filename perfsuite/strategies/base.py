@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import DATA_PARALLEL, MeshShape
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing, Model
+from perfsuite.models.base import AttentionMethod, Checkpointing, Model
 from perfsuite.record.workload import Process, Rank
 from perfsuite.schedules import Schedule
 from perfsuite.strategies.traffic import Call

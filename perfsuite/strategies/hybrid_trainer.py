@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
+from perfsuite.models.build import build_layers
 from perfsuite.models.language import LanguageModel
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.models.layers import cross_entropy, materialize
@@ -281,9 +282,8 @@ def _is_copy(parameter: nn.Parameter) -> bool:
 
 def _build(rank: Rank, plan: Plan, options: Hybrid, layers: range) -> LanguageModule:
     """A stage with every parallelism that the mesh has; layer by layer, so that no rank ever holds a whole stage."""
-    assert isinstance(plan.model, LanguageModel)
     with torch.device("meta"):
-        module = plan.model.build(plan.checkpointing, plan.attention, layers=layers)
+        module = build_layers(plan.model, plan.checkpointing, plan.attention, layers)
     shape = rank.shape
     reshard = "pp" not in shape.names if options.reshard is None else options.reshard
     spreader = data.DataParallel(rank, plan, replicate=options.data == "replicate", reshard=reshard)

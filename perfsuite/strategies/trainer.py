@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from perfsuite.base.errors import UnsupportedCase
+from perfsuite.models.build import build
 from perfsuite.models.layers import Block, TrainingModule, materialize
 from perfsuite.models.loading import Share
 from perfsuite.record.workload import DTYPES, Rank
@@ -230,7 +231,7 @@ def new_module(rank: Rank, plan: Plan) -> TrainingModule:
     """
     rank.dtype(plan.dtype)  # fp32 and tf32 differ by a switch
     with torch.device("meta"):
-        module = plan.model.build(plan.checkpointing, plan.attention)
+        module = build(plan.model, plan.checkpointing, plan.attention)
     compile_blocks(module, rank, plan)
     return module
 

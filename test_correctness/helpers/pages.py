@@ -8,9 +8,9 @@ import html.parser
 from perfsuite.platforms import load_catalog
 from perfsuite.record.result import Metric, Peak, Result, Work
 from perfsuite.record.run import RunRecord
+from perfsuite.reports.material import material_of
 from perfsuite.reports.page import page
-from perfsuite.reports.page.runs import material_of
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.recording import Recording
 from perfsuite.schedules import make_schedule
 from test_correctness.helpers.pipelines import measured as timeline_of
 from test_correctness.helpers.report_runs import gpt, llama, measurement, opensora

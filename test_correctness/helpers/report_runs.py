@@ -8,13 +8,14 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms import load_catalog
 from perfsuite.record.codec import to_json
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result
+from perfsuite.record.result import ClockFacts, Metric, Peak, Peaks, Record, Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
-from perfsuite.reports.tables.recording import Recording
+from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 CLOCK = ClockFacts(name="cuda.Event", resolution_s=5e-8, cost_s=1e-7)
 PEAKS = Peaks(tflops={name: Peak(value=100.0, unit="TFLOPS", source="data sheet") for name in ("fp32", "bf16", "fp16")})
@@ -23,36 +24,27 @@ SHARES = {"data": 0.25, "forward": 0.2, "backward": 0.4, "optimizer": 0.1, "rema
 
 def measurement(ranks, time_s, *, hosts=1, records=(), shared=False):
     """What ranks report of a step of ``time_s``, its parts in fixed shares, five equal samples but one."""
-    facts = tuple(
-        RankFacts(
-            rank=rank,
+    facts = [
+        rank_facts(
+            rank,
+            time_s=time_s,
             host=f"host{rank * hosts // ranks}",
             device="cpu" if shared else f"cuda:{rank}",
-            threads=1,
-            cores=None,
-            median_s=time_s,
-            min_s=time_s,
-            max_s=time_s,
-            cpu_share=1.0,
             max_rss_bytes=1 << 30,
         )
         for rank in range(ranks)
-    )
+    ]
     spans = tuple(
         SpanTotal(name=name, time_s=time_s * share, count=1, slowest_rank=0) for name, share in SHARES.items()
     )
     times_s = (time_s * 0.99, time_s, time_s, time_s, time_s * 1.01)
-    return Measurement(
-        times_s=times_s,
-        iterations=1,
+    return measurement_of(
+        times_s,
+        facts,
         warmup_iterations=1,
-        warmup_steady=True,
         aligned=False,
         clock=CLOCK,
-        ranks=facts,
-        backend="gloo",
         process="reused",
-        transport="local",
         spans=spans,
         records=tuple(Record(name=name, value=value, unit="", reduce="max") for name, value in records),
     )

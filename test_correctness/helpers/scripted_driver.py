@@ -12,9 +12,10 @@ import pytest
 
 from perfsuite.plugin import gating, launch
 from perfsuite.plugin.suite import Suite
-from perfsuite.record.result import ClockFacts, Measurement, RankFacts, Record
+from perfsuite.record.result import ClockFacts, Measurement, Record
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.peak_probe import PeakProbe
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 ROOT = Path(__file__).parents[2]
 PROBED = tuple(
@@ -57,36 +58,15 @@ def measurement(job: Job, times_s: Sequence[float] = (0.5, 0.25, 1.0), **changes
     """What ranks would report; rank r is r percent slower than rank 0, and probes of peaks find PROBED."""
     if job.budget.smoke:
         times_s = times_s[:1]
-    ranks = tuple(
-        RankFacts(
-            rank=rank,
-            host="here",
-            device="cpu",
-            threads=1,
-            cores=None,
-            median_s=0.5 * (1 + rank / 100),
-            min_s=0.25,
-            max_s=1.0,
-            cpu_share=1.0,
-            max_rss_bytes=1 << 20,
-        )
-        for rank in range(job.world_size)
-    )
-    plain = Measurement(
-        times_s=tuple(times_s),
-        iterations=7,
-        warmup_iterations=3,
-        warmup_steady=True,
-        aligned=True,
-        clock=CLOCK,
-        ranks=ranks,
-        backend="gloo",
-        process="fresh" if job.fresh else "reused",
-        transport="local",
-        smoke=job.budget.smoke,
-        records=PROBED if isinstance(job.workload, PeakProbe) else (),
-    )
-    return dataclasses.replace(plain, **changes)
+    ranks = [rank_facts(rank, median_s=0.5 * (1 + rank / 100), min_s=0.25, max_s=1.0) for rank in range(job.world_size)]
+    told = {
+        "iterations": 7,
+        "clock": CLOCK,
+        "process": "fresh" if job.fresh else "reused",
+        "smoke": job.budget.smoke,
+        "records": PROBED if isinstance(job.workload, PeakProbe) else (),
+    }
+    return measurement_of(times_s, ranks, **{**told, **changes})
 
 
 class ScriptedDriver:

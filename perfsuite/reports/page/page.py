@@ -19,14 +19,14 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.text import visible
+from perfsuite.reports.document import Chart, Charts, Grid, Section
 from perfsuite.reports.hosts import numbered
+from perfsuite.reports.ids import anchor_of
+from perfsuite.reports.material import Material
 from perfsuite.reports.over_time import OverTime
-from perfsuite.reports.page.blocks import Chart, Charts, Section
 from perfsuite.reports.page.charts.look import stamped
-from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.history import history_section
-from perfsuite.reports.tables.markdown import Grid
 
 # A chart's specification as SVG for this page: with a role and a name, ids of its own, no style and no script
 # in it.
@@ -209,10 +209,10 @@ def deep(value: Any, told: Callable[[str], str] = str) -> Any:
 def _anchors(material: Material, sections: Sequence[Section]) -> Mapping[str, str]:
     """Where a case of this name stands in the table of all cases; none for a name that several cases have."""
     there = {row.anchor for section in sections for block in section.blocks for row in getattr(block, "rows", ())}
-    by_name: dict[str, list[PageCase]] = {}
+    by_name: dict[str, list[str]] = {}
     for case in material.cases:
-        by_name.setdefault(case.name, []).append(case)
-    return {name: cases[0].anchor for name, cases in by_name.items() if len(cases) == 1 and cases[0].anchor in there}
+        by_name.setdefault(case.name, []).append(anchor_of(case.case, case.fingerprint))
+    return {name: anchors[0] for name, anchors in by_name.items() if len(anchors) == 1 and anchors[0] in there}
 
 
 def right_columns(grid: Grid) -> list[bool]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsuite.published.records import PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
-from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.document import Grid
 
 _BREAK = re.compile(r"(\s*<br\s*/?>\s*)+")
 _JUDGED = ("result", "claim")

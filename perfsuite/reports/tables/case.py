@@ -15,11 +15,11 @@ from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
 from perfsuite.record.result import Result
 from perfsuite.record.step import Component, Traffic
-from perfsuite.reports.scaling import ranks_in, without_ranks
+from perfsuite.reports.ids import class_of, kernel_of, ranks_in, without_ranks
 from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.case_names import name_in
 from perfsuite.reports.tables.recipe_ids import is_recipe
-from perfsuite.reports.tables.settings import class_of, kernel_of, schedule_place, settings_of, sizes_of, whole
+from perfsuite.reports.tables.settings import schedule_place, settings_of, sizes_of, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +116,6 @@ def _named(node: str) -> dict[str, str]:
     if name is None:
         return {}
     return {"group": name.group, "group_order": name.place, "case_name": name.text, "case_name_order": name.place}
-
-
-def case_token(case: TableCase) -> str:
-    """A case's test with what its id says beside platform and ranks, where that is anything.
-
-    ``test_ddp[gpt2-tiny]`` of ``test_perf/test_train_step.py::test_ddp[cpu-ws2-gpt2-tiny]``.
-    """
-    name, _, words = without_ranks(case.case).rpartition("::")[2].partition("[")
-    words = words.rstrip("]").removeprefix(case.platform).lstrip("-")
-    return f"{name}[{words}]" if words else name
 
 
 def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[list[TableCase], dict[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from perfsuite.base.units import significant
 from perfsuite.published.lookup import shipped
 from perfsuite.record.result import Peak
-from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.document import Grid
 
 _HARDWARE = (
     ("machine", "machine_model"),
@@ -79,31 +79,33 @@ def peaks_grid(peaks: Mapping[str, Mapping[str, Peak]]) -> Grid:
         sources = dict.fromkeys(peak.source for dtype, peak in by_dtype.items() if dtype in _DTYPES)
         notes.append(f"{platform}: {'; '.join(sources) or 'no peak is published'}")
     for name, stated in _stated_peaks():
-        rows.append((f"published: {name}", *(stated[dtype][0] if dtype in stated else "" for dtype in _DTYPES)))
-        notes += [f"published: {name}, {dtype}: {reason}" for dtype, (_, reason) in stated.items() if reason]
+        rows.append((f"published: {name}", *(stated[column][0] if column in stated else "" for column in _COLUMNS)))
+        notes += [f"published: {name}, {column}: {reason}" for column, (_, reason) in stated.items() if reason]
+        notes += [] if any(figure for figure, _ in stated.values()) else [f"published: {name}: a row without a figure"]
+    rows = [(*row, *[""] * (1 + len(_COLUMNS) - len(row))) for row in rows]
     return Grid(
-        title="Peaks, dense TFLOPS per device", columns=("platform", *_DTYPES), rows=tuple(rows), notes=tuple(notes)
+        title="Peaks, dense TFLOPS per device", columns=("platform", *_COLUMNS), rows=tuple(rows), notes=tuple(notes)
     )
 
 
-_STATED = {"fp32": "fp32", "fp16_tensor": "fp16"}
-"""Columns of report 001's table of peaks -> dtype."""
+_STATED = {"fp32": "fp32", "fp16_tensor": "fp16", "fp16": "fp16 (CUDA cores)"}
+"""Columns of report 001's table of peaks -> column here."""
+_COLUMNS = (*_DTYPES, "fp16 (CUDA cores)")
 
 
 def _stated_peaks() -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
-    """Device, and by dtype the peak with its label, and why when the label is not M."""
+    """Device, and by column the peak with its label, empty without one, and why when the label is not M."""
     for table in (table for report in shipped() for table in report.tables if (report.report, table.id) == _PEAKS):
         columns = {column.name: column for column in table.columns}
         for row in table.rows:
             stated = {}
-            for name, dtype in _STATED.items():
+            for name, here in _STATED.items():
                 cell, judgement = table.cell(row, columns[name]), table.judge(row, columns[name])
                 number = cell.number(columns[name].index) if cell else None
-                if number is not None:
-                    reason = judgement.reason if judgement.label != "M" else ""
-                    stated[dtype] = (f"{significant(float(number.value))} [{judgement.label}]", reason)
+                figure = f"{significant(float(number.value))} [{judgement.label}]" if number is not None else ""
+                stated[here] = (figure, judgement.reason if figure and judgement.label != "M" else "")
             device = table.cell(row, columns["device"])
-            if stated and device:
+            if device:
                 yield device.text, stated
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from perfsuite.base.text import code_text
 from perfsuite.base.units import GIB, readable_unit, significant
 from perfsuite.gate.physics import speed_up_violation
-from perfsuite.reports.scaling import without_ranks
-from perfsuite.reports.tables.case import TableCase, case_token
-from perfsuite.reports.tables.markdown import Grid
+from perfsuite.reports.document import Grid
+from perfsuite.reports.ids import token_of, without_ranks
+from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
 from perfsuite.reports.tables.published import PublishedLine, published_of
 from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id
@@ -83,7 +83,7 @@ def _grid(
         columns.insert(at, ColumnSpec(title=f"times {material.base}, same ranks", key="over_base"))
     ordered = sorted(cases, key=lambda case: _order(case, columns))
     lines = placed(published, ordered, spec.pair_by, material.rest)
-    columns = [_readable(column, ordered, lines) for column in _told_apart(columns, ordered)]
+    columns = _readable(_told_apart(columns, ordered), ordered, lines)
     rows = [(*(_published_cell(row.line, column) for column in columns), row.missing) for row in lines if row.after < 0]
     for index, case in enumerate(ordered):
         rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
@@ -118,14 +118,20 @@ def _told_apart(columns: Sequence[ColumnSpec], cases: Sequence[TableCase]) -> li
     return [*columns[:at], CASE, *columns[at:]]
 
 
-def _readable(column: ColumnSpec, cases: Sequence[TableCase], rows: Sequence[PlacedLine]) -> ColumnSpec:
-    """A column of sizes in the unit that all its figures, published ones among them, read best in; others as is."""
-    if not column.in_gib:
-        return column
-    published = (row.line.figures[column.key] for row in rows if column.key in row.line.figures)
-    sizes = [*(case.values.get(column.key, 0.0) for case in cases), *(figure.metric_value for figure in published)]
+def _readable(
+    columns: Sequence[ColumnSpec], cases: Sequence[TableCase], rows: Sequence[PlacedLine]
+) -> list[ColumnSpec]:
+    """The columns of sizes in one unit, that in which all their figures, published ones among them, read best."""
+    keys = [column.key for column in columns if column.in_gib]
+    published = [figure.metric_value for row in rows for key, figure in row.line.figures.items() if key in keys]
+    sizes = [*(case.values.get(key, 0.0) for case in cases for key in keys), *published]
     unit, unit_bytes = readable_unit([size * GIB for size in sizes])
-    return dataclasses.replace(column, title=column.title.replace("GiB", unit), scale=GIB / unit_bytes)
+    return [
+        dataclasses.replace(column, title=column.title.replace("GiB", unit), scale=GIB / unit_bytes)
+        if column.in_gib
+        else column
+        for column in columns
+    ]
 
 
 def _order(case: TableCase, columns: Sequence[ColumnSpec]) -> tuple[Any, ...]:
@@ -157,7 +163,7 @@ def _sortable(case: TableCase, key: str) -> tuple[int, float, str]:
 
 def _cell(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec] = ()) -> str:
     if column is CASE:
-        return case_token(case)
+        return token_of(case.case, case.platform)
     if not column.value:
         return _setting(case.settings.get(column.key), column)
     number = case.values.get(column.key)

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from unicodedata import east_asian_width
 
 from perfsuite.base.text import escaped
+from perfsuite.reports.document import Grid
 
 _NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
 """A figure, its label, what it is counted from."""
 
 _TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<!\\)\](?=\()")
 _NEITHER = {"<": "&lt;", "]": "]\\"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A heading, columns and rows of text, and lines below."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """One text per column."""
-    notes: tuple[str, ...] = ()
-    """Shown as a list below the table."""
-
-    def __post_init__(self) -> None:
-        assert all(len(row) == len(self.columns) for row in self.rows), "a row has a cell per column"
 
 
 def markdown(grid: Grid, level: int = 3) -> list[str]:

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.platforms import DeviceModel
-from perfsuite.record.run import RunRecord
+from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.case import TableCase, from_result, unmeasured
 from perfsuite.reports.tables.speed_ups import scaled
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recording:
-    """A run and what is published of its device: what tables and pages are made of."""
-
-    run: RunRecord
-    device: DeviceModel | None = None
-    """None for a platform that nobody knows here."""
-    times_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Median seconds of each run by node id, the newest last, where there are more than the newest."""
-
-    @functools.cached_property
-    def cases(self) -> tuple[TableCase, ...]:
-        """Return the cases as tables take them."""
-        return tuple(map(from_result, self.run.results.values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +22,23 @@ class ReportCases:
     """Platform of the base; empty without one."""
 
 
+def table_cases(recording: Recording) -> list[TableCase]:
+    """The cases of a recording as tables take them."""
+    return list(map(from_result, recording.run.results.values()))
+
+
 def gathered(recordings: Sequence[Recording], base: Recording | None) -> ReportCases:
     """The cases of all recordings and of the base; ConfigurationError where the two cannot be compared."""
     cases: list[TableCase] = []
     rest: dict[str, str] = {}
     for recording in recordings:
-        known = scaled(recording.cases)
+        known = scaled(table_cases(recording))
         rows, without = unmeasured(known, recording.run.missing)
         cases += [_with_device(case, recording) for case in (*known, *rows)]
         rest.update(without)
     if base is not None:
         _require_comparable(recordings, base)
-        other = [_with_device(case, base) for case in scaled(base.cases)]
+        other = [_with_device(case, base) for case in scaled(table_cases(base))]
         cases = [*(_over(case, other, base) for case in cases), *other]
     return ReportCases(cases=tuple(_newest(cases)), rest=rest, base=base.run.platform if base else "")
 
@@ -87,9 +74,11 @@ def _require_comparable(recordings: Sequence[Recording], base: Recording) -> Non
                 f"the base {other.name} is of the same hardware as {run.name}, {run.hardware}; give the "
                 "results of another machine as the base, or compare two runs of one machine with perfsuite ab"
             )
-    common = {case.model for recording in recordings for case in recording.cases} & {case.model for case in base.cases}
-    if not common - {""}:
-        there = ", ".join(sorted({case.model for case in base.cases} - {""})) or "none"
+    ours, theirs = (
+        {case.model for recording in side for case in table_cases(recording)} for side in (recordings, (base,))
+    )
+    if not ours & theirs - {""}:
+        there = ", ".join(sorted(theirs - {""})) or "none"
         raise ConfigurationError(
             f"the base {other.name} of {other.hardware} has no model in common with the results; its models: {there}"
         )

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import code_text, listed, without_paths
 from perfsuite.reports.pairs import pair_grids
+from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import escape, markdown
-from perfsuite.reports.tables.recording import Recording, ReportCases, gathered
+from perfsuite.reports.tables.recording import ReportCases, gathered, table_cases
 from perfsuite.reports.tables.spec import Style
 from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
@@ -26,7 +27,7 @@ LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] co
 
 def fitting_styles(recordings: Iterable[Recording]) -> tuple[Style, ...]:
     """Styles that measured cases are of, and that have a table for them."""
-    cases = [case for recording in recordings for case in scaled(recording.cases) if case.values]
+    cases = [case for recording in recordings for case in scaled(table_cases(recording)) if case.values]
     return tuple(style for style in STYLES.values() if any(_has_row(style, case) for case in cases))
 
 
@@ -117,7 +118,7 @@ def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[s
 
 
 def _described(recording: Recording) -> str:
-    measured = sum(bool(case.values) for case in recording.cases)
+    measured = sum(bool(case.values) for case in table_cases(recording))
     torch = f", torch {recording.run.versions['torch']}" if "torch" in recording.run.versions else ""
     simulated = "; the devices are simulated: no time here is a measurement" if recording.run.simulated else ""
     return escape(f"{measured} measured cases on {recording.run.hardware}{torch}{simulated}")

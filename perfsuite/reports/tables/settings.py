@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -169,14 +168,3 @@ def sizes_of(settings: Mapping[str, Any], samples: float, tokens: float) -> dict
 def whole(number: float) -> float:
     """An integer where it is one: 8 and not 8.0 in a cell."""
     return int(number) if number == int(number) else number
-
-
-def class_of(workload: str) -> str:
-    """``TrainStep`` of ``perfsuite.workloads.training.train_step:TrainStep``."""
-    return workload.rpartition(":")[2].rpartition(".")[2]
-
-
-def kernel_of(workload: str, parameters: Mapping[str, Any], collective: str = "") -> str:
-    """``all_reduce``, ``memory_copy``, ``host_device_copy host_to_device``."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_of(workload)).lower()
-    return f"{collective or name} {parameters.get('direction', '')}".strip()

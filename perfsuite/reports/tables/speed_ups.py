@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from perfsuite.reports.scaling import Point, Scaling, scale, series_of, without_ranks
+from perfsuite.reports.ids import without_ranks
+from perfsuite.reports.scaling import Point, Scaling, scale, series_of
 from perfsuite.reports.tables.case import TableCase
 
 

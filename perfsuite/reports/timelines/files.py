@@ -17,6 +17,7 @@ from perfsuite.base.text import printable
 from perfsuite.base.units import seconds_to_us
 from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, bubble_to_ideal, step_bounds_s
 from perfsuite.record.step import Timeline, TimelineEvent
+from perfsuite.reports.ids import name_of
 from perfsuite.reports.timelines.picture import timeline_svg
 
 TRACE, PICTURE = ".trace.json", ".svg"
@@ -33,7 +34,7 @@ def file_stem(case: str) -> str:
     What a shell or a file system might take amiss becomes a dash; the digits are of the whole id, so two cases never
     share a file, on no system.
     """
-    name = re.sub(r"[^\w.=+-]+", "-", case.partition("::")[2] or case, flags=re.ASCII).strip("-.")
+    name = re.sub(r"[^\w.=+-]+", "-", name_of(case), flags=re.ASCII).strip("-.")
     return f"{name[:_LONGEST].rstrip('-.')}-{hashlib.sha256(case.encode(errors='backslashreplace')).hexdigest()[:8]}"
 
 
@@ -48,7 +49,7 @@ def write_case(case: str, timeline: Timeline, folder: Path) -> tuple[Path, Path]
     make_folder(folder)
     trace, picture = folder / f"{stem}{TRACE}", folder / f"{stem}{PICTURE}"
     write_file(trace, trace_text(timeline))
-    write_file(picture, timeline_svg(timeline, title=case.partition("::")[2] or case))
+    write_file(picture, timeline_svg(timeline, title=name_of(case)))
     return trace, picture
 
 

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.record.workload import UNLIKE, Yardstick
+from perfsuite.record.result import UNLIKE
+from perfsuite.record.workload import Yardstick
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite.base.errors import UnsupportedCase, first_line
-from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.attention_module import BACKENDS, Core, chosen_backend, repeat_heads
+from perfsuite.models.base import AttentionMethod
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.platforms.attention import attention_kernels
 from perfsuite.record.workload import Rank

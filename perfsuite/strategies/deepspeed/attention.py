@@ -6,8 +6,8 @@ import torch
 from deepspeed.sequence.layer import DistributedAttention  # type: ignore[import-untyped] # DeepSpeed has no types
 from torch import nn
 
-from perfsuite.models.attention import AttentionMethod
 from perfsuite.models.attention_module import Core
+from perfsuite.models.base import AttentionMethod
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.deepspeed.engine import start
 

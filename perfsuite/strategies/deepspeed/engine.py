@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad  # type: ignore[import-untyped] # as above
 
+from perfsuite.models.build import build
 from perfsuite.models.layers import TrainingModule, fill_parameter
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.base import Plan
@@ -70,7 +71,7 @@ def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> Training
     """Every parameter is spread when it is made and filled when it has been gathered again for that."""
     rank.dtype(plan.dtype)
     with deepspeed.zero.Init(config_dict_or_path=settings, remote_device=None):
-        module = plan.model.build(plan.checkpointing, plan.attention)
+        module = build(plan.model, plan.checkpointing, plan.attention)
     unhook()
     for name, parameter in module.named_parameters():
         with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0):

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from perfsuite import models, strategies
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.attention import AttentionMethod
-from perfsuite.models.base import Checkpointing
+from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.platforms.registry import family_class
 from perfsuite.record.result import Work
 from perfsuite.record.workload import DTYPES, Process, Rank, Step, Workload

@@ -19,8 +19,7 @@ from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
-from perfsuite.models.attention import AttentionMethod, require_attention
-from perfsuite.models.base import Checkpointing, Model, require_checkpointing
+from perfsuite.models.base import AttentionMethod, Checkpointing, Model, require_attention, require_checkpointing
 from perfsuite.models.dataset import Dataset, generate, read
 from perfsuite.record.result import Training, Work
 from perfsuite.record.workload import Process, Purpose, Rank, Step, Workload, Yardstick
@@ -37,7 +36,7 @@ _PRELOAD = (
     "torch.profiler",
     "perfsuite.workloads.training.builds",
     "perfsuite.workloads.training.parity",
-    "perfsuite.models.moe_module",
+    "perfsuite.models.build",
     "perfsuite.strategies.data",
 )
 """What every rank would import otherwise, in each of its processes: torch's compiler, the models, the builds."""

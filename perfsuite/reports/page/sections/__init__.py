@@ -1,4 +1,4 @@
-"""The parts of the page, a function each: the material in, a :class:`~perfsuite.reports.page.blocks.Section` out.
+"""The parts of the page, a function each: the material in, a :class:`~perfsuite.reports.document.Section` out.
 
 A section that has nothing to show gives None.  A new one is one function and its line in ``SECTIONS``.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perfsuite.reports.page.blocks import Section
-from perfsuite.reports.page.material import Material
+from perfsuite.reports.document import Section
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.sections import (
     appendix,
     cases,

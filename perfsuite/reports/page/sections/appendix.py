@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from perfsuite.base.text import visible, without_paths
 from perfsuite.reports.checklist import answers, facts_of
-from perfsuite.reports.page.blocks import Block, Section, Table, Words, grid
-from perfsuite.reports.page.material import Material, named
-from perfsuite.reports.page.runs import recordings
+from perfsuite.reports.document import Block, Section, Table, Words, grid
+from perfsuite.reports.ids import named
+from perfsuite.reports.material import Material, recordings
 from perfsuite.reports.tables.environment import environment_grids
 
 _LONGEST = 240

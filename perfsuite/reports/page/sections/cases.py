@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import listed, without_paths
-from perfsuite.base.units import format_seconds, plural, scaled, significant
-from perfsuite.gate.describe import describe, word
-from perfsuite.record.result import Measurement, Metric
-from perfsuite.reports.page.blocks import OPEN_ROWS, CaseRow, CaseTable, Section
-from perfsuite.reports.page.material import Material, PageCase
+from perfsuite.base.units import format_seconds, plural, scaled
+from perfsuite.record.describe import describe, word
+from perfsuite.record.result import Result
+from perfsuite.reports.case_details import case_facts, case_metrics
+from perfsuite.reports.document import OPEN_ROWS, CaseRow, CaseTable, Section
+from perfsuite.reports.ids import anchor_of
+from perfsuite.reports.material import Material
 
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
 """What rows and what details may take of the page's 5 MB; details of what failed and of slow cases come first."""
@@ -44,9 +46,9 @@ def section(material: Material) -> Section | None:
         room -= 230 + 2 * len(row.name)
         if room < 0:
             break
-        rows[f"{case.fingerprint} {case.node}"] = row
+        rows[f"{case.fingerprint} {case.case}"] = row
     for case in detailed:
-        key = f"{case.fingerprint} {case.node}"
+        key = f"{case.fingerprint} {case.case}"
         if key in rows:
             told = _with_details(case, material)
             details -= 400 + 2 * len(told.strip) + 2 * sum(len(text) + 60 for _, text in told.details)
@@ -55,7 +57,7 @@ def section(material: Material) -> Section | None:
             rows[key] = told
     ordered = list(rows.values())
     if len(ordered) <= OPEN_ROWS:  # else those that need a reader stay first: the others are folded
-        ordered = [found for case in material.cases if (found := rows.get(f"{case.fingerprint} {case.node}"))]
+        ordered = [found for case in material.cases if (found := rows.get(f"{case.fingerprint} {case.case}"))]
     left = len(material.cases) - len(ordered)
     more = [f"{plural(left, 'more case')} than fit here: perfsuite show has them."] if left else []
     if len(material.cases) > _LOOKED_INTO:
@@ -73,29 +75,32 @@ def section(material: Material) -> Section | None:
     return Section(key="cases", title="All cases", blocks=[table])
 
 
-def _needs_reader(case: PageCase, material: Material) -> bool:
-    verdict = material.verdicts.get(case.node)
-    return not case.is_measured or (verdict is not None and verdict.name not in ("pass", "no-baseline", "learning"))
+def _needs_reader(case: Result, material: Material) -> bool:
+    verdict = material.verdicts.get(case.case)
+    return case.outcome != "measured" or (
+        verdict is not None and verdict.name not in ("pass", "no-baseline", "learning")
+    )
 
 
-def _detailed(material: Material) -> list[PageCase]:
+def _detailed(material: Material) -> list[Result]:
     """In which order cases get their details."""
-    return sorted(material.cases, key=lambda case: (not _needs_reader(case, material), -(case.median_s or 0)))
+    took_s = {id(case): case.median_s for case in material.measured}
+    return sorted(material.cases, key=lambda case: (not _needs_reader(case, material), -took_s.get(id(case), 0.0)))
 
 
-def _row(case: PageCase, material: Material, *, looked_into: bool) -> CaseRow:
+def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
     """``looked_into``: its measurement is worth the time that decoding it takes."""
-    measurement = case.measurement if looked_into and case.is_measured else None
-    verdict = material.verdicts.get(case.node)
-    spread = measurement.rank_spread if measurement is not None and case.ranks > 1 else None
+    measurement = case.measurement if looked_into and case.outcome == "measured" else None
+    verdict = material.verdicts.get(case.case)
+    spread = measurement.rank_spread if measurement is not None and case.world_size > 1 else None
     disturbed = measurement.disturbed_share if measurement is not None else None
-    median = format_seconds(case.median_s, 3) if case.is_measured and case.median_s is not None else _why(case)
+    median = format_seconds(case.median_s, 3) if case.outcome == "measured" else _why(case)
     return CaseRow(
-        anchor=case.anchor,
+        anchor=anchor_of(case.case, case.fingerprint),
         name=case.name,
         cells=(
-            (str(case.ranks), float(case.ranks)),
-            (median, case.median_s if case.is_measured else None),
+            (str(case.world_size), float(case.world_size)),
+            (median, case.median_s if case.outcome == "measured" else None),
             (_figure(case), None),
             ("" if spread is None else f"{spread:.0%}", spread),
             ("" if disturbed is None else f"{disturbed:.0%}", disturbed),
@@ -104,23 +109,23 @@ def _row(case: PageCase, material: Material, *, looked_into: bool) -> CaseRow:
     )
 
 
-def _why(case: PageCase) -> str:
+def _why(case: Result) -> str:
     return without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
 
 
-def _figure(case: PageCase) -> str:
+def _figure(case: Result) -> str:
     for name, factor, unit in _KEY:
-        if name in case.values and case.is_measured:
+        if name in case.values and case.outcome == "measured":
             return scaled(case.values[name] * factor, unit)
     return ""
 
 
-def _with_details(case: PageCase, material: Material) -> CaseRow:
+def _with_details(case: Result, material: Material) -> CaseRow:
     row = _row(case, material, looked_into=True)
     told = tuple((label, text) for label, text in _details(case, material) if text)
     measurement = case.measurement
     times_s = measurement.times_s if measurement is not None else ()
-    strip, strip_told = _strip(times_s) if case.is_measured else ("", "")
+    strip, strip_told = _strip(times_s) if case.outcome == "measured" else ("", "")
     return dataclasses.replace(row, details=told, strip=strip, strip_told=strip_told)
 
 
@@ -138,37 +143,15 @@ def _strip(times_s: Sequence[float]) -> tuple[str, str]:
     return "".join(f"M{place} 0v12" for place in places), told
 
 
-def _details(case: PageCase, material: Material) -> Iterator[tuple[str, str]]:
-    verdict = material.verdicts.get(case.node)
-    yield "file", case.node.partition("::")[0]
+def _details(case: Result, material: Material) -> Iterator[tuple[str, str]]:
+    verdict = material.verdicts.get(case.case)
+    yield "file", case.case.partition("::")[0]
     yield "verdict", describe(verdict) if verdict else ""
-    yield "parameters", ", ".join(f"{name}={value}" for name, value in case.parameters.items() if _is_set(value))
-    yield "metrics", "; ".join(filter(None, map(_metric, case.metrics)))
-    if case.measurement is not None and case.is_measured:
-        yield from _of_measurement(case.measurement)
-
-
-def _is_set(value: object) -> bool:
-    return value not in (None, "", False, {}, [], ())
-
-
-def _metric(metric: Metric) -> str:
-    if metric.value is None:
-        return ""
-    if metric.is_above_measured_peak:
-        return f"{metric.name} above the measured peak"
-    return f"{metric.name} {significant(metric.value)} {metric.unit}".rstrip()
-
-
-def _of_measurement(measurement: Measurement) -> Iterator[tuple[str, str]]:
-    spans = (f"{span.name} {format_seconds(span.time_s, 3)}" for span in measurement.spans)
-    yield "spans", ", ".join(spans)
-    if len(measurement.ranks) > 1:
-        ranks = [f"{rank.rank}: {format_seconds(rank.median_s, 3)}" for rank in measurement.ranks]
-        yield "median of each rank", listed(ranks, 16)
-    steady = "" if measurement.warmup_steady else ", warm-up not steady"
-    yield (
-        "timed",
-        f"{len(measurement.times_s)} x {measurement.iterations} iterations, {measurement.backend}, "
-        f"{measurement.process} processes{steady}",
-    )
+    yield from case_facts(case)
+    yield "metrics", "; ".join(f"{name} {told}" for name, told in case_metrics(case) if not told.startswith("unknown"))
+    if case.measurement is not None and case.outcome == "measured":
+        measurement = case.measurement
+        yield "spans", ", ".join(f"{span.name} {format_seconds(span.time_s, 3)}" for span in measurement.spans)
+        if len(measurement.ranks) > 1:
+            ranks = [f"{rank.rank}: {format_seconds(rank.median_s, 3)}" for rank in measurement.ranks]
+            yield "median of each rank", listed(ranks, 16)

@@ -8,15 +8,14 @@ from typing import Any
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.units import format_seconds, plural, scaled, size
 from perfsuite.record.result import Result
-from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives
-from perfsuite.reports.page.blocks import MOST_ROWS, Block, Chart, Charts, Section, Table, Words, grid, spread_out
+from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives, fits_grid
+from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Section, Table, Words, grid, spread_out
+from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.ids import kernel_of
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.curves import bandwidth
-from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.sections.device import share
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
-from perfsuite.reports.tables.markdown import Grid
-from perfsuite.reports.tables.settings import kernel_of
 
 # Every pair of ranks: the matrix of its figures beside a picture of how much longer each takes than its like.
 
@@ -68,14 +67,14 @@ _MOST_RANKS = 6
 
 def section(material: Material) -> Section | None:
     """Small multiples per collective and dtype, the largest groups first; the fits in one table."""
-    groups: dict[tuple[str, str], list[PageCase]] = {}
+    groups: dict[tuple[str, str], list[Result]] = {}
     for case in material.measured:
         if "busbw_gb_per_s" in case.values and message_bytes(case):
             groups.setdefault((collective(case), dtype(case)), []).append(case)
-    pairs = pair_blocks([case.result for case in material.measured])
+    pairs = pair_blocks(material.measured)
     if not groups:
         return Section(key="collectives", title="Collectives", blocks=pairs) if pairs else None
-    results = [case.result for members in groups.values() for case in members]
+    results = [case for members in groups.values() for case in members]
     fits = fit_collectives(results)
     ordered = sorted(groups.items(), key=lambda group: -len({message_bytes(case) for case in group[1]}))
     several = [group for group in ordered if len({message_bytes(case) for case in group[1]}) > 1]
@@ -83,40 +82,40 @@ def section(material: Material) -> Section | None:
     blocks: list[Block] = [Charts(charts=charts, small=True)] if charts else []
     rest = [case for group in (*several[MOST_CHARTS:], *(g for g in ordered if g not in several)) for case in group[1]]
     if fits:
-        blocks.append(Table(grid=_fits(fits)))
+        blocks.append(Table(grid=fits_grid(fits)))
     if rest:
         blocks.append(Table(grid=_points(rest, "Other collectives"), folded=bool(charts)))
     return Section(key="collectives", title="Collectives", blocks=[*blocks, *pairs])
 
 
-def collective(case: PageCase) -> str:
+def collective(case: Result) -> str:
     """Its name as nccl-tests has it."""
     return case.work.collective or kernel_of(case.workload, case.parameters)
 
 
-def dtype(case: PageCase) -> str:
+def dtype(case: Result) -> str:
     """What the message is made of."""
     return str(case.work.dtype or case.parameters.get("dtype", ""))
 
 
-def message_bytes(case: PageCase) -> float:
+def message_bytes(case: Result) -> float:
     """Size S as nccl-tests counts it; 0 where nobody knows."""
     return float(case.work.message_bytes or case.parameters.get("message_bytes") or 0)
 
 
-def _chart(name: str, kind: str, members: Sequence[PageCase], fits: Sequence[CollectiveFit]) -> Chart:
-    counts = sorted({case.ranks for case in members})
+def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[CollectiveFit]) -> Chart:
+    counts = sorted({case.world_size for case in members})
     drawn = counts if len(counts) <= _MOST_RANKS else counts[:: -(-len(counts) // _MOST_RANKS)]
     points = [
         {
             "bytes": message_bytes(case),
             "bus": case.values["busbw_gb_per_s"] * 1e9,
-            "ranks": str(case.ranks),
-            "told": f"{size(message_bytes(case))} on {case.ranks} ranks: "
-            f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {format_seconds(case.median_s or 0, 3)}",
+            "ranks": str(case.world_size),
+            "told": f"{size(message_bytes(case))} on {case.world_size} ranks: "
+            f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {format_seconds(case.median_s, 3)}",
         }
         for case in spread_out(members, _MOST_POINTS)
-        if case.ranks in drawn and case.values["busbw_gb_per_s"] > 0
+        if case.world_size in drawn and case.values["busbw_gb_per_s"] > 0
     ]
     low, high = (pick(float(str(point["bytes"])) for point in points) for pick in (min, max))
     curves = []
@@ -134,18 +133,18 @@ def _chart(name: str, kind: str, members: Sequence[PageCase], fits: Sequence[Col
     return Chart(title=title, spec=spec, grid=_points(members, ""), caption=f"lines: the fit; {bound}")
 
 
-def _points(members: Sequence[PageCase], title: str) -> Grid:
-    ordered = sorted(members, key=lambda case: (collective(case), dtype(case), case.ranks, message_bytes(case)))
+def _points(members: Sequence[Result], title: str) -> Grid:
+    ordered = sorted(members, key=lambda case: (collective(case), dtype(case), case.world_size, message_bytes(case)))
     rows = [
         (
             collective(case),
             dtype(case),
-            str(case.ranks),
+            str(case.world_size),
             size(message_bytes(case)),
-            format_seconds(case.median_s or 0, 3),
+            format_seconds(case.median_s, 3),
             scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
             scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
-            share(case, "busbw_gb_per_s"),
+            share_of_peak(case.metric("busbw_gb_per_s")),
         )
         for case in ordered[:MOST_ROWS]
     ]
@@ -156,19 +155,3 @@ def _points(members: Sequence[PageCase], title: str) -> Grid:
         title,
         of=len(ordered),
     )
-
-
-def _fits(fits: Sequence[CollectiveFit]) -> Grid:
-    rows = []
-    for fitted in fits:
-        fit, limit = fitted.fit, fitted.busbw_limit_gb_per_s
-        head = (fitted.collective, fitted.dtype, str(fitted.world_size), str(fitted.sizes))
-        if fit is None or limit is None:
-            rows.append((*head, "", "", "", fitted.reason))
-            continue
-        alpha = f"{format_seconds(fit.alpha_us / 1e6, 3)} +- {format_seconds(fit.alpha_error_us / 1e6, 3)}"
-        beta = f"{scaled(fit.beta_gb_per_s * 1e9, 'B/s')} +- {scaled(fit.beta_error_gb_per_s * 1e9, 'B/s')}"
-        doubt = "" if fit.trusted else ": not a line, read the points"
-        rows.append((*head, alpha, beta, scaled(limit * 1e9, "B/s"), f"{fit.misfit:.0%}{doubt}"))
-    columns = ("collective", "dtype", "ranks", "sizes", "alpha", "beta (algbw)", "busbw limit", "misfit")
-    return grid(columns, rows, ("+- is a standard error",), "t(S) = alpha + S / beta")

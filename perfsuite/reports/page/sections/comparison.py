@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfsuite.base.units import change, interval
-from perfsuite.reports.page.blocks import MOST_BARS, Block, Chart, Charts, Section, Table, grid
+from perfsuite.base.units import change
+from perfsuite.reports.changes import CaseChange
+from perfsuite.reports.document import MOST_BARS, Block, Chart, Charts, Grid, Section, Table, grid
+from perfsuite.reports.ids import name_of
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import CaseChange, Material
-from perfsuite.reports.tables.markdown import Grid
 
 MOST_CHARTS = 2
 
@@ -17,7 +18,7 @@ MOST_CHARTS = 2
 def section(material: Material) -> Section | None:
     """Forests of what moved, then of the rest as far as there is room."""
     known = sorted((one for one in material.changes if one.effect is not None), key=_order)
-    apart = [(one.node.partition("::")[2] or one.node, one.word) for one in material.changes if one.effect is None]
+    apart = [(name_of(one.node), one.word) for one in material.changes if one.effect is None]
     if not material.changes:
         return None
     moved = [one for one in known if one.tone != "plain"]
@@ -31,7 +32,7 @@ def section(material: Material) -> Section | None:
     if rest := [one for one in known if one.tone == "plain"]:
         blocks.append(Table(grid=_grid(rest, "Not shown to have moved"), folded=True))
     if apart:
-        blocks.append(Table(grid=grid(("case", "settings"), apart, (), "Not comparable")))
+        blocks.append(Table(grid=grid(("case", "why"), apart, (), "Without a figure")))
     return Section(key="comparison", title="Comparison", blocks=blocks)
 
 
@@ -48,7 +49,7 @@ def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
             "low": one.low,
             "high": one.high,
             "tone": one.tone,
-            "told": f"{one.node.rpartition('::')[2]}: {change(one.effect or 0)} {_between(one)} {one.word}",
+            "told": f"{one.node.rpartition('::')[2]}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
         }
         for row, one in zip(names, changes, strict=True)
     ]
@@ -57,16 +58,12 @@ def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
     return Chart(title=title, spec=rows.forest(values, names, "change of the time"), caption=caption)
 
 
-def _between(one: CaseChange) -> str:
-    return "" if one.low is None or one.high is None else interval(one.low, one.high)
-
-
 def _grid(changes: Sequence[CaseChange], title: str) -> Grid:
     told = [
         (
-            one.node.partition("::")[2] or one.node,
+            name_of(one.node),
             change(one.effect or 0),
-            _between(one),
+            one.between.strip(),
             one.before,
             one.after,
             one.word,

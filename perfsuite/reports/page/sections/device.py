@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.base.units import format_seconds, scaled
-from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak
+from perfsuite.record.result import Peak, Result
 from perfsuite.record.workload import ITEM_BYTES
-from perfsuite.reports.page.blocks import (
+from perfsuite.reports.devices import every_device_grid, on_every_device
+from perfsuite.reports.document import (
     MOST_BARS,
     MOST_ROWS,
     Block,
@@ -22,9 +23,11 @@ from perfsuite.reports.page.blocks import (
     left_out,
     spread_out,
 )
+from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.ids import test_of, words_of
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import curves, rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.statistics.robust import median
 
 _MOST_DEVICES = 16
@@ -36,8 +39,8 @@ _OUT = {"int8": 4}
 
 def section(material: Material) -> Section | None:
     """Roofline, bandwidth, devices beside each other, topology."""
-    products = [case for case in material.measured if case.values.get("tflops") and case.ranks == 1]
-    streams = [case for case in material.measured if case.values.get("gb_per_s") and case.ranks == 1]
+    products = [case for case in material.measured if case.values.get("tflops") and case.world_size == 1]
+    streams = [case for case in material.measured if case.values.get("gb_per_s") and case.world_size == 1]
     blocks: list[Block] = []
     charts = [chart for chart in (_roofline(products, streams, material), _bandwidth(streams)) if chart]
     if charts:
@@ -49,18 +52,7 @@ def section(material: Material) -> Section | None:
     return Section(key="device", title="Device", blocks=blocks) if blocks else None
 
 
-def share(case: PageCase, name: str) -> str:
-    """A figure as a share of its peak with the peak's kind; never a number above a measured peak."""
-    metric = next((metric for metric in case.metrics if metric.name == name), None)
-    if metric is None or metric.peak is None:
-        return ""
-    if metric.is_above_measured_peak:
-        return ABOVE_MEASURED_PEAK
-    figure = metric.share_of_peak
-    return "" if figure is None else f"{figure:.0%} of {metric.peak.kind}"
-
-
-def _roofline(products: Sequence[PageCase], streams: Sequence[PageCase], material: Material) -> Chart | None:
+def _roofline(products: Sequence[Result], streams: Sequence[Result], material: Material) -> Chart | None:
     """Products with a known shape; a table of the others."""
     if not products:
         return None
@@ -71,7 +63,7 @@ def _roofline(products: Sequence[PageCase], streams: Sequence[PageCase], materia
         if intensity is not None:
             rate = case.values["tflops"] * 1e12
             dtype = str(case.parameters.get("dtype"))
-            told = f"{case.words}: {scaled(rate, _unit(dtype))} {share(case, 'tflops')}".strip()
+            told = f"{words_of(case.case)}: {scaled(rate, _unit(dtype))} {share_of_peak(case.metric('tflops'))}".strip()
             points.append({"intensity": intensity, "rate": rate, "dtype": dtype, "told": told})
     table = grid(
         ("case", "dtype", "rate", "share of peak", "time", "operations per byte"),
@@ -80,8 +72,8 @@ def _roofline(products: Sequence[PageCase], streams: Sequence[PageCase], materia
                 case.name,
                 str(case.parameters.get("dtype", "")),
                 scaled(case.values["tflops"] * 1e12, _unit(str(case.parameters.get("dtype")))),
-                share(case, "tflops"),
-                format_seconds(case.median_s or 0, 3),
+                share_of_peak(case.metric("tflops")),
+                format_seconds(case.median_s, 3),
                 f"{figure:.3g}" if (figure := _intensity(case)) else "",
             )
             for case in products[:MOST_ROWS]
@@ -102,7 +94,7 @@ def _unit(dtype: str) -> str:
     return "OPS" if dtype.startswith("int") else "FLOPS"
 
 
-def _intensity(case: PageCase) -> float | None:
+def _intensity(case: Result) -> float | None:
     """Operations per byte where each matrix travels once; None for another kind of product."""
     sides = [case.parameters.get(name) for name in ("m", "k", "n")]
     item = ITEM_BYTES.get(str(case.parameters.get("dtype")))
@@ -114,7 +106,7 @@ def _intensity(case: PageCase) -> float | None:
 
 
 def _roofs(
-    points: Sequence[dict[str, Any]], products: Sequence[PageCase], streams: Sequence[PageCase], material: Material
+    points: Sequence[dict[str, Any]], products: Sequence[Result], streams: Sequence[Result], material: Material
 ) -> tuple[list[dict[str, Any]], str]:
     """A bent line per dtype with a peak, and what the lines are."""
     memory = next((peak for case in streams if (peak := case.peak("gb_per_s"))), None)
@@ -140,28 +132,28 @@ def _roofs(
     return roofs, "; ".join(filter(None, (*told, slope)))
 
 
-def _peak_of(dtype: str, products: Sequence[PageCase], published: Any) -> Peak | None:
+def _peak_of(dtype: str, products: Sequence[Result], published: Any) -> Peak | None:
     of_case = (case.peak("tflops") for case in products if case.parameters.get("dtype") == dtype)
     return next((peak for peak in of_case if peak), None) or published.get(dtype)
 
 
-def _peak_notes(cases: Sequence[PageCase], name: str) -> list[str]:
+def _peak_notes(cases: Sequence[Result], name: str) -> list[str]:
     peaks = dict.fromkeys(
         f"peak {peak.value:.4g} {peak.unit} ({peak.kind}): {peak.source}" for case in cases if (peak := case.peak(name))
     )
     return list(peaks)[:6]
 
 
-def _bandwidth(streams: Sequence[PageCase]) -> Chart | None:
+def _bandwidth(streams: Sequence[Result]) -> Chart | None:
     if not streams:
         return None
     drawn = spread_out(streams, MOST_BARS)
-    names = labels([f"{case.test.removeprefix('test_')} {case.words}" for case in drawn])
+    names = labels([f"{test_of(case.case).removeprefix('test_')} {words_of(case.case)}" for case in drawn])
     values = []
     kinds: dict[str, None] = {"reached": None}
     for row, case in zip(names, drawn, strict=True):
         reached = case.values["gb_per_s"] * 1e9
-        told = f"{case.name}: {scaled(reached, 'B/s')} {share(case, 'gb_per_s')}".strip()
+        told = f"{case.name}: {scaled(reached, 'B/s')} {share_of_peak(case.metric('gb_per_s'))}".strip()
         values.append({"row": row, "what": "reached", "value": reached, "told": told})
         if peak := case.peak("gb_per_s"):
             what = f"{peak.kind} peak"
@@ -173,8 +165,8 @@ def _bandwidth(streams: Sequence[PageCase]) -> Chart | None:
             (
                 case.name,
                 scaled(case.values["gb_per_s"] * 1e9, "B/s"),
-                share(case, "gb_per_s"),
-                format_seconds(case.median_s or 0, 3),
+                share_of_peak(case.metric("gb_per_s")),
+                format_seconds(case.median_s, 3),
                 next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), ""),
             )
             for case in streams[:MOST_ROWS]
@@ -191,43 +183,22 @@ def _bandwidth(streams: Sequence[PageCase]) -> Chart | None:
 
 def _every_device(material: Material) -> list[Block]:
     """One kernel on all devices at once: each device over the median one."""
-    spread = [
-        case
-        for case in material.measured
-        if case.ranks > 1
-        and not (case.work.collective or case.work.tokens or case.work.samples)
-        and _has_its_own_devices(case)
-        and case.measurement is not None
-        and case.measurement.aligned
-    ][:MOST_BARS]
+    spread = list(filter(on_every_device, material.measured))[:MOST_BARS]
     if not spread:
         return []
     values: list[dict[str, Any]] = []
-    table: list[tuple[str, ...]] = []
-    names = labels([case.words.removeprefix(f"{case.platform}-") for case in spread], 20)
+    names = labels([words_of(case.case).removeprefix(f"{case.platform}-") for case in spread], 20)
     for row, case in zip(names, spread, strict=True):
         ranks = case.measurement.ranks if case.measurement else ()
         middle_s = median([rank.median_s for rank in ranks])
         offs = [(rank.device.rpartition(":")[2], rank.median_s / middle_s - 1) for rank in ranks]
-        table.append((case.name, str(len(ranks)), *_extremes(offs)))
         for name, off in offs[:_MOST_DEVICES]:
             told = f"{case.name} on {name}: {off:+.1%} of the median device's time"
             values.append({"first": row, "second": name, "value": off, "text": f"{100 * off:+.0f}", "told": told})
     columns = list(dict.fromkeys(str(value["second"]) for value in values))
     spec = rows.matrix(values, names, columns, ("", "device"))
-    shown = grid(("case", "devices", "fastest", "slowest"), table)
+    shown = every_device_grid(spread)
     chart = Chart(title="Each device beside the median one, % of time", spec=spec, grid=shown)
     few = len(columns) <= _MOST_DEVICES
     note = [] if few else [Words(text=f"{_MOST_DEVICES} devices are drawn")]
     return [Charts(charts=[chart]) if few else Table(grid=shown), *note]
-
-
-def _has_its_own_devices(case: PageCase) -> bool:
-    """Whether no two ranks share a device."""
-    ranks = case.measurement.ranks if case.measurement is not None else ()
-    return bool(ranks) and len({(rank.host, rank.device) for rank in ranks}) == case.ranks
-
-
-def _extremes(offs: Sequence[tuple[str, float]]) -> tuple[str, str]:
-    first, last = min(offs, key=lambda pair: pair[1]), max(offs, key=lambda pair: pair[1])
-    return f"{first[0]} {first[1]:+.1%}", f"{last[0]} {last[1]:+.1%}"

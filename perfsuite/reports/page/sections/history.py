@@ -13,11 +13,11 @@ from perfsuite.base.units import plural
 from perfsuite.history.describe import steps_told, where
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
+from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid
+from perfsuite.reports.ids import name_of
+from perfsuite.reports.material import Material
 from perfsuite.reports.over_time import OverTime, history_grids
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Table, Words, grid
 from perfsuite.reports.page.charts.history import over_sessions
-from perfsuite.reports.page.material import Material
-from perfsuite.reports.tables.markdown import Grid
 
 BESIDE_RUNS = 6
 """Charts of a history on the page of runs, which has its own."""
@@ -123,7 +123,7 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
         if one.at <= series.rows[-1]
     ]
     return Chart(
-        title=case.partition("::")[2] or case,
+        title=name_of(case),
         spec=over_sessions(points, levels, marks, environment, (series.commits, series.unit)),
         grid=_grid(findings, series, changes),
         caption=caption,

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.units import change, interval
-from perfsuite.reports.page.blocks import MOST_BARS, Chart, Charts, Section, Tone, grid, left_out
+from perfsuite.record.result import Result
+from perfsuite.reports.changes import ratio, tone_of
+from perfsuite.reports.document import MOST_BARS, Chart, Charts, Section, Tone, grid, left_out
+from perfsuite.reports.ids import test_of, words_of
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.effects import ratio, tone_of
-from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.sections.training import short
 
 _BASES = frozenset(
@@ -25,8 +27,8 @@ _FOLLOWS = frozenset(("mesh", "builds"))
 
 @dataclass(frozen=True, kw_only=True)
 class _Effect:
-    case: PageCase
-    base: PageCase
+    case: Result
+    base: Result
     effect: float
     low: float | None
     high: float | None
@@ -38,7 +40,7 @@ class _Effect:
     @property
     def told(self) -> str:
         between = "" if self.low is None or self.high is None else f" {interval(self.low, self.high)}"
-        return f"{self.case.name} against {self.base.words}: {change(self.effect)}{between}, {self.word}"
+        return f"{self.case.name} against {words_of(self.base.case)}: {change(self.effect)}{between}, {self.word}"
 
     @property
     def word(self) -> str:
@@ -49,15 +51,15 @@ class _Effect:
 
 def section(material: Material) -> Section | None:
     """A forest of the options of each test."""
-    effects = list(_effects(material.measured))
+    effects = list(_effects(material))
     if not effects:
         return None
     ordered = sorted(effects, key=lambda effect: (effect.tone == "plain", -abs(effect.effect)))
     drawn = sorted(ordered[: 2 * MOST_BARS], key=lambda effect: -effect.effect)
     charts = [_chart(drawn[at : at + MOST_BARS]) for at in range(0, len(drawn), MOST_BARS)]
     told = [
-        (e.case.name, e.base.words, change(e.effect), _between(e), e.word)
-        for e in sorted(effects, key=lambda effect: effect.case.node)
+        (e.case.name, words_of(e.base.case), change(e.effect), _between(e), e.word)
+        for e in sorted(effects, key=lambda effect: effect.case.case)
     ]
     notes = (
         "time of a sample of the batch against the base's; 95 % intervals come from runs, not from samples of one run",
@@ -80,21 +82,21 @@ def _chart(effects: Sequence[_Effect]) -> tuple[str, Mapping[str, Any]]:
 
 def _name(effect: _Effect) -> str:
     """What differs, after the test's name."""
-    base = set(effect.base.words.split("-"))
-    words = [word for word in effect.case.words.split("-") if word not in base]
-    return f"{effect.case.test.removeprefix('test_')}: {'-'.join(words)}" if words else short(effect.case)
+    base = set(words_of(effect.base.case).split("-"))
+    words = [word for word in words_of(effect.case.case).split("-") if word not in base]
+    return f"{test_of(effect.case.case).removeprefix('test_')}: {'-'.join(words)}" if words else short(effect.case)
 
 
 def _between(effect: _Effect) -> str:
     return "" if effect.low is None or effect.high is None else interval(effect.low, effect.high)
 
 
-def _effects(cases: Sequence[PageCase]) -> Iterator[_Effect]:
+def _effects(material: Material) -> Iterator[_Effect]:
     """Cases of one test, model and number of ranks beside the one of them that has nothing switched on."""
-    groups: dict[tuple[str, str, int, str], list[PageCase]] = {}
-    for case in cases:
+    groups: dict[tuple[str, str, int, str], list[Result]] = {}
+    for case in material.measured:
         if "step_time_s" in case.values and "bubble_ratio" not in case.values:
-            key = (case.node.partition("[")[0], str(case.parameters.get("model")), case.ranks, case.fingerprint)
+            key = (case.case.partition("[")[0], str(case.parameters.get("model")), case.world_size, case.fingerprint)
             groups.setdefault(key, []).append(case)
     for members in groups.values():
         base = next((case for case in members if _BASES & set(_tokens(case))), None)
@@ -102,23 +104,23 @@ def _effects(cases: Sequence[PageCase]) -> Iterator[_Effect]:
             continue
         for case in members:
             if case is not base and _differs(case, base):
-                quotient = ratio(_per_sample(base), _per_sample(case))
+                quotient = ratio(*(_per_sample(one, material.times_s(one)) for one in (base, case)))
                 if quotient is not None:
                     yield _Effect(case=case, base=base, effect=quotient[0], low=quotient[1], high=quotient[2])
 
 
-def _tokens(case: PageCase) -> list[str]:
+def _tokens(case: Result) -> list[str]:
     """Words of an id; ``no-overlap`` and ``on-device`` are one each."""
-    words = case.words.split("-")
+    words = words_of(case.case).split("-")
     return [*words, *(f"{first}-{second}" for first, second in itertools.pairwise(words))]
 
 
-def _differs(case: PageCase, base: PageCase) -> bool:
+def _differs(case: Result, base: Result) -> bool:
     names = set(case.parameters) | set(base.parameters)
     return any(case.parameters.get(name) != base.parameters.get(name) for name in names - _FOLLOWS)
 
 
-def _per_sample(case: PageCase) -> tuple[float, ...]:
-    rate = case.values.get("samples_per_s", 0) * (case.median_s or 0)
+def _per_sample(case: Result, times_s: Sequence[float]) -> tuple[float, ...]:
+    rate = case.values.get("samples_per_s", 0) * case.median_s
     samples = case.work.samples or rate or 1.0
-    return tuple(time_s / samples for time_s in case.times_s)
+    return tuple(time_s / samples for time_s in times_s)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE
-from perfsuite.reports.page.blocks import MOST_BARS, Block, Chart, Charts, Drawing, Section, Words, grid, left_out
+from perfsuite.record.result import Result
+from perfsuite.reports.document import MOST_BARS, Block, Chart, Charts, Drawing, Section, Words, grid, left_out
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import Material, PageCase
 from perfsuite.reports.page.sections.training import short
 from perfsuite.reports.pipeline import binding_sentence, pipeline_row
 from perfsuite.reports.timelines.picture import timeline_svg
@@ -31,7 +32,7 @@ def section(material: Material) -> Section | None:
     """The bubbles on one axis, then the timelines."""
     pipelines = sorted(
         (case for case in material.measured if "bubble_ratio" in case.values),
-        key=lambda case: (-case.values["bubble_ratio"], case.node),
+        key=lambda case: (-case.values["bubble_ratio"], case.case),
     )
     if not pipelines:
         return None
@@ -43,7 +44,7 @@ def section(material: Material) -> Section | None:
     return Section(key="pipelines", title="Pipelines", blocks=blocks)
 
 
-def _bubbles(cases: Sequence[PageCase]) -> list[Chart]:
+def _bubbles(cases: Sequence[Result]) -> list[Chart]:
     """Two charts at most, the worst in the first."""
     table = grid(
         ("case", *(name for name, _ in _WHAT), "remark"),
@@ -56,7 +57,12 @@ def _bubbles(cases: Sequence[PageCase]) -> list[Chart]:
         members = drawn[at : at + MOST_BARS]
         names = labels([short(case) for case in members])
         values = [
-            {"row": row, "what": what, "value": case.values[key], "told": f"{case.name}: {what} {_percent(case, key)}"}
+            {
+                "row": row,
+                "what": what,
+                "value": case.values[key],
+                "told": f"{case.name}: {what} {_percent(case, key)}",
+            }
             for row, case in zip(names, members, strict=True)
             for what, key in _WHAT
             if key in case.values
@@ -74,20 +80,20 @@ def _bubbles(cases: Sequence[PageCase]) -> list[Chart]:
     return charts
 
 
-def _percent(case: PageCase, key: str) -> str:
+def _percent(case: Result, key: str) -> str:
     return f"{100 * case.values[key]:.1f} %" if key in case.values else ""
 
 
-def _doubt(case: PageCase) -> str:
+def _doubt(case: Result) -> str:
     simulated = case.values.get("simulated_bubble_ratio")
     if simulated is not None and case.values["bubble_ratio"] < simulated - SIMULATION_TOLERANCE:
         return "below the simulation of its own durations: an error of measurement"
     return ""
 
 
-def _timelines(cases: Sequence[PageCase]) -> tuple[list[Drawing], int]:
+def _timelines(cases: Sequence[Result]) -> tuple[list[Drawing], int]:
     """Pictures as far as they fit, and how many are left out."""
-    there = [case for case in cases if case.has_measurement]
+    there = [case for case in cases if case.measurement is not None]
     drawings: list[Drawing] = []
     room = MOST_BYTES
     for case in there[:MOST_TIMELINES]:
@@ -101,18 +107,18 @@ def _timelines(cases: Sequence[PageCase]) -> tuple[list[Drawing], int]:
     return drawings, len(there) - len(drawings)
 
 
-def _timeline(case: PageCase, *, folded: bool) -> Drawing:
+def _timeline(case: Result, *, folded: bool) -> Drawing:
     assert case.measurement is not None
     timeline = case.measurement.timeline
     assert timeline is not None
     title = f"{case.name}: bubble {case.values['bubble_ratio']:.0%}"
     try:
-        row = pipeline_row(case.node, timeline, case.measurement)
+        row = pipeline_row(case.case, timeline, case.measurement)
         svg = timeline_svg(timeline, title=case.name, step_px=_STEP_PX)
     except InvalidParameter as damage:
         return Drawing(title=title, svg="", grid=grid(("damaged",), [(str(damage),)]), folded=folded)
     facts = [
-        ("step", format_seconds(case.median_s or 0, 3)),
+        ("step", format_seconds(case.median_s, 3)),
         ("schedule", row.schedule),
         ("micro-batches", "" if row.num_micro_batches is None else str(row.num_micro_batches)),
         ("stages per rank", "" if row.stages_per_rank is None else str(row.stages_per_rank)),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfsuite.base.units import format_seconds, plural
-from perfsuite.gate.physics import speed_up_violation
+from perfsuite.base.units import plural
 from perfsuite.record.result import Result
-from perfsuite.reports.page.blocks import Block, Chart, Charts, Section, Words, grid, left_out
+from perfsuite.reports.document import Chart, Charts, Section, left_out
+from perfsuite.reports.ids import without_ranks
+from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts.curves import scaling as curves
 from perfsuite.reports.page.charts.look import shortened
-from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.scaling import Scaling, scalings, without_ranks
+from perfsuite.reports.scaling import Scaling, scaling_grid, scalings
 
 MOST_SERIES = 6
 """Lines of a chart: those with most numbers of ranks."""
@@ -34,22 +34,15 @@ def section(material: Material) -> Section | None:
             charts.append(_chart(kind, several))
     if not charts:
         return None
-    shared = any(
-        scaling.shared and scaling.point is not scaling.base for points in series.values() for scaling in points
-    )
-    words: list[Block] = []
-    if shared:
-        told = "Ranks share devices here: more ranks brought no more hardware, so the linear line is out of reach and "
-        words.append(Words(text=f"{told}an efficiency says how ranks share, not how the software scales.", tone="warn"))
-    return Section(key="scaling", title="Scaling", blocks=[*words, Charts(charts=charts)])
+    return Section(key="scaling", title="Scaling", blocks=[Charts(charts=charts)])
 
 
-def _of_series(cases: Sequence[PageCase]) -> list[Result]:
+def _of_series(cases: Sequence[Result]) -> list[Result]:
     """Results of the series with most numbers of ranks, no more than a reader looks through."""
     series: dict[str, dict[int, Result]] = {}
     for case in cases:
         if case.work.samples or case.work.tokens:
-            series.setdefault(f"{case.fingerprint} {without_ranks(case.node)}", {})[case.ranks] = case.result
+            series.setdefault(f"{case.fingerprint} {without_ranks(case.case)}", {})[case.world_size] = case
     several = sorted((members for members in series.values() if len(members) > 1), key=lambda members: -len(members))
     return [result for members in several[:_MOST_KNOWN] for result in members.values()]
 
@@ -72,25 +65,7 @@ def _chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
     least = min(scaling.base.ranks for _, members in drawn for scaling in members)
     most = max(scaling.point.ranks for _, members in drawn for scaling in members)
     linear = [{"ranks": ranks, "speed": ranks / least} for ranks in (least, most)]
-    table = grid(
-        ("case", "ranks", "step", "speed-up", "over", "efficiency"),
-        [_row(scaling) for _, members in ordered for scaling in members],
-    )
+    table = scaling_grid(scaling for _, members in ordered for scaling in members)
     caption = "; ".join(filter(None, ("dotted: linear", left_out(len(drawn), len(ordered)))))
     spec = curves(points, linear, list(dict.fromkeys(names.values())), f"speed-up over {plural(least, 'rank')}")
     return Chart(title=f"{kind.capitalize()} scaling", spec=spec, grid=table, caption=caption)
-
-
-def _row(scaling: Scaling) -> Sequence[str]:
-    point = scaling.point
-    head = (point.case.rpartition("::")[2], str(point.ranks), format_seconds(point.time_s, 3))
-    if point is scaling.base:
-        return (*head, "1", "base", "")
-    words = f"{scaling.efficiency:.0%}{' (ranks share devices)' if scaling.shared else ''}"
-    doubt = speed_up_violation(scaling.speed_up, point.ranks, scaling.base.ranks)
-    return (
-        *head,
-        f"{scaling.speed_up:.3g}",
-        scaling.base_name,
-        f"{words}; {doubt}: look at the base" if doubt else words,
-    )

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.units import GIB, count, format_seconds, readable_unit, significant, size
-from perfsuite.reports.page.blocks import MOST_ROWS, Block, Chart, Charts, Section, Table, grid, left_out, spread_out
+from perfsuite.record.result import Result
+from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Section, Table, grid, left_out, spread_out
+from perfsuite.reports.ids import class_of, test_of, words_of
+from perfsuite.reports.material import Material, recordings
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.page.material import Material, PageCase
-from perfsuite.reports.page.runs import recordings
 from perfsuite.reports.tables.grids import grids_of
-from perfsuite.reports.tables.markdown import Grid
 from perfsuite.reports.tables.recording import gathered
 from perfsuite.reports.tables.styles import STYLES
 
@@ -68,21 +68,21 @@ def section(material: Material) -> Section | None:
     return Section(key="training", title="Training", blocks=blocks)
 
 
-def by_model(cases: Sequence[PageCase]) -> dict[str, list[PageCase]]:
+def by_model(cases: Sequence[Result]) -> dict[str, list[Result]]:
     """Cases by model, the model with most of them first."""
-    models: dict[str, list[PageCase]] = {}
+    models: dict[str, list[Result]] = {}
     for case in cases:
-        models.setdefault(str(case.parameters.get("model", case.workload)), []).append(case)
+        models.setdefault(str(case.parameters.get("model", class_of(case.workload))), []).append(case)
     return dict(sorted(models.items(), key=lambda pair: -len(pair[1])))
 
 
-def short(case: PageCase) -> str:
+def short(case: Result) -> str:
     """Test and words without platform and model, which the chart's title has."""
-    words = case.words.removeprefix(f"{case.platform}-").replace(str(case.parameters.get("model", "\0")), "")
-    return f"{case.test.removeprefix('test_')} {words.strip('-').replace('--', '-')}".strip()
+    words = words_of(case.case).removeprefix(f"{case.platform}-").replace(str(case.parameters.get("model", "\0")), "")
+    return f"{test_of(case.case).removeprefix('test_')} {words.strip('-').replace('--', '-')}".strip()
 
 
-def _stacks(cases: Sequence[PageCase], parts: _Parts) -> list[Chart]:
+def _stacks(cases: Sequence[Result], parts: _Parts) -> list[Chart]:
     known = [case for case in cases if sum(f"{name}_{parts.end}" in case.values for name in parts.names) > 1]
     return [
         _stack(members, parts, f"{parts.title}, {model}")
@@ -90,7 +90,7 @@ def _stacks(cases: Sequence[PageCase], parts: _Parts) -> list[Chart]:
     ]
 
 
-def _stack(cases: Sequence[PageCase], parts: _Parts, title: str) -> Chart:
+def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
     drawn = spread_out(cases)
     labelled = labels([short(case) for case in drawn])
     whole = [sum(_amounts(case, parts).values()) for case in drawn]
@@ -101,18 +101,20 @@ def _stack(cases: Sequence[PageCase], parts: _Parts, title: str) -> Chart:
             told = f"{case.name}: {name} {_amount(amount, parts.unit)}"
             values.append({"row": row, "part": name, "place": place, "value": amount / axis_unit, "told": told})
     table = grid(
-        ("case", *parts.names), [(case.name, *_cells(case, parts)) for case in cases[:MOST_ROWS]], of=len(cases)
+        ("case", *parts.names),
+        [(case.name, *_cells(case, parts)) for case in cases[:MOST_ROWS]],
+        of=len(cases),
     )
     spec = rows.stack(values, labelled, list(parts.names), said)
     return Chart(title=title, spec=spec, grid=table, caption=left_out(len(drawn), len(cases)))
 
 
-def _amounts(case: PageCase, parts: _Parts) -> dict[str, float]:
+def _amounts(case: Result, parts: _Parts) -> dict[str, float]:
     """Seconds or bytes of each part; a part that is not known or below 0 has no length."""
     return {name: max(0.0, case.values.get(f"{name}_{parts.end}", 0.0)) * parts.in_unit for name in parts.names}
 
 
-def _cells(case: PageCase, parts: _Parts) -> list[str]:
+def _cells(case: Result, parts: _Parts) -> list[str]:
     known = (case.values.get(f"{name}_{parts.end}") for name in parts.names)
     return ["" if value is None else _amount(value * parts.in_unit, parts.unit) for value in known]
 
@@ -126,10 +128,10 @@ def _amount(amount: float, unit: str) -> str:
     return format_seconds(amount, 3) if unit == "s" else size(amount)
 
 
-def _exposed(cases: Sequence[PageCase]) -> Chart | None:
+def _exposed(cases: Sequence[Result]) -> Chart | None:
     """What steps lose to communication, with its interval."""
     name = "exposed_communication_percent"
-    known = [case for case in cases if name in case.values and case.ranks > 1]
+    known = [case for case in cases if name in case.values and case.world_size > 1]
     if not known:
         return None
     drawn = spread_out(sorted(known, key=lambda case: -case.values[name]))
@@ -140,11 +142,18 @@ def _exposed(cases: Sequence[PageCase]) -> Chart | None:
         at = case.values[name] / 100
         between = "" if low is None or high is None else f" [{low:.0%}, {high:.0%}]"
         values.append(
-            {"row": row, "at": at, "low": low, "high": high, "tone": "plain", "told": f"{case.name}: {at:.0%}{between}"}
+            {
+                "row": row,
+                "at": at,
+                "low": low,
+                "high": high,
+                "tone": "plain",
+                "told": f"{case.name}: {at:.0%}{between}",
+            }
         )
     table = grid(
         ("case", "ranks", "exposed", "95 % interval"),
-        [(case.name, str(case.ranks), f"{case.values[name]:.1f} %", _between(case)) for case in known[:MOST_ROWS]],
+        [(case.name, str(case.world_size), f"{case.values[name]:.1f} %", _between(case)) for case in known[:MOST_ROWS]],
         ("the share of the step that waits for communication, overlap taken off; below 0: the machine was not quiet",),
         of=len(known),
     )
@@ -152,12 +161,12 @@ def _exposed(cases: Sequence[PageCase]) -> Chart | None:
     return Chart(title="Exposed communication", spec=spec, grid=table, caption=left_out(len(drawn), len(known)))
 
 
-def _end(case: PageCase, end: str) -> float | None:
+def _end(case: Result, end: str) -> float | None:
     value = case.values.get(f"exposed_communication_{end}_percent")
     return None if value is None else value / 100
 
 
-def _between(case: PageCase) -> str:
+def _between(case: Result) -> str:
     low, high = _end(case, "low"), _end(case, "high")
     return "" if low is None or high is None else f"[{100 * low:.1f}, {100 * high:.1f}] %"
 
@@ -165,7 +174,7 @@ def _between(case: PageCase) -> str:
 _PROCESSED = frozenset({"tokens_per_s_per_device", "samples_per_s"})
 
 
-def _throughput(cases: Sequence[PageCase]) -> Grid:
+def _throughput(cases: Sequence[Result]) -> Grid:
     cases = [case for case in cases if not _PROCESSED.isdisjoint(case.values)]
     conventions = dict.fromkeys(
         metric.convention for case in cases[:MOST_ROWS] for metric in case.metrics if metric.name == "mfu_percent"
@@ -174,8 +183,8 @@ def _throughput(cases: Sequence[PageCase]) -> Grid:
     rows_ = [
         (
             case.name,
-            str(case.ranks),
-            format_seconds(case.median_s or 0, 3),
+            str(case.world_size),
+            format_seconds(case.median_s, 3),
             _rate(case.values, "tokens_per_s_per_device"),
             _rate(case.values, "samples_per_s"),
             _mfu(case),
@@ -191,7 +200,7 @@ def _rate(values: Mapping[str, float], name: str) -> str:
     return count(values[name]) if name in values else ""
 
 
-def _mfu(case: PageCase) -> str:
+def _mfu(case: Result) -> str:
     metric = next((metric for metric in case.metrics if metric.name == "mfu_percent"), None)
     if metric is None:
         return f"{significant(case.values['mfu_percent'], 3)} %" if "mfu_percent" in case.values else ""
@@ -200,7 +209,7 @@ def _mfu(case: PageCase) -> str:
     return "" if metric.value is None else f"{significant(metric.value, 3)} %"
 
 
-def _of_palm(case: PageCase) -> str:
+def _of_palm(case: Result) -> str:
     """MFU counted as the PaLM paper does, over the same peak."""
     exact, palm = (case.values.get(f"{name}tflops_per_device") for name in ("", "palm_"))
     told = case.values.get("mfu_percent")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perfsuite.base.masking import masked_words
 from perfsuite.base.text import without_paths
-from perfsuite.base.units import change, count, format_seconds, interval, plural, scaled, significant, size
+from perfsuite.base.units import format_seconds, plural
+from perfsuite.record.run import RunRecord
+from perfsuite.reports.changes import NOT_COMPARABLE, verdict_sentence
+from perfsuite.reports.document import Block, Grid, Item, Items, Section, Table, Tiles, Tone, Words, grid
+from perfsuite.reports.families import tiles
+from perfsuite.reports.ids import name_of
+from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.notable import Notable
-from perfsuite.reports.page.blocks import Block, Item, Items, Section, Table, Tile, Tiles, Tone, Words, grid
-from perfsuite.reports.page.material import CaseChange, Material, PageCase, named
-from perfsuite.reports.page.runs import facts, named_run, run_warnings
-from perfsuite.reports.page.sections.collectives import collective, message_bytes
-from perfsuite.reports.page.sections.device import share
-from perfsuite.reports.tables.markdown import Grid
 
 _MOST_NOTABLE = 20
-UNCHANGED = ("pass", "no difference")
-"""Words of a comparison that excluded a change that matters."""
 _GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
 
 
@@ -26,7 +25,7 @@ def section(material: Material) -> Section:
     """Always there: a run without any case has a verdict too."""
     text, is_bad = sentence(material)
     blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
-    warnings = [without_paths(text) for one in material.runs for text in run_warnings(one.run)]
+    warnings = [without_paths(text) for one in material.runs for text in _warnings(one.run)]
     blocks += [Words(text=f"warning: {text}", tone="warn") for text in warnings]
     if material.notable:
         items = [
@@ -34,18 +33,43 @@ def section(material: Material) -> Section:
                 text=f"{without_paths(item.sentence)} ({item.sure})",
                 tone=_tone(item),
                 case=material.anchors.get(item.case, ""),
-                case_name=item.case.partition("::")[2] or item.case,
+                case_name=name_of(item.case),
             )
             for item in material.notable[:_MOST_NOTABLE]
         ]
         left = len(material.notable) - len(items)
         blocks.append(Items(items=items, more=f"and {left} more" if left > 0 else ""))
-    tiles = list(_tiles(material.measured))
-    blocks += [Tiles(tiles=tiles)] if tiles else []
+    shown = list(tiles(material.measured))
+    blocks += [Tiles(tiles=shown)] if shown else []
     blocks.append(Table(grid=_facts(material)))
     if differences := _differences(material):
         blocks.append(Table(grid=differences))
     return Section(key="verdict", title="What was found", blocks=blocks)
+
+
+def _facts_of(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What else is known of a run: label and text, which may be empty."""
+    revision = record.revision
+    commit = f"{revision.commit}-dirty" if revision.dirty else revision.commit
+    yield "session", record.session
+    yield "started", record.started_at
+    yield "took", format_seconds(record.end.took_s, 3) if record.end else ""
+    yield "exit status", str(record.end.exit_status) if record.end else ""
+    yield "commit", _short(commit)
+    yield "branch", revision.branch
+    yield "subject", revision.subject
+    yield "command", " ".join(("pytest", *masked_words(record.arguments))) if record.arguments else ""
+
+
+def _short(commit: str) -> str:
+    """Enough of a hash, and whether there was more than it has."""
+    full, _, dirty = commit.partition("-")
+    return full[:12] + (" with uncommitted changes" if full and dirty else "")
+
+
+def _warnings(run: RunRecord) -> tuple[str, ...]:
+    """What a reader must know of the run as a whole, from its gate and its end."""
+    return (*(run.gate.banner if run.gate else ()), *(run.end.warnings if run.end else ()))
 
 
 def _tone(item: Notable) -> Tone:
@@ -63,56 +87,21 @@ def sentence(material: Material) -> tuple[str, bool]:
     told += [f"{full} out of memory"] if full else []
     told += [f"{smoke} built, checked and run once, not measured"] if smoke else []
     told += [f"{counts[word]} {word}" for word in ("failed", "interrupted", "skipped") if counts[word]]
-    summary = ", ".join(told)
-    bad = [item for item in material.changes if item.tone == "bad"]
-    good = sum(item.tone == "good" for item in material.changes)
-    is_bad = bool(bad) or bool(counts["failed"])
-    failed = f"{plural(counts['failed'], 'case')} failed. " if counts["failed"] else ""
-    compared = [item for item in material.changes if item.effect is not None]
-    apart = len(material.changes) - len(compared)
-    left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared. " if apart else ""
+    is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
+    apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
+    compared = len(material.changes) > apart
+    left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
     if not compared:
-        why = left_out or "there is no baseline here. "
-        return f"{failed}Nothing was compared: {why}{summary}.", is_bad
-    return f"{failed}{_decided(compared, bad, good)}. {left_out}{summary}.", is_bad
-
-
-def _decided(changes: Sequence[CaseChange], bad: Sequence[CaseChange], good: int) -> str:
-    """What the comparison says; one run against one decides nothing, and must not read as if all were well."""
-    unsure = [item for item in changes if item.tone == "plain" and item.low is None and item.word not in UNCHANGED]
-    if len(unsure) == len(changes):
-        most = max(unsure, key=lambda item: abs(item.effect or 0))
-        told = f"one run each of {plural(len(changes), 'case')} decides nothing"
-        return f"Unsure: {told}, at most {change(most.effect or 0)} in {named([most.node])}"
-    decided = f"{len(bad)} of {plural(len(changes), 'case')} slower" if bad else "No case is shown to be slower"
-    if bad:
-        worst = max(bad, key=lambda item: item.effect or 0)
-        decided += f", worst {named([worst.node])} {change(worst.effect or 0)}{between(worst)}"
-    unchanged = sum(item.word in UNCHANGED for item in changes)
-    undecided = len(changes) - len(bad) - good - len(unsure) - unchanged
-    if undecided == len(changes):
-        return (
-            f"No case is shown to be slower, and none of {undecided} is decided: runs differ too much among themselves"
-        )
-    counts = (
-        f"{good} faster" if good else "",
-        f"{unchanged} unchanged" if unchanged else "",
-        f"{undecided} undecided" if undecided else "",
-        f"{len(unsure)} unsure, with one run each" if unsure else "",
-    )
-    return "; ".join([decided, *filter(None, counts)])
-
-
-def between(item: CaseChange) -> str:
-    """The interval of a change with a blank before it; empty without one."""
-    return "" if item.low is None or item.high is None else f" {interval(item.low, item.high)}"
+        left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
+    decided = verdict_sentence(material.changes, failed=counts["failed"], apart=left_out)
+    return f"{decided[:1].upper()}{decided[1:]}. {', '.join(told)}.", is_bad
 
 
 def _facts(material: Material) -> Grid:
     """What ran where, a column per run."""
     recordings = (*material.runs, *((material.base,) if material.base else ()))
     all_runs = [recording.run for recording in recordings]
-    known = [dict(facts(run)) for run in all_runs]
+    known = [dict(_facts_of(run)) for run in all_runs]
     labels = dict.fromkeys(label for one in known for label in one)
     rows = [
         ("hardware", *(run.hardware for run in all_runs)),
@@ -156,48 +145,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", without_paths(str(value))
-
-
-# -- tiles -------------------------------------------------------------------------------------------------------
-
-
-def _tiles(cases: Sequence[PageCase]) -> Iterator[Tile]:
-    """The best of each family."""
-    products = [case for case in cases if case.values.get("tflops") and case.workload == "Matmul"]
-    for dtype in dict.fromkeys(str(case.parameters.get("dtype")) for case in products):
-        best = _best([case for case in products if str(case.parameters.get("dtype")) == dtype], "tflops")
-        unit = "OPS" if dtype.startswith("int") else "FLOPS"
-        yield Tile(
-            label=f"{dtype} product", figure=scaled(best.values["tflops"] * 1e12, unit), note=share(best, "tflops")
-        )
-    streams = [case for case in cases if case.values.get("gb_per_s") and "cache" not in _note(case)]
-    if streams:
-        best = _best(streams, "gb_per_s")
-        label = best.test.removeprefix("test_").replace("_", " ")
-        yield Tile(label=label, figure=scaled(best.values["gb_per_s"] * 1e9, "B/s"), note=share(best, "gb_per_s"))
-    buses = [case for case in cases if case.values.get("busbw_gb_per_s")]
-    if buses:
-        reduces = [case for case in buses if collective(case) == "all_reduce"] or buses
-        best = max(reduces, key=lambda case: (case.ranks, message_bytes(case)))
-        label = f"{collective(best)}, {best.ranks} ranks, {size(message_bytes(best))}"
-        bus = scaled(best.values["busbw_gb_per_s"] * 1e9, "B/s")
-        note = share(best, "busbw_gb_per_s") or format_seconds(best.median_s or 0, 3)
-        yield Tile(label=label, figure=f"{bus} bus", note=note)
-    training = [case for case in cases if case.values.get("tokens_per_s_per_device")]
-    if training:
-        best = _best(training, "tokens_per_s_per_device")
-        mfu = best.values.get("mfu_percent")
-        yield Tile(
-            label=f"{best.parameters.get('model', best.test)}, {plural(best.ranks, 'rank')}",
-            figure=f"{count(best.values['tokens_per_s_per_device'])} tokens/s per device",
-            note=f"MFU {significant(mfu, 3)} %" if mfu is not None and mfu <= 100 else "",
-        )
-
-
-def _best(cases: Sequence[PageCase], name: str) -> PageCase:
-    key: Callable[[PageCase], float] = lambda case: case.values[name]  # noqa: E731
-    return max(cases, key=key)
-
-
-def _note(case: PageCase) -> str:
-    return next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), "")

@@ -1,20 +1,13 @@
-"""A verdict in words: first what happened to which figure, then since when, on what evidence, and what to do.
-
-The same words tell the baseline about the runs that it is offered.
-"""
+"""A verdict in words: first what happened to which figure, then since when, on what evidence, and what to do."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 
 from perfsuite.base.units import format_seconds, percent, plural, significant
-from perfsuite.baselines.draft import NewRuns
-from perfsuite.gate.quantity import ALL, MEAN, P95
-from perfsuite.gate.suite import SuiteVerdict
-from perfsuite.record.verdict import FAILING, TIME, Effect, Finding, Verdict
+from perfsuite.record.verdict import ALL, MEAN, P95, TIME, Effect, Finding, Verdict
 
 SHORT_COMMIT = 10
 
@@ -64,13 +57,30 @@ def headline(verdict: Verdict) -> str:
         effect = "more than nothing"
     if _is_metric(finding) and finding.before is not None and finding.after is not None:
         change = percent(_own_change(finding, finding.effect), signed=True)
-        amounts = f"{_amount(finding.before, finding.unit, bare=True)} -> {_amount(finding.after, finding.unit)}"
+        amounts = f"{amount(finding.before, finding.unit, bare=True)} -> {amount(finding.after, finding.unit)}"
         return f"{name} {finding.quantity} {amounts}, {change if math.isfinite(finding.effect) else effect}"
     if finding.quantity != TIME:
         effect += f" {'worse' if finding.effect >= 0 else 'better'} in {finding.quantity}"
     if finding.before is None or finding.after is None:
         return f"{name} {effect}"
-    return f"{name} {effect} ({_amount(finding.before, finding.unit)} -> {_amount(finding.after, finding.unit)})"
+    return f"{name} {effect} ({amount(finding.before, finding.unit)} -> {amount(finding.after, finding.unit)})"
+
+
+def change_in_words(effect: float, interval: tuple[float, float] | None, quantity: str = TIME) -> str:
+    """An effect with its interval.
+
+    >>> change_in_words(0.081, (0.062, 0.1)), change_in_words(-0.2, None, "busbw_gb_per_s")
+    ('8.1 % slower [6.2, 10]', '20 % better in busbw_gb_per_s')
+    """
+    if quantity == TIME:
+        direction = "slower" if effect >= 0 else "faster"
+    else:
+        direction = f"{'worse' if effect >= 0 else 'better'} in {quantity}"
+    size = percent(abs(effect)) if math.isfinite(effect) else "more than nothing"
+    if interval is None:
+        return f"{size} {direction}"
+    ends = sorted(abs(end) if (end >= 0) == (effect >= 0) else -abs(end) for end in interval)
+    return f"{size} {direction} [{', '.join(percent(end).removesuffix(' %') for end in ends)}]"
 
 
 def _is_metric(finding: Finding) -> bool:
@@ -85,7 +95,8 @@ def _own_change(finding: Finding, worse: float) -> float:
     return -worse if finding.effect * (finding.after - finding.before) < 0 else worse
 
 
-def _amount(value: float, unit: str, *, bare: bool = False) -> str:
+def amount(value: float, unit: str, *, bare: bool = False) -> str:
+    """A value with its unit, seconds as times read best; ``bare``: without the unit."""
     return format_seconds(value) if unit == "s" else f"{significant(value)} {'' if bare else unit}".rstrip()
 
 
@@ -129,47 +140,3 @@ def _advice(verdict: Verdict) -> Iterator[str]:
         if not since and not verdict.no_ab:
             yield "REV: a revision that was fast; the stored runs name none"
         yield "if it is meant: --perf-update=accept --perf-reason=TEXT"
-
-
-def offered(new: NewRuns, verdict: Verdict, suite: SuiteVerdict | None) -> NewRuns:
-    """The runs of a case with what the gate said of the case and of the session as a whole."""
-    name, seen = verdict.name, seen_in(verdict)
-    together = suite is not None and suite.seen and suite.name in FAILING and verdict.gated and name not in FAILING
-    if suite is not None and together and (name == "inconclusive" or suite.name == "environment"):
-        name, seen = suite.name, f"{suite.name} with the whole suite: {suite.line}"
-    return replace(new, verdict=name, seen=seen, suspected=suspects_slowdown(verdict), gains=gains_in(verdict))
-
-
-def seen_in(verdict: Verdict) -> str:
-    """A verdict with its effect, or with its first reason where it has none."""
-    finding = verdict.decisive
-    if finding is None or finding.effect is None:
-        return ": ".join([verdict.name, *verdict.reasons[:1]])
-    return headline(verdict)
-
-
-def suspects_slowdown(verdict: Verdict) -> bool:
-    """Whether a slowdown was seen that is neither shown nor excluded, by the rule that the gate suspects by.
-
-    Above half the tolerance and above the standard error, which is about a quarter of the 95 % interval's width.
-    """
-    return any(_is_suspect(finding) for finding in verdict.findings if finding.name == "inconclusive")
-
-
-def _is_suspect(finding: Finding) -> bool:
-    seen = [(level.change, level.interval) for level in (finding.level,) if level is not None]
-    if finding.effect is not None:
-        seen.append((finding.effect, finding.interval or (finding.effect, finding.effect)))
-    return any(effect > max(finding.tolerance / 2, (high - low) / 4) for effect, (low, high) in seen)
-
-
-def gains_in(verdict: Verdict) -> dict[str, float]:
-    """The quantities that improved, and the relative gain from which on other runs show the same.
-
-    The tolerance; half of what is seen now where nothing scatters, because such a tolerance may be absolute or none.
-    """
-    return {
-        finding.quantity: abs(finding.effect or 0.0) / 2 if finding.exact else finding.tolerance
-        for finding in verdict.findings
-        if finding.name == "improved"
-    }

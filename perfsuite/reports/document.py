@@ -10,10 +10,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from perfsuite.reports.tables.markdown import Grid
-
 Tone = Literal["plain", "warn", "bad", "good"]
 """How much a text asks for attention; it is also said in words, never by colour alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A heading, columns and rows of text, and lines below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """One text per column."""
+    notes: tuple[str, ...] = ()
+    """Shown as a list below the table."""
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows), "a row has a cell per column"
 
 
 @dataclass(frozen=True, kw_only=True)

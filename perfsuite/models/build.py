@@ -1,0 +1,36 @@
+"""The torch module of a configuration; imported where torch is."""
+
+from __future__ import annotations
+
+from perfsuite.models.base import AttentionMethod, Checkpointing, Model
+from perfsuite.models.dit import Latte, Stdit
+from perfsuite.models.dit_module import LatteModule, StditModule
+from perfsuite.models.gpt import Gpt
+from perfsuite.models.gpt_module import GptModule
+from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.layers import TrainingModule
+from perfsuite.models.llama import Llama
+from perfsuite.models.llama_module import LlamaModule
+from perfsuite.models.moe import Moe
+from perfsuite.models.moe_module import MoeModule
+
+
+def build(model: Model, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
+    """The whole model with its loss, on the default device, with torch's own initial values."""
+    if isinstance(model, Latte):
+        return LatteModule(model, checkpointing, attention)
+    if isinstance(model, Stdit):
+        return StditModule(model, checkpointing, attention)
+    return build_layers(model, checkpointing, attention, None)
+
+
+def build_layers(
+    model: Model, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
+) -> LanguageModule:
+    """The stage of a language model that has these layers; None: the whole model with its loss."""
+    if isinstance(model, Gpt):
+        return GptModule(model, checkpointing, attention, layers)
+    if isinstance(model, Moe):
+        return MoeModule(model, checkpointing, attention, layers)
+    assert isinstance(model, Llama), f"no module is known of {type(model).__name__}"
+    return LlamaModule(model, checkpointing, attention, layers)

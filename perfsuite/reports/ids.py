@@ -1,0 +1,100 @@
+"""What node ids of cases and names of workloads say: test, words, ranks, and the short forms that reports print."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perfsuite.base.text import listed, printable
+
+_RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
+_OF_RECIPE = re.compile(r"(\[\w+-\d{3}[a-z]?-.+)-(\d+)x(\d+)(?=\])")
+"""Id of a published run, which ends in nodes x devices of each."""
+_WORLD_SIZE = re.compile(r"(?<=[\[-])ws(\d+)(?=[-\]])")
+
+
+def name_of(node: str) -> str:
+    """A node id without its file.
+
+    >>> name_of("test_perf/test_train.py::test_ddp[cpu-ws2]"), name_of("own")
+    ('test_ddp[cpu-ws2]', 'own')
+    """
+    return node.partition("::")[2] or node
+
+
+def test_of(node: str) -> str:
+    """The test function: ``test_ddp``."""
+    return name_of(node).partition("[")[0]
+
+
+def words_of(node: str) -> str:
+    """What stands in the brackets of a node id; the name where nothing does."""
+    name = name_of(node)
+    return name.partition("[")[2].removesuffix("]") or name
+
+
+def short_name(node: str) -> str:
+    """A node id without file, ``test_`` and platform.
+
+    >>> short_name("test_perf/test_train.py::test_ddp[cpu-ws2-gpt2-tiny]")
+    'ddp ws2-gpt2-tiny'
+    """
+    test, _, words = node.rpartition("::")[2].partition("[")
+    words = words.removesuffix("]").partition("-")[2]
+    return printable(f"{test.removeprefix('test_')} {words}".strip(), 60)
+
+
+def token_of(node: str, platform: str) -> str:
+    """A case's test with what its id says beside platform and ranks, where that is anything.
+
+    >>> token_of("test_perf/test_train_step.py::test_ddp[cpu-ws2-gpt2-tiny]", "cpu")
+    'test_ddp[gpt2-tiny]'
+    """
+    name, _, words = without_ranks(node).rpartition("::")[2].partition("[")
+    words = words.rstrip("]").removeprefix(platform).lstrip("-")
+    return f"{name}[{words}]" if words else name
+
+
+def without_ranks(node: str) -> str:
+    """A node id without its number of ranks: what the cases of one series have in common.
+
+    >>> without_ranks("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), without_ranks("t.py::test_mine[cpu-ws2]")
+    ('t.py::test_ddp[cpu-gpt2-tiny]', 't.py::test_mine[cpu]')
+    >>> without_ranks("t.py::test_published[a100-004-gpt2-xl-ddp-b32-2x8]")
+    't.py::test_published[a100-004-gpt2-xl-ddp-b32]'
+    """
+    return _OF_RECIPE.sub(r"\1", _RANKS.sub("", node)).replace("-]", "]").replace("[]", "")
+
+
+def ranks_in(node: str) -> int | None:
+    """The number of ranks that a node id names.
+
+    >>> ranks_in("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), ranks_in("t.py::test_published[a100-001-latte-l-b1-w8-2x8]")
+    (8, 16)
+    """
+    recipe = _OF_RECIPE.search(node)
+    size = _WORLD_SIZE.search(node)
+    return int(recipe[2]) * int(recipe[3]) if recipe else int(size[1]) if size else None
+
+
+def named(nodes: Iterable[str], most: int = 3) -> str:
+    """Names of a few cases and how many more there are."""
+    return listed(list(map(name_of, nodes)), most)
+
+
+def anchor_of(node: str, fingerprint: str) -> str:
+    """Where a case stands on any page of this hardware."""
+    return "c-" + hashlib.sha256(f"{fingerprint} {node}".encode(errors="replace")).hexdigest()[:10]
+
+
+def class_of(workload: str) -> str:
+    """``TrainStep`` of ``perfsuite.workloads.training.train_step:TrainStep``."""
+    return workload.rpartition(":")[2].rpartition(".")[2]
+
+
+def kernel_of(workload: str, parameters: Mapping[str, Any], collective: str = "") -> str:
+    """``all_reduce``, ``memory_copy``, ``host_device_copy host_to_device``."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_of(workload)).lower()
+    return f"{collective or name} {parameters.get('direction', '')}".strip()

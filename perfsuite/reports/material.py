@@ -1,0 +1,177 @@
+"""What a page is made of: the cases of journals, baseline files or a session, what was found, what was compared.
+
+Layers below know nothing of journals: whoever has one (the command line, the plugin) hands over its parts here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from perfsuite.record.result import Result
+from perfsuite.record.run import RunRecord
+from perfsuite.record.verdict import Verdict
+from perfsuite.reports.changes import (
+    CaseChange,
+    Timed,
+    changes_between,
+    changes_of_verdicts,
+    joined,
+    timed,
+    timed_result,
+)
+from perfsuite.reports.document import Grid
+from perfsuite.reports.hosts import hosts_of
+from perfsuite.reports.ids import anchor_of
+from perfsuite.reports.notable import Notable, notable
+from perfsuite.reports.over_time import OverTime
+from perfsuite.reports.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """All that a page shows."""
+
+    runs: tuple[Recording, ...]
+    base: Recording | None = None
+    """What the runs are compared with."""
+    changes: tuple[CaseChange, ...] = ()
+    """Every case that was compared, in order of appearance."""
+    compared: str = ""
+    """What with what, in words: ``b (HEAD) against a (main), 6 pairs``."""
+    notable: tuple[Notable, ...] = ()
+    """The gravest first."""
+    over_time: OverTime | None = None
+    """A history beside the runs."""
+    beside: tuple[Grid, ...] = ()
+    """Tables of other tools' figures."""
+    hidden_hosts: tuple[str, ...] = ()
+    """Names of hosts that the page has numbers for."""
+
+    @functools.cached_property
+    def _known(self) -> Mapping[tuple[str, str], Timed]:
+        """Each case once, with the times of all its runs: of several runs of one case the newest."""
+        known: dict[tuple[str, str], Timed] = {}
+        for result, times_s in (pair for recording in self.runs for pair in timed(recording)):
+            key = (result.fingerprint, result.case)
+            known[key] = joined(known.get(key), (result, times_s))
+        return known
+
+    @property
+    def timed(self) -> Iterable[Timed]:
+        """Each case once, with the times of all its runs."""
+        return self._known.values()
+
+    @functools.cached_property
+    def cases(self) -> tuple[Result, ...]:
+        """Each case once."""
+        return tuple(result for result, _ in self._known.values())
+
+    @functools.cached_property
+    def measured(self) -> tuple[Result, ...]:
+        """Cases with a time that counts."""
+        return tuple(result for result in self.cases if result.outcome == "measured")
+
+    def times_s(self, result: Result) -> tuple[float, ...]:
+        """Median seconds of each run of a case, the newest last."""
+        return self._known[result.fingerprint, result.case][1]
+
+    @functools.cached_property
+    def missing(self) -> Mapping[str, str]:
+        """Why cases have no result in any run."""
+        there = {result.case for result in self.cases}
+        return {node: why for one in self.runs for node, why in one.run.missing.items() if node not in there}
+
+    @functools.cached_property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """The newest of each case."""
+        gates = [recording.run.gate for recording in self.runs]
+        return {node: verdict for gate in gates if gate for node, verdict in gate.by_case.items()}
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any time here is of a simulated device."""
+        return any(recording.run.simulated for recording in self.runs)
+
+    @functools.cached_property
+    def anchors(self) -> Mapping[str, str]:
+        """Where each case stands on the page, by node id."""
+        return {result.case: anchor_of(result.case, result.fingerprint) for result in self.cases}
+
+
+def material_of(runs: Sequence[Recording], base: Recording | None = None, *, show_hosts: bool = False) -> Material:
+    """All that a page shows of these runs, beside ``base`` where one is given.
+
+    Without a base the verdicts of the gate are the comparison, where it judged.  ``show_hosts``: keep names of hosts.
+    """
+    notes = tuple(one for recording in runs[-1:] for one in notable(recording.run))
+    alone = Material(runs=tuple(runs), base=base, notable=notes)
+    if base is not None:
+        changes = tuple(changes_between(timed(base), alone.timed))
+        compared = f"{', '.join(map(named_run, runs))} with {named_run(base)}"
+    else:
+        changes = tuple(changes_of_verdicts(alone.verdicts.values()))
+        compared = "the stored runs of the baseline, by the gate" if changes else ""
+    hidden = () if show_hosts else hosts_of(_results((*runs, *((base,) if base else ()))))
+    return Material(runs=tuple(runs), base=base, notable=notes, changes=changes, compared=compared, hidden_hosts=hidden)
+
+
+def material_of_arms(
+    a: Sequence[Sequence[Result]],
+    b: Sequence[Sequence[Result]],
+    names: Sequence[str],
+    changes: Sequence[CaseChange],
+    compared: str,
+) -> Material:
+    """The page of an A/B: every run of both arms, arm b beside arm a."""
+    arms = [_arm(results, name) for results, name in zip((a, b), names, strict=True)]
+    hidden = hosts_of(_results(arms))
+    return Material(runs=(arms[1],), base=arms[0], changes=tuple(changes), compared=compared, hidden_hosts=hidden)
+
+
+def _arm(runs: Sequence[Sequence[Result]], name: str) -> Recording:
+    """One arm: the newest run of each case with the times of all."""
+    cases: dict[str, Timed] = {}
+    for result in (result for results in runs for result in results):
+        cases[result.case] = joined(cases.get(result.case), timed_result(result))
+    newest = next((results[-1] for results in reversed(runs) if results), None)
+    run = RunRecord(
+        name=name,
+        platform=newest.platform if newest else "",
+        fingerprint=newest.fingerprint if newest else "",
+        results={case: result for case, (result, _) in cases.items()},
+    )
+    return Recording(run=run, times_s={case: times_s for case, (_, times_s) in cases.items()})
+
+
+def named_run(recording: Recording) -> str:
+    """The name of a run without its folder: a page is for others."""
+    return PurePath(recording.run.name).name
+
+
+def _results(runs: Sequence[Recording]) -> Iterator[Result]:
+    return (result for recording in runs for result in recording.run.results.values())
+
+
+MOST_CASES = 150
+"""Of more the tables would be longer than anybody reads, and the page slower than it may be."""
+
+
+def recordings(material: Material) -> list[Recording]:
+    """A recording per run: its training steps, then its collectives, no more than MOST_CASES together."""
+    left = MOST_CASES
+    told = []
+    for recording in reversed(material.runs):
+        shown = filter(_of_a_report, recording.run.results.values())
+        ordered = sorted(shown, key=lambda result: bool(result.values.get("busbw_gb_per_s")))
+        run = dataclasses.replace(recording.run, results={result.case: result for result in ordered[:left]})
+        told.append(dataclasses.replace(recording, run=run))
+        left -= len(run.results)
+    return told[::-1]
+
+
+def _of_a_report(result: Result) -> bool:
+    return result.outcome != "smoke" and ("model" in result.parameters or "busbw_gb_per_s" in result.values)
