@@ -24,11 +24,7 @@ Use = Callable[[Host], None]
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Let the command line find this machine."""
-
-    def find(host: Host) -> None:
-        monkeypatch.setattr(platforms, "Host", lambda: host)
-
-    return find
+    return lambda host: monkeypatch.setattr(platforms, "Host", lambda: host)
 
 
 def test_env_of_eight_s4000_for_people(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:

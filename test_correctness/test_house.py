@@ -29,7 +29,7 @@ ROOMS = {
     "metrics": 1_600,
     "models": 2_980,
     "platforms": 3_810,
-    "plugin": 5_560,
+    "plugin": 5_390,
     "projection": 4_830,
     "published": 1_760,
     "record": 2_380,

@@ -208,7 +208,7 @@ def test_progress_is_foretold_from_the_cases_that_ran():
     assert progress.describe("test_it.py::test_x", 100.0) == "case 1 of 80, 0 s: test_it.py::test_x"
     assert not progress.worth_telling(105.0)
     progress.done = 20
-    assert progress.left_s(140.0) == 120.0
+    assert progress.left(140.0) == (120.0, "so far")
     assert progress.describe("x", 140.0) == "case 21 of 80, 40 s, about 2 min 0 s left (so far): x"
     assert progress.worth_telling(140.0)
 

@@ -24,8 +24,7 @@ SHOWN_ROLES = 4
 """Roles that are advised; --json has them all."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         nargs="*",
@@ -261,7 +260,7 @@ def role_lines() -> Iterator[str]:
 
 AUDIT = Command(
     help="check tables for what arithmetic, peaks and bounds do not allow: the published ones, or your own",
-    arguments=arguments,
+    arguments=_arguments,
     run=run,
     found="a contradiction in a file of yours, or a shipped label that its own rules do not give",
 )

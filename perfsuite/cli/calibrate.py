@@ -24,8 +24,7 @@ from perfsuite.record.run import INSTRUMENTED, RunRecord, instrumented_line
 _FOLDER = Path(".perfsuite/calibrations")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json), "
         "of which the newest run of each case counts"
@@ -42,8 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite calibrate``."""
+def _run(options: argparse.Namespace) -> int:
     observations = [seen for path in options.results for seen in read_observations(path)]
     made = calibrate(observations, load_catalog(options.platform_file))
     if options.out is not None and len(made) > 1:
@@ -134,6 +132,6 @@ def _told(path: Path, one: Calibrated) -> Iterator[str]:
 
 CALIBRATE = Command(
     help="make a calibration file for projections out of stored results",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
 )

@@ -26,8 +26,7 @@ SHOWN = 12
 """Figures, refusals and doubts of a file that are printed; --all prints every one."""
 
 
-def import_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
     formats = "; ".join(f"{known.name}: {known.about}" for known in FORMATS)
     parser.epilog = f"formats: {formats}; the figures are never a baseline and never gated"
     parser.add_argument(
@@ -90,14 +89,13 @@ def _some(lines: Sequence[str], most: int | None, what: str) -> Iterator[str]:
 
 IMPORT = Command(
     help="read results of nccl-tests, SuperBench, FlagPerf, torchtitan, Megatron, DeepSpeed or pytest-benchmark",
-    arguments=import_arguments,
+    arguments=_import_arguments,
     run=run_import,
     found="a figure was refused, or contradicts another",
 )
 
 
-def export_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "RESULTS are journals, baseline files (their newest runs) or histories; bencher, github-action-benchmark and "
         "openmetrics take the newest figure of each case, otava wants a history"
@@ -107,8 +105,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
 
 
-def run_export(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite export``."""
+def _run_export(options: argparse.Namespace) -> int:
     rows = [row for path in options.results for row in _rows(path)]
     if not rows:
         names = ", ".join(map(str, options.results))
@@ -138,6 +135,6 @@ def _rows(path: Path) -> Iterator[ExportRow]:
 
 EXPORT = Command(
     help="results as other programs read them: JSON, CSV, Prometheus, Bencher, github-action-benchmark, Otava",
-    arguments=export_arguments,
-    run=run_export,
+    arguments=_export_arguments,
+    run=_run_export,
 )

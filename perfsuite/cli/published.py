@@ -19,8 +19,7 @@ from perfsuite.reports.tables.report import LABELS
 Tables = Sequence[tuple[PublishedReport, PublishedTable]]
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names",
         nargs="*",
@@ -35,8 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite published``."""
+def _run(options: argparse.Namespace) -> int:
     chosen = _chosen(options.names)
     if options.format == "markdown":
         print("\n".join(_pages(chosen) if options.names else _index(chosen)).rstrip("\n"))
@@ -100,6 +98,6 @@ def _pages(tables: Tables) -> Iterator[str]:
 
 PUBLISHED = Command(
     help="print the tables of the published reports as they were printed, with labels and reasons",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
 )

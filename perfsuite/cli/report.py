@@ -29,8 +29,7 @@ from perfsuite.reports.tables.report import find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
 
-def report_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
         "where they hold nothing that a table shows, that is wrong usage."
@@ -56,8 +55,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     platform_file_argument(parser)
 
 
-def run_report(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite report``."""
+def _run_report(options: argparse.Namespace) -> int:
     catalog = load_catalog(options.platform_file)
     if options.html is not None:
         return _write_page(options, catalog)
@@ -124,24 +122,22 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
 
 REPORT = Command(
     help="print the tables of the published reports out of results, published figures beside them",
-    arguments=report_arguments,
-    run=run_report,
+    arguments=_report_arguments,
+    run=_run_report,
 )
 
 
 _MARKS = {"yes": "[x]", "no": "[ ]", "not measured": "[?]", "does not apply": "[-]"}
 
 
-def checklist_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _checklist_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files of one machine"
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
     json_argument(parser)
     platform_file_argument(parser)
 
 
-def run_checklist(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite checklist``."""
+def _run_checklist(options: argparse.Namespace) -> int:
     catalog = load_catalog(options.platform_file)
     recordings = [_read(path, catalog) for path in options.results]
     if not any(recording.run.results for recording in recordings):
@@ -172,8 +168,8 @@ def _answer_lines(recordings: list[Recording], told: list[Answer]) -> Iterator[s
 
 CHECKLIST = Command(
     help="answer report 004's tuning checklist from results, with evidence and advice",
-    arguments=checklist_arguments,
-    run=run_checklist,
+    arguments=_checklist_arguments,
+    run=_run_checklist,
 )
 
 

@@ -20,8 +20,7 @@ from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import screen, title
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "results",
         nargs="?",
@@ -35,8 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite show``."""
+def _run(options: argparse.Namespace) -> int:
     path = options.results or newest(Path.cwd())
     if options.results is None:
         print(f"journal {printable(path)}")
@@ -98,6 +96,6 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
 
 SHOW = Command(
     help="print what a run's terminal showed: one screen, tables or single cases, from a journal or a baseline file",
-    arguments=arguments,
-    run=run,
+    arguments=_arguments,
+    run=_run,
 )

@@ -20,8 +20,7 @@ from perfsuite.reports.timelines.files import check_timeline, write_case
 from perfsuite.schedules import replay
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", type=Path, metavar="JOURNAL", help="journal that the run named at its end")
     parser.add_argument("--case", default="", metavar="TEXT", help="only cases whose id contains this text")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files; made if missing")
@@ -84,6 +83,6 @@ def _timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
 
 TRACE = Command(
     help="write a Perfetto trace and a picture of each pipeline case of an earlier run, from its journal",
-    arguments=arguments,
+    arguments=_arguments,
     run=run,
 )

@@ -208,9 +208,11 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
         from perfsuite.record.result import SCHEMA  # there since collection
 
         output_json["perfsuite"] = {"schema": SCHEMA, "session": suite.session.id}
-        projections = projecting.rows(suite)
-        if projections:
-            output_json["perfsuite"]["projected"] = list(projections)
+        if told := projecting.told(suite):
+            from perfsuite.reports.projected import as_json
+
+            if projections := as_json(*told):
+                output_json["perfsuite"]["projected"] = list(projections)
 
 
 # -- A bare --benchmark-compare means this machine's baseline, where the session has perf cases and nothing else.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.base.errors import ConfigurationError, PerfsuiteError
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
-from perfsuite.plugin import collisions, launch
+from perfsuite.plugin import collisions
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
@@ -183,7 +183,9 @@ def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("keyword") or config.getoption("markexpr"):
         return
     named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
-    left_out = [item for item in items if _is_extended(item, suite) and not _is_named(item, named)]
+    given = tuple(f"{name}{end}" for name in named for end in ("[", "::"))
+    ids = {item: item.nodeid.partition("::")[2] for item in items if _is_extended(item, suite)}
+    left_out = [item for item, name in ids.items() if name not in named and not name.startswith(given)]
     if left_out:
         suite.left_out = len(left_out)
         kept = set(items) - set(left_out)
@@ -200,20 +202,6 @@ def _is_extended(item: pytest.Item, suite: Suite) -> bool:
     return scale_of(model, suite) == "small"
 
 
-def _is_named(item: pytest.Item, named: tuple[str, ...]) -> bool:
-    name = item.nodeid.partition("::")[2]
-    return any(name == given or name.startswith((f"{given}[", f"{given}::")) for given in named)
-
-
-def open_journal(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Open the journal, now that it is known that there are perf cases."""
-    if cases:
-        try:
-            suite_of(session.config).open()
-        except PerfsuiteError as error:
-            raise pytest.UsageError(str(error)) from None
-
-
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """The header: platform, devices, transport, torch, and what to beware of; nothing without perf cases.
 
@@ -228,8 +216,12 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     if suite.problem is not None:
         return []
     header = [*suite.header(), *_hidden(config, items)] if config.getoption("verbose", 0) >= 0 else []
-    if suite.cluster is not None and cases < len(items):
-        header.append(launch.others_line(suite.cluster.name, len(items) - cases))
+    if suite.cluster is not None and (others := len(items) - cases):
+        header.append(
+            f"perfsuite: {plural(others, 'test')} beside the perf cases {'runs' if others == 1 else 'run'} on rank 0 "
+            f"only, without the variables of {suite.cluster.name}; tests that need all ranks belong into a run of "
+            "their own: -m 'not platform'"
+        )
     return header
 
 

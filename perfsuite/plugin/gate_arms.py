@@ -45,27 +45,16 @@ def base_of(config: pytest.Config, suite: Suite, options: GateOptions, trees: Ex
 def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
     """Options of this run that decide what and how long is measured; the arms of an A/B get the same."""
     option = functools.partial(collisions.option, config)
-    given = [
-        f"{flag}={option(name)}"
-        for flag, name in (
-            ("--perf-platform", "perf_platform"),
-            ("--perf-scale", "perf_scale"),
-            ("--perf-timeout", "perf_timeout"),
-            ("--perf-backend", "perf_backend"),
-            ("--perf-world-sizes", "perf_world_sizes"),
-            ("--perf-warmup", "perf_warmup"),
-            ("--perf-sustain", "perf_sustain"),
-            ("--benchmark-max-time", "benchmark_max_time"),
-            ("--benchmark-min-rounds", "benchmark_min_rounds"),
-        )
-        if option(name) is not None
-    ]
+    names = ["platform", "scale", "timeout", "backend", "world-sizes", "warmup", "sustain"]
+    flags = [*(f"perf-{name}" for name in names), "benchmark-max-time", "benchmark-min-rounds"]
+    values = {flag: option(flag.replace("-", "_")) for flag in flags}
+    given = [f"--{flag}={value}" for flag, value in values.items() if value is not None]
     if option("perf_pin") != "none":  # its default, which an older base may not know
         given.append(f"--perf-pin={option('perf_pin')}")
     if option("perf_shapes") is not None:
         given.append(f"--perf-shapes={config.invocation_params.dir / option('perf_shapes')}")
-    flags = (("--perf-oversubscribe", "perf_oversubscribe"), ("--perf-cache-flush", "perf_cache_flush"))
-    return (*given, *(flag for flag, name in flags if option(name)))
+    given += [f"--perf-{name}" for name in ("oversubscribe", "cache-flush") if option(f"perf_{name.replace('-', '_')}")]
+    return tuple(given)
 
 
 def telemetry_of(suite: Suite) -> Callable[[], str]:

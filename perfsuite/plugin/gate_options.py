@@ -93,7 +93,9 @@ def _read(config: pytest.Config) -> GateOptions:
     for name in ("perf_base", "perf_fail_on", "perf_require_baseline", "perf_allow_ungated"):
         if option(name) and not option("perf_gate"):
             raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
-    _refuse_smoke(config, mode)
+    smoke = option("benchmark_disable") and not option("benchmark_enable")
+    if smoke and (option("perf_gate") or mode):
+        raise pytest.UsageError("--benchmark-disable measures nothing; a gate or an update needs measurements")
     return GateOptions(
         gate=option("perf_gate"),
         base=option("perf_base"),
@@ -173,13 +175,6 @@ def _budget(config: pytest.Config) -> float | None:
             f"{where}: {written!r} is not a duration above 0; write seconds such as 300, 10min, or none for no limit"
         )
     return seconds
-
-
-def _refuse_smoke(config: pytest.Config, mode: str | None) -> None:
-    option = functools.partial(collisions.option, config)
-    measures = option("perf_gate") or mode
-    if measures and option("benchmark_disable", False) and not option("benchmark_enable", False):
-        raise pytest.UsageError("--benchmark-disable measures nothing; a gate or an update needs measurements")
 
 
 def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:

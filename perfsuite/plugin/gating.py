@@ -25,17 +25,17 @@ from perfsuite.platforms.environment import boot_of
 from perfsuite.platforms.host import Host
 from perfsuite.plugin import verdict_reports
 from perfsuite.plugin.collect import is_case
-from perfsuite.plugin.fixtures import CaseState, state_key
+from perfsuite.plugin.ending import Out, level_key
+from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.gate_arms import base_of, telemetry_of
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.outcome import keep_first_tries
-from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
-from perfsuite.record.describe import phrases, word
+from perfsuite.record.describe import describe, phrases, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
@@ -116,7 +116,16 @@ class Gating:
 
     def _nothing_gated(self) -> str:
         """What kept every case from being compared, with counts, once all of them ran."""
-        reasons = Counter(self._why_ungated(item.nodeid) for item in self.cases)
+        assert self.suite.session is not None
+        reasons: Counter[str] = Counter()
+        for item in self.cases:
+            verdict = self.keeper.verdicts.get(item.nodeid)
+            if verdict is not None:
+                reasons[f"{verdict.name}{f' ({verdict.reasons[0]})' if verdict.reasons else ''}"] += 1
+            elif item.nodeid in self.suite.session.reused:
+                reasons["taken from a journal"] += 1
+            else:
+                reasons["not measured (skipped, failed or interrupted)"] += 1
         told = [f"{count} {why}" for why, count in reasons.most_common(_REASONS)]
         told += [f"{sum(reasons.values()) - sum(dict(reasons.most_common(_REASONS)).values())} for other reasons"] * (
             len(reasons) > _REASONS
@@ -124,14 +133,6 @@ class Gating:
         return (
             f"--perf-gate: none of {plural(len(self.cases), 'case')} was compared: {', '.join(told)}; {self._way_on()}"
         )
-
-    def _why_ungated(self, node: str) -> str:
-        assert self.suite.session is not None
-        verdict = self.keeper.verdicts.get(node)
-        if verdict is None:
-            from_journal = node in self.suite.session.reused
-            return "taken from a journal" if from_journal else "not measured (skipped, failed or interrupted)"
-        return f"{verdict.name}{f' ({verdict.reasons[0]})' if verdict.reasons else ''}"
 
     # -- one case ------------------------------------------------------------------------------------------------
 
@@ -144,8 +145,8 @@ class Gating:
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = runtestprotocol(item, log=not self.options.gate, nextitem=nextitem)
         if self.options.gate:
-            result = self._result(item)
-            if result is None:
+            state = item.stash.get(state_key, None)
+            if state is None or state.result is None or state.result.case not in self.keeper.taken:
                 for report in reports:
                     hook.pytest_runtest_logreport(report=report)
             elif self.in_place:
@@ -180,18 +181,6 @@ class Gating:
             self.keeper.take(result, tolerances_of(item))
         return None
 
-    def _result(self, item: pytest.Item) -> Result | None:
-        state: CaseState | None = item.stash.get(state_key, None)
-        result = state.result if state else None
-        return result if result is not None and result.case in self.keeper.taken else None
-
-    def _failure(self, verdict: Verdict) -> str:
-        """Why the case fails; empty when it passes."""
-        if not self.options.gate:
-            return ""
-        fails = verdict.name in self.options.fail_on or verdict.case in self.keeper.instrumented
-        return "\n  ".join(phrases(verdict)) if fails else ""
-
     # -- after the last case -------------------------------------------------------------------------------------
 
     def give_up(self) -> None:
@@ -203,12 +192,20 @@ class Gating:
     def end(self, session: pytest.Session) -> None:
         """Settle what is open while the ranks still live, then hand out the reports that were held."""
         try:
-            self._settle(session)
+            self._more_runs(session)
+            if not (self.options.gate and self.in_place):
+                with self.suite.running_case():
+                    self.keeper.settle(self._say)
+                self._note_verdicts()
             with self.suite.signals.held():
                 self._release(settled=True)
             self._update()
         except (CaseStopped, KeyboardInterrupt) as stopped:  # while something was run again
-            self._conclude(interrupted(stopped))
+            with self.suite.signals.held():
+                if not self.in_place:
+                    self.keeper.conclude(interrupted(stopped))
+                self._note_verdicts()
+                self._release(settled=True)
             if isinstance(stopped, KeyboardInterrupt):
                 raise
             raise session.Interrupted(session.shouldstop) from None
@@ -216,22 +213,6 @@ class Gating:
             self.problem = f"the gate could not judge: {traceback.format_exc()}"
         finally:
             self.give_up()
-
-    def _conclude(self, why: str) -> None:
-        """Report what is known when a signal ends the settling."""
-        with self.suite.signals.held():
-            if not self.in_place:
-                self.keeper.conclude(why)
-            self._note_verdicts()
-            self._release(settled=True)
-
-    def _settle(self, session: pytest.Session) -> None:
-        self._more_runs(session)
-        if self.options.gate and self.in_place:
-            return
-        with self.suite.running_case():
-            self.keeper.settle(self._say)
-        self._note_verdicts()
 
     def _note_verdicts(self) -> None:
         verdict_reports.tell_next_steps(self.keeper.verdicts, self.config)
@@ -266,12 +247,16 @@ class Gating:
 
     def _report(self, item: pytest.Item, reports: Sequence[pytest.TestReport], verdict: Verdict | None) -> None:
         """Hand out the reports of a case with its verdict in them."""
-        failure = self._failure(verdict) if verdict else ""
+        failure = ""
+        if verdict and self.options.gate:
+            wrong = verdict.name in self.options.fail_on or verdict.case in self.keeper.instrumented
+            failure = "\n  ".join(phrases(verdict)) if wrong else ""
         for report in reports:
             fails = failure and report.when == "call" and not report.skipped  # it failed by itself, as expected
             final = verdict_reports.remade(item, report, failure) if fails else report
             if verdict and final.when in ("call", "teardown"):
-                final.user_properties = verdict_reports.with_verdict(final.user_properties, verdict)
+                kept = [(name, value) for name, value in final.user_properties if name != "verdict"]
+                final.user_properties = [*kept, ("verdict", verdict.name), ("verdict_detail", describe(verdict))]
             item.ihook.pytest_runtest_logreport(report=final)
 
     def _update(self) -> None:
@@ -319,14 +304,33 @@ class Gating:
             self.problem = f"--perf-gate compared nothing: {why}" if why else self._nothing_gated()
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
+    def show(self, terminalreporter: Any) -> None:
+        """Print what the gate found and what it stored; the screen has most of it too."""
+        if not (self.keeper.taken or self.problem):
+            return
+        verdict_reports.show(terminalreporter, self.config)
+        out, whole = Out(terminalreporter), self.config.stash[level_key] in ("tables", "cases")
+        keeper, gate = self.keeper, self.options.gate
+        suite_said = list(suite_lines(keeper.suite, self.options.fail_on if gate else frozenset()))
+        stores = self.options.update is not None
+        lines = list(gate_lines(keeper.verdicts, keeper.banner, gate, stores=stores)) if whole else []
+        lines += self.update_lines[: None if whole else _UPDATE_LINES]
+        if not whole and (more := len(self.update_lines) - _UPDATE_LINES) > 0:
+            lines.append(f"and {plural(more, 'more line')}: --perf-show=tables")
+        if lines or (suite_said and whole) or self.problem:
+            out.section("perfsuite gate" if gate else "perfsuite baselines")
+        for line in suite_said if whole else ():
+            out.line(line, red=line.startswith(SUITE_FAILS))
+        for line in lines:
+            out.line(line) if whole else out.fold(line)
+        if self.problem:
+            out.line(f"error: {self.problem}", red=True)
+
     def _say(self, text: str, *, always: bool = False) -> None:
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and (always or self.config.getoption("verbose", 0) >= 0):
             reporter.ensure_newline()
             reporter.write_line(f"perfsuite: {text}")
-
-
-gating_key = pytest.StashKey[Gating]()
 
 
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
@@ -344,37 +348,8 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
         raise pytest.UsageError(str(error)) from None
     if options.fresh:
         keep_first_tries(config, cases)
-    config.stash[gating_key] = gating
     config.pluginmanager.register(gating, "perfsuite.gating")
     config.pluginmanager.register(verdict_reports, verdict_reports.__name__)
-
-
-def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """What the gate found and what it stored; the screen has most of it too."""
-    gating = config.stash.get(gating_key, None)
-    if gating is None or not (gating.keeper.taken or gating.problem):
-        return
-    verdict_reports.show(terminalreporter, config)
-    out, whole = Out(terminalreporter), config.stash[level_key] in ("tables", "cases")
-    keeper, options = gating.keeper, gating.options
-    suite_said = list(suite_lines(keeper.suite, options.fail_on if options.gate else frozenset()))
-    stores = options.update is not None
-    lines = list(gate_lines(keeper.verdicts, keeper.banner, options.gate, stores=stores)) if whole else []
-    lines += gating.update_lines if whole else shortened(gating.update_lines)
-    if lines or (suite_said and whole) or gating.problem:
-        out.section("perfsuite gate" if options.gate else "perfsuite baselines")
-    for line in suite_said if whole else ():
-        out.line(line, red=line.startswith(SUITE_FAILS))
-    for line in lines:
-        out.line(line) if whole else out.fold(line)
-    if gating.problem:
-        out.line(f"error: {gating.problem}", red=True)
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """The first lines, and how many more there are."""
-    more = len(lines) - _UPDATE_LINES
-    return [*lines[:_UPDATE_LINES], *([f"and {plural(more, 'more line')}: --perf-show=tables"] if more > 0 else [])]
 
 
 def interrupted(stopped: BaseException) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfsuite.base.errors import LaunchError
-from perfsuite.base.units import plural
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.signals import is_command
 from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
@@ -239,12 +238,3 @@ def serve(session: pytest.Session, machine: Machine) -> None:
     status = serve_agent(config.stash[launch_key], slot=slot, stays=not is_command(), devices=device_names(machine))
     config.pluginmanager.register(_Leave(status), "perfsuite.leave")
     raise session.Failed("perfsuite: this process served a rank")  # the one end of a loop of which pytest says nothing
-
-
-def others_line(name: str, count: int) -> str:
-    """What a mixed run under a launcher says of its other tests."""
-    run = "runs" if count == 1 else "run"
-    return (
-        f"perfsuite: {plural(count, 'test')} beside the perf cases {run} on rank 0 only, without the variables of "
-        f"{name}; tests that need all ranks belong into a run of their own: -m 'not platform'"
-    )

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -322,32 +322,24 @@ def _path(text: str | None, directory: Path) -> Path | None:
     return None if text is None else directory / text
 
 
-V = TypeVar("V")
-
-
-def _benchmark_option(config: pytest.Config, name: str, default: V) -> V:
-    """An option of pytest-benchmark; its default where that plugin is switched off (``-p no:benchmark``)."""
-    value: V = config.getoption(name, default)
-    return value
-
-
 def _read_budget(config: pytest.Config) -> Budget:
-    timeout = collisions.option(config, "perf_timeout")
-    max_time_s = float(_benchmark_option(config, "benchmark_max_time", "1.0"))
-    disabled = _benchmark_option(config, "benchmark_disable", False)
-    min_rounds = _benchmark_option(config, "benchmark_min_rounds", 5)
-    sustain, warmup = collisions.option(config, "perf_sustain"), collisions.option(config, "perf_warmup")
+    option = functools.partial(collisions.option, config)
+    timeout, sustain, warmup = option("perf_timeout"), option("perf_sustain"), option("perf_warmup")
+    # pytest-benchmark's, with its defaults where that plugin is switched off (-p no:benchmark).
+    max_time_s = float(config.getoption("benchmark_max_time", "1.0"))
+    min_rounds = config.getoption("benchmark_min_rounds", 5)
+    disabled, enabled = (config.getoption(f"benchmark_{name}", False) for name in ("disable", "enable"))
     return Budget(
         min_rounds=min_rounds,
         max_rounds=max(min_rounds, Budget.max_rounds),
         max_time_s=max_time_s,
         # pytest-benchmark documents that its warm-up obeys --benchmark-max-time too.
         warmup_time_s=max_time_s,
-        smoke=disabled and not _benchmark_option(config, "benchmark_enable", False),
-        cache_flush=collisions.option(config, "perf_cache_flush"),
+        smoke=disabled and not enabled,
+        cache_flush=option("perf_cache_flush"),
         warmup_min_s=None if warmup is None else positive_duration(warmup, "--perf-warmup"),
         sustain_s=None if sustain is None else positive_duration(sustain, "--perf-sustain"),
-        yardstick=collisions.option(config, "perf_yardstick"),
+        yardstick=option("perf_yardstick"),
         timeout_s=positive_duration(timeout, "--perf-timeout")
         if timeout is not None
         else positive_duration(collisions.ini(config, "perf_timeout") or DEFAULT_TIMEOUT, "ini perf_timeout"),

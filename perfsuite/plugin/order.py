@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.base.errors import first_line
+from perfsuite.base.errors import PerfsuiteError, first_line
 from perfsuite.plugin import (
     benchmark,
     collect,
@@ -22,7 +22,6 @@ from perfsuite.plugin import (
     launch,
     options,
     outcome,
-    output,
     outputs,
     progress,
     projecting,
@@ -57,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     collisions.stop_giving_way(config)
     benchmark.take_bare_option(config)
     options.configure(config)
-    output.configure(config)
+    ending.configure(config)
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     outputs.configure(config)
     projecting.configure(config)
@@ -99,7 +98,11 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     }
     benchmark.give_bare_option_back(session)
     gate_options.refuse_no_cases(session, cases)
-    collect.open_journal(session, cases)
+    if cases:
+        try:
+            suite_of(session.config).open()
+        except PerfsuiteError as error:
+            raise pytest.UsageError(str(error)) from None
     returned = yield  # pytest prints the header and how many tests there are
     progress.begin(session, cases)
     if cases and options.runs_tests(session.config):
@@ -113,10 +116,12 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
-    if launch.is_agent(session.config):
-        launch.serve(session, suite_of(session.config).machine)
-    gate = _gate(session.config)
-    outcome.begin(session, "tests")
+    config = session.config
+    if launch.is_agent(config):
+        launch.serve(session, suite_of(config).machine)
+    suite, gate = config.stash.get(suite_key, None), _gate(config)
+    if suite is not None:
+        suite.signals.phase = "tests"
     try:
         try:
             returned = yield
@@ -126,10 +131,12 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
             raise
         if gate is not None:
             gate.end(session)
-        outcome.finish(session)
+        if suite is not None and suite.session is not None:
+            suite.session.finish()  # after all that the gate runs again, while there are ranks to run on
         return returned
     finally:
-        outcome.begin(session, "ends")
+        if suite is not None:
+            suite.signals.phase = "ends"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -153,15 +160,20 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     """End every process before the reports are written: whatever happens in those, nothing is left running."""
     config, gate = session.config, _gate(session.config)
+    suite = config.stash.get(suite_key, None)
     launch.give_output(config)
-    outcome.begin(session, "ends")
+    if suite is not None:
+        suite.signals.phase = "ends"
     try:
         if gate is not None:
             gate.finish(session)
-        if suite_key in config.stash:
+        if suite is not None:
             ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
             ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
-        outcome.close_unless_hurried(config)
+            # In a hurry the reports come first.  Open MPI kills half a second to a second and a half after its SIGTERM,
+            # and what runs then still ends with this process.
+            if not suite.signals.hurried:
+                suite.close()
         outputs.write(config, before_others=True)
         return (yield)
     finally:
@@ -196,14 +208,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
         show_summary(terminalreporter, config)
         cases = config.stash.get(ending.cases_key, {})
-        output.leave_out_perf_rows(config, cases)
+        ending.leave_out_perf_rows(config, cases)
     for line in config.stash.get(benchmark.apart_key, []):
-        output.Out(terminalreporter).fold(line, yellow=True)
+        ending.Out(terminalreporter).fold(line, yellow=True)
     outputs.show(terminalreporter, config, "perf_trace")
-    if _gate(config) is not None:
-        from perfsuite.plugin.gating import show as show_gate
-
-        show_gate(terminalreporter, config)
+    if (gate := _gate(config)) is not None:
+        gate.show(terminalreporter)
     if ending.record_key in config.stash:
         from perfsuite.plugin.summary import show_screen
 

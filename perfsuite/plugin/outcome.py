@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from _pytest.skipping import xfailed_key
@@ -69,9 +68,15 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     Plugins that run a failed test again call this for every try, and some call no other hook: so what a try leaves for
     the reports is put in order here.
     """
+    suite = item.config.stash.get(suite_key, None)
+    if suite is None:
+        return (yield)
     if not is_case(item):
-        with _plain(item.config):
+        suite.signals.plain = True
+        try:
             return (yield)
+        finally:
+            suite.signals.plain = False
     try:
         try:
             returned = yield
@@ -80,30 +85,19 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
             if shown is error:
                 raise
             raise shown from None
-        _require_called(item)
-        _judge(item)
-        _expect_out_of_memory(item)
+        _judge(item, suite)
     except BaseException as error:
-        _keep_try(item, error)
+        if (benchmark := getattr(item, "funcargs", {}).get("benchmark")) is not None:
+            benchmark.has_error = True  # pytest-benchmark must not keep what this try measured
+        if not isinstance(error, pytest.skip.Exception):
+            item.stash.setdefault(_tries_key, []).append(first_line(error) or type(error).__name__)
         raise
     finally:
-        give_properties(item)
-    _passed(item)
+        _give_properties(item, suite)
+    if tries := item.stash.get(_tries_key, []):  # the case is well now: they are no reason for a missing result
+        item.config.stash[missing_key].pop(item.nodeid, None)
+        item.config.stash.setdefault(_passed_key, {})[item.nodeid] = tries
     return returned
-
-
-@contextmanager
-def _plain(config: pytest.Config) -> Iterator[None]:
-    """While a test runs that is no perf case."""
-    suite: Suite | None = config.stash.get(suite_key, None)
-    if suite is None:
-        yield
-        return
-    suite.signals.plain = True
-    try:
-        yield
-    finally:
-        suite.signals.plain = False
 
 
 def _as_pytest_has_it(item: pytest.Item, error: BaseException) -> BaseException:
@@ -125,32 +119,23 @@ def _as_pytest_has_it(item: pytest.Item, error: BaseException) -> BaseException:
     return shown
 
 
-def _require_called(item: pytest.Item) -> None:
-    """A test that measured nothing must not look like one whose case is well."""
+def _judge(item: pytest.Item, suite: Suite) -> None:
+    """Fail a test that measured nothing, a case that is judged so, and out of memory where a failure is expected."""
     state = item.stash.get(state_key, None)
-    if state is None or state.called:
+    if state is None:
         return
-    benchmark = getattr(item, "funcargs", {})["benchmark"]
-    used = getattr(benchmark, "_mode", None)
-    raise failure(ONE_RECORD if used else NEVER_CALLED)
-
-
-def _judge(item: pytest.Item) -> None:
-    state = item.stash.get(state_key, None)
-    if state is None or state.result is None or state.result.outcome == "smoke":
+    if not state.called:
+        used = getattr(getattr(item, "funcargs", {})["benchmark"], "_mode", None)
+        raise failure(ONE_RECORD if used else NEVER_CALLED)
+    result = state.result
+    if result is None or result.outcome == "smoke":
         return
-    judgement = item.config.hook.pytest_perfsuite_judge(item=item, result=state.result)
+    judgement = item.config.hook.pytest_perfsuite_judge(item=item, result=result)
     if judgement is not None:
-        suite_of(item.config).verdicts[item.nodeid] = judgement.verdict
+        suite.verdicts[item.nodeid] = judgement.verdict
         if judgement.failure:
             raise failure(judgement.failure, VerdictFailed)
-
-
-def _expect_out_of_memory(item: pytest.Item) -> None:
-    """Out of memory is a result and no failure, except of a case that is expected to fail."""
-    state = item.stash.get(state_key, None)
-    result = state.result if state else None
-    if result is not None and result.outcome == "out_of_memory" and mark_of(item) is not None:
+    if result.outcome == "out_of_memory" and mark_of(item) is not None:
         torchs = getattr(sys.modules.get("torch"), "OutOfMemoryError", RuntimeError)
         raise failure(result.detail or "out of memory", also(OutOfMemory, torchs))
 
@@ -224,23 +209,6 @@ def refuse_unnamed_verdict(item: pytest.Item, call: pytest.CallInfo[None], repor
 # -- a case that a plugin such as pytest-retry runs again is one case, whose last try counts ------------------------
 
 
-def _keep_try(item: pytest.Item, error: BaseException) -> None:
-    """Keep why a try failed; pytest-benchmark must not keep what it measured."""
-    benchmark = getattr(item, "funcargs", {}).get("benchmark")
-    if benchmark is not None:
-        benchmark.has_error = True
-    if not isinstance(error, pytest.skip.Exception):
-        item.stash.setdefault(_tries_key, []).append(first_line(error) or type(error).__name__)
-
-
-def _passed(item: pytest.Item) -> None:
-    """The case is well now: earlier tries are no reason for a missing result."""
-    tries = item.stash.get(_tries_key, [])
-    if tries:
-        item.config.stash[missing_key].pop(item.nodeid, None)
-        item.config.stash.setdefault(_passed_key, {})[item.nodeid] = tries
-
-
 def retried_lines(config: pytest.Config) -> Iterable[str]:
     """A warning per case that passed only when it was run again."""
     for node, tries in config.stash.get(_passed_key, {}).items():
@@ -257,14 +225,13 @@ def keep_first_tries(config: pytest.Config, cases: Iterable[pytest.Item]) -> Non
 # -- the end -----------------------------------------------------------------------------------------------------
 
 
-def give_properties(item: pytest.Item) -> None:
+def _give_properties(item: pytest.Item, suite: Suite) -> None:
     """Replace the properties of the last try by those of this one."""
     state = item.stash.get(state_key, None)
     if state is not None:
         given = item.stash.get(_given_key, [])
-        own = properties(state, suite_of(item.config).verdicts.get(item.nodeid, ""))
+        own = item.stash[_given_key] = properties(state, suite.verdicts.get(item.nodeid, ""))
         item.user_properties[:] = [pair for pair in item.user_properties if pair not in given] + own
-        item.stash[_given_key] = own
 
 
 def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
@@ -281,36 +248,11 @@ def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
     return pairs + ([("verdict", verdict)] if verdict else [])
 
 
-def finish(session: pytest.Session) -> None:
-    """Finish the session after the last case and all that the gate runs again, while there are ranks to run on."""
-    suite: Suite | None = session.config.stash.get(suite_key, None)
-    if suite is not None and suite.session is not None:
-        suite.session.finish()
-
-
-def begin(session: pytest.Session, phase: Literal["tests", "ends"]) -> None:
-    """A signal means something else from here on, where there are perf cases."""
-    suite: Suite | None = session.config.stash.get(suite_key, None)
-    if suite is not None:
-        suite.signals.phase = phase
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     """A run that was told to stop has nothing but pytest's own frames to show; to format them all takes too long."""
     if isinstance(excinfo.value, pytest.Session.Interrupted):
         excinfo.traceback = excinfo.traceback[-1:]
-
-
-def close_unless_hurried(config: pytest.Config) -> None:
-    """End every process before the reports are written.
-
-    In a hurry the reports come first.  Open MPI kills half a second to a second and a half after its SIGTERM, and what
-    runs then still ends with this process.
-    """
-    suite: Suite | None = config.stash.get(suite_key, None)
-    if suite is None or not suite.signals.hurried:
-        close(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

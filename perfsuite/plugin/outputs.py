@@ -21,8 +21,8 @@ import pytest
 from perfsuite.base.errors import ConfigurationError, HistoryError, PerfsuiteError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions, ending, fixtures, projecting
+from perfsuite.plugin.ending import Out, level_key
 from perfsuite.plugin.options import BESIDE, file_of, runs_tests, settings_key
-from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.state import suite_key, suite_of
 
 
@@ -236,7 +236,12 @@ def _begin_summary(session: pytest.Session, path: Path) -> Path | None:
 
 def _write_summary(config: pytest.Config, _: Path) -> str:
     run, suite = config.stash.get(ending.record_key, None), config.stash.get(suite_key, None)
-    projected = "".join(f"{line}\n" for line in projecting.markdown(suite)) if suite is not None and run else ""
+    projected = ""
+    if suite is not None and run and (told := projecting.told(suite)):
+        from perfsuite.reports.projected import projected_grids
+        from perfsuite.reports.tables.markdown import markdown
+
+        projected = "".join(f"{line}\n" for grid in projected_grids(*told) for line in markdown(grid))
     if run is None or not (run.results or run.failures or projected):
         return ""
     from perfsuite.base import files

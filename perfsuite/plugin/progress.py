@@ -75,14 +75,10 @@ class Progress:
         most = max(by_source, key=lambda source: sum(by_source[source]))
         return sum(foretold) * len(self.pending) / len(foretold), most
 
-    def left_s(self, now: float) -> float | None:
-        """Seconds until the end; None before anything is known."""
-        left = self.left(now)
-        return None if left is None else left[0]
-
     def worth_telling(self, now: float) -> bool:
         """Whether the run is a long one, as far as is known."""
-        return now - self.started_at + (self.left_s(now) or 0.0) >= QUIET_S
+        left = self.left(now)
+        return now - self.started_at + (left[0] if left else 0.0) >= QUIET_S
 
     def log_is_due(self, now: float) -> bool:
         """Whether a log should get a line: LOG_EVERY_S after the start or after the last one."""

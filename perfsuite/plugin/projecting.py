@@ -7,7 +7,7 @@ word; baselines, the gate and A/B never see it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,36 +110,7 @@ def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result
             state.parameters[case] = result.parameters
 
 
-def lines(suite: Suite) -> list[str]:
-    """The terminal's table; nothing in a run that projects nothing."""
-    if (told := _told(suite)) is None:
-        return []
-    from perfsuite.reports.layout import grid_lines
-    from perfsuite.reports.projected import projected_grids
-
-    return grid_lines(projected_grids(*told))
-
-
-def rows(suite: Suite) -> Sequence[Mapping[str, object]]:
-    """For files of other programs; nothing in a run that projects nothing."""
-    if (told := _told(suite)) is None:
-        return []
-    from perfsuite.reports.projected import as_json
-
-    return as_json(*told)
-
-
-def markdown(suite: Suite) -> list[str]:
-    """For a page; nothing in a run that projects nothing."""
-    if (told := _told(suite)) is None:
-        return []
-    from perfsuite.reports.projected import projected_grids
-    from perfsuite.reports.tables.markdown import markdown
-
-    return [line for grid in projected_grids(*told) for line in markdown(grid)]
-
-
-def _told(
+def told(
     suite: Suite,
 ) -> tuple[Mapping[str, Projected], Mapping[str, Result], Mapping[str, Mapping[str, Any]]] | None:
     """Projections, the results beside them, and parameters, by node id; None in a run that projects nothing."""

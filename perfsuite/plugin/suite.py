@@ -9,7 +9,7 @@ import os
 import platform as python_platform
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,10 +110,13 @@ class Suite:
 
     @functools.cached_property
     def platforms(self) -> tuple[DeviceModel, ...]:
-        """The session's platform, then those that the command line names."""
-        mine = self.machine.model
-        named = named_platforms(self.config, self.catalog.models)
-        return (mine, *(self.catalog.models[name] for name in named if name != mine.name))
+        """The session's platform, then those that -k, -m or a node id of the command line names as a whole word."""
+        mine, config = self.machine.model, self.config
+        node_ids = [part for arg in config.args for part in arg.partition("[")[2:]]
+        text = " ".join([config.getoption("keyword") or "", config.getoption("markexpr") or "", *node_ids])
+        words = set(re.findall(r"[a-z0-9_]+", text.lower()))
+        named = (model for name, model in self.catalog.models.items() if name.lower() in words and name != mine.name)
+        return (mine, *named)
 
     @functools.cached_property
     def cluster(self) -> ClusterTransport | None:
@@ -224,7 +227,11 @@ class Suite:
         machine.family.require_backend(self.settings.backend)
         _ = self.platforms  # a damaged platform file is found now, not in the middle of collection
         if own_tree.VARIABLE not in os.environ:  # an arm is told its own
-            told = own_tree.session_variable(self.config.rootpath, exclusive=self._judges())
+            gate, option = self.config.stash[gate_options_key], self.config.getoption
+            compares = option("benchmark_compare", None) or option("benchmark_compare_fail", None)
+            # The code of another checkout would be wrong evidence for a run that gates, stores or compares.
+            judges = bool(gate.gate or gate.update or compares or self.config.stash[bare_compare_key])
+            told = own_tree.session_variable(self.config.rootpath, exclusive=judges)
             os.environ.update(told)  # rank processes inherit it
             self.config.add_cleanup(functools.partial(os.environ.__delitem__, own_tree.VARIABLE))
         self.session = PerfSession(
@@ -241,12 +248,6 @@ class Suite:
     def own_metrics(self) -> Sequence[OwnMetric]:
         """The metrics that conftest.py files and plugins register; InvalidParameter for what cannot be used."""
         return registered(self.config.hook.pytest_perfsuite_metrics(config=self.config))
-
-    def _judges(self) -> bool:
-        """Whether this run gates, stores or compares, so that the code of another checkout would be wrong evidence."""
-        gate, option = self.config.stash[gate_options_key], self.config.getoption
-        compares = option("benchmark_compare", None) or option("benchmark_compare_fail", None)
-        return bool(gate.gate or gate.update or compares or self.config.stash[bare_compare_key])
 
     def _open_driver(self) -> Driver:
         from perfsuite.runtime.driver import Driver  # not before something runs
@@ -366,11 +367,3 @@ class Suite:
         if self.settings.budget.smoke:
             lines.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
         return lines
-
-
-def named_platforms(config: pytest.Config, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of ``names`` that -k, -m or a node id of the command line names as a whole word."""
-    node_ids = [part for arg in config.args for part in arg.partition("[")[2:]]
-    text = " ".join([config.getoption("keyword") or "", config.getoption("markexpr") or "", *node_ids])
-    words = set(re.findall(r"[a-z0-9_]+", text.lower()))
-    return tuple(name for name in names if name.lower() in words)

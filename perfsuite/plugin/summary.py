@@ -22,17 +22,18 @@ from perfsuite.platforms.environment import congestion_control
 from perfsuite.platforms.quiet import disturbance, read_host_load
 from perfsuite.platforms.quiet import warnings as signs_of_others
 from perfsuite.plugin import collisions, outcome, projecting
-from perfsuite.plugin.ending import FAILED, SKIPPED, cases_key, missing_key, record_key, settle
+from perfsuite.plugin.ending import FAILED, SKIPPED, Out, cases_key, level_key, missing_key, record_key, settle
 from perfsuite.plugin.gate_options import gate_options_key
-from perfsuite.plugin.output import Out, level_key
 from perfsuite.plugin.outputs import outputs_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.describe import headline
 from perfsuite.record.result import Result
-from perfsuite.record.run import GateRecord, Revision, RunEnd, RunRecord, instrumented_line
+from perfsuite.record.run import GateRecord, RunEnd, RunRecord, instrumented_line
 from perfsuite.reports.devices import sustained_lines, throttled_lines
+from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.notable import notable
+from perfsuite.reports.projected import projected_grids
 from perfsuite.reports.scaling import scalings
 from perfsuite.reports.screen import outcomes, screen, title
 from perfsuite.reports.tables.published import published_lines
@@ -100,10 +101,10 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
     """One screen, and with ``--perf-show=tables`` every table above it; nothing when no perf case finished."""
-    suite = config.stash.get(suite_key, None)
-    if suite is None or suite.session is None:
+    suite, level = config.stash[suite_key], config.stash[level_key]
+    session = suite.session
+    if session is None:
         return
-    session, level = suite.session, config.stash[level_key]
     out, missing = Out(terminalreporter), config.stash[missing_key]
     if not session.results:
         for line in skip_lines(missing, suite.absent, nothing_measured=True):
@@ -113,23 +114,22 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
             out.line(f"perfsuite: {line}", yellow=True)
         _show_tables(out, suite, session)
     if level != "quiet":
-        for line in projecting.lines(suite):
+        told = projecting.told(suite)
+        for line in grid_lines(projected_grids(*told)) if told else ():
             out.line(line)
 
 
 def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
     """What everybody should see, last."""
-    run = config.stash.get(record_key, None)
-    suite = config.stash.get(suite_key, None)
-    if run is None or suite is None or not (run.results or run.failures):
+    run, suite = config.stash[record_key], config.stash[suite_key]
+    if not (run.results or run.failures):
         return
-    level, out = config.stash[level_key], Out(terminalreporter)
-    findings = notable(run)
+    out = Out(terminalreporter)
     lines = screen(
         run,
-        findings,
+        notable(run),
         width=out.width,
-        quiet=level == "quiet",
+        quiet=config.stash[level_key] == "quiet",
         stores=config.stash[gate_options_key].update is not None,
         links=links(suite, config),
     )
@@ -163,11 +163,10 @@ def _shown(path: Path, config: pytest.Config) -> str:
 
 def annotate(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the annotations."""
-    run = config.stash.get(record_key, None)
-    if run is not None and collisions.option(config, "perf_annotations") and os.environ.get("GITHUB_ACTIONS"):
+    if collisions.option(config, "perf_annotations") and os.environ.get("GITHUB_ACTIONS"):
         terminalreporter.ensure_newline()
         workspace = os.environ.get("GITHUB_WORKSPACE", "")
-        places = config.stash[cases_key]
+        run, places = config.stash[record_key], config.stash[cases_key]
         for line in error_commands(run, places, root=config.rootpath, workspace=workspace):
             terminalreporter.write_line(line)
 
@@ -236,32 +235,27 @@ def skip_lines(missing: Mapping[str, str], absent: Collection[str], *, nothing_m
 def warnings(suite: Suite, session: PerfSession) -> list[str]:
     """What makes the numbers less than they look: a busy machine, a journal that could not be kept up."""
     host = suite.machine.family.host
-    disturbed = [
-        (result.case, disturbance(result.measurement, waits=_waits(result), cores=host.cores()))
+    measured = [
+        (result.case, result.measurement)
         for result in session.results.values()
         if result.outcome == "measured" and result.measurement is not None and result.case not in session.reused
     ]
+    disturbed = [  # where ranks wait inside a sample, their share of CPU time says nothing
+        (case, disturbance(each, waits=each.world_size > 1 or not each.aligned, cores=host.cores()))
+        for case, each in measured
+    ]
     after = read_host_load(host, suite.own_processes()) if suite.load_before else None
+    code = "whether the code is that of its commit" if suite.revision.commit else "the revision"
     lines = [
         instrumented_line(session.results.values()),
         *signs_of_others(disturbed, before=suite.load_before, after=after),
         session.journal_problem,
-        unknown_code(suite.revision),
+        f"{code} is not known: {suite.revision.problem}" if suite.revision.problem else "",
         paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),
     ]
-    told = (
-        *lines,
-        *outcome.retried_lines(suite.config),
-        *throttled_lines(session.results.values()),
-        *oddities(session.results),
-    )
-    return [line for line in told if line]
-
-
-def unknown_code(revision: Revision) -> str:
-    """That git did not tell which code was measured; empty where it did, and outside of git."""
-    what = "whether the code is that of its commit" if revision.commit else "the revision"
-    return f"{what} is not known: {revision.problem}" if revision.problem else ""
+    lines += outcome.retried_lines(suite.config)
+    lines += throttled_lines(session.results.values())
+    return [line for line in (*lines, *oddities(session.results)) if line]
 
 
 def paced(control: str, results: Iterable[Result]) -> str:
@@ -287,9 +281,3 @@ def oddities(results: Mapping[str, Result]) -> list[str]:
         for violation in examine(result, base=bases.get(case))
         if violation.severity == "flagged"
     ]
-
-
-def _waits(result: Result) -> bool:
-    """Whether ranks wait inside a sample, so that their share of CPU time says nothing."""
-    measurement = result.measurement
-    return measurement is not None and (measurement.world_size > 1 or not measurement.aligned)

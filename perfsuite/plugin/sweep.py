@@ -128,7 +128,13 @@ class Sweep:
     def points(self, scale: Scale, there: LaunchSizes = ANY_HOST) -> Iterator[SweepPoint]:
         """Every combination at this scale: world sizes outermost, so that equal groups follow each other."""
         sizes: Sequence[Size | None] = (self.full if scale == "full" else self.small) or (None,)
-        for world_size in self._world_sizes(scale, there) if self.world_sizes else (None,):
+        counts: tuple[int | None, ...] = (None,)
+        if self.world_sizes:
+            named = self.full_world_sizes if scale == "full" else self.world_sizes
+            counts = there.instead_of(named, max(self.world_sizes)) if self.more else named
+        for world_size in counts:
+            further = world_size is not None and world_size > max(self.world_sizes)
+            is_extended = world_size in self.extended or (further and bool(self.extended))
             for size in sizes:
                 for index, dtype in enumerate(self.dtypes or (None,)):
                     if index and self.only_at is not None and size != self.only_at:
@@ -139,18 +145,9 @@ class Sweep:
                         world_size=world_size,
                         values=(*values, dtype) if dtype else values,
                         id="-".join(token for token in tokens if token),
-                        extended=self._is_extended(world_size) or size in self.extended_sizes,
+                        extended=is_extended or size in self.extended_sizes,
                         needs=world_size or (self.ranks_of(size.value) if size and self.ranks_of else 1),
                     )
-
-    def _world_sizes(self, scale: Scale, there: LaunchSizes) -> tuple[int, ...]:
-        """Those of the decorator, and where it asks for more those that this run has beside or instead."""
-        counts = self.full_world_sizes if scale == "full" else self.world_sizes
-        return there.instead_of(counts, max(self.world_sizes)) if self.more else counts
-
-    def _is_extended(self, world_size: int | None) -> bool:
-        further = world_size is not None and world_size > max(self.world_sizes)
-        return world_size in self.extended or (further and bool(self.extended))
 
 
 def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str]) -> Sweep:

@@ -15,10 +15,9 @@ from perfsuite.base.errors import VerdictFailed
 from perfsuite.base.git import GitFailed
 from perfsuite.base.units import plural
 from perfsuite.history.git import Repository
-from perfsuite.plugin.ending import keep_reason
+from perfsuite.plugin.ending import Out, keep_reason, level_key
 from perfsuite.plugin.outcome import covers_verdict, failure
-from perfsuite.plugin.output import Out, level_key
-from perfsuite.record.describe import describe, headline
+from perfsuite.record.describe import headline
 from perfsuite.record.verdict import Verdict
 
 IN_FULL = 3
@@ -52,12 +51,6 @@ def remade(item: pytest.Item, report: pytest.TestReport, failed: str) -> pytest.
         attributes["wasxfail"] = covered
     keep_reason(item, call, new)
     return new
-
-
-def with_verdict(properties: Sequence[tuple[str, object]], verdict: Verdict) -> list[tuple[str, object]]:
-    """JUnit properties with the verdict in them."""
-    kept = [(name, value) for name, value in properties if name != "verdict"]
-    return [*kept, ("verdict", verdict.name), ("verdict_detail", describe(verdict))]
 
 
 def _why_no_ab(repository: Repository, commit: str) -> str:
