@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.ranks import rendezvous
-from perfsuite.runtime.transports import star
+from perfsuite.runtime.transports import door, star
+from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.star import AgentFacts
+from test_correctness.helpers.agents import a_launch
 from test_correctness.helpers.processes import listening_on
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
@@ -73,6 +77,28 @@ def test_the_launch_s_address_is_the_one_by_which_other_hosts_came(monkeypatch):
     assert star.best_address(addresses, facts) == "10.0.0.1"
     assert star.best_address({1: addresses[1]}, facts) == "127.0.1.1"
     assert star.best_address({}, {}) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("n1", "Name or service not known"), ("host..of.nobody", "label empty or too long")],
+    ids=["no host has it", "no name at all"],
+)
+def test_an_agent_says_that_the_name_of_rank_0_has_no_address(name, why, monkeypatch, capsys):
+    """A node name of Slurm need not be a host name; the wait is 300 s, and DNS may know the name later."""
+
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, why)
+
+    if name == "n1":
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    launch = a_launch(1, local_world_size=1, master_addr=name)
+    said = rf"knows no address of {re.escape(name)}, the host of rank 0 \(.*{why}.*\): set MASTER_ADDR to an address"
+    find, hello = lambda: Meeting(key=bytes(16)), star.greeting(launch, "here", 1)
+    with pytest.raises(LaunchError, match=rf"rank 1 found no driver .*{said}"):
+        door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=0.1, alive=lambda: True)
+    star.say_waiting(launch, "rank 0", 300.0, {"RANK": "1"})
+    assert re.search(said, capsys.readouterr().err)
 
 
 def pickling(tree: ast.AST) -> list[str]:

@@ -12,8 +12,7 @@ import pytest
 
 from perfsuite.runtime.transports import door, star, wire
 from perfsuite.runtime.transports.keys import Meeting
-from perfsuite.runtime.transports.launchers import Launch
-from test_correctness.helpers.agents import launched
+from test_correctness.helpers.agents import a_launch, launched
 from test_correctness.helpers.processes import gone, processes_with
 from test_correctness.helpers.relay import Relay
 
@@ -32,25 +31,11 @@ def beside(monkeypatch):
     monkeypatch.setattr(door, "_listen", listen)
 
 
-def a_launch(rank: int, run_id: str) -> Launch:
-    return Launch(
-        launcher="env",
-        rank=rank,
-        local_rank=0,
-        world_size=2,
-        local_world_size=1,
-        node_rank=rank,
-        master_addr="127.0.0.2",
-        master_port=None,
-        run_id=run_id,
-    )
-
-
 @contextlib.contextmanager
 def relayed(change):
     """(relay, the driver's net, the agent's link), with the relay between them."""
-    launch = a_launch(0, uuid.uuid4().hex)
-    agent = a_launch(1, launch.run_id)
+    launch = a_launch(local_world_size=1, master_addr="127.0.0.2")
+    agent = dataclasses.replace(launch, rank=1, node_rank=1)
     port = door.candidate_ports(launch)[0]
     entrance = door.Door(launch, Meeting(key=KEY))
     relay = Relay(("127.0.0.2", port), ("127.0.0.1", port), change)
@@ -140,7 +125,7 @@ def test_whatever_a_relay_does_to_frames_is_noticed_before_it_is_read(change, re
 
 def test_a_relay_on_another_port_of_the_driver_s_host_is_passed_over():
     """Both proofs cover the port: what listens on the first candidate cannot pass them on to the second."""
-    launch = dataclasses.replace(a_launch(0, uuid.uuid4().hex), master_addr="127.0.0.1")
+    launch = a_launch(local_world_size=1)
     agent = dataclasses.replace(launch, rank=1)
     first, second, *_ = door.candidate_ports(launch)
     relay = Relay(("127.0.0.1", first), ("127.0.0.1", second), lambda frame: [frame])

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.base.errors import LaunchError
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports import keys
 from perfsuite.runtime.transports.launchers import Launch, detect_launch
+from test_correctness.helpers.agents import a_launch, an_agent
 
 HOLDER = """
 import os, sys
@@ -25,9 +27,10 @@ print(directory, offered.file, flush=True)
 sys.stdin.read()
 """
 ROOT = Path(__file__).parent.parent
+KEY = b"0123456789abcdef"
 
 
-def a_launch(run_id: str) -> dict[str, str]:
+def variables_of(run_id: str) -> dict[str, str]:
     return {
         "TORCHELASTIC_RUN_ID": run_id,
         **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
@@ -37,7 +40,7 @@ def a_launch(run_id: str) -> dict[str, str]:
     }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def tmp(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -46,7 +49,7 @@ def tmp(tmp_path, monkeypatch):
 @pytest.fixture
 def holder(tmp):
     """A process that has a directory and offers a key: (process, directory, key)."""
-    environ = {**os.environ, **a_launch("another"), "TMPDIR": str(tmp), "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, **variables_of("another"), "TMPDIR": str(tmp), "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", HOLDER], env=environ, **pipes) as process:
         yield (process, *map(Path, process.stdout.readline().split()))
@@ -88,7 +91,7 @@ def test_nothing_else_is_touched(tmp):
 
 
 def test_a_key_that_was_replaced_meanwhile_is_not_taken_for_the_old_one(tmp, monkeypatch):
-    launch = detect_launch(a_launch("mine"))
+    launch = detect_launch(variables_of("mine"))
     assert isinstance(launch, Launch)
     old = keys.offer_meeting(launch, {})
     old.lock.close()  # as at its driver's end
@@ -120,3 +123,102 @@ def test_runs_that_start_at_once_do_not_touch_each_other(tmp):
     with ProcessPoolExecutor(4) as pool:
         list(pool.map(come_and_go, [str(tmp)] * 4))
     assert list(tmp.iterdir()) == []
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+
+
+def test_a_user_key_is_the_same_for_driver_and_agents(tmp_path):
+    file = tmp_path / "key"
+    file.write_bytes(KEY + b"\n")
+    file.chmod(0o600)
+    for launch in (a_launch(local_world_size=1), a_launch()):
+        for environ in ({"PERFSUITE_KEY": KEY.decode()}, {"PERFSUITE_KEY_FILE": str(file)}):
+            offered = keys.offer_meeting(launch, environ)
+            assert offered.meeting == keys.find_meeting(an_agent(launch, 1), environ)
+            assert offered.meeting.key == KEY
+            assert KEY not in offered.content, "a key of the user's is not ours to write down"
+            offered.discard()
+    assert file.exists(), "nor to remove"
+
+
+def test_a_key_that_only_the_driver_was_given_is_told():
+    launch = a_launch()
+    offered = keys.offer_meeting(launch, {"PERFSUITE_KEY": KEY.decode()})
+    with pytest.raises(LaunchError, match="rank 1 has none: give all processes of the launch the same one, or none"):
+        keys.find_meeting(an_agent(launch, 1), {})
+    offered.discard()
+
+
+def test_on_one_host_the_driver_makes_key_and_socket_and_removes_them(tmp_path):
+    launch = a_launch()
+    agent = an_agent(launch, 1)
+    assert keys.find_meeting(agent, {}) is None
+    killed_before = keys.offer_meeting(launch, {})
+    offered = keys.offer_meeting(launch, {})
+    assert offered.meeting == keys.find_meeting(agent, {})
+    assert offered.meeting.key != killed_before.meeting.key
+    assert offered.meeting.socket != killed_before.meeting.socket
+    assert (offered.file.stat().st_mode & 0o777, offered.file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert offered.meeting.socket.parent.stat().st_mode & 0o777 == 0o700
+    killed_before.discard()
+    assert offered.file.exists(), "it belongs to the later launch"
+    offered.discard()
+    offered.discard()
+    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+
+
+def test_what_an_older_version_offers_is_nothing():
+    launch = a_launch()
+    offered = keys.offer_meeting(launch, {})
+    for content in (b"0" * 64, b"[]", b"{}", b"\xff", b""):
+        offered.file.write_bytes(content)
+        assert keys.find_meeting(an_agent(launch, 1), {}) is None
+    offered.discard()
+    offered.file.unlink()
+
+
+def test_several_hosts_without_a_key_are_refused():
+    launch = a_launch(local_world_size=1)
+    for ask in (keys.offer_meeting, keys.find_meeting):
+        with pytest.raises(LaunchError, match=r"several hosts, and neither PERFSUITE_KEY nor.*token_hex"):
+            ask(launch, {})
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660, 0o604])
+def test_a_key_file_that_others_can_read_is_refused(tmp_path, mode):
+    file = tmp_path / "key"
+    file.write_bytes(KEY)
+    file.chmod(mode)
+    with pytest.raises(LaunchError, match=rf"has mode {mode:04o}: others could read.*chmod 0600"):
+        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_key_file_of_somebody_else_is_refused(tmp_path):
+    file = tmp_path / "key"
+    file.write_bytes(KEY)
+    file.chmod(0o600)
+    os.chown(file, 12345, -1)
+    with pytest.raises(LaunchError, match=r"belongs to user id 12345"):
+        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
+
+
+def test_short_missing_and_unkeepable_keys_are_refused(tmp_path):
+    with pytest.raises(LaunchError, match=r"PERFSUITE_KEY has 3 characters: a key needs at least 16"):
+        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY": "abc"})
+    with pytest.raises(LaunchError, match=r"PERFSUITE_KEY_FILE=.*nothing cannot be read \(No such file"):
+        keys.find_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(tmp_path / "nothing")})
+    (tmp_path / f"perfsuite-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(LaunchError, match=r"has mode 0755: others could read or replace the key"):
+        keys.offer_meeting(a_launch(), {})
+    (tmp_path / f"perfsuite-{os.getuid()}").rmdir()
+    (tmp_path / f"perfsuite-{os.getuid()}").write_text("")
+    with pytest.raises(LaunchError, match=r"is no directory"):
+        keys.offer_meeting(a_launch(), {})
+
+
+def test_an_unwritable_temporary_directory_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(LaunchError, match=r"no key can be written under .*missing \(No such file"):
+        keys.offer_meeting(a_launch(), {})

@@ -17,7 +17,7 @@ from perfsuite.record.result import Peak, Peaks
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers import steps, training_faults
+from test_correctness.helpers import training_faults
 from test_correctness.helpers.local_driver import COMPILER, FSDP, WORKER, driver_fixture
 from test_correctness.helpers.processes import gone
 from test_correctness.helpers.twin_sizes import as_its_twin
@@ -219,7 +219,7 @@ def test_a_first_step_under_selective_checkpointing_is_watched_too(driver):
 
 @pytest.mark.parametrize(("blind", "share"), [(None, 0.25), (1, None)])
 def test_kernels_tell_exposed_communication_where_every_rank_sees_them(driver, blind, share):
-    workload = FunctionWorkload(function=steps.told_by_kernels, arguments={"blind": blind})
+    workload = FunctionWorkload(function=training_faults.told_by_kernels, arguments={"blind": blind})
     found = records(run(driver, workload, 2, budget=ONCE))
     assert (found["told"], found.get("exposed_kernel_share")) == (share is not None, share)
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import pickle
-import re
 import socket
 import tempfile
 import threading
-import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from perfsuite.base.errors import LaunchError
-from perfsuite.runtime.transports import door, keys, star, wire
+from perfsuite.runtime.transports import door, star, wire
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch
+from test_correctness.helpers.agents import a_launch, an_agent
 
 KEY = b"0123456789abcdef"
 OTHER_KEY = b"another key of 16"
@@ -30,27 +27,8 @@ def _private_temporary_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def a_launch(rank: int = 0, world_size: int = 2, *, local_world_size: int | None = None, run_id: str = "") -> Launch:
-    local_world_size = local_world_size or world_size
-    return Launch(
-        launcher="env",
-        rank=rank,
-        local_rank=rank % local_world_size,
-        world_size=world_size,
-        local_world_size=local_world_size,
-        node_rank=0,
-        master_addr="127.0.0.1",
-        master_port=None,
-        run_id=run_id or uuid.uuid4().hex,
-    )
-
-
 def between_hosts(rank: int = 0, world_size: int = 2) -> Launch:
     return a_launch(rank, world_size, local_world_size=1)
-
-
-def an_agent(launch: Launch, rank: int) -> Launch:
-    return a_launch(rank, launch.world_size, local_world_size=launch.local_world_size, run_id=launch.run_id)
 
 
 @pytest.fixture
@@ -59,13 +37,13 @@ def pool():
         yield threads
 
 
-def meeting_of(launch: Launch, key: bytes = KEY) -> Meeting:
+def meeting(key: bytes = KEY) -> Meeting:
     return Meeting(key=key, socket=Path(tempfile.gettempdir()) / "socket")
 
 
 def reach(launch: Launch, key: bytes = KEY, hello=None, *, deadline_s: float = 30.0, alive=lambda: True):
     hello = hello or star.greeting(launch, "here", 1)
-    find = lambda: meeting_of(launch, key)  # noqa: E731
+    find = lambda: meeting(key)  # noqa: E731
     return door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=deadline_s, alive=alive)
 
 
@@ -77,14 +55,9 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=30)
 
 
-@contextlib.contextmanager
-def opened(launch: Launch):
-    """The door of a launch."""
-    opened = door.Door(launch, meeting_of(launch))
-    try:
-        yield opened
-    finally:
-        opened.close()
+def opened(launch: Launch) -> contextlib.closing[door.Door]:
+    """The door of a launch, which is closed at the end."""
+    return contextlib.closing(door.Door(launch, meeting()))
 
 
 def let_in(entrance: door.Door, *, within_s: float = 60.0) -> wire.Link:
@@ -92,6 +65,14 @@ def let_in(entrance: door.Door, *, within_s: float = 60.0) -> wire.Link:
     link, _ = entrance.next_arrival(within_s) or pytest.fail("nobody came")
     link.send({})
     return link
+
+
+def an_agent_gets_in(pool: ThreadPoolExecutor, launch: Launch, entrance: door.Door, *, within_s: float = 60.0) -> None:
+    """It is welcomed, and both ends are closed."""
+    agent = knock(pool, an_agent(launch, 1), deadline_s=within_s)
+    link = let_in(entrance, within_s=within_s)
+    agent.result(30)[0].close()
+    link.close()
 
 
 def next_frame(link: wire.Link):
@@ -119,102 +100,6 @@ def test_ports_are_the_same_on_all_ranks_and_differ_between_launches():
     ports = {door.candidate_ports(a_launch())[0] for _ in range(64)}
     assert len(ports) > 32
     assert all(20000 <= port < 32768 for port in ports)
-
-
-def test_a_user_key_is_the_same_for_driver_and_agents(tmp_path):
-    file = tmp_path / "key"
-    file.write_bytes(KEY + b"\n")
-    file.chmod(0o600)
-    for launch in (between_hosts(), a_launch()):
-        for environ in ({"PERFSUITE_KEY": KEY.decode()}, {"PERFSUITE_KEY_FILE": str(file)}):
-            offered = keys.offer_meeting(launch, environ)
-            assert offered.meeting == keys.find_meeting(an_agent(launch, 1), environ)
-            assert offered.meeting.key == KEY
-            assert KEY not in offered.content, "a key of the user's is not ours to write down"
-            offered.discard()
-    assert file.exists(), "nor to remove"
-
-
-def test_a_key_that_only_the_driver_was_given_is_told():
-    launch = a_launch()
-    offered = keys.offer_meeting(launch, {"PERFSUITE_KEY": KEY.decode()})
-    with pytest.raises(LaunchError, match="rank 1 has none: give all processes of the launch the same one, or none"):
-        keys.find_meeting(an_agent(launch, 1), {})
-    offered.discard()
-
-
-def test_on_one_host_the_driver_makes_key_and_socket_and_removes_them(tmp_path):
-    launch = a_launch()
-    agent = an_agent(launch, 1)
-    assert keys.find_meeting(agent, {}) is None
-    killed_before = keys.offer_meeting(launch, {})
-    offered = keys.offer_meeting(launch, {})
-    assert offered.meeting == keys.find_meeting(agent, {})
-    assert offered.meeting.key != killed_before.meeting.key
-    assert offered.meeting.socket != killed_before.meeting.socket
-    assert (offered.file.stat().st_mode & 0o777, offered.file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert offered.meeting.socket.parent.stat().st_mode & 0o777 == 0o700
-    killed_before.discard()
-    assert offered.file.exists(), "it belongs to the later launch"
-    offered.discard()
-    offered.discard()
-    assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
-
-
-def test_what_an_older_version_offers_is_nothing():
-    launch = a_launch()
-    offered = keys.offer_meeting(launch, {})
-    for content in (b"0" * 64, b"[]", b"{}", b"\xff", b""):
-        offered.file.write_bytes(content)
-        assert keys.find_meeting(an_agent(launch, 1), {}) is None
-    offered.discard()
-    offered.file.unlink()
-
-
-def test_several_hosts_without_a_key_are_refused():
-    launch = between_hosts()
-    for ask in (keys.offer_meeting, keys.find_meeting):
-        with pytest.raises(LaunchError, match=r"several hosts, and neither PERFSUITE_KEY nor.*token_hex"):
-            ask(launch, {})
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o660, 0o604])
-def test_a_key_file_that_others_can_read_is_refused(tmp_path, mode):
-    file = tmp_path / "key"
-    file.write_bytes(KEY)
-    file.chmod(mode)
-    with pytest.raises(LaunchError, match=rf"has mode {mode:04o}: others could read.*chmod 0600"):
-        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_a_key_file_of_somebody_else_is_refused(tmp_path):
-    file = tmp_path / "key"
-    file.write_bytes(KEY)
-    file.chmod(0o600)
-    os.chown(file, 12345, -1)
-    with pytest.raises(LaunchError, match=r"belongs to user id 12345"):
-        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
-
-
-def test_short_missing_and_unkeepable_keys_are_refused(tmp_path):
-    with pytest.raises(LaunchError, match=r"PERFSUITE_KEY has 3 characters: a key needs at least 16"):
-        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY": "abc"})
-    with pytest.raises(LaunchError, match=r"PERFSUITE_KEY_FILE=.*nothing cannot be read \(No such file"):
-        keys.find_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(tmp_path / "nothing")})
-    (tmp_path / f"perfsuite-{os.getuid()}").mkdir(mode=0o755)
-    with pytest.raises(LaunchError, match=r"has mode 0755: others could read or replace the key"):
-        keys.offer_meeting(a_launch(), {})
-    (tmp_path / f"perfsuite-{os.getuid()}").rmdir()
-    (tmp_path / f"perfsuite-{os.getuid()}").write_text("")
-    with pytest.raises(LaunchError, match=r"is no directory"):
-        keys.offer_meeting(a_launch(), {})
-
-
-def test_an_unwritable_temporary_directory_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(LaunchError, match=r"no key can be written under .*missing \(No such file"):
-        keys.offer_meeting(a_launch(), {})
 
 
 def test_frames_of_every_size_arrive_whole_in_both_directions(pair, pool):
@@ -280,20 +165,8 @@ def test_strangers_without_the_key_are_turned_away(pool):
     assert entrance.turned_away.keys() == {"another key, launch or port", "no handshake"}
 
 
-def test_silent_strangers_hold_nobody_up(pool, monkeypatch):
+def test_thousands_of_silent_connections_cost_neither_files_nor_the_launch(pool, monkeypatch):
     monkeypatch.setattr(door, "HANDSHAKE_S", 600.0)
-    launch = between_hosts()
-    with contextlib.ExitStack() as strangers:
-        entrance = strangers.enter_context(opened(launch))
-        for _ in range(20):
-            strangers.enter_context(connect(entrance.address))
-        agent = knock(pool, an_agent(launch, 1))
-        link = let_in(entrance)
-        agent.result(30)[0].close()
-        link.close()
-
-
-def test_thousands_of_connections_cost_neither_files_nor_the_launch(pool):
     launch = between_hosts()
     with contextlib.ExitStack() as strangers:
         entrance = strangers.enter_context(opened(launch))
@@ -301,11 +174,8 @@ def test_thousands_of_connections_cost_neither_files_nor_the_launch(pool):
             sock = strangers.enter_context(socket.socket())
             sock.setblocking(False)
             sock.connect_ex(("127.0.0.1", entrance.address))
-        agent = knock(pool, an_agent(launch, 1), deadline_s=600)
-        link = let_in(entrance, within_s=600)
+        an_agent_gets_in(pool, launch, entrance, within_s=600)
         assert len(entrance._visits) <= 256
-        agent.result(30)[0].close()
-        link.close()
 
 
 def test_a_stranger_who_drips_bytes_is_cut_off(monkeypatch, pool):
@@ -336,27 +206,6 @@ def test_an_agent_without_a_launcher_stops_looking():
             reach(launch, deadline_s=0.1)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [("n1", "Name or service not known"), ("host..of.nobody", "label empty or too long")],
-    ids=["no host has it", "no name at all"],
-)
-def test_an_agent_says_that_the_name_of_rank_0_has_no_address(name, why, monkeypatch, capsys):
-    """A node name of Slurm need not be a host name; the wait is 300 s, and DNS may know the name later."""
-
-    def unknown(*_, **__):
-        raise socket.gaierror(socket.EAI_NONAME, why)
-
-    if name == "n1":
-        monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    launch = dataclasses.replace(between_hosts(1), master_addr=name)
-    said = rf"knows no address of {re.escape(name)}, the host of rank 0 \(.*{why}.*\): set MASTER_ADDR to an address"
-    with pytest.raises(LaunchError, match=rf"rank 1 found no driver .*{said}"):
-        reach(launch, deadline_s=0.1)
-    star.say_waiting(launch, "rank 0", 300.0, {"RANK": "1"})
-    assert re.search(said, capsys.readouterr().err)
-
-
 def test_a_driver_that_does_not_know_the_key_gets_no_agent(pool, monkeypatch):
     monkeypatch.setattr(door, "HANDSHAKE_S", 2.0)
     launch = between_hosts()
@@ -382,10 +231,7 @@ def test_taken_ports_are_passed_over_by_both_sides(pool, monkeypatch):
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
         entrance = stack.enter_context(opened(launch))
         assert third <= entrance.address
-        agent = knock(pool, an_agent(launch, 1))
-        link = let_in(entrance)
-        agent.result(30)[0].close()
-        link.close()
+        an_agent_gets_in(pool, launch, entrance)
 
 
 def test_all_ports_in_use_is_one_line():
@@ -395,7 +241,7 @@ def test_all_ports_in_use_is_one_line():
             with contextlib.suppress(OSError):
                 taken.enter_context(socket.create_server(("127.0.0.1", port)))
         with pytest.raises(LaunchError, match=r"ports \d+-\d+ of this host are all in use: .*ss -ltnp") as refused:
-            door.Door(launch, meeting_of(launch))
+            door.Door(launch, meeting())
     assert "\n" not in str(refused.value)
 
 
@@ -427,7 +273,7 @@ def test_a_place_that_holds_no_socket_is_one_line(tmp_path):
 
 
 def gathering(pool: ThreadPoolExecutor, launch: Launch, deadline_s: float = 30.0) -> Future:
-    return pool.submit(star.gather, launch, meeting_of(launch), deadline_s, {"hello": "all"})
+    return pool.submit(star.gather, launch, meeting(), deadline_s, {"hello": "all"})
 
 
 def test_gathering_brings_every_agent_and_its_facts(pool):

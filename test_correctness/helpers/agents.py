@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.cluster import ClusterTransport
-from perfsuite.runtime.transports.launchers import detect_launch, launcher_variables
+from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
 
 ROOT = Path(__file__).parent.parent.parent
 PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
@@ -47,6 +49,25 @@ def environ_of(rank: int, world_size: int, directory: Path, *, hosts: int = 1) -
     return {**kept, **ours, **({"PERFSUITE_KEY": "a key for tests alone"} if hosts > 1 else {})}
 
 
+def a_launch(rank: int = 0, world_size: int = 2, **changes: Any) -> Launch:
+    """A process of a launch of its own on one host, unless ``changes`` say otherwise."""
+    same = {
+        "launcher": "env",
+        "local_world_size": changes.get("local_world_size", world_size),
+        "node_rank": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": None,
+        "run_id": uuid.uuid4().hex,
+    }
+    local_rank = rank % same["local_world_size"]
+    return Launch(rank=rank, local_rank=local_rank, world_size=world_size, **{**same, **changes})
+
+
+def an_agent(launch: Launch, rank: int) -> Launch:
+    """Another process of the same launch."""
+    return dataclasses.replace(launch, rank=rank, local_rank=rank % launch.local_world_size)
+
+
 def start(script: str, environ: dict[str, str], *arguments: str, stdin=None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
@@ -60,7 +81,7 @@ def start(script: str, environ: dict[str, str], *arguments: str, stdin=None) -> 
     )
 
 
-@dataclass
+@dataclasses.dataclass
 class Launched:
     transport: ClusterTransport
     agents: dict[int, subprocess.Popen[str]]

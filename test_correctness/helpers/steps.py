@@ -62,116 +62,64 @@ def queue_of_messages(rank):
     return run
 
 
-def told_by_kernels(rank, blind=None):
-    """Asks the kernels of a small step for its exposed communication; rank ``blind`` sees none of its library."""
-    from perfsuite.workloads.training import exposed
-    from perfsuite.workloads.training.exposed import Kernel
-    from perfsuite.workloads.training.train_step import TrainStep
-
-    steps = range(0, 240, 80)  # the three that are recorded, all alike
-    products = [Kernel(name="gemm", start_ns=at, end_ns=at + 60) for at in steps]
-    messages = [Kernel(name="gloo_AllReduce", start_ns=at + 40, end_ns=at + 80, stream=1) for at in steps]
-
-    def record_kernels(run, wait):
-        run()
-        return products if rank.rank == blind else products + messages
-
-    def run():
-        exposed.record_kernels, real = record_kernels, exposed.record_kernels
-        try:
-            told = exposed.ExposedStep(TrainStep(model="gpt2-tiny", strategy="ddp"), rank)._tell_by_kernels()
-        finally:
-            exposed.record_kernels = real
-        rank.record("told", told, reduce="equal")
-
-    return run
-
-
 def allowed(rank):
     """Nothing, and how many cores each rank may use."""
     rank.record(f"cores{rank.rank}", float(len(os.sched_getaffinity(0))), unit="cores", reduce="only")
     return lambda: None
 
 
-def late_rank(rank, late=1, delay_s=0.02):
-    """One rank comes to the collective a known time after the others."""
+def sum_after(rank, culprit, misbehave):
+    """A sum of a small buffer over all ranks, before which rank ``culprit`` calls ``misbehave``."""
     import torch
     import torch.distributed as dist
 
     buffer = torch.ones(16)
 
     def run():
-        if rank.rank == late:
-            time.sleep(delay_s)
+        if rank.rank == culprit:
+            misbehave()
         dist.all_reduce(buffer)
 
     return run
+
+
+def late_rank(rank, late=1, delay_s=0.02):
+    """One rank comes to the collective a known time after the others."""
+    return sum_after(rank, late, lambda: time.sleep(delay_s))
 
 
 def raising(rank, culprit=1, everywhere=False):
     """One rank (or every one) raises instead of coming to the collective."""
-    import torch
-    import torch.distributed as dist
 
-    buffer = torch.ones(16)
+    def misbehave():
+        raise ValueError(f"bad luck on purpose, rank {culprit}")
 
-    def run():
-        if everywhere or rank.rank == culprit:
-            raise ValueError(f"bad luck on purpose, rank {culprit}")
-        dist.all_reduce(buffer)
-
-    return run
+    return sum_after(rank, rank.rank if everywhere else culprit, misbehave)
 
 
 def stopped(rank, culprit=1):
     """One rank is stopped by a signal before it comes to the collective."""
-    import torch
-    import torch.distributed as dist
-
-    buffer = torch.ones(16)
-
-    def run():
-        if rank.rank == culprit:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        dist.all_reduce(buffer)
-
-    return run
+    return sum_after(rank, culprit, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 def hanging(rank, culprit=1):
     """One rank never comes to the collective."""
-    import torch
-    import torch.distributed as dist
-
-    buffer = torch.ones(16)
-
-    def run():
-        if rank.rank == culprit:
-            time.sleep(3600)
-        dist.all_reduce(buffer)
-
-    return run
+    return sum_after(rank, culprit, lambda: time.sleep(3600))
 
 
 def dying(rank, culprit=1, how="kill"):
     """One rank's process ends."""
-    import torch
-    import torch.distributed as dist
+    ways = {
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "exit": lambda: os._exit(3),
+        "sys.exit": lambda: sys.exit("a workload called sys.exit"),
+    }
 
-    buffer = torch.ones(16)
+    def misbehave():
+        print("last words of the culprit", flush=True)
+        ways[how]()
 
-    def run():
-        if rank.rank == culprit:
-            print("last words of the culprit", flush=True)
-            if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif how == "exit":
-                os._exit(3)
-            else:
-                sys.exit("a workload called sys.exit")
-        dist.all_reduce(buffer)
-
-    return run
+    return sum_after(rank, culprit, misbehave)
 
 
 def waiting_beside_a_compiler(rank, compiles=False):

@@ -111,3 +111,28 @@ def greedy(rank, culprit=1, others="wait"):
         dist.all_reduce(buffer)
 
     return run
+
+
+def told_by_kernels(rank, blind=None):
+    """Asks the kernels of a small step for its exposed communication; rank ``blind`` sees none of its library."""
+    from perfsuite.workloads.training import exposed
+    from perfsuite.workloads.training.exposed import Kernel
+    from perfsuite.workloads.training.train_step import TrainStep
+
+    steps = range(0, 240, 80)  # the three that are recorded, all alike
+    products = [Kernel(name="gemm", start_ns=at, end_ns=at + 60) for at in steps]
+    messages = [Kernel(name="gloo_AllReduce", start_ns=at + 40, end_ns=at + 80, stream=1) for at in steps]
+
+    def record_kernels(run, wait):
+        run()
+        return products if rank.rank == blind else products + messages
+
+    def run():
+        exposed.record_kernels, real = record_kernels, exposed.record_kernels
+        try:
+            told = exposed.ExposedStep(TrainStep(model="gpt2-tiny", strategy="ddp"), rank)._tell_by_kernels()
+        finally:
+            exposed.record_kernels = real
+        rank.record("told", told, reduce="equal")
+
+    return run
