@@ -14,6 +14,7 @@ import pytest
 from perfsuite.base.errors import LaunchError
 from perfsuite.runtime.ranks import rendezvous
 from perfsuite.runtime.transports import door, star
+from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.star import AgentFacts
 from test_correctness.helpers.agents import a_launch
 from test_correctness.helpers.processes import listening_on
@@ -93,9 +94,9 @@ def test_an_agent_says_that_the_name_of_rank_0_has_no_address(name, why, monkeyp
         monkeypatch.setattr(socket, "getaddrinfo", unknown)
     launch = a_launch(1, local_world_size=1, master_addr=name)
     said = rf"knows no address of {re.escape(name)}, the host of rank 0 \(.*{why}.*\): set MASTER_ADDR to an address"
+    find, hello = lambda: Meeting(key=bytes(16)), star.greeting(launch, "here", 1)
     with pytest.raises(LaunchError, match=rf"rank 1 found no driver .*{said}"):
-        hello = star.greeting(launch, "here", 1)
-        door.reach_driver(launch, lambda: None, hello, farewell=dict, deadline_s=0.1, alive=lambda: True)
+        door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=0.1, alive=lambda: True)
     star.say_waiting(launch, "rank 0", 300.0, {"RANK": "1"})
     assert re.search(said, capsys.readouterr().err)
 
