@@ -117,6 +117,20 @@ def test_a_case_is_compared_with_the_reference_and_told_what_differs_from_the_ne
     assert given_case.environment_changes == ()
 
 
+def test_runs_of_sessions_that_are_one_of_the_machine_stay_in_the_reference():
+    """Six pytest sessions within minutes are one session; the reference is found by the sessions that pytest gave."""
+    minute = 1 / (24 * 60)
+    runs = tuple(run_of(f"s{index:02}", 30 - 5 * index * minute, boot="b", commit="c") for index in range(12))
+    entry = Entry(case=case(), runs=runs)
+    baseline = Baseline(hardware=HARDWARE, entries={entry.case.key: entry})
+    assert set(baseline.machine_session.values()) == {"s00"}
+    given_case = gate_case(case(), environment={}, baseline=baseline, hardware=HARDWARE, folder=Path(), now=NOW)
+    assert [run.time for run in given_case.stored] == [run.time for run in entry.reference]
+    assert [run.time for run in given_case.newest] == [run.time for run in runs if run not in entry.reference]
+    assert {run.session for run in (*given_case.stored, *given_case.newest)} == {"s00"}
+    assert given_case.refusal is None
+
+
 def test_differences_of_the_environment_are_named_up_to_a_number():
     now, then = {f"key{index}": "a" for index in range(9)}, {f"key{index}": "b" for index in range(9)}
     shown = shortened(soft_differences(now, then))

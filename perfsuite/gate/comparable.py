@@ -59,9 +59,11 @@ def gate_case(
     stored, flags = usable_runs(found, now or datetime.now(timezone.utc))
     # Runs of one session of the machine are one session: only those are known to scatter independently.
     sessions = baseline.machine_session if baseline else {}
-    known = [dataclasses.replace(run, session=sessions.get(run.session, run.session)) for run in stored]
-    there = {run.key for run in found.reference}
-    reference = tuple(run for run in known if run.key in there)
+    there = {run.key for run in found.reference}  # a key has the session that pytest gave
+    reference, newest = (
+        tuple(dataclasses.replace(run, session=sessions.get(run.session, run.session)) for run in runs)
+        for runs in (found.reference if stored else (), [run for run in stored if run.key not in there])
+    )
     before = _nearest([run.environment for run in reference], environment)
     changed = case.changed_metrics(found.case)
     alike = {name: meaning for name, meaning in case.metrics.items() if name not in changed}
@@ -70,7 +72,7 @@ def gate_case(
         stored_metrics=found.case.metrics,
         changed_metrics=changed,
         stored=reference,
-        newest=tuple(run for run in known if run.key not in there),
+        newest=newest,
         tolerance=tolerance,
         metric_tolerances=tolerances,
         refusal=None if stored else "not-comparable",
