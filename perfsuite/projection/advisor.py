@@ -125,13 +125,7 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
     ``training`` says model, dtype and what does not depend on the layout; ``base`` is any job of it.
     """
     capacity = base.capacity
-    choices = Layouts(
-        model=base.model,
-        world_size=world_size,
-        global_batch=global_batch,
-        devices_per_node=base.node.devices or world_size,
-        fused_attention=not any(base.implementation.score_bytes),
-    )
+    choices = _choices(base, world_size, global_batch)
     pricing = _Pricing(base, calibration)
     fitting, legal, too_large = [], 0, 0
     for layout in choices.legal():
@@ -161,40 +155,42 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
     )
 
 
+def _choices(base: Job, world_size: int, global_batch: int) -> Layouts:
+    return Layouts(
+        model=base.model,
+        world_size=world_size,
+        global_batch=global_batch,
+        devices_per_node=base.node.devices or world_size,
+        fused_attention=not any(base.implementation.score_bytes),
+    )
+
+
 class _Pricing:
-    """Projectors by what a layout changes of model and code: padded words, spread parameters, gradients added up."""
+    """Memory and step of layouts, by what a layout changes of the job: see :func:`_code_key`."""
 
     def __init__(self, base: Job, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
-        self._jobs: dict[tuple[int, bool, bool], Job] = {}
-        self._memories: dict[tuple[int, bool, bool], Memories] = {}
-        self._projectors: dict[tuple[int, bool, bool], Projector] = {}
+        self._kept: dict[tuple[int, bool, bool], tuple[Memories, Projector]] = {}
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
         """Of the fullest rank."""
-        key = _code_key(layout)
-        if key not in self._memories:
-            job = self._job(layout)
-            self._memories[key] = Memories(
-                model=job.architecture, code=job.implementation, capacity=self._base.capacity
-            )
-        return self._memories[key].of(layout)
+        return self._of(layout)[0].of(layout)
 
     def step(self, layout: Layout, *, simulated: bool = False) -> StepTime:
         """By the closed form, or with a pipeline's actions ``simulated``."""
-        key = _code_key(layout)
-        if key not in self._projectors:
-            self._projectors[key] = projector_of(self._job(layout), self._calibration)
-        return self._projectors[key].step(layout, simulated=simulated)
+        return self._of(layout)[1].step(layout, simulated=simulated)
 
-    def _job(self, layout: Layout) -> Job:
+    def _of(self, layout: Layout) -> tuple[Memories, Projector]:
         key = _code_key(layout)
-        if key not in self._jobs:
-            self._jobs[key] = job_of(self._base, layout)
-        return self._jobs[key]
+        if key not in self._kept:
+            job = job_of(self._base, layout)
+            memories = Memories(model=job.architecture, code=job.implementation, capacity=job.capacity)
+            self._kept[key] = memories, projector_of(job, self._calibration)
+        return self._kept[key]
 
 
 def _code_key(layout: Layout) -> tuple[int, bool, bool]:
+    """Padded words, spread parameters, gradients that are added up."""
     return layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1
 
 
@@ -253,14 +249,8 @@ def smallest_that_fits(
     """The smallest of the next larger worlds, doubled each time, on which some layout fits; None where none does."""
     count, pricing = world_size * 2, _Pricing(base, calibration)
     while count <= _MOST_DEVICES:
-        choices = Layouts(
-            model=base.model,
-            world_size=count,
-            global_batch=max(global_batch, count),
-            devices_per_node=base.node.devices or count,
-            fused_attention=not any(base.implementation.score_bytes),
-        )
-        sized = ((pricing.memory(layout), layout) for layout in choices.legal())
+        legal = _choices(base, count, max(global_batch, count)).legal()
+        sized = ((pricing.memory(layout), layout) for layout in legal)
         memory, layout = min(sized, key=lambda pair: pair[0].total)
         if memory.total <= MEMORY_SHARE * base.capacity:
             return count, layout, memory
