@@ -119,8 +119,8 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     config = session.config
     if launch.is_agent(config):
         launch.serve(session, suite_of(config).machine)
-    suite, gate = config.stash.get(suite_key, None), _gate(config)
-    if suite is not None:
+    gate = _gate(config)
+    if (suite := config.stash.get(suite_key, None)) is not None:
         suite.signals.phase = "tests"
     try:
         try:
@@ -131,11 +131,12 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
             raise
         if gate is not None:
             gate.end(session)
+        suite = config.stash.get(suite_key, None)  # a test may have been the first to ask for the platform
         if suite is not None and suite.session is not None:
             suite.session.finish()  # after all that the gate runs again, while there are ranks to run on
         return returned
     finally:
-        if suite is not None:
+        if (suite := config.stash.get(suite_key, None)) is not None:
             suite.signals.phase = "ends"
 
 
