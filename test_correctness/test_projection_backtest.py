@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks.backtest import leave_one_out, runs
+from benchmarks.backtest import leave_one_out, runs, softwares
 from benchmarks.backtest.__main__ import main as backtest
 from benchmarks.backtest.fit import Free, fit
 from benchmarks.backtest.leave_one_out import Backtested
@@ -15,7 +15,7 @@ from benchmarks.backtest.rows import published_steps
 from benchmarks.backtest.tables import TABLES, contradicting, memory_share
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
-from perfsuite.projection import operations, softwares, stages
+from perfsuite.projection import operations, stages
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.pipeline import PricedPipeline
 
