@@ -88,6 +88,22 @@ def test_a_mig_slice_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert ("partition: none, other has MIG 1g.18gb",) == whole.differences(key_of(host))
 
 
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "250000 100000\n"}, "2.5"),
+        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, "none"),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, "2"),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, "none"),
+        ({}, "none"),
+    ],
+)
+def test_the_cgroups_share_of_the_cpu_is_hardware(tmp_path: Path, files: dict[str, str], quota: str) -> None:
+    """Where nothing says what is mounted, the usual places are read; test_cgroups.py has all others."""
+    machines.write(machines.xeon(tmp_path), files)
+    assert quota == key_of(machines.host(tmp_path, {})).parts["cpu_quota"]
+
+
 @given(
     mine=st.dictionaries(st.sampled_from("abcd"), st.text(max_size=3)),
     theirs=st.dictionaries(st.sampled_from("abcd"), st.text(max_size=3)),

@@ -165,8 +165,17 @@ def test_strangers_without_the_key_are_turned_away(pool):
     assert entrance.turned_away.keys() == {"another key, launch or port", "no handshake"}
 
 
-def test_thousands_of_silent_connections_cost_neither_files_nor_the_launch(pool, monkeypatch):
+def test_silent_strangers_hold_nobody_up(pool, monkeypatch):
     monkeypatch.setattr(door, "HANDSHAKE_S", 600.0)
+    launch = between_hosts()
+    with contextlib.ExitStack() as strangers:
+        entrance = strangers.enter_context(opened(launch))
+        for _ in range(20):
+            strangers.enter_context(connect(entrance.address))
+        an_agent_gets_in(pool, launch, entrance)
+
+
+def test_thousands_of_connections_cost_neither_files_nor_the_launch(pool):
     launch = between_hosts()
     with contextlib.ExitStack() as strangers:
         entrance = strangers.enter_context(opened(launch))
