@@ -119,23 +119,26 @@ def test_a_last_line_without_its_end_is_completed(tmp_path):
     assert (session(1), session(2)) == file.read(path).sessions
 
 
-def test_a_link_out_of_its_folder_is_neither_read_nor_written(tmp_path):
+def test_a_link_out_of_its_folder_is_read_but_not_written(tmp_path):
     others = written(tmp_path / "others", session(1))
     before = others.read_bytes()
     linked = tmp_path / "repository" / "h.jsonl"
     linked.parent.mkdir()
     linked.symlink_to(others)
+    assert file.read(linked).sessions == (session(1),)
     for use in (
-        lambda: file.read(linked),
+        lambda: file.require_fit(linked, session(2)),
         lambda: file.append(linked, session(2)),
         lambda: file.merge(linked, [written(tmp_path / "new", session(3))]),
         lambda: file.prune(linked, Drop(sessions=frozenset({"s1"})), dry_run=False),
     ):
         with pytest.raises(HistoryError, match=r"is a link to .*others, outside its folder; .* name the file itself"):
             use()
+    assert others.read_bytes() == before
     others.unlink()
-    with pytest.raises(HistoryError, match="is a link to"):
-        file.append(linked, session(2))
+    for write in (file.require_fit, file.append):
+        with pytest.raises(HistoryError, match="is a link to"):
+            write(linked, session(2))
     assert not others.exists(), "a link that leads nowhere makes no file there"
     others.write_bytes(before)
     assert file.append(others, session(2))

@@ -11,13 +11,15 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.metrics.pairs import message_times_s, name_of, slow_pairs
+from perfsuite.platforms.cuda import Cuda
+from perfsuite.platforms.musa import Musa
 from perfsuite.record.result import Peak, Peaks, Result, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
-from perfsuite.reports.pairs import links, pair_grids, pair_matrices
+from perfsuite.reports.pairs import VISIBLE, links, pair_grids, pair_matrices
 from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.report import report
@@ -133,6 +135,13 @@ def test_links_follow_the_devices_that_are_visible():
     assert {"SYS"} == kinds({"MUSA_VISIBLE_DEVICES": "3,1"})
     assert {"within the host"} == kinds({"CUDA_VISIBLE_DEVICES": "GPU-1a2b,GPU-3c4d"})
     assert {"within the host"} == kinds({"CUDA_VISIBLE_DEVICES": "7"})
+    assert (Cuda.visible_variable, Musa.visible_variable) == VISIBLE
+
+
+@pytest.mark.parametrize("given", ["all", "void", "3,1", "GPU-1a2b,GPU-3c4d"])
+def test_links_do_not_follow_the_variable_of_a_container(given):
+    one = result(alike(2), devices=2, topology=TOPOLOGY, variables={"NVIDIA_VISIBLE_DEVICES": given})
+    assert {"NV18"} == set(links(one.measurement.ranks, one.environment).values())
 
 
 def test_links_between_hosts_and_of_one_device():

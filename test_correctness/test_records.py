@@ -81,7 +81,7 @@ def test_a_file_broken_by_hand_is_a_value_error_that_names_the_field(kind: type,
         record = from_json(kind, json.loads(json.dumps(plain)))
     except ValueError as error:
         problem = str(error)
-    # A rule of two fields names the record, as that of samples and their switches does.
+    # A rule that compares two fields names the record alone: OwnMetric and Measurement have such rules.
     named = kind.__name__ if kind in (OwnMetric, Measurement) else f"{kind.__name__}.{name}"
     assert named in problem if problem else isinstance(record, kind)
 

@@ -157,6 +157,16 @@ def visible(text: str, longest: int = LONGEST_LINE) -> str:
     return "\n".join(printable(line, longest) for line in text.split("\n"))
 
 
+def bare_name(node: str) -> str:
+    """A node id without its file and class: pytest's name of the test.
+
+    >>> bare_name("test_mine.py::TestMine::test_step[cpu-a::b]")
+    'test_step[cpu-a::b]'
+    """
+    test, bracket, words = (node.partition("::")[2] or node).partition("[")
+    return test.rpartition("::")[2] + bracket + words
+
+
 def listed(names: Sequence[str], most: int, *, joint: str = ", ") -> str:
     """The first names, and how many more there are.
 

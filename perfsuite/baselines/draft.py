@@ -253,8 +253,8 @@ def confirming(
 ) -> tuple[RunSummary, ...]:
     """Return the runs of successive sessions of the machine that show the same gain, the present session last.
 
-    The result is empty for fewer than two such sessions.  ``runs`` are those of the present session; ``gains`` has the
-    least gain by quantity.  A run of the reference confirms nothing.
+    One session alone confirms nothing: the result is empty then.  So does a run of the reference.  ``runs`` are those
+    of the present session.  ``gains`` gives for each quantity the gain that must be exceeded.
     """
     known = {run.key for run in entry.reference}
     groups: dict[str, list[RunSummary]] = {}

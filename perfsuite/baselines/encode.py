@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfsuite.base.text import bare_name
 from perfsuite.baselines import rules
 from perfsuite.baselines.baseline import Baseline, CaseKey, Entry
 from perfsuite.baselines.decode import SCHEMA
@@ -83,7 +84,7 @@ def _entry_order(entry: Entry) -> tuple[str, str, CaseKey]:
 
 def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
     case = entry.case
-    name = case.node.rpartition("::")[2]
+    name = bare_name(case.node)
     extra: dict[str, Any] = {
         "backend": case.backend,
         "metrics": {

@@ -152,7 +152,11 @@ class Seen:
         return len(self.values) - 1
 
     def ratio(self, scale: float) -> float:
-        """Variance of the values over that of stored runs; outliers are drawn in to ``scale`` times stored noise."""
+        """Variance of the values, divided by that of stored runs.
+
+        Noise is taken to be ``scale`` times the stored one; an outlier counts as if it lay ``CLIP`` standard deviations
+        of that from the median.
+        """
         return clipped_variance(self.values, scale * self.level.sigma) / self.level.sigma**2
 
 
@@ -182,9 +186,8 @@ def shares(replicates: Iterable[Seen], *, with_shift: bool) -> Shares:
     say nothing about how far it drifted.
     """
     known = list(replicates)
-    scale = (
-        1.0  # how much noisier an ordinary case is than when the baseline was taken: spikes do not count in a median
-    )
+    # How much noisier an ordinary case is than when the baseline was taken; spikes do not count in a median.
+    scale = 1.0
     if len(known) >= SCALE_CASES:
         # The median of a variance with d degrees of freedom is about (1 - 2/9d)^3 of its mean (Wilson and Hilferty).
         ratios = [variance(one.values) / one.level.sigma**2 / (1 - 2 / (9 * one.dof)) ** 3 for one in known]

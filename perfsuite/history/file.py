@@ -68,7 +68,6 @@ def read(path: Path) -> HistoryFile:
 
 
 def _content(path: Path) -> bytes:
-    _refuse_foreign(path)
     try:
         return content(path)
     except OSError as error:
@@ -79,8 +78,8 @@ def _refuse_foreign(path: Path) -> None:
     target = foreign_target(path)
     if target is not None:
         raise HistoryError(
-            f"{path}: is a link to {target}, outside its folder; a history is read and written in its own folder: put "
-            "the file there, or name the file itself"
+            f"{path}: is a link to {target}, outside its folder; a history is written in its own folder: put the file "
+            "there, or name the file itself"
         )
 
 
@@ -115,8 +114,10 @@ def _session(path: Path, number: int, line: bytes, *, is_cut: bool) -> HistorySe
 def require_fit(path: Path, session: HistorySession) -> bool:
     """Whether the file, where there is one, may take this session's line; False where it has it already.
 
-    Raises HistoryError where the file cannot be read, holds other hardware or another session of that name.
+    Raises HistoryError where the file is a link out of its folder or cannot be read, or holds other hardware or
+    another session of that name.
     """
+    _refuse_foreign(path)
     if not path.exists():
         return True
     history = read(path)
@@ -148,6 +149,7 @@ def append(path: Path, session: HistorySession) -> bool:
 
 def merge(path: Path, others: Sequence[Path]) -> tuple[HistoryFile, int]:
     """Make a file the union of itself and the others; the history and how many sessions are new in it."""
+    _refuse_foreign(path)
     with locked(path):
         mine = read(path) if path.exists() else HistoryFile(path=path, sessions=())
         sessions = {session.session: session for session in mine.sessions}
@@ -185,6 +187,7 @@ class Drop:
 
 def prune(path: Path, drop: Drop, *, dry_run: bool) -> tuple[str, ...]:
     """Drop what is named, and one line for each thing dropped; a session that keeps no case goes."""
+    _refuse_foreign(path)
     with locked(path):
         history = read(path)
         kept, said = [], []

@@ -112,7 +112,7 @@ class ProgressReporter:
             terminal.write_line(f"perfsuite: {self._progress.describe(nodeid, now)}")
         yield
         if told and on_a_terminal:
-            self._show(self._progress.describe(nodeid.rpartition("::")[2], now))
+            self._show(self._progress.describe(nodeid.partition("::")[2], now))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -324,7 +324,10 @@ class StagePrices:
         return every.plus(self._last(nearest, self._ends_of(layout, groups)[0], scatter, layout))
 
     def _last(self, nearest: Gathered, embedding: Priced, scatter: Message, layout: Layout) -> Seconds:
-        """Behind the first block's scatter is the embedding's backward alone, behind that of the ends nothing."""
+        """Wait at the end of the backward pass.
+
+        Only the embedding's backward hides the first block's scatter; nothing hides that of the embedding and the head.
+        """
         last_s = self.exposed(nearest.scatter, embedding.backward_s, layout)
         waits = NONE.waiting(nearest.scatter, max(0.0, last_s - nearest.scatter_waits_s))
         return waits.waiting(scatter, scatter.seconds)

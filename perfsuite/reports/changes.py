@@ -52,7 +52,7 @@ Timed = tuple[Result, tuple[float, ...]]
 
 
 def timed_result(result: Result) -> Timed:
-    """A case with the times that it has itself: those of a baseline's runs, or its own."""
+    """A case with its own time; a stored case with the time of each stored run."""
     if isinstance(result, StoredResult):
         return result, result.times_s
     return result, (result.median_s,) if result.outcome == "measured" and result.median_s else ()
@@ -195,7 +195,7 @@ def verdict_sentence(
     """
     known = [one for one in changes if not one.word.startswith(NOT_COMPARABLE)]
     impossible = [one for one in known if one.word.startswith("impossible")]
-    bad = [one for one in known if one.tone == "bad" and one not in impossible]
+    bad = [one for one in known if one.tone == "bad" and not one.word.startswith("impossible")]
     good = [one for one in known if one.tone == "good"]
     unchanged = [one for one in known if one.word in UNCHANGED]
     rest = [one for one in known if one.tone == "plain" and one.word not in UNCHANGED]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perfsuite.base.text import listed, printable
+from perfsuite.base.text import bare_name, listed, printable
 
 _RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
 _OF_RECIPE = re.compile(r"(\[\w+-\d{3}[a-z]?-.+)-(\d+)x(\d+)(?=\])")
@@ -41,7 +41,7 @@ def short_name(node: str) -> str:
     >>> short_name("test_perf/test_train.py::test_ddp[cpu-ws2-gpt2-tiny]")
     'ddp ws2-gpt2-tiny'
     """
-    test, _, words = node.rpartition("::")[2].partition("[")
+    test, _, words = bare_name(node).partition("[")
     words = words.removesuffix("]").partition("-")[2]
     return printable(f"{test.removeprefix('test_')} {words}".strip(), 60)
 
@@ -52,7 +52,7 @@ def token_of(node: str, platform: str) -> str:
     >>> token_of("test_perf/test_train_step.py::test_ddp[cpu-ws2-gpt2-tiny]", "cpu")
     'test_ddp[gpt2-tiny]'
     """
-    name, _, words = without_ranks(node).rpartition("::")[2].partition("[")
+    name, _, words = bare_name(without_ranks(node)).partition("[")
     words = words.rstrip("]").removeprefix(platform).lstrip("-")
     return f"{name}[{words}]" if words else name
 

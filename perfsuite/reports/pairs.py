@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.text import matrix_rows
+from perfsuite.base.text import bare_name, matrix_rows
 from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.record.result import RankFacts, Result
@@ -38,7 +38,7 @@ class PairMatrix:
         """``pairs, 64 MiB in one direction, GB/s (test_pair_bandwidth[...])``."""
         way = "in both directions at once" if self.both else "in one direction"
         unit = "us" if self.as_time else "GB/s per direction"
-        return f"Pairs, {format_bytes(int(self.message_bytes))} {way}, {unit} ({self.case.rpartition('::')[2]})"
+        return f"Pairs, {format_bytes(int(self.message_bytes))} {way}, {unit} ({bare_name(self.case)})"
 
     def figure(self, time_s: float) -> str:
         """A cell, without its unit."""
@@ -118,6 +118,8 @@ ONE_DEVICE = "one device"
 """Between ranks that share a device, as all of a CPU do."""
 UNKNOWN = "within the host"
 """Between devices of which no tool told how they are linked."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "MUSA_VISIBLE_DEVICES")
+"""Variables by which torch leaves devices out; a container's ``NVIDIA_VISIBLE_DEVICES=all`` numbers nothing."""
 
 
 def links(ranks: Sequence[RankFacts], environment: Mapping[str, Any]) -> dict[Pair, str]:
@@ -149,7 +151,7 @@ def _index(rank: RankFacts, environment: Mapping[str, Any]) -> int | None:
     if not number.isdigit():
         return None
     variables = environment.get("variables") or {}
-    shown = next((value for name, value in variables.items() if name.endswith("_VISIBLE_DEVICES")), None)
+    shown = next((variables[name] for name in VISIBLE if name in variables), None)
     if shown is None:
         return int(number)
     chosen = [word.strip() for word in str(shown).split(",")]

@@ -142,7 +142,7 @@ class Gatekeeper:
         return self._taken.keys()
 
     def take_again(self, result: Result) -> RunSummary | None:
-        """Take in one more run of a case; None where it is no measurement."""
+        """Add one more run of a case; returns None where that run gives no measurement."""
         taken = self._taken[result.case]
         taken.broken.extend(str(violation) for violation in violations(result))
         if result.instruments and not taken.instrumented:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfsuite.base.text import bare_name
 from perfsuite.base.units import change
 from perfsuite.reports.changes import CaseChange
 from perfsuite.reports.document import MOST_BARS, Block, Chart, Charts, Grid, Section, Table, grid
@@ -41,7 +42,7 @@ def _order(one: CaseChange) -> tuple[bool, float]:
 
 
 def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
-    names = labels([one.node.rpartition("::")[2].removeprefix("test_") for one in changes], 30)
+    names = labels([bare_name(one.node).removeprefix("test_") for one in changes], 30)
     values = [
         {
             "row": row,
@@ -49,7 +50,7 @@ def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
             "low": one.low,
             "high": one.high,
             "tone": one.tone,
-            "told": f"{one.node.rpartition('::')[2]}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
+            "told": f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
         }
         for row, one in zip(names, changes, strict=True)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfsuite.base.text import bare_name
 from perfsuite.base.units import plural
 from perfsuite.record.result import Result
 from perfsuite.reports.document import Chart, Charts, Section, left_out
@@ -54,11 +55,11 @@ def _ranks(scaling: Scaling) -> int:
 def _chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
     ordered = sorted(series.items(), key=lambda pair: -len(pair[1]))
     drawn = ordered[:MOST_SERIES]
-    names = {case: shortened(case.rpartition("::")[2].removeprefix("test_"), 30) for case, _ in drawn}
+    names = {case: shortened(bare_name(case).removeprefix("test_"), 30) for case, _ in drawn}
     points: list[dict[str, Any]] = []
     for case, members in drawn:
         for scaling in members:
-            told = f"{scaling.point.case.rpartition('::')[2]}: x {scaling.speed_up:.3g} over {scaling.base_name}"
+            told = f"{bare_name(scaling.point.case)}: x {scaling.speed_up:.3g} over {scaling.base_name}"
             points.append(
                 {"ranks": scaling.point.ranks, "speed": scaling.speed_up, "series": names[case], "told": told}
             )
