@@ -91,7 +91,7 @@ def edit(directory, **changes):
         (lambda d: edit(d, samples=0), r"samples=0 leaves nothing to train on"),
         (lambda d: edit(d, name="words"), r"has no part 'tokens', which model gpt2-tiny needs; it has words"),
         (lambda d: edit(d, shape=[9]), r"rows of tokens have shape \[9\], model gpt2-tiny needs \[17\]"),
-        (lambda d: edit(d, dtype="object"), r"part tokens has dtype 'object' and 5 rows; choose one of uint16"),
+        (lambda d: edit(d, dtype="object"), r"part tokens has dtype 'object' and 5 rows; choose one of uint8, uint16"),
         (lambda d: edit(d, rows=0), r"part tokens has dtype 'uint16' and 0 rows"),
     ],
 )

@@ -13,6 +13,7 @@ from perfsuite.metrics import derive
 from perfsuite.metrics.flop_conventions import EXACT
 from perfsuite.models import find as find_model
 from perfsuite.models.dataset import generate
+from perfsuite.models.encoders import ENCODERS
 from perfsuite.record.result import Peak, Peaks
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
@@ -87,20 +88,69 @@ def test_generated_files_are_read_by_loaders_that_end_with_the_case(driver, tmp_
     assert records(run(driver, dataclasses.replace(workload, data=str(own.directory)), 1))["steps_per_epoch"] == 8
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
-def test_frozen_encoders_are_spread_and_left_alone(driver, strategy):
-    workload = TrainStep(strategy=strategy, **as_its_twin("opensora-tiny", encoders="tiny"))
-    found = records(run(driver, workload, 2, budget=ONCE))
-    assert found["parity_error"] <= 1e-5
+# -- what a training program does beside its model ---------------------------------------------------------------------
+
+ENCODED = {"model": "opensora-tiny", "program": {"encoders": "tiny-text-picture", "ema": "fp32", "clip": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "spread"),
+    [("ddp", 1), ("fsdp", 2), pytest.param("zero2", 1, marks=DEEPSPEED), pytest.param("zero3", 2, marks=DEEPSPEED)],
+)
+def test_encoders_are_whole_and_the_average_is_spread_as_the_weights_are(driver, strategy, spread):
+    workload = TrainStep(strategy=strategy, dtype="bf16", data="generated", dataset_samples=4, **ENCODED)
     memory = records(run(driver, workload, 2, budget=ONCE, purpose="memory"))
-    model = workload.find_model()
-    spread = 2 if strategy == "fsdp" else 1
-    assert memory["weights_bytes"] == pytest.approx(4 * (model.parameters + model.frozen_parameters) / spread, rel=0.02)
-    assert memory["gradients_bytes"] == pytest.approx(4 * model.parameters / spread, rel=0.02)
+    model, encoders = workload.find_model(), ENCODERS["tiny-text-picture"]
+    assert memory["encoders_bytes"] == 2 * encoders.parameters
+    assert memory["ema_bytes"] == pytest.approx(4 * model.parameters / spread, rel=0.02)
+    narrow = strategy.startswith("zero")
+    assert memory["weights_bytes"] == pytest.approx((2 if narrow else 4) * model.parameters / spread, rel=0.02)
     flops = workload.work(MeshShape.of(dp=2)).flops
-    samples = 2 * workload.micro_batch_size
-    assert flops["frozen encoders"] == samples * model.frozen_flops
-    assert flops[EXACT] == samples * 3 * model.forward_flops
+    assert flops["frozen encoders"] == 2 * encoders.forward_flops(model)
+    assert flops[EXACT] == 2 * 3 * model.forward_flops
+
+
+def test_encoders_run_in_a_mesh_of_copies_of_what_is_spread(driver):
+    workload = TrainStep(strategy="fsdp", mesh="dp_replicate2-dp_shard2", **ENCODED)
+    found = run(driver, workload, 4)
+    assert {span.name for span in found.spans} == {
+        "data", "encoders", "forward", "backward", "optimizer", "ema", "remainder",
+    }  # fmt: skip
+    assert records(found)["parity_error"] <= 1e-5
+
+
+def test_each_part_of_a_program_is_a_part_of_the_step(driver):
+    program = {"ema": "bf16", "ema_on_host": True, "logs": True, "saves": True}
+    found = run(driver, TrainStep(model="gpt2-tiny", strategy="ddp", program=program), 2)
+    spans = {span.name: span for span in found.spans}
+    assert set(spans) == {"data", "forward", "backward", "optimizer", "ema", "logging", "saving", "remainder"}
+    assert spans["saving"].slowest_s > spans["logging"].slowest_s / 100
+    assert sum(span.time_s for span in found.spans) == pytest.approx(found.median_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", training_faults.CLIPPED, ids=lambda case: "-".join(map(str, case.values())))
+def test_gradients_are_clipped_to_their_norm_over_all_ranks(driver, case):
+    """The norm of what the optimizer is given, all ranks' parts together; without clipping it is larger."""
+    if case["strategy"].startswith("zero"):
+        pytest.importorskip("deepspeed")
+    workload = FunctionWorkload(function=training_faults.norm_after_clipping, arguments=case)
+    found = records(run(driver, workload, 2, budget=ONCE))
+    assert found["norm_before"] > 2 * training_faults.CLIP
+    assert found["norm_after"] == pytest.approx(training_faults.CLIP, rel=1e-2)
+
+
+def test_the_average_follows_the_weights_as_its_formula_says(driver):
+    workload = FunctionWorkload(function=training_faults.average_after_steps)
+    assert records(run(driver, workload, 1, budget=ONCE))["largest_error"] <= 1e-6
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_video_files_are_decoded_and_encoded(driver, num_workers):
+    workload = TrainStep(strategy="ddp", data="video", dataset_samples=4, num_workers=num_workers, **ENCODED)
+    found = records(run(driver, workload, 2))
+    assert found["steps_per_epoch"] == 2
+    assert found["raw_frames"] == (0 if importlib.util.find_spec("av") else 1)
+    assert 0 < found["loss"] < 10
 
 
 def test_a_nan_loss_fails_the_case_and_the_next_one_runs(driver):

@@ -14,8 +14,18 @@ from perfsuite.published.recipes import find
 
 def pytest_addoption(parser):
     add = parser.getgroup("perfsuite").addoption
+    add("--perf-data", metavar="DIR", help="read data sets of your own, a folder for each model: docs/published.md")
     add(
-        "--perf-data", metavar="DIR", help="data sets of your own, a folder per model; see test_perf/test_train_step.py"
+        "--perf-loss-steps",
+        type=int,
+        metavar="N",
+        help="train N steps for the loss of a published run; default: 20, of Latte 100",
+    )
+    add(
+        "--perf-target-loss",
+        type=float,
+        metavar="LOSS",
+        help="measure the time to this loss; default: 0.9 of Latte, none of others",
     )
     add(
         "--perf-memory-budget",
@@ -37,15 +47,18 @@ def data_for(request):
 
 
 @pytest.fixture
-def as_published(data_for):
-    """The training step of a recipe, by its name; with the user's own data for its model, where there are some."""
+def as_published(request, data_for):
+    """The training step of a recipe, by its name; with the user's own data, loss steps and target loss where given."""
+    options = request.config.getoption
+    asked = {"loss_steps": options("perf_loss_steps"), "target_loss": options("perf_target_loss")}
+    chosen = {name: value for name, value in asked.items() if value is not None}
 
     def step(name):
         from perfsuite.workloads.training.train_step import TrainStep
 
         parameters = find(name).parameters
         data = data_for(parameters["model"], parameters.get("data", "synthetic"))
-        return TrainStep(**{**parameters, "data": data})
+        return TrainStep(**{**parameters, "data": data, **chosen})
 
     return step
 

@@ -40,18 +40,15 @@ def test_opensora(perf, ranks, model, data_for, as_published):
 @sizes(param="model", full=["opensora"], small=["opensora-tiny"])
 @world_sizes(2)
 def test_opensora_encoders(perf, ranks, model):
-    """Report 000 with frozen encoders in the step: pixels and words in, as a training without stored latents has them.
-
-    No report says that it did so; off everywhere else.
-    """
-    from perfsuite.models.encoders import ENCODERS  # collecting needs no models
-
-    if model == "opensora":
-        overrides = {"encoders": "t5xxl-sdvae"}
-    else:
-        overrides = {"encoders": "tiny", "caption_width": ENCODERS["tiny"].text.width}
+    """A step with frozen encoders and nothing else beside the model: pixels and words in."""
+    encoders = "t5xxl-sdvae" if model == "opensora" else "tiny-text-picture"
     workload = workloads.TrainStep(
-        model=model, overrides=overrides, strategy="fsdp", options={"reshard": False}, builds=("memory",)
+        model=model,
+        strategy="fsdp",
+        options={"reshard": False},
+        dtype="bf16" if model == "opensora" else "fp32",
+        program={"encoders": encoders},
+        builds=("memory",),
     )
     perf(workload, on=ranks)
 

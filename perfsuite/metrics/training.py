@@ -78,7 +78,9 @@ def _part(*spans: str) -> Compute:
         times = {span.name: span.time_s for span in measurement.spans}
         if not times.keys() & set(spans):
             return unknown(f"the step has no span {' or '.join(spans)}")
-        return MetricValue(value=1e3 * sum(times.get(span, 0.0) for span in spans))
+        raw = spans == ("data",) and any(record.name == "raw_frames" and record.value for record in measurement.records)
+        note = "raw frames, not decoded: PyAV is not installed" if raw else ""
+        return MetricValue(value=1e3 * sum(times.get(span, 0.0) for span in spans), note=note)
 
     return compute
 
@@ -178,21 +180,28 @@ _PARTS = {
         f"{_MEDIAN_STEP}, optimizer inside",
         "Backward and optimizer together, as report 000 has it.",
     ),
+    "encoders_ms": (("encoders",), _MEDIAN_STEP, "Frozen encoders, from pixels and words to the model's inputs."),
+    "ema_ms": (("ema",), _MEDIAN_STEP, "The moving average of the weights."),
+    "logging_ms": (("logging",), _MEDIAN_STEP, "The loss, averaged over the ranks and read by the host."),
+    "saving_ms": (("saving",), _MEDIAN_STEP, "A checkpoint, to its file."),
     "remainder_ms": (("remainder",), _MEDIAN_STEP, "What no part of the step covers."),
 }
-"""Spans, convention and meaning.  data + forward + backward + optimizer + remainder is the step."""
+"""Spans, convention and meaning.  All but the sum of two are the step."""
 _MEMORY = {
     "weights": "Parameters and buffers of one rank.",
     "gradients": "Gradients of one rank, after the backward.",
     "optimizer": "Optimizer state of one rank, after a step.",
+    "encoders": "Frozen encoders of one rank.",
+    "ema": "Moving average of the weights, of one rank, on its device.",
     "activations": "What the forward leaves allocated for the backward.",
     "peak": "Most allocated at any moment of a step.",
     "fragmentation": "Most that the allocator held beyond the peak.",
     "final_device": "Allocated after a step.",
-    "untracked": "Allocated after a step beyond weights, gradients and optimizer: buckets, buffers of the strategy.",
+    "untracked": "Allocated after a step beyond all that is named: buckets, buffers of the strategy.",
     "final_host": "Resident set of the rank's process after a step.",
     "whole_device": "Total minus free memory of the device after a step, other processes included.",
 }
+_HELD = ("weights", "gradients", "optimizer", "encoders", "ema")
 
 _HEADLINES = (
     "largest_local_batch_samples",
@@ -231,8 +240,8 @@ _ALL = (
     ),
     *(
         MetricSpec(f"{what}_gib", "GiB", "lower", "most of any rank", _built(f"{what}_bytes", "memory", gib),
-                   deterministic=what in ("weights", "gradients", "optimizer"),
-                   observed=what not in ("weights", "gradients", "optimizer", "activations", "peak"),
+                   deterministic=what in _HELD,
+                   observed=what not in (*_HELD, "activations", "peak"),
                    doc=f"{doc}  2**30 bytes.")
         for what, doc in _MEMORY.items()
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
@@ -28,6 +28,20 @@ class SampleTensor:
     """Whole numbers from 0 to below - 1; 0: fp32 numbers from the standard normal distribution."""
     stored: bool = True
     """Comes from the data set; otherwise drawn anew for every sample (noise and time of a diffusion model)."""
+    pixels: bool = False
+    """(3, frames, height, width) of a video: 0 to 255 in a data set, -1 to 1 in a batch."""
+
+
+class Sampled(Protocol):
+    """What a data set is read for: a model, or the encoders before one."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+
+    @property
+    def parts(self) -> tuple[SampleTensor, ...]:
+        """The tensors of one sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +105,6 @@ class Model(ABC):
     def experts(self) -> int:
         """Experts of a block; 0 for a dense model."""
         return 0
-
-    @property
-    def frozen_parameters(self) -> int:
-        """Numbers in encoders that run before the model and are never trained; not in :attr:`parameters`."""
-        return 0
-
-    @property
-    def frozen_flops(self) -> float:
-        """Operations of those encoders for one sample; they have no backward.  Not in :attr:`forward_flops`."""
-        return 0.0
 
     @property
     @abstractmethod

@@ -6,7 +6,8 @@
                                 "shape": [4, 16, 32, 32], "rows": 704}]}
 
 Sample i is row i modulo ``rows`` of every part, so that large tensors that need no variety (captions) may have fewer
-rows than there are samples.  perfsuite writes such a folder by itself; a user's own has the same form.
+rows than there are samples.  A part of dtype ``video`` is a folder of video files, a row each in the order of their
+names.  perfsuite writes such a folder by itself; a user's own has the same form.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from typing import Any
 import numpy as np
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.models.base import Model, SampleTensor
+from perfsuite.models import video
+from perfsuite.models.base import Sampled, SampleTensor
 
 INDEX = "dataset.json"
-_DTYPES = ("uint16", "int32", "int64", "float16", "float32")
+_DTYPES = ("uint8", "uint16", "int32", "int64", "float16", "float32")
+VIDEO = "video"
 _FEW_ROWS = 16
 """Rows of generated captions: a megabyte each at the published size."""
+_FEW_VIDEOS = 64
+"""Generated video files: coding one takes a third of a second at the published size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,9 @@ class TensorFile:
 
     name: str
     file: str
+    """Its file; of video files their folder."""
     dtype: str
+    """Of numpy's, or ``video``."""
     shape: tuple[int, ...]
     """Of one row."""
     rows: int
@@ -58,17 +65,21 @@ class Dataset:
     tables: tuple[TensorFile, ...]
 
     def open(self) -> Mapping[str, Any]:
-        """Memory-mapped arrays by part: nothing is read before a row is asked for."""
-        return {
-            table.name: np.memmap(self.directory / table.file, dtype=table.dtype, mode="r").reshape(-1, *table.shape)
-            for table in self.tables
-        }
+        """Rows by part, memory-mapped or video files: nothing is read before a row is asked for."""
+        return {table.name: self._rows(table) for table in self.tables}
+
+    def _rows(self, table: TensorFile) -> Any:
+        path = self.directory / table.file
+        if table.dtype == VIDEO:
+            return video.Clips(path, table.shape)
+        return np.memmap(path, dtype=table.dtype, mode="r").reshape(-1, *table.shape)
 
 
-def generate(model: Model, directory: Path, samples: int) -> Dataset:
+def generate(model: Sampled, directory: Path, samples: int, *, as_video: bool = False) -> Dataset:
     """The folder with ``samples`` random samples for ``model``, written unless it is there already.
 
-    It appears under its name only once it is whole: whoever else writes the same meanwhile loses nothing.
+    ``as_video``: pixels are in video files, which reading decodes; else they are raw frames.  The folder appears under
+    its name only once it is whole: whoever else writes the same meanwhile loses nothing.
     """
     with contextlib.suppress(InvalidParameter):
         dataset = read(directory, model)
@@ -77,7 +88,10 @@ def generate(model: Model, directory: Path, samples: int) -> Dataset:
     directory.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        tables = [_write(part, draft, samples, seed) for seed, part in enumerate(_stored(model))]
+        tables = [
+            _write_video(part, draft, samples) if part.pixels and as_video else _write(part, draft, samples, seed)
+            for seed, part in enumerate(_stored(model))
+        ]
         parts = [{**vars(table), "shape": list(table.shape)} for table in tables]
         (draft / INDEX).write_text(json.dumps({"samples": samples, "parts": parts}, indent=1))
         try:
@@ -91,30 +105,39 @@ def generate(model: Model, directory: Path, samples: int) -> Dataset:
     return read(directory, model)
 
 
-def _holds(directory: Path, model: Model, samples: int) -> bool:
+def _holds(directory: Path, model: Sampled, samples: int) -> bool:
     try:
         return read(directory, model).samples == samples
     except InvalidParameter:
         return False
 
 
-def _stored(model: Model) -> list[SampleTensor]:
+def _stored(model: Sampled) -> list[SampleTensor]:
     return [part for part in model.parts if part.stored]
+
+
+def _write_video(part: SampleTensor, directory: Path, samples: int) -> TensorFile:
+    (directory / part.name).mkdir()
+    rows = min(samples, _FEW_VIDEOS)
+    for row in range(rows):
+        video.write(directory / part.name / f"{row:06d}.mp4", part.shape, seed=row)
+    return TensorFile(name=part.name, file=part.name, dtype=VIDEO, shape=part.shape, rows=rows)
 
 
 def _write(part: SampleTensor, directory: Path, samples: int, seed: int) -> TensorFile:
     rows = min(samples, _FEW_ROWS) if part.name == "caption" else samples
-    dtype = ("uint16" if part.below <= 1 << 16 else "int32") if part.below else "float16"
+    below = 256 if part.pixels else part.below
+    dtype = "uint8" if part.pixels else ("uint16" if below <= 1 << 16 else "int32") if below else "float16"
     table = TensorFile(name=part.name, file=f"{part.name}.bin", dtype=dtype, shape=part.shape, rows=rows)
     random = np.random.default_rng(seed)
     with open(directory / table.file, "wb") as file:
         for _ in range(rows):
-            row = random.integers(0, part.below, part.shape) if part.below else random.standard_normal(part.shape)
+            row = random.integers(0, below, part.shape) if below else random.standard_normal(part.shape)
             file.write(row.astype(dtype).tobytes())
     return table
 
 
-def read(directory: Path, model: Model) -> Dataset:
+def read(directory: Path, model: Sampled) -> Dataset:
     """The data set in ``directory``, checked against what ``model`` needs.
 
     Raises InvalidParameter for a folder that is missing, not described, cut short, or of another shape.
@@ -141,17 +164,18 @@ def read(directory: Path, model: Model) -> Dataset:
     return Dataset(directory=directory, samples=samples, tables=tuple(table for table in tables if table.name in names))
 
 
-def _check(part: SampleTensor, tables: tuple[TensorFile, ...], directory: Path, model: Model) -> None:
+def _check(part: SampleTensor, tables: tuple[TensorFile, ...], directory: Path, model: Sampled) -> None:
     table = next((table for table in tables if table.name == part.name), None)
     if table is None:
         there = ", ".join(table.name for table in tables) or "none"
         raise InvalidParameter(
             f"data set {directory} has no part {part.name!r}, which model {model.name} needs; it has {there}"
         )
-    if table.dtype not in _DTYPES or table.rows < 1:
+    known = (*_DTYPES, VIDEO) if part.pixels else _DTYPES
+    if table.dtype not in known or table.rows < 1:
         raise InvalidParameter(
             f"{directory / INDEX}: part {part.name} has dtype {table.dtype!r} and {table.rows} rows; "
-            f"choose one of {', '.join(_DTYPES)} and at least 1 row"
+            f"choose one of {', '.join(known)} and at least 1 row"
         )
     if table.shape != part.shape:
         raise InvalidParameter(
@@ -159,6 +183,9 @@ def _check(part: SampleTensor, tables: tuple[TensorFile, ...], directory: Path, 
             f"model {model.name} needs {list(part.shape)}; prepare the data for this size"
         )
     file = directory / table.file
+    if table.dtype == VIDEO:
+        video.require_files(file, table.rows)
+        return
     size = file.stat().st_size if file.exists() else -1
     needed = table.row_bytes * table.rows
     if size < needed:

@@ -2,8 +2,8 @@
 
 Both see latents of a frozen image encoder (8 times smaller than the picture, 4 channels) cut into patches of 2 x 2, and
 predict the noise in them.  Latte alternates blocks that attend within a frame and blocks that attend over time; STDiT
-does both in every block and attends to the words of a caption as well.  Frozen encoders are not part of the step
-unless STDiT is given some (``encoders``): the data are latents and, for STDiT, embedded captions.
+does both in every block and attends to the words of a caption as well.  Their data are latents and, for STDiT, embedded
+captions; frozen encoders that make them in the step are none of the model's (:mod:`perfsuite.models.encoders`).
 
 Sources: Ma et al. 2024 (Latte, unconditional L/2 and XL/2), Open-Sora 1.0 (STDiT-XL/2).  Unconditional Latte has
 457,094,176 and 673,994,912 parameters, the "457MB" and "673MB" of the published report.
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model, SampleTensor, require_sizes
-from perfsuite.models.encoders import ENCODERS, LATENT_CHANNELS, SHRINK, Encoders, find_encoders
 
 PATCH = 2
 """Side of a patch in latent pixels."""
@@ -141,50 +140,15 @@ class Stdit(Dit):
     """Words of a caption (M)."""
     caption_width: int = 4096
     """Features of an embedded word (T5-XXL)."""
-    encoders: str = "none"
-    """none, or the name of frozen encoders that turn pixels and words into latents and features in every step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes(self.name, caption_length=self.caption_length, caption_width=self.caption_width)
-        if self.find_encoders() is not None and self.channels != LATENT_CHANNELS:
-            raise InvalidParameter(
-                f"encoders={self.encoders!r} make latents of {LATENT_CHANNELS} channels, model {self.name} has "
-                f"channels={self.channels}; make them equal"
-            )
-
-    def find_encoders(self) -> Encoders | None:
-        """The frozen encoders; None without."""
-        return find_encoders(self.encoders, self.name, self.caption_width)
 
     @property
     def parts(self) -> tuple[SampleTensor, ...]:
-        """As :attr:`Dit.parts`, and the embedded caption; with encoders a video and words in place of both."""
-        encoders = self.find_encoders()
-        if encoders is None:
-            return (*super().parts, SampleTensor(name="caption", shape=(self.caption_length, self.caption_width)))
-        pixels = SHRINK * self.side
-        drawn = [part for part in super().parts if not part.stored]
-        return (
-            SampleTensor(name="video", shape=(3, self.frames, pixels, pixels)),
-            *drawn,
-            SampleTensor(name="words", shape=(self.caption_length,), below=encoders.text.words),
-        )
-
-    @property
-    def frozen_parameters(self) -> int:
-        """Of both encoders."""
-        encoders = self.find_encoders()
-        return encoders.parameters if encoders else 0
-
-    @property
-    def frozen_flops(self) -> float:
-        """Every frame by the one, the caption by the other."""
-        encoders = self.find_encoders()
-        if encoders is None:
-            return 0.0
-        frames = self.frames * encoders.picture.forward_flops(SHRINK * self.side)
-        return frames + encoders.text.forward_flops(self.caption_length)
+        """As :attr:`Dit.parts`, and the embedded caption."""
+        return (*super().parts, SampleTensor(name="caption", shape=(self.caption_length, self.caption_width)))
 
     @property
     def parameters(self) -> int:
@@ -213,17 +177,8 @@ class Stdit(Dit):
 
     def twin(self, shape: MeshShape | None = None) -> Stdit:
         """Two blocks of 48 features on 2 frames of 2 x 2 patches and 3 words."""
-        small, words = ("none", 16) if self.encoders == "none" else ("tiny", ENCODERS["tiny"].text.width)
         return dataclasses.replace(
-            self,
-            layers=2,
-            width=48,
-            heads=4,
-            frames=2,
-            side=4,
-            caption_length=3,
-            caption_width=words,
-            encoders=small,
+            self, layers=2, width=48, heads=4, frames=2, side=4, caption_length=3, caption_width=16
         )
 
 

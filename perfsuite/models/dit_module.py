@@ -14,7 +14,6 @@ from torch import nn
 from perfsuite.models.attention_module import Core
 from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.dit import NOISE_LEVELS, PATCH, TIME_FEATURES, Dit, Latte, Stdit
-from perfsuite.models.encoders_module import FrozenEncoders
 from perfsuite.models.layers import Block, TrainingModule, attend
 
 
@@ -192,31 +191,6 @@ class StditModule(DitModule):
         self.blocks = nn.ModuleList(StditBlock(config, checkpointing, attention) for _ in range(config.layers))
         self.table = nn.Parameter(torch.randn(2, config.width) / config.width**0.5)
         self._positions: torch.Tensor | None = None
-        encoders = config.find_encoders()
-        self.encoders = FrozenEncoders(encoders) if encoders else None
-
-    def frozen(self) -> dict[str, nn.Module]:
-        """The encoders, where there are some."""
-        parts = self.encoders.parts() if self.encoders else {}
-        return {f"encoders.{name}": part for name, part in parts.items()}
-
-    def forward(
-        self,
-        latents: torch.Tensor | None = None,
-        noise: torch.Tensor | None = None,
-        level: torch.Tensor | None = None,
-        caption: torch.Tensor | None = None,
-        *,
-        video: torch.Tensor | None = None,
-        words: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """As :meth:`DitModule.forward`; with encoders from a (B, 3, F, S, S) ``video`` and (B, M) ``words``."""
-        if self.encoders is not None:
-            latents, caption = self.encoders(video, words)
-        assert latents is not None, "a batch has latents, or a video and encoders"
-        assert noise is not None, "a batch has noise"
-        assert level is not None, "a batch has noise levels"
-        return super().forward(latents, noise, level, caption)
 
     def predict(self, tokens: torch.Tensor, level: torch.Tensor, caption: torch.Tensor | None) -> torch.Tensor:
         """Positions are fixed sines and cosines of place and frame."""

@@ -1,5 +1,7 @@
 """Frozen encoders before a video model: captions to features, pictures to latents.  They are run and never trained.
 
+They are no part of a model: a training step holds them beside it, whole on every rank, whatever the strategy spreads.
+
 Sources: T5 v1.1 XXL, whose encoder has 4,762,310,656 parameters (Raffel et al. 2020; d_model 4096, d_ff 10240, 64
 heads, 24 layers), and the image encoder of Stable Diffusion with its quantising convolution, 34,163,664 parameters
 (Rombach et al. 2022; 128, 256, 512, 512 channels, 8 times smaller, 4 channels).
@@ -11,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter, did_you_mean
+from perfsuite.models.base import Model, SampleTensor
+from perfsuite.models.dit import Dit
 
 HEAD_FEATURES = 64
 """Features of one head of the text encoder."""
@@ -115,47 +119,92 @@ def _residual(into: int, out: int, shrink: int) -> Iterator[Convolution]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoders:
-    """The two that stand before a model."""
+class Unencoded:
+    """Samples of a model as they are before its encoders."""
 
-    text: TextEncoder
+    name: str
+    """Of the model."""
+    parts: tuple[SampleTensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoders:
+    """The encoders before a model: always one for pictures, with or without one for text."""
+
     picture: PictureEncoder
+    text: TextEncoder | None = None
 
     @property
     def parameters(self) -> int:
         """Of both.
 
-        >>> ENCODERS["t5xxl-sdvae"].text.parameters, ENCODERS["t5xxl-sdvae"].picture.parameters
-        (4762310656, 34163664)
+        >>> ENCODERS["t5xxl-sdvae"].parameters, ENCODERS["sdvae"].parameters
+        (4796474320, 34163664)
         """
-        return self.text.parameters + self.picture.parameters
+        return self.picture.parameters + (self.text.parameters if self.text else 0)
+
+    def inputs(self, model: Dit) -> Unencoded:
+        """What a data set for ``model`` has before it is encoded: a video for latents, words for a caption."""
+        side, words = SHRINK * model.side, self.text.words if self.text else 0
+        raw = {"latents": SampleTensor(name="video", shape=(3, model.frames, side, side), pixels=True)}
+        if words:
+            raw |= {
+                part.name: SampleTensor(name="words", shape=part.shape[:1], below=words)
+                for part in model.parts
+                if part.name == "caption"
+            }
+        return Unencoded(name=model.name, parts=tuple(raw.get(part.name, part) for part in model.parts))
+
+    def forward_flops(self, model: Dit) -> float:
+        """Operations for one sample of ``model``: every frame by the one, the caption by the other."""
+        frames = model.frames * self.picture.forward_flops(SHRINK * model.side)
+        length = next((part.shape[0] for part in model.parts if part.name == "caption"), 0)
+        return frames + (self.text.forward_flops(length) if self.text else 0.0)
 
 
+_SD_VAE = PictureEncoder(channels=(128, 256, 512, 512))
+_TINY = PictureEncoder(channels=(8, 8, 16, 16))
 ENCODERS: Mapping[str, Encoders] = MappingProxyType(
     {
         "t5xxl-sdvae": Encoders(
-            text=TextEncoder(layers=24, width=4096, hidden=10240, heads=64, words=32128),
-            picture=PictureEncoder(channels=(128, 256, 512, 512)),
+            text=TextEncoder(layers=24, width=4096, hidden=10240, heads=64, words=32128), picture=_SD_VAE
         ),
-        "tiny": Encoders(
-            text=TextEncoder(layers=2, width=64, hidden=96, heads=2, words=128),
-            picture=PictureEncoder(channels=(8, 8, 16, 16)),
+        "sdvae": Encoders(picture=_SD_VAE),
+        "tiny-text-picture": Encoders(
+            text=TextEncoder(layers=2, width=64, hidden=96, heads=2, words=128), picture=_TINY
         ),
+        "tiny-picture": Encoders(picture=_TINY),
     }
 )
-"""By name: the published pair, and one of milliseconds."""
+"""By name: those of Open-Sora, that of Latte, and siblings of milliseconds."""
 
 
-def find_encoders(name: str, owner: str, caption_width: int) -> Encoders | None:
-    """The encoders of this name, None for none; InvalidParameter where there are none such or they do not fit."""
+def find_encoders(name: str, model: Model) -> Encoders | None:
+    """The encoders of this name, None for ``none``; InvalidParameter where ``model`` cannot have them."""
     if name == "none":
         return None
     if name not in ENCODERS:
-        raise InvalidParameter(f"encoders={name!r} of model {owner} are unknown; choose none, {', '.join(ENCODERS)}")
+        raise InvalidParameter(f"encoders={name!r} are unknown; {did_you_mean(name, ('none', *ENCODERS))}")
     encoders = ENCODERS[name]
-    if encoders.text.width != caption_width:
+    if not isinstance(model, Dit):
         raise InvalidParameter(
-            f"encoders={name!r} make words of {encoders.text.width} features, model {owner} takes "
-            f"caption_width={caption_width}; make them equal"
+            f"encoders={name!r} give latents of a video, and model {model.name} takes none; leave encoders out"
         )
+    if model.channels != LATENT_CHANNELS:
+        raise InvalidParameter(
+            f"encoders={name!r} give latents of {LATENT_CHANNELS} channels, and model {model.name} has "
+            f"channels={model.channels}; make them equal"
+        )
+    if encoders.text is not None:
+        caption = getattr(model, "caption_width", None)
+        if caption is None:
+            raise InvalidParameter(
+                f"encoders={name!r} read captions, and model {model.name} has none; choose encoders without text, "
+                "such as sdvae"
+            )
+        if encoders.text.width != caption:
+            raise InvalidParameter(
+                f"encoders={name!r} give words of {encoders.text.width} features, and model {model.name} takes "
+                f"caption_width={caption}; make them equal"
+            )
     return encoders

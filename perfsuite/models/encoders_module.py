@@ -6,7 +6,7 @@ Shapes: B batch, M words, D features of a word, F frames, c channels, S side of 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from perfsuite.models.encoders import (
     PictureEncoder,
     TextEncoder,
 )
+from perfsuite.models.layers import materialize
 
 _FARTHEST = 128
 """Distance in words from which on all are of one class."""
@@ -157,25 +158,29 @@ class _Picture(nn.Module):
 
 
 class FrozenEncoders(nn.Module):
-    """Both encoders; no gradient ever reaches them, and nothing switches them to training."""
+    """The encoders of a model; no gradient ever reaches them, and nothing switches them to training."""
 
     def __init__(self, config: Encoders) -> None:
         super().__init__()
-        self.text = _Text(config.text)
         self.picture = _Picture(config.picture)
+        self.text = _Text(config.text) if config.text else None
         self.requires_grad_(False)
-        self.text.eval()
-        self.picture.eval()
-
-    def train(self, mode: bool = True) -> FrozenEncoders:
-        """Stays as it is."""
-        return self
-
-    def parts(self) -> dict[str, Any]:
-        """What a strategy may spread as one, by name."""
-        return {"text": self.text, "picture": self.picture}
+        self.eval()
 
     @torch.no_grad()
-    def forward(self, video: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, 3, F, S, S) pixels and (B, M) words to latents and features of the words."""
-        return self.picture(video), self.text(words)
+    def forward(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A batch with latents for its (B, 3, F, S, S) ``video``, and features for its (B, M) ``words``."""
+        encoded = dict(batch)
+        narrow = next(self.picture.parameters()).dtype
+        encoded["latents"] = self.picture(encoded.pop("video").to(narrow))
+        if self.text is not None:
+            encoded["caption"] = self.text(encoded.pop("words"))
+        return encoded
+
+
+def build_encoders(config: Encoders, device: torch.device, dtype: torch.dtype, *, seed: int) -> FrozenEncoders:
+    """The encoders on ``device``, in ``dtype`` from the start: at no moment is there a wider copy."""
+    with torch.device("meta"):
+        encoders = FrozenEncoders(config).to(dtype)
+    materialize(encoders, device, seed=seed, prefix="encoders.")
+    return encoders

@@ -60,10 +60,6 @@ class TrainingModule(nn.Module):
     blocks: nn.ModuleList | nn.ModuleDict
     """The repeated layers by number, first to last; ``children()`` gives them."""
 
-    def frozen(self) -> dict[str, nn.Module]:
-        """Parts that are never trained and may be spread each as one, by their names in this module."""
-        return {}
-
 
 def attend(core: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int) -> torch.Tensor:
     """What ``core`` makes of (B, S, D) tensors with ``heads`` heads side by side; (B, S, D)."""

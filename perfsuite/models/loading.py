@@ -18,7 +18,8 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from perfsuite.models.base import Model, SampleTensor
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.models.base import Sampled, SampleTensor
 from perfsuite.models.dataset import Dataset
 
 _PR_SET_PDEATHSIG = 1
@@ -57,7 +58,7 @@ def draw(part: SampleTensor, number: int) -> torch.Tensor:
     return torch.randn(part.shape, generator=generator)
 
 
-def synthetic_batch(model: Model, numbers: list[int]) -> dict[str, torch.Tensor]:
+def synthetic_batch(model: Sampled, numbers: list[int]) -> dict[str, torch.Tensor]:
     """Samples of these numbers, all of them random, stacked."""
     return {part.name: torch.stack([draw(part, number) for number in numbers]) for part in model.parts}
 
@@ -65,7 +66,7 @@ def synthetic_batch(model: Model, numbers: list[int]) -> dict[str, torch.Tensor]
 class Synthetic(Iterator[Mapping[str, torch.Tensor]]):
     """A few batches on the device, over and over: data cost nothing."""
 
-    def __init__(self, model: Model, share: Share, device: torch.device) -> None:
+    def __init__(self, model: Sampled, share: Share, device: torch.device) -> None:
         numbers = share.numbers()
         self._batches = [
             {name: values.to(device) for name, values in synthetic_batch(model, next(numbers)).items()}
@@ -86,9 +87,10 @@ class Synthetic(Iterator[Mapping[str, torch.Tensor]]):
 class Rows(TorchDataset[dict[str, torch.Tensor]]):
     """Samples of a data set; noise and noise level of a sample are drawn when it is read."""
 
-    def __init__(self, model: Model, dataset: Dataset) -> None:
+    def __init__(self, model: Sampled, dataset: Dataset) -> None:
         self._drawn = [part for part in model.parts if not part.stored]
         self._integers = {part.name for part in model.parts if part.below}
+        self._pixels = {part.name for part in model.parts if part.pixels}
         self._dataset = dataset
         self._arrays: Mapping[str, Any] | None = None
 
@@ -99,20 +101,22 @@ class Rows(TorchDataset[dict[str, torch.Tensor]]):
         sample = {}
         for name, array in self._arrays.items():
             row = torch.from_numpy(array[index % len(array)].astype("int64" if name in self._integers else "float32"))
-            sample[name] = row
+            sample[name] = row / 127.5 - 1 if name in self._pixels else row
         return {**sample, **{part.name: draw(part, number) for part in self._drawn}}
 
 
 class Files(Iterator[Mapping[str, torch.Tensor]]):
     """Batches read from disk by ``num_workers`` loader processes (0: by the rank itself) and copied to the device."""
 
-    def __init__(self, model: Model, dataset: Dataset, share: Share, device: torch.device, *, num_workers: int) -> None:
+    def __init__(
+        self, model: Sampled, dataset: Dataset, share: Share, device: torch.device, *, num_workers: int
+    ) -> None:
         self._device = device
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="pin_memory_device is deprecated")  # from torch 2.8 on
             self._batches = self._read(model, dataset, share, num_workers)
 
-    def _read(self, model: Model, dataset: Dataset, share: Share, num_workers: int) -> Iterator[Any]:
+    def _read(self, model: Sampled, dataset: Dataset, share: Share, num_workers: int) -> Iterator[Any]:
         pins = self._device.type != "cpu"
         # fork whatever the rank's own start method was: with another one the loaders would start a server of their own,
         # which outlives a rank that is killed.  They touch no device, so a fork is safe.
@@ -129,7 +133,10 @@ class Files(Iterator[Mapping[str, torch.Tensor]]):
         )
 
     def __next__(self) -> Mapping[str, torch.Tensor]:
-        batch: Mapping[str, torch.Tensor] = next(self._batches)
+        try:
+            batch: Mapping[str, torch.Tensor] = next(self._batches)
+        except InvalidParameter as error:  # out of a loader process torch brings its traceback along
+            raise InvalidParameter(str(error).rstrip().rpartition("InvalidParameter: ")[2]) from None
         return {name: values.to(self._device, non_blocking=True) for name, values in batch.items()}
 
     def close(self) -> None:

@@ -44,10 +44,15 @@ class Fsdp(Strategy):
         require_hsdp(shape, self.name)
 
     def check_plan(self, plan: Plan, shape: MeshShape) -> None:
-        """Raise InvalidParameter for mixed precision without a narrower dtype."""
+        """Raise InvalidParameter for mixed precision without a narrower dtype, or a norm of what is offloaded."""
         if self.mixed_precision and not plan.half:
             raise InvalidParameter(
                 f"mixed_precision of strategy fsdp with dtype={plan.dtype!r} mixes nothing; choose bf16 or fp16"
+            )
+        if self.offload and plan.clip is not None:
+            raise InvalidParameter(
+                f"clip={plan.clip:g} needs the norm of gradients that offload of strategy fsdp keeps in host memory, "
+                "where no collective reaches them; leave one of them out"
             )
 
     def narrows(self, plan: Plan) -> bool:
@@ -77,9 +82,6 @@ class Fsdp(Strategy):
         if self.offload:
             spread["offload_policy"] = api.CPUOffloadPolicy(pin_memory=rank.device.type != "cpu")
         module = new_module(rank, plan)
-        for name, part in module.frozen().items():
-            materialize(part, rank.device, seed=plan.seed, prefix=f"{name}.")
-            fully_shard(part, **spread)
         for number, block in module.blocks.named_children():
             materialize(block, rank.device, seed=plan.seed, prefix=f"blocks.{number}.")
             fully_shard(block, reshard_after_forward=self.reshard, **spread)

@@ -120,6 +120,11 @@ class Hybrid(Strategy):
                 f"model {model.name} cannot be trained by strategy {self.name}: its blocks need more than what the "
                 "block before gives; choose a GPT, a LLaMA or a mixture of experts, or strategy ddp, fsdp or zero3"
             )
+        if plan.clip is not None:
+            raise InvalidParameter(
+                f"clip={plan.clip:g} needs the norm of all gradients, which strategy {self.name} has on several "
+                "meshes; leave it out, or choose ddp, fsdp or a ZeRO stage"
+            )
         if self.async_tensor and not plan.compiled:
             raise InvalidParameter(
                 "async_tensor overlaps messages with products when blocks are compiled; set compiled=True"

@@ -74,8 +74,10 @@ class MeshScaler:
         if not self._found.item():
             optimizer.step()
 
-    def update(self) -> None:
-        """A smaller scale after an overflow, a larger one after many steps without."""
+    def update(self, fixed: float | None = None) -> None:
+        """A smaller scale after an overflow, a larger one after many steps without; or the ``fixed`` one."""
+        if fixed is not None:
+            return
         torch._amp_update_scale_(self._scale, self._steps_since, self._found, _GROWTH, _BACKOFF, _INTERVAL)
 
 
@@ -98,7 +100,7 @@ class HybridTrainer(Trainer):
             hold = reduce_in_last(self.modules[0])
         super().__init__(rank, plan, module=everything, optimizer=make_optimizer(everything, plan), hold=hold)
         if plan.dtype == "fp16":
-            self.scaler = MeshScaler(rank.device, rank.group(), init_scale=_FIRST_SCALE)
+            self.scaler = MeshScaler(rank.device, rank.group(), init_scale=plan.loss_scale or _FIRST_SCALE)
         experts = expert.expert_modules(everything)
         self._experts = {id(parameter) for part in experts for parameter in part.parameters()}
         self._nothing = torch.empty(plan.batch_size, 2, dtype=torch.int64, device=rank.device)

@@ -24,6 +24,10 @@ class Plan:
     """torch.compile on every block."""
     learning_rate: float = 1e-4
     """Of AdamW."""
+    clip: float | None = None
+    """Largest L2 norm of all gradients together; None: they are not clipped."""
+    loss_scale: float | None = None
+    """Fixed loss scale in fp16; None: a dynamic one."""
     seed: int = 0
     """Initial values follow from it and from the parameters' names alone."""
 

@@ -80,9 +80,11 @@ class Trainer:
         # Gradients that travel in fp16 start lower: the sum of a parameter's overflows before an activation's does.
         self.scaler: Any = torch.amp.GradScaler(
             rank.device.type,
-            init_scale=2.0**10 if sends_fp16 else 2.0**16,
+            init_scale=plan.loss_scale or (2.0**10 if sends_fp16 else 2.0**16),
             enabled=sends_fp16 or plan.dtype == "fp16",
         )
+        self.prepare: Callable[[Batch], Batch] = lambda batch: batch
+        """What is done to a micro-batch between data and forward."""
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -103,6 +105,7 @@ class Trainer:
         for micro in range(count):
             with rank.span("data", micro_batch=micro):
                 batch = next(batches)
+            batch = self.prepare(batch)
             with self.micro_batch(last=micro == count - 1):
                 with nullcontext() if micro else first_forward(), rank.span("forward", micro_batch=micro):
                     loss = self.forward(batch)
@@ -138,10 +141,18 @@ class Trainer:
         self.scaler.scale(loss / self.plan.accumulation).backward()
 
     def step(self) -> None:
-        """Let the optimizer step and clear the gradients."""
+        """Clip the gradients where the plan says so, let the optimizer step and clear the gradients."""
+        self.clip()
         self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.scaler.update(self.plan.loss_scale)
         self.optimizer.zero_grad()
+
+    def clip(self) -> None:
+        """Scale the gradients down to the plan's norm where theirs is larger; unscaled first in fp16."""
+        if self.plan.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            nn.utils.clip_grad_norm_(trained, self.plan.clip)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Matrix products in the plan's dtype."""
@@ -189,10 +200,14 @@ class Trainer:
         parameters = list(self.module.parameters())
         states = self.states().values()
         return {
-            "weights": [local(tensor) for tensor in (*parameters, *self.module.buffers())],
+            "weights": [*self.weights(), *map(local, self.module.buffers())],
             "gradients": [local(parameter.grad) for parameter in parameters if parameter.grad is not None],
             "optimizer": [local(tensor) for state in states for tensor in state.values() if torch.is_tensor(tensor)],
         }
+
+    def weights(self) -> list[torch.Tensor]:
+        """This rank's parts of all parameters, as they are kept between steps."""
+        return [local(parameter) for parameter in self.module.parameters()]
 
     def states(self) -> Mapping[Any, Mapping[str, Any]]:
         """The state that this rank's optimizer keeps, by parameter."""

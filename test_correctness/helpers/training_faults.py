@@ -136,3 +136,73 @@ def told_by_kernels(rank, blind=None):
         rank.record("told", told, reduce="equal")
 
     return run
+
+
+CLIP = 1e-3
+CLIPPED = (
+    {"strategy": "ddp", "dtype": "fp16"},
+    {"strategy": "ddp"},
+    {"strategy": "zero_redundancy"},
+    {"strategy": "fsdp"},
+    {"strategy": "fsdp", "dtype": "bf16"},
+    {"strategy": "zero1"},
+    {"strategy": "zero2", "dtype": "bf16"},
+    {"strategy": "zero3"},
+)
+
+
+def norm_after_clipping(rank, strategy, dtype="fp32"):
+    """The L2 norm of what the optimizer is given, over all ranks, with clipping and without."""
+    import torch
+    import torch.distributed as dist
+
+    from perfsuite.strategies.trainer import local
+
+    norms = {}
+    for name, clip in (("before", None), ("after", CLIP)):
+        program = {} if clip is None else {"clip": clip}
+        workload = TrainStep(model="gpt2-tiny", strategy=strategy, dtype=dtype, program=program)
+        step = workload.build(rank)
+        optimizer = step.trainer.optimizer
+        stepped = optimizer.step
+
+        def watched(*arguments, stepped=stepped, optimizer=optimizer, name=name, **named):
+            given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            total = torch.stack([local(gradient).double().square().sum() for gradient in given]).sum()
+            if strategy.startswith(("fsdp", "zero1", "zero2", "zero3")):
+                dist.all_reduce(total)
+            norms[name] = float(total.sqrt())
+            return stepped(*arguments, **named)
+
+        optimizer.step = watched
+        step.run()
+        step.close()
+
+    def run():
+        for name, norm in norms.items():
+            rank.record(f"norm_{name}", norm, reduce="max")
+
+    return run
+
+
+def average_after_steps(rank):
+    """The largest difference between the average after three steps and what its formula gives for their weights."""
+
+    step = TrainStep(model="gpt2-tiny", learning_rate=0.1, program={"ema": "fp32"}).build(rank)
+    expected = [weight.detach().clone() for weight in step.trainer.weights()]
+    for _ in range(3):
+        step.run()
+        for average, weight in zip(expected, step.trainer.weights(), strict=True):
+            average.copy_(0.9999 * average + 0.0001 * weight.detach())
+    pairs = list(zip(expected, step.tensors()["ema"], strict=True))
+    error = max(float((average - own).abs().max()) for average, own in pairs)
+    moved = max(
+        float((own - weight).abs().max()) for (_, own), weight in zip(pairs, step.trainer.weights(), strict=True)
+    )
+    assert moved > 1e-2, "the weights moved away from their average"
+    step.close()
+
+    def run():
+        rank.record("largest_error", error, reduce="max")
+
+    return run

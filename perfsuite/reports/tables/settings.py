@@ -45,8 +45,11 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     if hosts and ranks % hosts == 0:
         settings["devices_per_node"] = ranks // hosts
     settings["fix_hp"] = _told(parameters.get("overrides")) or "/"
-    settings["variant"] = _told(parameters.get("overrides"))
+    settings["variant"] = ", ".join(filter(None, map(_told, (parameters.get("overrides"), parameters.get("program")))))
     settings["options"] = _options(parameters)
+    if "loss" not in (parameters.get("builds") or ()):
+        settings.pop("loss_steps", None)
+        settings.pop("target_loss", None)
     return settings
 
 

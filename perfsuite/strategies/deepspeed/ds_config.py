@@ -18,6 +18,8 @@ MICRO = "train_micro_batch_size_per_gpu"
 ACCUMULATION = "gradient_accumulation_steps"
 GLOBAL = "train_batch_size"
 _DTYPE_SECTIONS = ("bf16", "fp16")
+BUCKET, _PREFETCH_BUCKET = 500_000_000, 50_000_000
+"""Numbers in DeepSpeed's buckets of its own choice (deepspeed/runtime/zero/config.py)."""
 
 
 def read(path: str) -> dict[str, Any]:
@@ -82,19 +84,37 @@ def check_case(config: Mapping[str, Any], path: str, *, stage: int, dtype: str) 
         raise InvalidParameter(f"{path}: optimizer.type={kind!r} is not one that the case can step; choose AdamW")
 
 
+def check_program(config: Mapping[str, Any], path: str, *, clip: float | None, loss_scale: float | None) -> None:
+    """Raise InvalidParameter where the case clips or scales otherwise than the file; what it leaves open is the file's.
+
+    DeepSpeed's own 0 means that nothing is clipped, and that the scale is dynamic.
+    """
+    fp16 = config.get("fp16", {})
+    for name, written, case in (
+        ("gradient_clipping", config.get("gradient_clipping", "auto"), clip),
+        ("fp16.loss_scale", fp16.get("loss_scale", "auto"), loss_scale),
+    ):
+        if case is not None and written not in ("auto", case):
+            raise InvalidParameter(
+                f"{path}: {name}={written!r} is not the case's {case:g}; change one of them, or leave the case's out"
+            )
+
+
 def complete(
     config: Mapping[str, Any], *, stage: int, dtype: str, micro: int, accumulation: int, parameters: int
 ) -> dict[str, Any]:
     """The settings for DeepSpeed: the user's, with what they leave open.
 
-    ZeRO's default buckets hold 5e8 numbers: 2 GB of fp32, whatever the model.  Here a bucket is at most the model.
+    ZeRO's default buckets hold 5e8 numbers: 2 GB of fp32, whatever the model.  Here a bucket is at most the model, too.
     The optimizer is made outside, with the user's settings: DeepSpeed's own would be compiled first.
     """
     full = {name: value for name, value in config.items() if name not in ("optimizer", GLOBAL)}
     full[MICRO], full[ACCUMULATION] = micro, accumulation
-    zero = {"reduce_bucket_size": parameters, "allgather_bucket_size": parameters}
+    bucket = min(parameters, BUCKET)
+    zero = {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if stage == 3:
-        zero |= {"stage3_prefetch_bucket_size": parameters // 4, "stage3_param_persistence_threshold": 0}
+        ahead = min(parameters // 4, _PREFETCH_BUCKET)
+        zero |= {"stage3_prefetch_bucket_size": ahead, "stage3_param_persistence_threshold": 0}
     written = {name: value for name, value in config.get("zero_optimization", {}).items() if value != "auto"}
     full["zero_optimization"] = {**zero, **written, "stage": stage}
     for section in _DTYPE_SECTIONS:

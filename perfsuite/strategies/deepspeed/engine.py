@@ -118,7 +118,7 @@ class ZeroTrainer(Trainer):
         self.unit.backward(loss)
 
     def step(self) -> None:
-        """The step of the last micro-batch: the optimizer's."""
+        """The step of the last micro-batch: the optimizer's, with the engine's clipping and scaling."""
         self.unit.step()
 
     def loss_scale(self) -> float:
@@ -135,6 +135,12 @@ class ZeroTrainer(Trainer):
                     gradient = parameter.grad
                 yield name, None if gradient is None else gradient.float() / scale
 
+    def weights(self) -> list[torch.Tensor]:
+        """In stage 3 this rank's part of each parameter."""
+        parameters: list[Any] = list(self.module.parameters())
+        spread = [parameter.ds_tensor for parameter in parameters if getattr(parameter, "ds_tensor", None) is not None]
+        return spread or super().weights()
+
     def tensors(self) -> dict[str, list[torch.Tensor]]:
         """The engine's own places for this rank's parts.
 
@@ -142,10 +148,6 @@ class ZeroTrainer(Trainer):
         """
         tensors = super().tensors()
         engine: Any = self.unit.optimizer
-        parameters: list[Any] = list(self.module.parameters())
-        spread = [parameter.ds_tensor for parameter in parameters if getattr(parameter, "ds_tensor", None) is not None]
-        if spread:
-            tensors["weights"] = [*spread, *self.module.buffers()]
         averaged = getattr(engine, "averaged_gradients", None) or {}
         tensors["gradients"] += [
             gradient for group in averaged.values() for gradient in group or [] if gradient is not None

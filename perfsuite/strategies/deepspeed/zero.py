@@ -70,6 +70,7 @@ class Zero(Strategy):
             ranks=shape.replicas,
         )
         ds_config.check_case(written, self.config, stage=self.stage, dtype=plan.dtype)
+        ds_config.check_program(written, self.config, clip=plan.clip, loss_scale=plan.loss_scale)
 
     def narrows(self, plan: Plan) -> bool:
         """In bf16 and fp16 DeepSpeed trains a narrow copy of the parameters."""
@@ -100,6 +101,10 @@ class Zero(Strategy):
             accumulation=plan.accumulation,
             parameters=plan.model.parameters,
         )
+        if plan.clip is not None:
+            full["gradient_clipping"] = plan.clip
+        if plan.loss_scale is not None:
+            full["fp16"]["loss_scale"] = plan.loss_scale
         for asked, section in (
             (self.offload_optimizer, "offload_optimizer"),
             (self.offload_parameters, "offload_param"),

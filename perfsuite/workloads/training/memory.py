@@ -87,7 +87,7 @@ class MemoryStep(Observed):
             **activations,
             "peak": totals["peak"],
             "final_device": final,
-            "untracked": final - kinds["weights"] - kinds["optimizer"] - held,
+            "untracked": final - sum(kinds[kind] for kind in ("weights", "optimizer", "encoders", "ema")) - held,
             "final_host": ledger.host_bytes,
             **ledger.beyond(),
             **parts_against_peak(at_once, totals["peak"]),
@@ -98,7 +98,7 @@ class MemoryStep(Observed):
 
         @contextmanager
         def first_forward() -> Iterator[None]:
-            kinds["before_forward"] = self._on_device(trainer.tensors())
+            kinds["before_forward"] = self._on_device(step.tensors())
             ledger.mark("before forward")
             yield
             ledger.mark("after forward")
@@ -106,18 +106,20 @@ class MemoryStep(Observed):
         ledger.mark("start")
         trainer.forward_and_backward(step.batches, first_forward)
         seen: set[int] = set()
-        tensors = trainer.tensors()
+        tensors = step.tensors()
         kinds["weights"] = storage_bytes(tensors["weights"], seen)
         kinds["gradients"] = storage_bytes(tensors["gradients"], seen)
         kinds["at_once"] = self._on_device(tensors)
         del tensors
-        trainer.step()
-        after = trainer.tensors()
+        step.end()
+        after = step.tensors()
         # Buckets keep gradients between steps: then they are part of the final total.
         seen.clear()
         storage_bytes(after["weights"], seen)
         kinds["held_gradients"] = storage_bytes(after["gradients"], seen)
         kinds["optimizer"] = storage_bytes(after["optimizer"], seen)
+        kinds["encoders"] = storage_bytes(after["encoders"], seen)
+        kinds["ema"] = self._on_device({"ema": after["ema"]})
         kinds["at_once"] = max(kinds["at_once"], self._on_device(after))
         del after
         ledger.mark("final")

@@ -30,6 +30,8 @@ MEMORY = (
     "weights_gib",
     "gradients_gib",
     "optimizer_gib",
+    "encoders_gib",
+    "ema_gib",
     "activations_gib",  # of one forward, where a rank has the whole model
     "peak_activations_gib",  # of all micro-batches in flight, where it has stages
     "peak_gib",

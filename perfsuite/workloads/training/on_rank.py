@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.base.errors import WrongResult
+from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.text import listed
+from perfsuite.models.base import Sampled
+from perfsuite.models.dataset import Dataset, generate, read
+from perfsuite.models.video import has_codec
 from perfsuite.record.workload import Rank, Step
+from perfsuite.runtime.scratch import data_folder
 from perfsuite.strategies import expert
 from perfsuite.workloads.training.agreement import texts_of_all
+from perfsuite.workloads.training.beside import Beside
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from perfsuite.models.loading import Files, Synthetic
     from perfsuite.strategies.trainer import Copies, Trainer
     from perfsuite.workloads.training.train_step import TrainStep
 
@@ -29,7 +37,8 @@ class TrainingStep(Step):
         self._rank = rank
         self._strategy = workload.strategy
         self.trainer: Trainer = workload.find_strategy().build(rank, plan)
-        self._data = workload.open_data(rank, self.trainer)
+        self._beside = Beside(workload.find_program(), rank, self.trainer)
+        self._data = open_samples(workload, rank, self.trainer)
         self.batches: Iterator[Any] = iter(()) if self._data is None else self._data
         self.loss: torch.Tensor | None = None
         self._first_step: FirstStep | None = None
@@ -47,12 +56,21 @@ class TrainingStep(Step):
     def run(self) -> None:
         """One step of the optimizer."""
         self.loss = self.trainer.forward_and_backward(self.batches)
-        with self._rank.span("optimizer"):
-            self.trainer.step()
+        self.end()
         if self.loss is not None:
             self._rank.record("loss", self.loss, reduce="mean")
         if self._first_step is not None:
             self._first_step.end()
+
+    def end(self) -> None:
+        """The optimizer's step, and what the training program does after it."""
+        with self._rank.span("optimizer"):
+            self.trainer.step()
+        self._beside.after_step(self.mean_loss)
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        """What this rank keeps between steps, by kind."""
+        return {**self.trainer.tensors(), **self._beside.tensors()}
 
     def mean_loss(self) -> float:
         """Loss of the last step over all replicas; a collective."""
@@ -117,8 +135,54 @@ class TrainingStep(Step):
         """End the loaders and free the model."""
         if self._data is not None:
             self._data.close()
+        self._beside.close()
         self.trainer.close()
         self.loss = None
+
+
+def open_samples(workload: TrainStep, rank: Rank, trainer: Trainer) -> Synthetic | Files | None:
+    """This rank's batches, in order; None where its stages take none.  A collective."""
+    from perfsuite.models.loading import Files, Synthetic
+
+    plan = trainer.plan
+    inputs = workload.find_program().inputs(plan.model)
+    if workload.data == "synthetic":
+        return Synthetic(inputs, trainer.share, rank.device) if trainer.needs_data else None
+    dataset = _dataset(workload, rank, inputs)
+    batch = plan.batch_size * rank.shape.replicas
+    rank.record("steps_per_epoch", dataset.samples / batch, unit="steps", reduce="equal")
+    if not trainer.needs_data:
+        return None
+    return Files(inputs, dataset, trainer.share, rank.device, num_workers=workload.num_workers)
+
+
+def _dataset(workload: TrainStep, rank: Rank, inputs: Sampled) -> Dataset:
+    import torch
+    import torch.distributed as dist
+
+    if workload.data not in ("generated", "video"):
+        return read(Path(workload.data), inputs)
+    as_video = workload.data == "video" and has_codec()
+    if workload.data == "video":
+        rank.record("raw_frames", float(not as_video), reduce="max")
+    shapes = zlib.crc32(repr(inputs.parts).encode())
+    kind = "-video" if as_video else ""
+    problem: OSError | None = None
+    directory = Path()
+    try:
+        directory = data_folder() / f"{inputs.name}-{shapes:08x}{kind}-{workload.dataset_samples}"
+        if rank.local_rank == 0:  # one rank of each host writes, the others wait for it
+            generate(inputs, directory, workload.dataset_samples, as_video=as_video)
+    except OSError as error:
+        problem = error
+    failed = torch.tensor([float(problem is not None)], device=rank.device)
+    dist.all_reduce(failed, dist.ReduceOp.MAX, group=rank.group())
+    if bool(failed.item()):
+        raise InvalidParameter(
+            f"data={workload.data!r} cannot be written ({problem.strerror if problem else 'on another host'}); "
+            "make room there or set TMPDIR"
+        )
+    return read(directory, inputs)
 
 
 _BEFORE, _AFTER = -1, 1 << 30

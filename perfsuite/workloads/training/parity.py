@@ -48,6 +48,7 @@ class TrainParity(Workload):
     checkpointing: Checkpointing = "none"
     attention: AttentionMethod = "auto"
     compiled: bool = False
+    clip: float | None = None
     seed: int = 0
 
     @property
@@ -71,6 +72,7 @@ class TrainParity(Workload):
             attention=self.attention,
             compiled=self.compiled,
             learning_rate=_LEARNING_RATE,
+            clip=self.clip,
             seed=self.seed,
         )
         strategy.check_plan(plan, shape)
@@ -219,6 +221,8 @@ def one_process(rank: Rank, plan: Plan, batch: Mapping[str, torch.Tensor], *, na
         return value, {n: p.grad.clone() for n, p in wide.named_parameters() if p.grad is not None}
 
     loss, gradients = train()
+    if plan.clip is not None:
+        torch.nn.utils.clip_grad_norm_([p for p in wide.parameters() if p.grad is not None], plan.clip)
     optimizer.step()
     optimizer.zero_grad()
     next_loss, _ = train()

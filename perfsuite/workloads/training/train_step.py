@@ -8,11 +8,10 @@ Ranks run free: no barrier comes before a sample.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from perfsuite import models, strategies
 from perfsuite.base.errors import InvalidParameter, nearest_multiples
@@ -20,16 +19,13 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.base import AttentionMethod, Checkpointing, Model, require_attention, require_checkpointing
-from perfsuite.models.dataset import Dataset, generate, read
+from perfsuite.models.dataset import read
+from perfsuite.models.program import Program
 from perfsuite.record.result import Training, Work
 from perfsuite.record.workload import Process, Purpose, Rank, Step, Workload, Yardstick
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.workloads.training import names
-
-if TYPE_CHECKING:
-    from perfsuite.models.loading import Files, Synthetic
-    from perfsuite.strategies.trainer import Trainer
 
 _PRELOAD = (
     "torch._dynamo",  # every optimizer of torch's imports it at its first step
@@ -72,15 +68,19 @@ class TrainStep(Workload):
     compiled: bool = False
     """torch.compile on every block."""
     data: str = "synthetic"
-    """synthetic: made before the first step; generated: files that perfsuite writes; else the folder of a data set."""
+    """synthetic: made before the first step; generated: files of numbers that perfsuite writes; video: video files that
+    it writes, for encoders; else the folder of a data set."""
     dataset_samples: int = 704
-    """Samples of generated files; 704 videos has the data set of report 001."""
+    """Samples of files that perfsuite writes; 704 videos has the data set of report 001."""
     num_workers: int = 0
     """Loader processes of each rank; 0: the rank reads by itself."""
     learning_rate: float = 1e-4
     """Of AdamW."""
     seed: int = 0
     """Of the initial values."""
+    program: Mapping[str, Any] = field(default_factory=dict)
+    """What the training program does beside the model, such as ``{"ema": "fp32"}``: fields of
+    :class:`perfsuite.models.program.Program`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the communication library, set before the ranks' interpreters start."""
     builds: tuple[Purpose, ...] = ()
@@ -108,6 +108,12 @@ class TrainStep(Workload):
             if not (name and isinstance(value, str)) or "=" in name:
                 raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
         self.find_strategy()
+        self.find_program().require(self.find_model(), self.dtype)
+        if self.data == "video" and self.find_program().encoders == "none":
+            raise InvalidParameter(
+                f"data='video' gives pixels, and model {self.model} takes none; set program={{'encoders': ...}}, or "
+                "choose data='generated'"
+            )
         if self.find_model().experts and self.compiled:
             raise InvalidParameter(
                 f"compiled blocks of model {self.model} would be traced with rows whose number follows from the data; "
@@ -124,11 +130,13 @@ class TrainStep(Workload):
         data = () if self.data == "synthetic" else ("steps_per_epoch",)
         builds = (name for build in self.builds for name in names.BUILDS[build] if name not in self.absent())
         experts = names.EXPERTS if self.find_model().experts else ()
-        return (*TIMED, *parts, "device_utilisation_percent", *experts, *data, *builds)
+        beside = (f"{part}_ms" for part in self.find_program().spans)
+        return (*TIMED, *parts, *beside, "device_utilisation_percent", *experts, *data, *builds)
 
     def absent(self) -> tuple[str, ...]:
         """Metrics of the builds that this case cannot have."""
-        return ("activations_gib",) if self.staged else ("peak_activations_gib",)
+        beside = (f"{part}_gib" for part in ("encoders", "ema") if part not in self.find_program().spans)
+        return ("activations_gib" if self.staged else "peak_activations_gib", *beside)
 
     @property
     def process(self) -> Process | None:
@@ -192,6 +200,10 @@ class TrainStep(Workload):
         """The strategy with its options."""
         return strategies.find(self.strategy, self.options)
 
+    def find_program(self) -> Program:
+        """What is done beside the model."""
+        return Program.of(self.program)
+
     def layout(self) -> str:
         """The mesh."""
         return self.mesh
@@ -224,6 +236,8 @@ class TrainStep(Workload):
             attention=self.attention,
             compiled=self.compiled,
             learning_rate=self.learning_rate,
+            clip=self.find_program().clip,
+            loss_scale=self.find_program().loss_scale,
             seed=self.seed,
         )
         strategy.check_plan(plan, shape)
@@ -262,9 +276,9 @@ class TrainStep(Workload):
 
         Raises InvalidParameter where the case cannot run on the mesh or its data set is damaged.
         """
-        plan, model = self.plan(shape), self.find_model()
-        if self.data not in ("synthetic", "generated"):
-            read(Path(self.data), model)
+        plan, model, program = self.plan(shape), self.find_model(), self.find_program()
+        if self.data not in ("synthetic", "generated", "video"):
+            read(Path(self.data), program.inputs(model))
         samples = float(plan.batch_size * shape.replicas)
         counted = Transformer(
             parameters=model.active_parameters,
@@ -277,8 +291,8 @@ class TrainStep(Workload):
             recomputes=self.checkpointing == "full",
         )
         conventions = dict(count_all(counted))
-        if model.frozen_flops:  # told apart: no convention counts what is not trained
-            conventions[FROZEN] = model.frozen_flops
+        if frozen := program.frozen_flops(model):  # told apart: no convention counts what is not trained
+            conventions[FROZEN] = frozen
         return Work(
             flops={name: samples * count for name, count in conventions.items()},
             dtype=self.dtype,
@@ -337,6 +351,7 @@ class TrainStep(Workload):
             checkpointing=self.checkpointing,
             attention=self.attention,
             compiled=self.compiled,
+            clip=self.find_program().clip,
             seed=self.seed,
         )
 
@@ -346,46 +361,6 @@ class TrainStep(Workload):
 
         if isinstance(step, TrainingStep):
             step.check()
-
-    def open_data(self, rank: Rank, trainer: Trainer) -> Synthetic | Files | None:
-        """This rank's batches, in order; None where its stages take none.  A collective."""
-        from perfsuite.models.loading import Files, Synthetic
-
-        plan = trainer.plan
-        if self.data == "synthetic":
-            return Synthetic(plan.model, trainer.share, rank.device) if trainer.needs_data else None
-        dataset = self._dataset(rank, plan.model)
-        batch = plan.batch_size * rank.shape.replicas
-        rank.record("steps_per_epoch", dataset.samples / batch, unit="steps", reduce="equal")
-        if not trainer.needs_data:
-            return None
-        return Files(plan.model, dataset, trainer.share, rank.device, num_workers=self.num_workers)
-
-    def _dataset(self, rank: Rank, model: Model) -> Dataset:
-        if self.data != "generated":
-            return read(Path(self.data), model)
-        import torch
-        import torch.distributed as dist
-
-        from perfsuite.runtime.scratch import data_folder
-
-        shapes = zlib.crc32(repr(model.parts).encode())
-        problem: OSError | None = None
-        directory = Path()
-        try:
-            directory = data_folder() / f"{model.name}-{shapes:08x}-{self.dataset_samples}"
-            if rank.local_rank == 0:  # one rank of each host writes, the others wait for it
-                generate(model, directory, self.dataset_samples)
-        except OSError as error:
-            problem = error
-        failed = torch.tensor([float(problem is not None)], device=rank.device)
-        dist.all_reduce(failed, dist.ReduceOp.MAX, group=rank.group())
-        if bool(failed.item()):
-            raise InvalidParameter(
-                f"data='generated' cannot be written ({problem.strerror if problem else 'on another host'}); "
-                "make room there or set TMPDIR"
-            )
-        return read(directory, model)
 
 
 def _require_count(name: str, value: object) -> None:

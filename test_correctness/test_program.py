@@ -1,0 +1,183 @@
+"""What a training program does beside its model: what it may be, what is refused, and the video files that it reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.mesh import MeshShape
+from perfsuite.models import find, video
+from perfsuite.models.dataset import generate, read
+from perfsuite.models.encoders import ENCODERS
+from perfsuite.models.loading import Files, Rows, Share
+from perfsuite.workloads.training.train_step import TrainStep
+
+RAW = ENCODERS["tiny-picture"].inputs(find("latte-tiny"))
+CODEC = pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="needs PyAV")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"program": {"emma": "fp32"}}, "program: setting 'emma' is unknown; did you mean ema"),
+        ({"program": {"ema": "fp64"}}, "program: ema='fp64' is unknown; choose none, fp32, bf16, fp16"),
+        ({"program": {"ema_on_host": True}}, "program: ema_on_host places an average that there is not; set ema"),
+        ({"program": {"clip": 0}}, "program: clip=0 is no size; choose a number above 0, or None"),
+        ({"program": {"clip": float("nan")}}, "program: clip=nan is no size"),
+        ({"program": {"clip": True}}, "program: clip=True is no size"),
+        ({"program": {"loss_scale": 128.0}}, "program: loss_scale=128 with dtype='fp32' scales nothing; choose fp16"),
+        ({"program": {"logs": 1}}, "program: logs=1 is neither True nor False"),
+        ({"program": {"encoders": "clip"}}, "encoders='clip' are unknown; did you mean"),
+        ({"program": {"encoders": "sdvae"}}, "give latents of a video, and model gpt2-tiny takes none; leave encoders"),
+        (
+            {"model": "latte-tiny", "program": {"encoders": "t5xxl-sdvae"}},
+            "encoders='t5xxl-sdvae' read captions, and model latte-tiny has none; choose encoders without text",
+        ),
+        (
+            {"model": "opensora-tiny", "program": {"encoders": "t5xxl-sdvae"}},
+            "give words of 4096 features, and model opensora-tiny takes caption_width=64; make them equal",
+        ),
+        (
+            {"model": "latte-tiny", "overrides": {"channels": 8}, "program": {"encoders": "tiny-picture"}},
+            "give latents of 4 channels, and model latte-tiny has channels=8; make them equal",
+        ),
+        ({"model": "latte-tiny", "data": "video"}, "data='video' gives pixels, and model latte-tiny takes none; set"),
+    ],
+)
+def test_a_program_that_cannot_be_is_refused_in_one_line(case, said):
+    with pytest.raises(InvalidParameter, match=r"\A[^\n]*\Z") as refused:
+        TrainStep(**{"model": "gpt2-tiny", **case})
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"strategy": "hybrid"}, "clip=1 needs the norm of all gradients, which strategy hybrid has on"),
+        ({"strategy": "fsdp", "options": {"offload": True}}, "clip=1 needs the norm of gradients that offload of"),
+    ],
+)
+def test_gradients_that_no_norm_can_be_taken_of_are_not_clipped(case, said):
+    step = TrainStep(model="gpt2-tiny", program={"clip": 1.0}, **case)
+    with pytest.raises(InvalidParameter, match=r"\A[^\n]*\Z") as refused:
+        step.plan(MeshShape.of(dp=2))
+    assert said in str(refused.value)
+
+
+def test_a_ds_config_that_clips_otherwise_is_refused_and_one_that_clips_alone_holds(tmp_path):
+    config = tmp_path / "ds_config.json"
+    config.write_text(json.dumps({"gradient_clipping": 0.5, "zero_optimization": {"stage": 2}}))
+    case = {"model": "gpt2-tiny", "strategy": "zero2", "options": {"config": str(config)}}
+    shape = MeshShape.of(dp=2)
+    own = TrainStep(**case)
+    assert own.find_strategy().settings(own.plan(shape))["gradient_clipping"] == 0.5
+    with pytest.raises(InvalidParameter, match=r"gradient_clipping=0.5 is not the case's 1; change one of them"):
+        TrainStep(**case, program={"clip": 1.0}).plan(shape)
+
+
+def test_settings_reach_deepspeed_by_its_own_names():
+    step = TrainStep(model="gpt2-tiny", strategy="zero2", dtype="fp16", program={"clip": 1.0, "loss_scale": 128.0})
+    settings = step.find_strategy().settings(step.plan(MeshShape.of(dp=2)))
+    assert settings["gradient_clipping"] == 1.0
+    assert settings["fp16"] == {"enabled": True, "loss_scale": 128.0}
+
+
+# -- video files -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    """A data set of video files; generated once, tests that damage it copy it."""
+    return generate(RAW, tmp_path_factory.mktemp("data") / "set", samples=3, as_video=True).directory
+
+
+@CODEC
+def test_video_files_are_decoded_to_what_was_coded(videos, tmp_path):
+    """Compared with the picture that was written: coding loses something, a wrong order of axes loses all."""
+    again = read(videos, RAW)
+    assert [path.suffix for path in sorted((videos / "video").iterdir())] == [".mp4"] * 3
+    sample = Rows(RAW, again)[1]["video"]
+    assert tuple(sample.shape) == RAW.parts[0].shape
+    assert -1 <= float(sample.min()) < -0.5
+    assert 0.5 < float(sample.max()) <= 1
+    av = __import__("av")
+    with av.open(str(videos / "video" / "000001.mp4")) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    expected = torch.from_numpy(np.stack(frames)).permute(3, 0, 1, 2) / 127.5 - 1
+    assert torch.equal(sample, expected)
+
+
+@CODEC
+def test_what_a_loader_process_refuses_is_one_line(videos, tmp_path):
+    folder = tmp_path / "set"
+    shutil.copytree(videos, folder)
+    (folder / "video" / "000000.mp4").write_bytes(b"no video")
+    share = Share(replica=0, replicas=1, micro_batch_size=1)
+    batches = Files(RAW, read(folder, RAW), share, torch.device("cpu"), num_workers=1)
+    try:
+        with pytest.raises(InvalidParameter, match=r"\A[^\n]*000000.mp4 cannot be decoded[^\n]*\Z"):
+            next(batches)
+    finally:
+        batches.close()
+
+
+@CODEC
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_decode_each_rank_s_videos(videos, num_workers):
+    rows = Rows(RAW, read(videos, RAW))
+    share = Share(replica=1, replicas=2, micro_batch_size=1)
+    batches = Files(RAW, read(videos, RAW), share, torch.device("cpu"), num_workers=num_workers)
+    try:
+        for number in (1, 3, 5):
+            assert torch.equal(next(batches)["video"][0], rows[number]["video"])
+    finally:
+        batches.close()
+
+
+def damaged(folder, how):
+    """What reading the second of the videos says of ``folder`` after ``how``."""
+    how(folder)
+    with pytest.raises(InvalidParameter, match=r"\A[^\n]*\Z") as refused:
+        Rows(RAW, read(folder, RAW))[1]
+    return str(refused.value)
+
+
+@CODEC
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda folder: (folder / "video" / "000001.mp4").write_bytes(b"no video"), "000001.mp4 cannot be decoded: "),
+        (lambda folder: (folder / "video" / "000001.mp4").unlink(), "has 2 video files, and the data set counts 3"),
+        (
+            lambda folder: video.write(folder / "video" / "000001.mp4", (3, 2, 64, 64), seed=0),
+            "000001.mp4 has 2 frames, and a sample needs 4; give longer videos, or leave it out",
+        ),
+    ],
+)
+def test_a_damaged_video_is_named(videos, tmp_path, how, said):
+    folder = tmp_path / "set"
+    shutil.copytree(videos, folder)
+    assert said in damaged(folder, how)
+
+
+def test_without_a_codec_own_videos_are_refused_and_raw_frames_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(video, "has_codec", lambda: False)
+    raw = generate(RAW, tmp_path / "raw", samples=3)
+    assert raw.tables[0].dtype == "uint8"
+    sample = Rows(RAW, raw)[0]["video"]
+    assert -1 <= float(sample.min()) < float(sample.max()) <= 1
+    folder = tmp_path / "own"
+    (folder / "video").mkdir(parents=True)
+    (folder / "video" / "a.mp4").write_bytes(b"")
+    part = {"name": "video", "file": "video", "dtype": "video", "shape": list(RAW.parts[0].shape), "rows": 1}
+    (folder / "dataset.json").write_text(json.dumps({"samples": 1, "parts": [part]}))
+    with pytest.raises(
+        InvalidParameter, match=r"has video files, which PyAV decodes, and PyAV is not installed; instal"
+    ):
+        read(folder, RAW)
