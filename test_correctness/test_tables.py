@@ -23,16 +23,16 @@ from test_correctness.helpers.report_runs import (
 )
 
 OVERVIEW = """
-| nodes x ranks               | model    | videos/s (all devices) | videos/s per device | tokens/s per device |     final loss | not measured because |
-| --------------------------- | -------- | ---------------------: | ------------------: | ------------------: | -------------: | -------------------- |
-| 1 x 1 s4000                 | opensora |                      1 |                   1 |                4096 |           0.25 |                      |
-| published: 1 s4000 opensora | opensora |             0.645 [M?] |                     |          330.5 [M?] | 0.0001047 [M?] |                      |
-| 1 x 2 s4000                 | opensora |                    1.6 |                 0.8 |                3277 |           0.25 |                      |
-| published: 2 s4000 opensora | opensora |             0.833 [M?] |                     |          213.2 [M?] |   0.002377 [X] |                      |
-| published: 4 s4000 opensora | opensora |             1.717 [M?] |                     |          219.7 [M?] |   0.002377 [X] | not measured here    |
-| published: 8 s4000 opensora | opensora |             2.025 [M?] |                     |          129.6 [M?] |   0.01097 [M?] | not measured here    |
+| nodes x ranks               | model    | videos/s (all devices) | videos/s per device | tokens/s per device |     final loss | loss after steps | not measured because |
+| --------------------------- | -------- | ---------------------: | ------------------: | ------------------: | -------------: | ---------------: | -------------------- |
+| 1 x 1 s4000                 | opensora |                      1 |                   1 |                4096 |           0.25 |               20 |                      |
+| published: 1 s4000 opensora | opensora |             0.645 [M?] |                     |          330.5 [M?] | 0.0001047 [M?] |                  |                      |
+| 1 x 2 s4000                 | opensora |                    1.6 |                 0.8 |                3277 |           0.25 |               20 |                      |
+| published: 2 s4000 opensora | opensora |             0.833 [M?] |                     |          213.2 [M?] |   0.002377 [X] |                  |                      |
+| published: 4 s4000 opensora | opensora |             1.717 [M?] |                     |          219.7 [M?] |   0.002377 [X] |                  | not measured here    |
+| published: 8 s4000 opensora | opensora |             2.025 [M?] |                     |          129.6 [M?] |   0.01097 [M?] |                  | not measured here    |
 
-- published, lines 8, 9 of 000_7dc6157a632cc5f9.txt: not comparable with the row above: dtype bf16 (ours), not fp32; mixed_precision True (ours), unset here; reshard False (ours), unset here; sequence_length 512 (ours), not 4096
+- published, lines 8, 9 of 000_7dc6157a632cc5f9.txt: not comparable with the row above: checkpointing full (ours), not none; clip 1.0 (ours), not none; data video (ours), not synthetic; dataset_samples 704 (ours), unset here; dtype bf16 (ours), not fp32; ema fp32 (ours), not none; encoders t5xxl-sdvae (ours), not none; logs True (ours), not False; num_workers 4 (ours), unset here; sequence_length 512 (ours), not 4096; strategy zero2 (ours), not fsdp
 - [M?] videos/s (all devices), tokens/s per device, final loss; lines 8, 9, 10, 11: images/s/GPU is the aggregate N / step time; tokens/s/GPU = 512 / step time is per card as printed. Efficiency of the aggregate: 64.5, 66.5 and 39.2 % on 2, 4 and 8 cards
 - [X] final loss; lines 9, 10: equal to 13 significant digits on 2 and on 4 cards
 - as published: videos/s (all devices): aggregate over the cards, printed as per card; tokens/s per device: 512 tokens per image and step
@@ -69,7 +69,7 @@ def test_rows_of_report_000_with_and_without_encoders_are_told_apart():
         2.0,
         model="opensora",
         strategy="fsdp",
-        overrides={"encoders": "t5xxl-sdvae"},
+        program={"encoders": "t5xxl-sdvae"},
         builds=("memory",),
         records=MEMORY,
     )
@@ -165,7 +165,7 @@ def test_the_cross_device_column_compares_the_same_run_alone():
     ) in text
     beside = {row[0]: rows[index - 1][0] for index, row in enumerate(rows)}
     assert beside["published: 1 x 8 rtx4090 latte-l"] == "1 x 8 rtx4090"
-    told = "- published, lines 23, 24 of 001_234c8261996940a4.txt: not comparable with the row above: data generated"
+    told = "- published, lines 23, 24 of 001_234c8261996940a4.txt: not comparable with the row above: clip 0.1"
     assert told in text, "the platform is the same"
     assert "- base: base.jsonl, 2 measured cases on rtx4090 (rtx4090-test)" in text
 

@@ -111,7 +111,7 @@ def test_column_and_row_stand_in_the_reports_order_with_parts_that_sum_to_the_to
     assert ["201.3", "402.7"] == [row["busbw GB/s"] for row in mine[1:3]]
     theirs = [(row["split"], row["communication ms"], row["busbw GB/s"]) for row in told if not is_measured(row)]
     assert [("none", "0 [X]", "0 [X]"), ("column", "0.1 [X]", "8 [X]"), ("row", "2.1 [X]", "45 [X]")] == theirs
-    assert "- published, lines 329, 330, 331 of 004_078bcf89b93f8696.txt: the same run, as far as is stated" in text
+    assert "- published, lines 329, 330, 331 of 004_078bcf89b93f8696.txt: the same run" in text
     small = style("methods", run(layer("row", 4, sides=512, platform="cpu"), platform="cpu"))
     assert "platform a100 or h100, not cpu; features_in 8192, not 512; features_out 8192, not 512" in small
 

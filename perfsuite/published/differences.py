@@ -1,7 +1,8 @@
 """How a run differs from a published row: settings that both state and differ in, and those that only one states.
 
 A recipe may fill what its row leaves unsaid, and says why (:attr:`Recipe.ours`); a case is then compared with the
-recipe there.  No difference means: every setting of either side is the same or ours.
+recipe there.  No difference means: every setting of either side, defaults included, is the same or ours; what of them
+nobody knows, :func:`equality` says.
 
 A setting has one name, whether a report states it or a case has it as parameters.  A training step: model and its
 shape, sequence_length, vocabulary, dtype, strategy and its options, mesh, micro_batch_size, num_micro_batches,
@@ -10,6 +11,7 @@ global_batch_size, checkpointing, data, ...; other workloads: their fields.  Eve
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +20,8 @@ from typing import Any
 from perfsuite import models
 from perfsuite.base.errors import PerfsuiteError
 from perfsuite.base.mesh import AXES, MeshShape
+from perfsuite.models.dit import Dit
+from perfsuite.models.program import Program
 from perfsuite.published.lookup import PublishedRun, plain, snake
 from perfsuite.published.recipes import Recipe, recipe_of
 
@@ -53,10 +57,28 @@ def differences(run: Ran | Recipe, row: PublishedRun) -> tuple[str, ...]:
     return tuple(_compared(run, row))
 
 
+def equality(run: Ran | Recipe, row: PublishedRun) -> str:
+    """Whether ``run`` is the published one, in words.
+
+    >>> from perfsuite.published.lookup import select
+    >>> row = select(platform="v100", model="gpt-1536x16")[0]
+    >>> equality(recipe_of("003/results", row.line), row)
+    'equal as far as the report says: gradient clipping, EMA of the weights, loss scale not said'
+    """
+    if phrases := differences(run, row):
+        return f"differs: {'; '.join(phrases)}"
+    recipe = recipe_of(f"{row.report}/{row.table}", row.line)
+    settings = _settings_of_run(run)
+    unknown = [words for name, words in (recipe.unknown if recipe else {}).items() if name in settings]
+    return f"equal as far as the report says: {', '.join(unknown)} not said" if unknown else "equal"
+
+
 def _compared(run: Ran | Recipe, row: PublishedRun) -> Iterator[str]:
     if isinstance(run, Ran) and run.platform and run.platform not in row.platforms:
         yield f"platform {' or '.join(row.platforms)}, not {run.platform}"
-    recipe = run if isinstance(run, Recipe) else recipe_of(f"{row.report}/{row.table}", row.line)
+    recipe = recipe_of(f"{row.report}/{row.table}", row.line)
+    if isinstance(run, Recipe) and not run.beside:
+        recipe = run
     settings = _settings_of_run(run)
     filled = settings if recipe is run else _settings_of_run(recipe) if recipe else {}
     ours = recipe.ours if recipe else {}
@@ -108,11 +130,14 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "learning_rate": 1e-4,
         "seed": 0,
         "dataset_samples": 704,
+        "num_workers": 0,
     }
 )
 """Of a training step's fields, where a recipe leaves them out."""
+_PROGRAM: Mapping[str, Any] = MappingProxyType({field.name: field.default for field in dataclasses.fields(Program)})
+"""Of a training program's settings, where a case leaves them out."""
 _NOT_SET_UP = (
-    "micro_batch_size", "global_batch_size", "accumulation", "builds", "loss_steps", "target_loss",
+    "micro_batch_size", "global_batch_size", "accumulation", "builds", "loss_steps", "target_loss", "program",
 )  # fmt: skip
 """Fields of a training step that are counted as batches, or that say what is looked at beside it."""
 _SHAPED = (
@@ -136,8 +161,10 @@ def _settings_of_run(run: Ran | Recipe) -> dict[str, Any]:
     options = {name: value for name, value in fields.pop("options", {}).items() if value is not None}
     if "data" in options:  # a training step has a field of that name
         options["data_axes"] = options.pop("data")
-    if fields["data"] != "generated":
+    if fields["data"] not in ("generated", "video"):
         del fields["dataset_samples"]
+    if fields["data"] == "synthetic":
+        del fields["num_workers"]
     # micro x accumulation x replicas = global, whichever of them is given
     steps, replicas = fields.get("accumulation", 1), shape.replicas
     micro, whole = fields.get("micro_batch_size"), fields.get("global_batch_size")
@@ -146,6 +173,7 @@ def _settings_of_run(run: Ran | Recipe) -> dict[str, Any]:
     return {
         **settings,
         **{name: value for name, value in fields.items() if name in DEFAULTS or (name not in _NOT_SET_UP and value)},
+        **_of_program(fields),
         **options,
         **{name: value for name, value in overrides.items() if name not in _SHAPED},
         **_of_model(str(fields.get("model", "")), overrides, shape.size("tp")),
@@ -153,6 +181,28 @@ def _settings_of_run(run: Ran | Recipe) -> dict[str, Any]:
         "num_micro_batches": steps,
         "global_batch_size": micro * steps * replicas,
     }
+
+
+def _of_program(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the training program does beside the model; settings that say nothing of this case are left out."""
+    settings = {**_PROGRAM, **fields.get("program", {})}
+    settings = {name: "none" if value is None else value for name, value in settings.items()}
+    if fields["dtype"] != "fp16":
+        del settings["loss_scale"]
+    elif settings["loss_scale"] == "none":
+        settings["loss_scale"] = "dynamic"
+    if not settings["ema_on_host"]:
+        del settings["ema_on_host"]
+    if settings["encoders"] == "none" and not _takes_videos(str(fields.get("model", ""))):
+        del settings["encoders"]
+    return settings
+
+
+def _takes_videos(name: str) -> bool:
+    try:
+        return isinstance(models.find(name), Dit)
+    except PerfsuiteError:
+        return False
 
 
 def _written(axes: Mapping[str, int]) -> str:

@@ -7,7 +7,7 @@ one of the small siblings (``SMALL``).
 What a case or a recipe has otherwise than a row: :func:`perfsuite.published.differences.differences`.
 
 >>> recipe_of("002/performance", 50).case("s4000")
-'test_perf/test_published.py::test_published[s4000-002-llama2_7b-bf16-1x8]'
+'test_perf/test_published.py::test_published[s4000-002-llama2_7b-fp16-1x8]'
 """
 
 from __future__ import annotations
@@ -23,26 +23,43 @@ from perfsuite.published.recipes.recipe import Recipe
 
 _LATTE: Mapping[str, Any] = {
     "model": "latte-tiny",
-    "data": "generated",
+    "data": "video",
+    "program": {"encoders": "tiny-picture", "ema": "fp32", "clip": 0.1, "logs": True},
     "num_workers": 1,
     "learning_rate": 1e-3,  # so small a model has begun to learn within the loss build's steps
     "builds": ("memory", "loss"),
     "loss_steps": 40,
     "target_loss": 0.9,
 }
-SMALL: tuple[Recipe, ...] = tuple(
+SMALL: tuple[Recipe, ...] = (
+    *(
+        Recipe(
+            name=f"{prefix}-latte-tiny-{strategy}-b{batch}-w1-1x2",
+            rows=(),
+            parameters={**_LATTE, "strategy": strategy, "micro_batch_size": batch},
+            world_size=2,
+        )
+        for prefix, strategy, batch in (
+            *(("001", "ddp", batch) for batch in (2, 1, 4)),
+            *(("001d", strategy, 1) for strategy in ("zero1", "zero2", "zero3")),
+        )
+    ),
     Recipe(
-        name=f"{prefix}-latte-tiny-{strategy}-b{batch}-w1-1x2",
+        name="002-llama2-tiny-zero3-1x2",
         rows=(),
-        parameters={**_LATTE, "strategy": strategy, "micro_batch_size": batch},
+        parameters={
+            "model": "llama2-tiny",
+            "strategy": "zero3",
+            "dtype": "bf16",
+            "checkpointing": "full",
+            "program": {"clip": 1.0},
+            "builds": ("memory", "loss"),
+        },
         world_size=2,
-    )
-    for prefix, strategy, batch in (
-        *(("001", "ddp", batch) for batch in (2, 1, 4)),
-        *(("001d", strategy, 1) for strategy in ("zero1", "zero2", "zero3")),
-    )
+    ),
 )
-"""Small siblings of recipes that no other test has: Latte with larger batches and under DeepSpeed, until it learned.
+"""Small siblings of recipes that no other test has: Latte with larger batches and under DeepSpeed, until it learned;
+LLaMA under ZeRO-3.
 
 They run on two ranks of a CPU; the first belongs to a plain run, the others are extended.
 """

@@ -17,13 +17,26 @@ OURS: Mapping[str, str] = MappingProxyType(
         "compiled": "no report compiles its model",
         "data": "no report's data set comes with it: samples of its shapes instead",
         "dataset_samples": "of the data set that is generated",
+        "ema_on_host": "no report has an EMA in host memory",
         "learning_rate": "no time depends on it, and no report says it",
+        "logs": "no report says that its steps read the loss",
         "nodes": "hosts of eight devices, as in the reports' hardware",
         "num_workers": "samples are in memory",
+        "saves": "a time of many steps, of which none or few write a checkpoint",
         "seed": "of the initial values, which no report says",
     }
 )
 """Settings that the reports leave unsaid -> why they are what they are; a recipe has more (:attr:`Recipe.own`)."""
+UNSAID: Mapping[str, str] = MappingProxyType(
+    {
+        "clip": "gradient clipping",
+        "ema": "EMA of the weights",
+        "encoders": "frozen encoders",
+        "loss_scale": "loss scale",
+    }
+)
+"""Settings of a training program -> their words; a recipe gives a reason for one (:attr:`Recipe.own`), or nobody knows
+it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +55,8 @@ class Recipe:
     """In snake case: train_step, tensor_linear, moe_layer."""
     own: Mapping[str, str] = field(default_factory=dict)
     """Settings of this recipe that a row of it leaves unsaid, by name -> why they are what they are."""
+    beside: str = ""
+    """Name of the recipe of the same rows that this one is another reading of; then it has no rows itself."""
     test: str = TEST
     """The test function that runs it."""
     words: str = ""
@@ -55,9 +70,16 @@ class Recipe:
         return max(1, self.world_size // DEVICES_PER_NODE)
 
     @property
+    def unknown(self) -> Mapping[str, str]:
+        """Settings of the training program that nobody knows of these rows, by name -> their words."""
+        if self.workload != "train_step":
+            return {}
+        return {name: words for name, words in UNSAID.items() if name not in self.own}
+
+    @property
     def ours(self) -> Mapping[str, str]:
         """Settings that the report leaves unsaid, by name -> why they are what they are; of all recipes and its own."""
-        return {**OURS, **self.own}
+        return {**OURS, **dict.fromkeys(self.unknown, "nobody knows it"), **self.own}
 
     def case(self, platform: str) -> str:
         """Node id of its case on a platform."""

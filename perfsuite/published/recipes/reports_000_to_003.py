@@ -11,26 +11,37 @@ from perfsuite.published.recipes.recipe import TEST, Recipe, layout, lines
 
 _OPENSORA = {
     "strategy": "not named: 8.575 of the optimizer's GiB fall as 1/N and are 12 bytes for each of 760 million "
-    "parameters, so the wide copy and both moments are spread, and gradients with them (ZeRO-2)",
-    "reshard": "as in the strategy: parameters are not spread",
-    "mixed_precision": "as in the dtype",
-    "dtype": "12 spread bytes for a parameter are those of training in 16 bits; bf16 is the default of Open-Sora's "
-    "public scripts",
+    "parameters, so the wide copy and both moments are spread; Open-Sora 1.0's public config has zero2",
+    "dtype": "12 spread bytes for a parameter are those of training in 16 bits; bf16 in Open-Sora 1.0's public config",
     "mesh": "memory falls with the cards as spread state does, and with nothing else",
-    "checkpointing": "not named",
-    "sequence_length": "512 in the table of compute, of the same runs; 16 frames of 256 x 256 become so many as 2 "
-    "latent frames of 16 x 16 patches",
+    "checkpointing": "on in Open-Sora 1.0's public config",
+    "sequence_length": "512 in the table of compute, of the same runs, and 2 latent frames of 16 x 16 patches are so "
+    "many; a public program for this device passes 512 as a constant, and its 16 frames are 4096 patches",
     "micro_batch_size": "a batch of 1 in the table of compute, of the same runs",
     "num_micro_batches": "not named",
     "global_batch_size": "one clip for every card, by the batch of 1",
+    "encoders": "13.312 GiB stay whole on every card: T5-XXL and VAE in 16 bits are 8.93 of them, and Open-Sora 1.0's "
+    "train.py has both on the device",
+    "ema": "2.83 of the 13.312 GiB: Open-Sora 1.0's train.py keeps a copy in fp32, whole, for its model_sharding "
+    "leaves views of the whole parameters",
+    "clip": "1.0 in Open-Sora 1.0's public config",
+    "logs": "Open-Sora 1.0's train.py averages and reads the loss in every step",
+    "data": "videos of noise and waves, which the case writes: the report's do not come with it",
+    "num_workers": "4 in Open-Sora 1.0's public config",
 }
 _LATTE = {
     "sequence_length": "16 frames of 256 x 256, Latte's own; the report names no size",
-    "dtype": "the forward runs on tensor cores with their fp16 peak, says the report's first paragraph",
+    "dtype": "the forward runs on tensor cores with their fp16 peak, says the report's first paragraph; Latte's public "
+    "train.py has fp32 with TF32 products, which is a recipe of its own",
     "num_workers": "16 where a row leaves them unsaid, as in the rows of the A6000: 8 and 16 made no difference",
     "dataset_samples": "704 videos, as the report has; its videos do not come with it",
-    "data": "files of 704 videos of noise: the report's videos do not come with it",
-    "checkpointing": "not named",
+    "data": "videos of noise and waves, which the case writes: the report's do not come with it",
+    "checkpointing": "off in Latte's public configs",
+    "encoders": "Latte's train.py encodes 16 frames by the VAE in every step",
+    "ema": "Latte's train.py keeps one, in the dtype of the model",
+    "clip": "0.1 in Latte's public configs, whose train.py takes the norm in every step",
+    "loss_scale": "Latte's train.py has none; in fp16 small gradients vanish without",
+    "logs": "Latte's train.py reads the loss in every step",
     "micro_batch_size": "global batch = local batch x cards: there is no accumulation",
     "num_micro_batches": "global batch = local batch x cards: there is no accumulation",
 }
@@ -45,9 +56,11 @@ _LATTE_L = (  # local batch, workers, ranks, lines
     (2, 16, 24, (35,)),
 )
 _LATTE_XL = tuple((2, 16, ranks, (line,)) for ranks, line in ((1, 52), (8, 53), (16, 54), (24, 55), (32, 56)))
+_LATTE_PROGRAM = {"encoders": "sdvae", "ema": "fp32", "clip": 0.1, "logs": True}
 _LEARNS: dict[str, Any] = {
     "dtype": "fp16",
-    "data": "generated",
+    "data": "video",
+    "program": _LATTE_PROGRAM,
     "builds": ("memory", "loss"),
     "loss_steps": 100,
     "target_loss": 0.9,  # who predicts nothing has a loss of 1: a Latte that begins to learn
@@ -67,10 +80,13 @@ def opensora() -> Iterator[Recipe]:
             parameters={
                 "model": "opensora",
                 "overrides": {"frames": 2},  # 2 latent frames of 16 x 16 patches: the printed 512 tokens
-                "strategy": "fsdp",
-                "options": {"reshard": False, "mixed_precision": True},
+                "strategy": "zero2",
                 "micro_batch_size": 1,
                 "dtype": "bf16",
+                "checkpointing": "full",
+                "data": "video",
+                "num_workers": 4,
+                "program": {"encoders": "t5xxl-sdvae", "ema": "fp32", "clip": 1.0, "logs": True},
                 "builds": ("memory", "loss"),
             },
             world_size=ranks,
@@ -90,6 +106,13 @@ def latte() -> Iterator[Recipe]:
                 parameters={**parameters, **_LEARNS},
                 world_size=ranks, own=_LATTE, small=siblings[batch],
             )  # fmt: skip
+            if ranks <= 8:
+                yield Recipe(
+                    name=f"001-{model}-tf32-b{batch}-w{workers}-{layout(ranks)}", rows=(),
+                    beside=f"001-{model}-b{batch}-w{workers}-{layout(ranks)}",
+                    parameters={**parameters, **_LEARNS, "dtype": "tf32"},
+                    world_size=ranks, own=_LATTE, small=siblings[batch],
+                )  # fmt: skip
     for strategy in ("zero1", "zero2", "zero3"):
         parameters = {"model": "latte-l", "strategy": strategy, "micro_batch_size": 1, "num_workers": 16}
         yield Recipe(
@@ -103,13 +126,15 @@ def latte() -> Iterator[Recipe]:
 
 ONEFLOW_TEST = "test_perf/test_oneflow.py::test_oneflow"
 _LLAMA2 = {
-    "strategy": "DeepSpeed's ds_config.json is named, its ZeRO stage is not; FlagPerf's public one has stage 3, which "
-    "FSDP is in torch",
-    "mixed_precision": "amp is said: parameters are gathered in 16 bits",
-    "dtype": "amp is said, which of the 16-bit types is not; S4000 has both",
+    "strategy": "DeepSpeed's ds_config.json is named, its ZeRO stage is not; stage 3 in FlagPerf's public one",
+    "dtype": "amp is said, which of the 16-bit types is not; fp16 in FlagPerf's public ds_config.json",
     "mesh": "DP = world size is said below the batch sizes",
     "global_batch_size": "GBS = LBS x GAS x DP is said, and 24 follows",
     "checkpointing": "named among the optimisations, of what is not: every block",
+    "clip": "1.0 in FlagPerf's public ds_config.json",
+    "ema": "FlagPerf's run_pretraining.py keeps none",
+    "loss_scale": "dynamic, as DeepSpeed's is where its file says nothing",
+    "encoders": "token ids go straight into the model",
 }
 _ONEFLOW = {
     "strategy": "the degrees of dp, tp and pp are said: strategy hybrid has all three",
@@ -142,12 +167,17 @@ _RUNS = (  # case, line, small case
 
 
 def llama2() -> Iterator[Recipe]:
-    """Report 002: LBS 3, MPE 4096, GAS 1, DP 8."""
+    """Report 002: LBS 3, MPE 4096, GAS 1, DP 8; as FlagPerf's own program has it, and by torch's FSDP beside it."""
+    common = {"model": "llama2-7b", "micro_batch_size": 3, "accumulation": 1, "checkpointing": "full",
+              "program": {"clip": 1.0}, "builds": ("memory", "loss")}  # fmt: skip
     yield Recipe(
-        name="002-llama2_7b-bf16-1x8", rows=lines("002/performance", 50),
-        parameters={"model": "llama2-7b", "strategy": "fsdp", "options": {"mixed_precision": True},
-                    "micro_batch_size": 3, "accumulation": 1, "dtype": "bf16", "checkpointing": "full",
-                    "builds": ("memory", "loss")},
+        name="002-llama2_7b-fp16-1x8", rows=lines("002/performance", 50),
+        parameters={**common, "strategy": "zero3", "dtype": "fp16"},
+        world_size=8, own=_LLAMA2, small=f"{TEST}[cpu-002-llama2-tiny-zero3-1x2]",
+    )  # fmt: skip
+    yield Recipe(
+        name="002-llama2_7b-bf16-1x8", rows=(), beside="002-llama2_7b-fp16-1x8",
+        parameters={**common, "strategy": "fsdp", "options": {"mixed_precision": True}, "dtype": "bf16"},
         world_size=8, own=_LLAMA2, small="test_perf/test_train_step.py::test_llama2[cpu-ws8-llama2-tiny-bf16]",
     )  # fmt: skip
 

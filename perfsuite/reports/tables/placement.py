@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.published.differences import Ran, differences
+from perfsuite.published.differences import Ran, differences, equality
 from perfsuite.published.lookup import plain, snake
 from perfsuite.published.recipes import why_none
 from perfsuite.reports.tables.case import TableCase
@@ -188,15 +188,19 @@ def _not_here(rows: Sequence[PlacedLine]) -> Iterator[str]:
         yield f"pytest test_perf -k NAME runs those not measured here: {told}"
 
 
-def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
+def _as_it_ran(case: TableCase) -> Ran:
     nodes = case.settings.get("nodes")
-    ran = Ran(
+    return Ran(
         workload=case.workload,
         parameters=case.parameters,
         world_size=case.ranks,
         platform=case.platform,
         nodes=nodes if isinstance(nodes, int) else None,
     )
+
+
+def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
+    ran = _as_it_ran(case)
     told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(ran, line.run))
     return tuple(phrase.replace(", not None", ", unset here") for phrase in told)
 
@@ -207,11 +211,9 @@ def _comparable(case: TableCase, line: PublishedLine) -> str:
         differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
     if case.simulated:
         differing.insert(0, "the devices here are simulated")
-    return (
-        f"not comparable with the row above: {'; '.join(differing)}"
-        if differing
-        else "the same run, as far as is stated"
-    )
+    if differing:
+        return f"not comparable with the row above: {'; '.join(differing)}"
+    return equality(_as_it_ran(case), line.run).replace("equal", "the same run", 1)
 
 
 def _places(lines: Sequence[PublishedLine]) -> str:
