@@ -43,6 +43,7 @@ COMMANDS = {
     "calibrate": "calibrate",
     "advise": "advise",
     "published": "published",
+    "explain": "explain",
     "checklist": "report",
     "project": "project",
 }

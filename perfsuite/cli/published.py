@@ -35,7 +35,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    chosen = _chosen(options.names)
+    chosen = chosen_tables(options.names)
     if options.format == "markdown":
         print("\n".join(_pages(chosen) if options.names else _index(chosen)).rstrip("\n"))
         return EXIT_OK
@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _chosen(names: Sequence[str]) -> Tables:
+def chosen_tables(names: Sequence[str]) -> Tables:
     """The tables of these reports, in the reports' order; all without a name.  ConfigurationError for a wrong name."""
     ours = [(report, table) for report in shipped() for table in report.tables]
     known = {report.report for report, _ in ours} | {f"{report.report}/{table.id}" for report, table in ours}
