@@ -22,6 +22,7 @@ from perfsuite.models.dit import Dit, Stdit
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import memory_of
+from perfsuite.projection.step import with_program
 from perfsuite.published.lookup import PublishedFigure, figures, shipped
 from perfsuite.published.recipes import recipe_of
 from perfsuite.published.recipes.recipe import Recipe
@@ -207,16 +208,10 @@ def _parts(figure: PublishedFigure, settings: Mapping[str, str]) -> Mapping[str,
         if training is None:
             return None
         job = Job.of(training, load_catalog(()).find(figure.platforms[0]))
-        model = step.find_model()
-        whole = memory_of(job.architecture, job.layout, job.implementation)
-        weights = whole.parameters / job.implementation.weight_bytes
-        return {
-            "weights": whole.parameters / GIB,
-            "optimizer": whole.optimizer / GIB,
-            "at the peak": (whole.total - whole.parameters - whole.optimizer) / GIB,
-            "encoders": step.find_program().encoders_bytes(model, step.dtype) / GIB,
-            "EMA": weights * step.find_program().ema_bytes / GIB,
-        }
+        whole = with_program(job, memory_of(job.architecture, job.layout, job.implementation))
+        kept = {"weights": whole.parameters, "optimizer": whole.optimizer, "encoders": whole.encoders, "EMA": whole.ema}
+        parts = {**kept, "at the peak": whole.total - sum(kept.values())}
+        return {name: size / GIB for name, size in parts.items()}
     except InvalidParameter:
         return None
 

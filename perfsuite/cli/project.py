@@ -313,7 +313,7 @@ def lines(
 def _memory_lines(memory: MemoryBreakdown) -> Iterator[str]:
     share = f" of {gib(memory.capacity):.1f} GiB, {100 * memory.share:.0f} %" if memory.share else ""
     yield f"memory           {gib(memory.total):.2f} GiB{share}"
-    parts = [(name, getattr(memory, name)) for name in (*_COMPONENTS, "communication")]
+    parts = [(name, getattr(memory, name)) for name in (*_COMPONENTS, "communication", "encoders", "ema")]
     apart = "" if memory.total >= sum(size for _, size in parts) else ", not all at once"
     yield "                 " + ", ".join(f"{name} {gib(size):.2f}" for name, size in parts if size) + apart
 

@@ -46,6 +46,10 @@ class MemoryBreakdown:
     """Gradients that are there while activations are: where buffers keep them, or of micro-batches before."""
     updating: float = 0.0
     """What the optimizer makes for itself, when activations are gone."""
+    encoders: float = 0.0
+    """Frozen ones, whole on every rank."""
+    ema: float = 0.0
+    """A moving average of the weights on the device."""
     capacity: float = 0.0
     """Of the device; 0: unknown."""
 
@@ -53,7 +57,8 @@ class MemoryBreakdown:
     def total(self) -> float:
         """At most at once: activations are gone when the optimizer steps, and gradients may come while they go."""
         passes = self.accumulated + self.activations + self.logits + self.temporary
-        return self.parameters + self.optimizer + self.communication + max(passes, self.gradients + self.updating)
+        kept = self.parameters + self.optimizer + self.communication + self.encoders + self.ema
+        return kept + max(passes, self.gradients + self.updating)
 
     @property
     def share(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
+from perfsuite.models.program import Program
 from perfsuite.projection.calibration import Calibration, Regime
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
@@ -90,7 +92,11 @@ def project(
         projector = projector_of(job, calibration)
     layout = job.layout
     step_time = projector.step(layout)
-    memory = memory_of(job.architecture, layout, job.implementation, USABLE * job.capacity)
+    memory = with_program(job, memory_of(job.architecture, layout, job.implementation, USABLE * job.capacity))
+    beside = _program_parts(job, calibration, memory)
+    step_time = step_time._replace(
+        seconds=step_time.seconds + sum(seconds for _, _, seconds in beside), parts=(*step_time.parts, *beside)
+    )
     flags, lower_bound = _flags(job, calibration, projector, step_time, memory)
     band = find_band(
         calibration.regime,
@@ -114,6 +120,35 @@ def project(
         calibration=_origin(calibration),
         lower_bound=lower_bound,
     )
+
+
+def with_program(job: Job, memory: MemoryBreakdown) -> MemoryBreakdown:
+    """``memory`` with what the training program holds beside the model."""
+    if not job.training.program:
+        return memory
+    program = Program.of(job.training.program)
+    return dataclasses.replace(
+        memory,
+        encoders=float(program.encoders_bytes(job.model, job.training.dtype)),
+        ema=memory.parameters / job.implementation.weight_bytes * program.ema_bytes,
+    )
+
+
+def _program_parts(job: Job, calibration: Calibration, memory: MemoryBreakdown) -> tuple[tuple[str, str, float], ...]:
+    """(name, resource, seconds) of what the training program does beside the model.
+
+    Encoders run as fast as a large product, an average as fast as memory is read and written.
+    """
+    training, parts = job.training, []
+    program = Program.of(training.program)
+    if flops := program.frozen_flops(job.model) if training.program else 0.0:
+        rate = 1e12 * calibration.value(f"matmul_{training.dtype}_tflops")
+        parts.append(("encoders", "matmul", flops * training.micro_batch_size * training.num_micro_batches / rate))
+    bandwidth = 1e9 * calibration.value("memory_gb_per_s")
+    if memory.ema and bandwidth:
+        weights = memory.parameters
+        parts.append(("EMA", "memory", (weights + 2 * memory.ema) / bandwidth))
+    return tuple(parts)
 
 
 def _seen(job: Job, calibration: Calibration) -> int:

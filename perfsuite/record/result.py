@@ -98,6 +98,8 @@ class Training:
     """In which gradients are added up and sent."""
     narrow: bool = False
     """Whether parameters themselves are used in a 16-bit dtype; otherwise autocast narrows matrix products alone."""
+    program: Mapping[str, Any] = field(default_factory=dict)
+    """What is done beside the model: settings of :class:`perfsuite.models.program.Program`, defaults left out."""
 
 
 @dataclass(frozen=True, kw_only=True)

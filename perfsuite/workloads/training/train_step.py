@@ -19,7 +19,6 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import TIMED
 from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
 from perfsuite.models.base import AttentionMethod, Checkpointing, Model, require_attention, require_checkpointing
-from perfsuite.models.dataset import read
 from perfsuite.models.program import Program
 from perfsuite.record.result import Training, Work
 from perfsuite.record.workload import Process, Purpose, Rank, Step, Workload, Yardstick
@@ -278,6 +277,8 @@ class TrainStep(Workload):
         """
         plan, model, program = self.plan(shape), self.find_model(), self.find_program()
         if self.data not in ("synthetic", "generated", "video"):
+            from perfsuite.models.dataset import read  # with numpy
+
             read(Path(self.data), program.inputs(model))
         samples = float(plan.batch_size * shape.replicas)
         counted = Transformer(
@@ -318,6 +319,7 @@ class TrainStep(Workload):
                 attention=self.attention,
                 compiled=self.compiled,
                 narrow=self.find_strategy().narrows(plan),
+                program=dict(self.program),
                 **decided,
             )
         )
