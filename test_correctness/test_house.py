@@ -25,7 +25,7 @@ ROOMS = {
     "exports": 300,
     "gate": 4_250,
     "history": 1_390,
-    "imports": 1_340,
+    "imports": 1_410,
     "metrics": 1_600,
     "models": 3_170,
     "platforms": 3_810,

@@ -42,6 +42,19 @@ def test_every_sample_is_recognised_and_each_figure_stands_in_its_line(path):
         assert any(found in line for line in (at if path.suffix == ".json" else at[:1])), row
 
 
+def test_flagperf_s_pretraining_says_how_it_counts():
+    """Its MFU of 265 % has the batch twice: 4.030112 samples/s x 4096 x 3 / 8 tokens, 6 x 7e9 each, over 98e12."""
+    found = figures(SAMPLES / "flagperf-pretraining/rank0.out.log")
+    tokens, mfu = found["epoch 1", "tokens_per_s_per_device"], found["epoch 1", "mfu_percent"]
+    samples = found["step 100", "samples_per_s"]
+    assert tokens.value == pytest.approx(samples.value * 4096 * 3 / 8)
+    assert mfu.value == pytest.approx(100 * tokens.value * 6 * 7e9 / 98e12)
+    assert (mfu.unit, mfu.settings["stated_peak_tflops"]) == ("percent", "98")
+    for row in (tokens, mfu, found["epoch 1", "tokens_per_s"]):
+        assert "a local batch above 1 is counted twice" in row.convention
+    assert samples.convention.startswith("deepspeed: of all devices")
+
+
 @pytest.mark.parametrize("path", sorted(NCCL.glob("*")), ids=lambda path: path.name)
 def test_bandwidths_of_nccl_tests_are_those_printed(path):
     for row in read_file(path, told_for(path)).rows:
@@ -124,6 +137,7 @@ ROW = "1112.5  241.29  422.25      0   1113.4  241.09  421.91      0"
         (SAMPLES / "megatron/megatron-deepspeed.log", "elapsed time per iteration (ms)", "", r":1: .* was cut"),
         (SAMPLES / "deepspeed/comms-logger.txt", "(Gbps)", "", r":1: the unit of the rates"),
         (SAMPLES / "deepspeed/flops-profiler.txt", "76.67 ms", "76.67", r":19: the unit is ''"),
+        (SAMPLES / "flagperf-pretraining/rank0.out.log", "6190.252032", "nan", r":5: Tokens/p/s is 'nan'"),
         (SAMPLES / "flagperf/computation-bf16.log.txt", "TFLOPS", "", r":1: computation-BF16: its unit is missing"),
         (SAMPLES / "flagperf/interconnect-intraserver.log.txt", "435.74", "400", r":2: 400 GiB/s is 429.50 GB/s"),
         (SAMPLES / "superbench/results-summary.jsonl", "}", "", r":1: the line is no JSON object: it was cut"),
@@ -256,8 +270,7 @@ def test_wrong_usage_says_what_to_do(capsys, arguments, says):
 
 
 def test_formats_are_a_table_of_names():
-    assert ["nccl-tests", "superbench", "flagperf", "torchtitan", "megatron", "deepspeed", "pytest-benchmark"] == [
-        known.name for known in FORMATS
-    ]
+    names = "nccl-tests superbench flagperf flagperf-pretraining torchtitan megatron deepspeed pytest-benchmark"
+    assert names.split() == [known.name for known in FORMATS]
     with pytest.raises(ImportFailed, match="did you mean megatron"):
         find_format("megatorn")

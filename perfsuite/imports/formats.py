@@ -14,7 +14,7 @@ from perfsuite.base.errors import ImportFailed, did_you_mean
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.base.units import plural
-from perfsuite.imports import deepspeed, flagperf, nccl_tests, steps, superbench
+from perfsuite.imports import deepspeed, flagperf, flagperf_pretraining, nccl_tests, steps, superbench
 from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
 from perfsuite.record.codec import from_json, plain_json, to_json
 
@@ -68,6 +68,7 @@ FORMATS: tuple[Format, ...] = (
     nccl_tests.FORMAT,
     superbench.FORMAT,
     flagperf.FORMAT,
+    flagperf_pretraining.FORMAT,
     steps.TORCHTITAN,
     steps.MEGATRON,
     deepspeed.FORMAT,

@@ -1,0 +1,95 @@
+"""FlagPerf's run_pretraining.py of llama2_7b under DeepSpeed: what it prints at the end of each epoch.
+
+Its tokens are DeepSpeed's samples per second of all devices x sequence length x local batch: with a local batch above 1
+the batch is counted twice.  Tokens/p/s is that over the devices of a node, times the nodes.  MFU is 6 x 7e9 operations
+a token over the peak that its configuration states.  Source: FlagPerf training/benchmarks/llama2_7b/deepspeed, 1193d60.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from perfsuite.base.units import plural
+from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
+
+_TWICE = "under DeepSpeed a local batch above 1 is counted twice"
+_FIGURES: dict[str, tuple[Meaning, float, str]] = {
+    "System tokens per second": (("tokens_per_s", "tokens/s", "higher"), 1.0, f"flagperf: of all devices; {_TWICE}"),
+    "Tokens/p/s": (
+        ("tokens_per_s_per_device", "tokens/s", "higher"),
+        1.0,
+        f"flagperf: of one device where there is one node; {_TWICE}",
+    ),
+    "Tokens/TFLOPS": (("tokens_per_tflop", "tokens/TFLOP", "higher"), 1.0, f"flagperf: over the stated peak; {_TWICE}"),
+    "MFU": (
+        ("mfu_percent", "percent", "higher"),
+        100.0,
+        f"flagperf: 6 x 7e9 operations a token over the stated peak; {_TWICE}",
+    ),
+}
+_PRINTED = re.compile(
+    r"^(?:.*[\]>|] ?)?(?P<name>System tokens per second|Tokens/p/s|Theory TFLOPS|Tokens/TFLOPS|MFU): "
+    r"\s*(?P<value>\S*)\s*$"
+)
+_TIMER = re.compile(r"global_step=(\d+),\s*RunningAvgSamplesPerSec=(\S+?),\s*CurrSamplesPerSec=(\S+?),")
+
+
+def _read(source: Source) -> Imported:
+    rows = [*_ends(source), *_timers(source)]
+    if not any(row.metric == "tokens_per_s_per_device" for row in rows):
+        raise source.fault(1, "no line 'Tokens/p/s: ': no epoch ended", "give the log of a run that ended")
+    epochs = sum(row.metric == "tokens_per_s_per_device" for row in rows)
+    return source.imported(rows, notes=[plural(epochs, "epoch")])
+
+
+def _ends(source: Source) -> Iterator[ImportedRow]:
+    """Figures of the ends of epochs; the peak that they are over is said of those that follow it."""
+    epoch, peak = 1, ""
+    seen: set[str] = set()
+    for number, line in enumerate(source.lines, start=1):
+        match = _PRINTED.match(line)
+        if match is None:
+            continue
+        name, text = match["name"], match["value"]
+        if name in seen:  # the next epoch
+            epoch, peak, seen = epoch + 1, "", set()
+        seen.add(name)
+        value = source.number(number, text, name)
+        if name == "Theory TFLOPS":
+            peak = text
+            continue
+        meaning, scale, convention = _FIGURES[name]
+        settings = {"epoch": str(epoch), **({"stated_peak_tflops": peak} if peak else {})}
+        yield source.row(
+            number,
+            f"epoch {epoch}",
+            meaning,
+            scale * value,
+            printed=text,
+            convention=convention,
+            settings=settings,
+        )
+
+
+def _timers(source: Source) -> Iterator[ImportedRow]:
+    """DeepSpeed's own timer, whose last running average the tokens are counted from."""
+    for number, line in enumerate(source.lines, start=1):
+        if hit := _TIMER.search(line):
+            yield source.row(
+                number,
+                f"step {hit[1]}",
+                ("samples_per_s", "samples/s", "higher"),
+                source.number(number, hit[2], "RunningAvgSamplesPerSec"),
+                printed=hit[2],
+                convention="deepspeed: of all devices, mean since the second step",
+                settings={"step": hit[1]},
+            )
+
+
+FORMAT = Format(
+    name="flagperf-pretraining",
+    about="what FlagPerf's run_pretraining.py of llama2_7b prints (Tokens/p/s, MFU)",
+    recognises=lambda source: any(line.partition("Tokens/p/s: ")[1] for line in source.lines),
+    read=_read,
+)
