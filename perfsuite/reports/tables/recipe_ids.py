@@ -26,6 +26,21 @@ def _ids() -> Mapping[str, str]:
     return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
 
 
+@functools.cache
+def _rows() -> Mapping[str, tuple[tuple[str, int], ...]]:
+    """By plain id of the case."""
+    return {_ids()[recipe.name]: recipe.rows for recipe in recipes()}
+
+
+def rows_of_case(node: str) -> tuple[tuple[str, int], ...]:
+    """Return the published rows that a case reproduces as (table, line); none for any other case.
+
+    >>> rows_of_case("test_perf/test_published.py::test_published[s4000-002-llama2_7b-bf16-1x8]")
+    (('002/performance', 50),)
+    """
+    return _rows().get(plain_id(node), ())
+
+
 def is_recipe(node: str) -> bool:
     """Whether a case is a published run."""
     return plain_id(node) in _ids().values()
