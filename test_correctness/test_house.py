@@ -33,7 +33,7 @@ ROOMS = {
     "projection": 4_830,
     "published": 1_800,
     "record": 2_380,
-    "reports": 9_850,
+    "reports": 9_880,
     "run": 1_540,
     "runtime": 8_330,
     "schedules": 1_210,

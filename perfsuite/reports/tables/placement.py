@@ -198,7 +198,11 @@ def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
         nodes=nodes if isinstance(nodes, int) else None,
     )
     told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(ran, line.run))
-    return tuple(phrase.replace(", not None", ", unset here") for phrase in told)
+    return tuple(
+        phrase.replace(", not None", ", unset here")
+        for phrase in told
+        if not (case.projected and phrase.startswith("nodes "))  # it is projected on nodes of its platform's row
+    )
 
 
 def _comparable(case: TableCase, line: PublishedLine) -> str:
@@ -207,6 +211,8 @@ def _comparable(case: TableCase, line: PublishedLine) -> str:
         differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
     if case.simulated:
         differing.insert(0, "the devices here are simulated")
+    if case.projected and not differing:
+        return "the same run as is projected above, as far as is stated"
     return (
         f"not comparable with the row above: {'; '.join(differing)}"
         if differing
