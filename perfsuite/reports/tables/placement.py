@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perfsuite.published.differences import Ran, differences
-from perfsuite.published.lookup import plain, snake
+from perfsuite.published.lookup import PublishedRun, plain, snake
 from perfsuite.published.recipes import why_none
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
@@ -133,7 +133,7 @@ def _series(case: TableCase) -> tuple[str, ...]:
 def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:
     mine, theirs = case_name(str(case.settings.get("case_name", ""))), case_name(line.run.name)
     same_group = mine is not None and theirs is not None and mine.prefix == theirs.prefix
-    return 0 if _is_row(case, line) else len(_differences(case, line)), not same_group
+    return 0 if _is_row(case, line) else len(differing_settings(case, line.run)), not same_group
 
 
 def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
@@ -188,7 +188,8 @@ def _not_here(rows: Sequence[PlacedLine]) -> Iterator[str]:
         yield f"pytest test_perf -k NAME runs those not measured here: {told}"
 
 
-def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
+def differing_settings(case: TableCase, run: PublishedRun) -> tuple[str, ...]:
+    """Return how a case differs from the run of a published row, a phrase for each setting."""
     nodes = case.settings.get("nodes")
     ran = Ran(
         workload=case.workload,
@@ -197,7 +198,7 @@ def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
         platform=case.platform,
         nodes=nodes if isinstance(nodes, int) else None,
     )
-    told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(ran, line.run))
+    told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(ran, run))
     return tuple(
         phrase.replace(", not None", ", unset here")
         for phrase in told
@@ -206,7 +207,7 @@ def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
 
 
 def _comparable(case: TableCase, line: PublishedLine) -> str:
-    differing = list(_differences(case, line))
+    differing = list(differing_settings(case, line.run))
     if plain(line.run.model) != plain(case.model):  # of another model nothing else needs to be told apart
         differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
     if case.simulated:
