@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError
+from perfsuite.reports.tables.report import report
+from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.report_runs import (
     MEMORY,
     gpt,
@@ -235,18 +237,49 @@ def test_the_environment_stands_first_and_unknown_things_stay_out():
         "cpu": "Xeon",
         "memory_gib": "unknown",
         "os": "Ubuntu 20.04 LTS",
-        "driver": {"musa": "2.2.0"},
+        "driver": {"driver": "2.2.0", "musa_toolkits": "4.3.5"},
         "packages": {"torch": "2.5"},
         "topology": "GPU0 X",
     }
     text = style("flagperf", run(dataclasses.replace(llama(8, 1.0), environment=environment)))
-    assert table(text, "Hardware")[1:] == [
-        ["machine", "MCCX D800"],
-        ["accelerators", "8 x S4000, 48.0 GiB"],
-        ["CPU", "Xeon"],
+    assert table(text, "Hardware") == [
+        ["", "s4000 (s4000-test)", "published: 002"],
+        ["machine", "MCCX D800", "MCCX D800"],
+        ["accelerators", "8 x S4000, 48.0 GiB", "S4000"],
+        ["CPU", "Xeon", "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz"],
+        ["network", "", "InfiniBand，2x200Gb/s"],
     ]
-    assert ["musa", "2.2.0"] in table(text, "Software")
+    software = table(text, "Software")
+    assert ["operating system", "Ubuntu 20.04 LTS", "Ubuntu 20.04 LTS"] in software
+    assert ["driver", "2.2.0", "2.2.0"] in software
+    assert ["musa_toolkits", "4.3.5", "1.4.0+git4e25703"] in software
+    assert ["mublas", "", "1.1.0+gite484aa2"] in software
     assert "GPU0 X" in section(text, "Topology: s4000 (s4000-test)")
+    assert "Topology: published" not in text
+
+
+def on_oneflows_cards(**environment):
+    case = gpt("test_grid[v100-DP_8x1x1_16_1536x16]", 8, 0.4, model="gpt-1536x16", platform="v100")
+    return dataclasses.replace(case, environment=environment)
+
+
+def test_the_topology_of_report_003_stands_beside_the_measured_one():
+    text = style("oneflow", run(on_oneflows_cards(cpu="Xeon", topology="GPU0 X")))
+    assert text.index("### Topology: v100") < text.index("### Topology: published, 003") < text.index("### Cases")
+    matrix = [line.split() for line in section(text, "Topology: published, 003")[2:-2]]
+    assert ["GPU3", "NV2", "NV1", "NV2", "X", "SYS", "SYS", "SYS", "NV1", "PIX", "0-11,24-35"] == matrix[4]
+    assert len(matrix) == 10
+    hardware = table(text, "Hardware")
+    assert ["network", "", "InfiniBand 100 Gb/sec (4X EDR)"] in hardware
+    assert ["hosts", "", "4"] in hardware
+    assert "ResNet50" not in text
+
+
+def test_two_reports_share_the_table_of_the_machine():
+    llama2 = dataclasses.replace(llama(8, 1.0), environment={"cpu": "Xeon"})
+    text = report([run(on_oneflows_cards(cpu="Xeon"), llama2)], [STYLES["flagperf"], STYLES["oneflow"]])
+    assert text.count("### Hardware") == 1
+    assert table(text, "Hardware")[0][2:] == ["published: 002", "published: 003"]
 
 
 # -- 003 ---------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
     printed: list[list[str]] = []
     for style in styles:
         lines += [f"## {style.title} (report {style.report})", ""]
-        for block in (*_preamble(style, recordings, base), *map(markdown, grids_of(style, material))):
+        for block in (*_preamble(style, styles, recordings, base), *map(markdown, grids_of(style, material))):
             if block not in printed:  # machine, software and kernels belong to several styles: once is enough
                 lines += block
                 printed.append(block)
@@ -98,13 +98,16 @@ def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
         yield f"- {escape(reason)}: {listed(names, _NAMED)}"
 
 
-def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | None) -> Iterator[list[str]]:
+def _preamble(
+    style: Style, styles: Sequence[Style], recordings: Sequence[Recording], base: Recording | None
+) -> Iterator[list[str]]:
     """Machine, software, topology and peaks, where the style begins with them."""
     all_recordings = (*recordings, *([base] if base else []))
     if style.environment:
         machines = list({recording.run.hardware: recording.run.environment for recording in all_recordings}.items())
-        yield from map(markdown, environment_grids(machines))
-        yield topology_lines(machines)
+        reports = [each.report for each in styles]  # all of them at the first style: the blocks are printed once
+        yield from map(markdown, environment_grids(machines, reports))
+        yield topology_lines(machines, reports)
         yield from (markdown(grid) for one in all_recordings for grid in pair_grids(one.run.results.values()))
     if style.peaks:
         yield markdown(
