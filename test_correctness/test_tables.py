@@ -28,9 +28,9 @@ OVERVIEW = """
 | nodes x ranks               | model    | videos/s (all devices) | videos/s per device | tokens/s per device |     final loss | not measured because |
 | --------------------------- | -------- | ---------------------: | ------------------: | ------------------: | -------------: | -------------------- |
 | 1 x 1 s4000                 | opensora |                      1 |                   1 |                4096 |           0.25 |                      |
-| published: 1 s4000 opensora | opensora |             0.645 [M?] |                     |          330.5 [M?] | 0.0001047 [M?] |                      |
+| published: 1 s4000 opensora | opensora |             0.645 [M?] |                     |          330.5 [M?] | 0.0001047 [M?] | not measured here    |
 | 1 x 2 s4000                 | opensora |                    1.6 |                 0.8 |                3277 |           0.25 |                      |
-| published: 2 s4000 opensora | opensora |             0.833 [M?] |                     |          213.2 [M?] |   0.002377 [X] |                      |
+| published: 2 s4000 opensora | opensora |             0.833 [M?] |                     |          213.2 [M?] |   0.002377 [X] | not measured here    |
 | published: 4 s4000 opensora | opensora |             1.717 [M?] |                     |          219.7 [M?] |   0.002377 [X] | not measured here    |
 | published: 8 s4000 opensora | opensora |             2.025 [M?] |                     |          129.6 [M?] |   0.01097 [M?] | not measured here    |
 
@@ -38,7 +38,7 @@ OVERVIEW = """
 - [M?] videos/s (all devices), tokens/s per device, final loss; lines 8, 9, 10, 11: images/s/GPU is the aggregate N / step time; tokens/s/GPU = 512 / step time is per card as printed. Efficiency of the aggregate: 64.5, 66.5 and 39.2 % on 2, 4 and 8 cards
 - [X] final loss; lines 9, 10: equal to 13 significant digits on 2 and on 4 cards
 - as published: videos/s (all devices): aggregate over the cards, printed as per card; tokens/s per device: 512 tokens per image and step
-- pytest test_perf -k NAME runs those not measured here: 000-opensora-1x4 (line 10), 000-opensora-1x8 (line 11)
+- pytest test_perf -k NAME runs those not measured here: 000-opensora-1x1 (line 8), 000-opensora-1x2 (line 9), 000-opensora-1x4 (line 10), 000-opensora-1x8 (line 11)
 """  # noqa: E501 - tables are as wide as they are
 
 
@@ -131,8 +131,8 @@ def test_report_001_has_speed_up_over_the_smallest_and_published_rows_below_thei
         ("published: 1 x 1 h100 latte-l", "2 [M]"),
     ]
     assert [row[0] for row in rows if row[-1].endswith("not measured here")] == [
-        row[0] for row in rows if row[0].startswith("published") and "1 x 8" not in row[0]
-    ]
+        row[0] for row in rows if row[0].startswith("published")
+    ], "no case of these rows was run"
 
 
 def test_a_model_that_was_not_measured_keeps_its_published_table():
@@ -290,11 +290,14 @@ def test_report_003_pairs_by_layout_and_batch():
     case = gpt(name, 8, 0.418, model="gpt-1536x16", platform="v100", micro_batch_size=2, builds=("memory",))
     heads, *rows = table(style("oneflow", run(case)), "Results")
     told = [dict(zip(heads, row, strict=True)) for row in rows]
-    assert len([row for row in told if row["not measured because"] == "not measured here"]) == 16
-    measured, *published = [row for row in told if not row["not measured because"]]
-    assert measured["latency ms"] == "418"
-    assert [row["latency ms"] for row in published] == ["418 [M]", "417.9 [M]"]
-    assert [row["memory MiB (whole card)"] for row in published] == ["12404 [M]", "12396 [M]"]
+    assert len([row for row in told if row["not measured because"] == "not measured here"]) == 18
+    (at,) = (index for index, row in enumerate(told) if not row["not measured because"])
+    measured, below = told[at : at + 2]
+    assert ("418", "418 [M]", "12404 [M]") == (
+        measured["latency ms"],
+        below["latency ms"],
+        below["memory MiB (whole card)"],
+    )
 
 
 # -- told apart --------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Where published rows stand among measured ones: below the case that they are, or that is set up most alike.
 
-No published row is left out: one of which nothing was measured stands in its place and says so.  Whether two rows may
-be compared is said below the table: another platform, model or setting, or the label of the figure itself.
+No published row is left out, and one whose case was not run says so, whether or not a case of like settings stands
+above it.  Whether two rows may be compared is said below the table: another platform, model or setting, or the label
+of the figure itself.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ class PlacedLine:
     after: int
     """Index of the case that it stands below; -1: above all."""
     case: TableCase | None
-    """The measured case that it belongs to; None where nothing here was measured of it."""
+    """The measured case that it stands below; None where nothing here is like it."""
+    was_run: bool
+    """Whether that case is the row's run, and not another one of like settings."""
     reason: str = ""
     """Why its case was not measured, where this run had it."""
 
     @property
     def missing(self) -> str:
         """What its last cell says."""
-        here = "" if self.case else f"{NOT_HERE}{f': {self.reason}' if self.reason else ''}"
+        here = "" if self.was_run else f"{NOT_HERE}{f': {self.reason}' if self.reason else ''}"
         return "; ".join(filter(None, (self.line.missing, here)))
 
 
@@ -68,7 +71,8 @@ def placed(
             after = beside.get(index, after)
             case = cases[after] if index in beside else None
             reason = why.get(id_of_row(line.table, line.line), "")
-            whole.append(PlacedLine(line=line, after=after, case=case, reason=reason))
+            was_run = case is not None and _is_run(case, line)
+            whole.append(PlacedLine(line=line, after=after, case=case, was_run=was_run, reason=reason))
     return whole
 
 
@@ -125,6 +129,11 @@ def _is_row(case: TableCase, line: PublishedLine) -> bool:
     return bool(case.case) and plain_id(case.case) == id_of_row(line.table, line.line)
 
 
+def _is_run(case: TableCase, line: PublishedLine) -> bool:
+    """Whether a case is the run of a published row, by its name or by all that is stated."""
+    return _is_row(case, line) or not differing_settings(case, line.run)
+
+
 def _series(case: TableCase) -> tuple[str, ...]:
     """What cases of one series have in common."""
     return (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
@@ -179,7 +188,7 @@ def _not_here(rows: Sequence[PlacedLine]) -> Iterator[str]:
     names = {}
     for row in rows:
         line = row.line
-        if row.case is None and platforms & set(line.run.platforms) and words_of_row(line.table, line.line):
+        if not row.was_run and platforms & set(line.run.platforms) and words_of_row(line.table, line.line):
             names[line.line] = words_of_row(line.table, line.line)
         if why := why_none(line.table, line.line):
             yield f"line {line.line} has no case: {why}"
