@@ -7,11 +7,12 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from perfsuite.cli import main as cli
-from perfsuite.published.lookup import shipped
+from perfsuite.published.lookup import rows, shipped
 from perfsuite.reports.tables.markdown import escape
 
 
@@ -76,4 +77,88 @@ def test_an_unknown_report_is_one_line_with_what_was_meant(name, meant, capsys):
 
 def test_it_imports_no_torch():
     code = "import sys; from perfsuite.cli.main import main; main(['published']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+# -- the cases ---------------------------------------------------------------------------------------------------
+
+
+def cases(capsys, *arguments):
+    """By line of the report: the case, and why it is skipped."""
+    records = json.loads(printed(capsys, *arguments, "--cases", "--format=json"))
+    return {record["line"]: (record["case"].rpartition("[")[2], record["skipped"]) for record in records}
+
+
+def test_each_row_has_its_case_or_why_it_is_skipped_there(capsys):
+    assert cases(capsys, "002", "--platform", "s4000") == {50: ("s4000-002-llama2_7b-fp16-1x8]", "")}
+    told = cases(capsys, "004/3d", "004/ddp", "--platform", "a100")
+    assert told[221] == ("a100-004-gpt2-xl-ddp-b32-1x8]", "")
+    assert told[426][1].startswith("cannot fit: gpt3-175b under ddp on 64 ranks needs at least 2606 GiB on each")
+    assert told[427][1].startswith("64 ranks on a host with 8 devices; it takes 8 such hosts (torchrun --nnodes=8")
+    assert told[428] == (
+        "",
+        "tp 64 does not divide the 96 heads of GPT-3 175B; perfsuite has dp2-tp32 beside the other meshes",
+    )
+
+
+def test_the_devices_that_are_there_are_counted(capsys):
+    assert cases(capsys, "004/3d", "--platform", "a100", "--devices", "64")[430] == ("a100-pp8-dp2-tp4]", "")
+    few = cases(capsys, "003", "--platform", "v100", "--devices", "1")
+    assert few[110] == ("v100-DP_1x1x1_2_1536x16]", "")
+    assert few[118] == ("v100-MP_1x32x1_16_3072x32]", "32 ranks, on 1 device")
+
+
+def test_without_a_platform_each_row_has_its_own(capsys):
+    told = cases(capsys, "001/latte-l")
+    assert len(told) == 13
+    assert [told[line][0].partition("-")[0] for line in (26, 28, 37)] == ["rtx4090", "rtx6000ada", "h100"]
+
+
+def test_on_a_cpu_the_small_case_is_named(capsys):
+    case, why = cases(capsys, "002", "--platform", "cpu")[50]
+    assert case == "cpu-002-llama2_7b-fp16-1x8]"
+    assert (
+        why
+        == "only at --perf-scale=full; else test_perf/test_train_step.py::test_llama2[cpu-ws8-llama2-tiny-bf16] runs"
+    )
+
+
+def test_every_row_of_a_run_is_listed_and_is_what_pytest_collects(capsys):
+    """No test file is collected for it; the ids that are stored are those of the suite."""
+    records = json.loads(printed(capsys, "--cases", "--platform", "s4000", "--format=json"))
+    assert {(f"{row.report}/{row.table}", row.line) for row in rows(shipped())} == {
+        (f"{record['report']}/{record['table']}", record["line"]) for record in records
+    }
+    collected = (Path(__file__).parent / "ids" / "s4000.txt").read_text().splitlines()
+    assert {record["case"] for record in records} - {""} <= set(collected)
+
+
+def test_cases_are_a_table_to_read(capsys):
+    out = printed(capsys, "002", "--cases", "--platform=s4000")
+    assert "## 002/performance on MTT S4000 (s4000)" in out
+    assert "- 1 of 1 row can run there: pytest test_perf --perf-published=002/performance -k s4000" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["002", "--platform", "s4000"], "--platform is of the list of cases; add --cases, or leave --platform out"),
+        (["002", "--cases", "--devices", "0"], "--devices=0 is not a number of devices; give at least 1"),
+        (["002", "--cases", "--platform", "s400"], "platform 's400' is unknown, did you mean 's4000'?"),
+        (["002/common", "--cases"], "002/common has no row of a run, so no case reproduces it; tables of report 002"),
+        (["007", "--cases"], "no published report or table is called '007'; "),
+    ],
+)
+def test_a_wrong_list_of_cases_is_one_line(arguments, message, capsys):
+    assert cli.main(["published", *arguments]) == 4
+    said = capsys.readouterr().err
+    assert said.startswith(f"perfsuite: error: {message}")
+    assert said.count("\n") == 1
+
+
+def test_the_list_of_cases_imports_no_torch():
+    code = (
+        "import sys; from perfsuite.cli.main import main; main(['published', '--cases']); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

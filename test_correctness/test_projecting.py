@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
 from perfsuite.base.mesh import MeshShape
+from perfsuite.cli import main as cli
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, write_calibration
 from perfsuite.projection.figures import metrics_of, projected
@@ -19,7 +21,7 @@ from perfsuite.record.projected import Projected
 from perfsuite.record.result import Metric, Peaks
 from perfsuite.reports.projected import as_json, beside, projected_grids
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers.report_runs import trained
+from test_correctness.helpers.report_runs import run, style, table, trained
 from test_correctness.helpers.scripted_driver import repository
 
 pytest_plugins = ["pytester"]
@@ -76,6 +78,30 @@ def test_without_the_option_nothing_is_begun_or_projected(pytester, monkeypatch)
     result = repository(pytester, monkeypatch, CASES).run("-k", "s4000")
     result.assert_outcomes(skipped=3)
     result.stdout.no_fnmatch_line("projected: *")
+
+
+def rows_of(text, title):
+    heads, *cells = table(text, title)
+    return [dict(zip(heads, row, strict=True)) for row in cells]
+
+
+def test_a_journal_of_projections_alone_prints_the_tables(pytester, monkeypatch, capsys):
+    """By --perf-report, and later by report and show; each projected row says that it is one."""
+    repo = repository(pytester, monkeypatch, CASES)
+    repo.run("-k", "s4000", "--perf-journal=j.jsonl", "--perf-report=r.md", "--perf-project").assert_outcomes(skipped=3)
+    assert cli.main(["report", str(pytester.path / "j.jsonl")]) == 0
+    for text in ((pytester.path / "r.md").read_text(), capsys.readouterr().out):
+        told = {row["nodes x ranks"]: row for row in rows_of(text, "Data parallel, DDP: gpt2-tiny")}
+        assert {"projected: 2 s4000", "projected: 16 s4000"} <= set(told)
+        row = told["projected: 16 s4000"]
+        assert float(row["samples/s (all devices)"]) > float(told["projected: 2 s4000"]["samples/s (all devices)"])
+        assert re.fullmatch(r"projected; step .*s to .*s in the 80 % band", row["not measured because"])
+        assert "0 measured cases on cpu" in text
+        assert "- projected, 1 case not projected: only training steps are projected" in text
+    assert cli.main(["show", str(pytester.path / "j.jsonl"), "--show=tables"]) == 0
+    shown = capsys.readouterr().out
+    assert "projected: what cases would measure; none of it was measured" in shown
+    assert "test_step[s4000]" in shown
 
 
 @pytest.mark.parametrize(
@@ -146,6 +172,25 @@ def test_measured_projected_and_published_stand_under_one_case(record):
     )
     (grid,) = projected_grids({CASE: record}, {CASE: result}, {CASE: result.parameters})
     assert ("3 s to 5 s", "3.95 s [M?]", "2.00", "1.01") in [row[4:8] for row in grid.rows]
+
+
+def test_a_row_is_measured_or_projected(record):
+    """What another file measured is not shown as projected too, and a ratio is of one kind of rows."""
+    one = dataclasses.replace(record, workload="m:TrainStep", parameters=to_json(TrainStep(**OPENSORA).parameters()))
+    projections = run(platform="s4000", projections={CASE: one})
+    shown = [row["nodes x ranks"] for row in rows_of(style("opensora", projections), "Overview")]
+    assert [name for name in shown if not name.startswith("published")] == ["projected: 8 s4000"]
+    result = trained(CASE.partition("::")[2], 8, 2.0, **OPENSORA)
+    shown = [row["nodes x ranks"] for row in rows_of(style("opensora", projections, run(result)), "Overview")]
+    assert [name for name in shown if not name.startswith("published")] == ["1 x 8 s4000"]
+
+
+def test_the_memory_of_a_projection_stands_under_its_peak(record):
+    one = dataclasses.replace(record, workload="m:TrainStep", parameters=to_json(TrainStep(**OPENSORA).parameters()))
+    text = style("opensora", run(platform="s4000", projections={CASE: one}))
+    (row,) = (row for row in rows_of(text, "Memory per device") if row["nodes x ranks"] == "projected: 8 s4000")
+    assert float(row["peak GiB"]) == pytest.approx(record.memory_bytes / 2**30, rel=1e-3)
+    assert row["weights GiB"] == ""
 
 
 def test_rates_are_high_where_times_are_low(record):

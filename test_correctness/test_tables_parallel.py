@@ -53,7 +53,7 @@ def test_tensor_parallel_has_out_of_memory_on_one_card_measured_and_published():
     assert ["1", "1", "2", "2", "4", "4", "8", "8"] == [row["tp"] for row in told]
     mine, theirs = told[:2]
     assert ("OOM at 79.1 GiB of 79.2 GiB", "") == (mine["not measured because"], mine["samples/s (all devices)"])
-    assert ("out of memory, as published", "OOM [X]") == (
+    assert ("out of memory, as published; not measured here", "OOM [X]") == (
         theirs["not measured because"],
         theirs["samples/s (all devices)"],
     )
@@ -385,11 +385,23 @@ def test_routing_is_told_by_batch_beside_the_report():
     assert [batch for batch, *_ in theirs] == ["32", "64", "128", "256"]
 
 
+def test_a_published_row_whose_case_was_not_run_says_so():
+    """Although a case of another skew stands above it."""
+    told = rows(style("methods", run(routing(32, skew=4.0))), "Routing")
+    assert [(row["batch"], row["not measured because"]) for row in told] == [
+        ("32", ""),
+        *((batch, "not measured here") for batch in ("32", "64", "128", "256")),
+    ]
+    text = style("methods", run(routing(32, skew=4.0)))
+    assert "-k NAME runs those not measured here: 32x2048x4096x14336-top2 (line 404)" in text
+
+
 def test_components_of_experts_have_the_reports_rows_below():
     case = hybrid("test_components", "ep4", model="moe-tiny", measured={"components": COMPONENTS})
     told = rows(style("methods", run(case)), "Components of a step")
     theirs = [tuple(row.values())[2:] for row in told if not is_measured(row)]
     assert [("142 [X]", "38 [X]", "45.2 [X]"), ("268 [X]", "130 [X]", "100 [X]")] == [
-        each[2:] for each in (theirs[0], theirs[-1])
+        each[2:-1] for each in (theirs[0], theirs[-1])
     ]
+    assert {"not measured here"} == {each[-1] for each in theirs}
     assert [row["component"] for row in told[::2]] == [row["component"] for row in told[1::2]]

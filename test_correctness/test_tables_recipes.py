@@ -101,6 +101,23 @@ def test_why_a_published_run_was_skipped_stands_at_its_row():
     assert why["published: 64 a100 or h100 gpt2-xl"] == NOT_HERE
 
 
+def test_the_base_of_speed_ups_comes_first():
+    """Before a series of more ranks whose name sorts before its own."""
+    tiny = find("001-latte-tiny-ddp-b2-w1-1x2")
+    pair = trained("test_published[cpu-001-latte-tiny-ddp-b2-w1-1x2]", 2, 1.0, platform="cpu", **tiny.parameters)
+    alone = [
+        trained(f"test_train[cpu-ws{ranks}-latte-tiny]", ranks, 1.0, platform="cpu", model="latte-tiny", strategy="ddp")
+        for ranks in (1, 2)
+    ]
+    told = rows(style("latte", run(pair, *alone)), "DDP: latte-tiny")
+    measured = [row for row in told if not row["nodes x ranks"].startswith("published")]
+    assert [(row["nodes x ranks"], row["local batch"], row["speed-up"]) for row in measured] == [
+        ("1 x 1 cpu", "1", "1 (base)"),
+        ("1 x 2 cpu", "1", "2 vs 1 rank"),
+        ("1 x 2 cpu", "2", ""),
+    ]
+
+
 def test_a_row_that_nobody_can_run_says_why():
     text = style("methods", run(ran("004-gpt3-175b-pp8-tp8-8x8")))
     assert "- line 428 has no case: tp 64 does not divide the 96 heads" in text

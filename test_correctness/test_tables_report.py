@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from unicodedata import east_asian_width
 
 import pytest
 from hypothesis import given, settings
@@ -183,6 +184,15 @@ def test_any_subset_of_results_gives_well_formed_tables_that_do_not_depend_on_th
     _require_well_formed(text)
 
 
+def _shown(line):
+    """Columns of a terminal: a Chinese character takes two."""
+    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in line)
+
+
+def _bars(line):
+    return [_shown(line[:at]) for at, letter in enumerate(line) if letter == "|" and line[at - 1] != "\\"]
+
+
 def _require_well_formed(text):
     lines = text.splitlines()
     assert text.endswith("\n")
@@ -194,9 +204,8 @@ def _require_well_formed(text):
             assert above == "", "a table has an empty line above"
             assert set(below) <= set("|-: "), "the second line is the rule"
         else:
-            assert len(line) == len(above), "columns are aligned"
-            bars = [at for at, letter in enumerate(line) if letter == "|" and line[at - 1] != "\\"]
-            assert bars == [at for at, letter in enumerate(above) if letter == "|" and above[at - 1] != "\\"]
+            assert _shown(line) == _shown(above), "columns are aligned"
+            assert _bars(line) == _bars(above)
 
 
 @given(

@@ -17,7 +17,6 @@ from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
 from perfsuite.cli.main import EXIT_OK, Command, print_json
-from perfsuite.cli.published import chosen_tables
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.job import Job
@@ -26,6 +25,7 @@ from perfsuite.projection.step import with_program
 from perfsuite.published.lookup import PublishedFigure, figures, shipped
 from perfsuite.published.recipes import recipe_of
 from perfsuite.published.recipes.recipe import Recipe
+from perfsuite.published.selection import chosen
 from perfsuite.workloads.training.held import held
 from perfsuite.workloads.training.train_step import TrainStep
 
@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _tables(name: str) -> list[str]:
-    tables = [f"{report.report}/{table.id}" for report, table in chosen_tables([name])]
+    tables = [f"{report.report}/{table.id}" for report, table in chosen([name])]
     having = [table for table in tables if _printed(table)]
     if not having:
         others = sorted({f"{figure.report}/{figure.table}" for figure in figures(shipped()) if _memory(figure)})

@@ -1,22 +1,21 @@
-"""``perfsuite published``: the tables of the five published reports as printed, with labels and reasons."""
+"""``perfsuite published``: the tables of the five published reports as printed, or the cases that reproduce them."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from perfsuite.base.errors import ConfigurationError, nearest
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
-from perfsuite.cli.main import EXIT_OK, Command, print_json
-from perfsuite.published.lookup import shipped
-from perfsuite.published.records import PublishedReport, PublishedTable
+from perfsuite.cli.main import EXIT_OK, Command, platform_file_argument, print_json
+from perfsuite.platforms import load_catalog
+from perfsuite.published.selection import Tables, chosen
 from perfsuite.reports.tables.as_published import published_cells, published_grid
 from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.report import LABELS
-
-Tables = Sequence[tuple[PublishedReport, PublishedTable]]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,47 +29,60 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("markdown", "json", "csv"),
         default="markdown",
-        help="markdown to read; json and csv have a record for every cell",
+        help="markdown to read; json and csv have a record for every cell, or with --cases for every case",
     )
+    parser.add_argument(
+        "--cases",
+        action="store_true",
+        help="list the case that reproduces each row, or why it is skipped, in place of the figures",
+    )
+    parser.add_argument(
+        "--platform", metavar="NAME", help="with --cases: the cases of this platform; default: those of each row"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="with --cases: skip cases of more than N ranks; default: the devices found here, else those of one node",
+    )
+    platform_file_argument(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
-    chosen = chosen_tables(options.names)
+    if not options.cases:
+        for name in ("platform", "devices"):
+            if getattr(options, name) is not None:
+                raise ConfigurationError(f"--{name} is of the list of cases; add --cases, or leave --{name} out")
+        return _print_tables(options)
+    if options.devices is not None and options.devices < 1:
+        raise ConfigurationError(f"--devices={options.devices} is not a number of devices; give at least 1")
+    from perfsuite.cli.published_cases import case_records, cases_grids  # they load NumPy
+
+    records = case_records(options.names, options.platform, options.devices, load_catalog(options.platform_file))
     if options.format == "markdown":
-        print("\n".join(_pages(chosen) if options.names else _index(chosen)).rstrip("\n"))
-        return EXIT_OK
-    cells = [cell for report, table in chosen for cell in published_cells(report, table)]
-    if options.format == "json":
-        print_json(cells)
-        return EXIT_OK
-    writer = csv.DictWriter(sys.stdout, fieldnames=list(cells[0]) if cells else ["report"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
+        print("\n".join(line for grid in cases_grids(records) for line in markdown(grid, level=2)).rstrip("\n"))
+    else:
+        _print_records([record.plain for record in records], options.format)
     return EXIT_OK
 
 
-def chosen_tables(names: Sequence[str]) -> Tables:
-    """The tables of these reports, in the reports' order; all without a name.  ConfigurationError for a wrong name."""
-    ours = [(report, table) for report in shipped() for table in report.tables]
-    known = {report.report for report, _ in ours} | {f"{report.report}/{table.id}" for report, table in ours}
-    for name in names:
-        if name not in known:
-            raise ConfigurationError(_unknown(name, known))
-    return [
-        (report, table)
-        for report, table in ours
-        if not names or report.report in names or f"{report.report}/{table.id}" in names
-    ]
+def _print_tables(options: argparse.Namespace) -> int:
+    tables = chosen(options.names)
+    if options.format == "markdown":
+        print("\n".join(_pages(tables) if options.names else _index(tables)).rstrip("\n"))
+    else:
+        _print_records([cell for report, table in tables for cell in published_cells(report, table)], options.format)
+    return EXIT_OK
 
 
-def _unknown(name: str, known: set[str]) -> str:
-    report = name.partition("/")[0]
-    among = sorted(full for full in known if full.startswith(f"{report}/")) or sorted(known)
-    same = sorted(full for full in known if name.zfill(3) == full or full.endswith(f"/{name}"))
-    near = same or nearest(name, among)[:2]
-    reports = ", ".join(sorted(full for full in known if "/" not in full))
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"no published report or table is called {name!r}; {meant}reports: {reports}; perfsuite published lists all"
+def _print_records(records: Sequence[Mapping[str, Any]], format: str) -> None:
+    """Print a record per line of CSV, or all of them as a JSON array."""
+    if format == "json":
+        print_json(records)
+        return
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]) if records else ["report"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
 
 
 def _index(tables: Tables) -> Iterator[str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import write_file
+from perfsuite.base.files import content, why, write_file
+from perfsuite.base.units import plural
 from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_results
 from perfsuite.history.file import read as read_history
@@ -39,7 +40,15 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", type=Path, metavar="FILE", help="results to compare with: of another machine; with --html of any"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write Markdown there instead of to the terminal")
+    parser.add_argument(
+        "--out", "--output", type=Path, metavar="FILE", help="write Markdown there instead of to the terminal"
+    )
+    parser.add_argument(
+        "--fill",
+        type=Path,
+        metavar="FILE",
+        help="write measured values into the empty cells of a report's own Markdown tables, in place or to --output",
+    )
     parser.add_argument("--history", type=Path, metavar="FILE", help="what changed over time, from a history")
     parser.add_argument(
         "--imported",
@@ -57,6 +66,8 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_report(options: argparse.Namespace) -> int:
     catalog = load_catalog(options.platform_file)
+    if options.fill is not None:
+        return _fill(options, catalog)
     if options.html is not None:
         return _write_page(options, catalog)
     if options.baseline is not None:
@@ -98,6 +109,33 @@ def _over_time(options: argparse.Namespace) -> OverTime | None:
 def _imported(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Grid]:
     files = [imported for path in options.imported for imported in read_imported(path)]
     return imported_grids(files, [case for run in runs for case in table_cases(run)])
+
+
+def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
+    """Carry out ``perfsuite report --fill``: nothing is written unless a cell was filled."""
+    from perfsuite.reports.fill import filled
+
+    for name in ("style", "base", "history", "html", "baseline", "imported"):
+        if getattr(options, name):
+            raise ConfigurationError(f"--fill only fills cells of {options.fill}; run it without --{name}")
+    try:
+        text = content(options.fill).decode("utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--fill: {options.fill} cannot be read: {why(error)}; give a Markdown file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--fill: {options.fill}: byte {error.start} is not UTF-8; save it as UTF-8") from None
+    told = filled(text, str(options.fill), [_read(path, catalog) for path in options.results])
+    left = "; ".join(f"{reason} ({count})" for reason, count in told.left.items())
+    tables = ", ".join(told.tables)
+    if not told.cells and left:
+        raise ConfigurationError(f"{options.fill}: no cell of {tables} was filled, nothing was written: {left}")
+    if not told.cells:
+        print(f"{options.fill}: {tables}: no cell is empty, nothing was written")
+        return EXIT_OK
+    place, option = (options.out, "--output") if options.out else (options.fill, "--fill")
+    write_file(place, told.text, option=option)
+    print(f"{place}: {plural(told.cells, 'cell')} of {tables} filled{f'; still empty: {left}' if left else ''}")
+    return EXIT_OK
 
 
 def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:

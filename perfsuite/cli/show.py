@@ -81,9 +81,16 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
     if show == "tables":
         from perfsuite.reports.terminal import clock_lines, peak_lines, tables
 
-        words = {case: word(verdict) for case, verdict in verdicts.items()}
-        yield from tables(list(results), width, verdicts=words)
-        yield from ("", *peak_lines(results), *clock_lines(results), "")
+        if results:
+            words = {case: word(verdict) for case, verdict in verdicts.items()}
+            yield from tables(list(results), width, verdicts=words)
+            yield from ("", *peak_lines(results), *clock_lines(results), "")
+        if record.projections:
+            from perfsuite.reports.layout import grid_lines
+            from perfsuite.reports.projected import projected_grids
+
+            parameters = {case: one.parameters for case, one in record.projections.items()}
+            yield from (*grid_lines(projected_grids(record.projections, record.results, parameters), width), "")
     if show == "cases":
         from perfsuite.reports.case_details import case_lines
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from perfsuite.base.text import matrix_rows
+from perfsuite.base.units import plural
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 
 DOCS = "docs/add-a-platform.md"
@@ -122,6 +123,17 @@ def describe(devices: Sequence[DetectedDevice]) -> str:
     """
     counts = Counter(f"{device.reported_name or 'unnamed device'} {device.partition}".strip() for device in devices)
     return " and ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+def too_few_devices(ranks: int, count: int) -> str:
+    """Return what it takes to run so many ranks where one host has ``count`` devices, which are fewer."""
+    hosts = -(-ranks // count)
+    launcher = f"torchrun --nnodes={hosts} --nproc-per-node={ranks // hosts} -m pytest ..."
+    several = f"{hosts} such hosts ({launcher}), or " if ranks % hosts == 0 and hosts > 1 else ""
+    return (
+        f"{ranks} ranks on a host with {plural(count, 'device')}; it takes {several}--perf-oversubscribe, which "
+        "lets ranks share them"
+    )
 
 
 def link_kinds(matrix: str, indices: Sequence[int]) -> str:

@@ -22,6 +22,8 @@ MARKERS = (
     "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",
     "world_size(n): number of ranks of the case; select with -m 'world_size(n=8)'",
     "extended: at the small scale the case is left out unless -k, -m or a node id selects it",
+    'published(report, table): the case reproduces a row of a published report, e.g. report="002", '
+    'table="002/performance"; set where --perf-published or -m asks for it',
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
     "perf_world_sizes: set by the decorator perfsuite.world_sizes",
@@ -99,6 +101,12 @@ def declare(parser: pytest.Parser) -> None:
         help="numbers of ranks for tests that sweep them, e.g. 8,16,32; default: those of the test, doubled up to the "
         "ranks of the launch or the devices of the host, at most 256",
     )
+    add(
+        "--perf-published",
+        metavar="REPORTS",
+        help="run only the cases that reproduce rows of published reports, e.g. 002 or 002/performance,004/weak "
+        "(ini: perf_published)",
+    )
     add("--perf-timeout", metavar="DURATION", help="deadline of a case's build, e.g. 90s or 2min (ini: perf_timeout)")
     add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")
     add("--perf-fresh", action="store_true", help="start new rank processes for every case")
@@ -174,6 +182,7 @@ def declare(parser: pytest.Parser) -> None:
     ini = parser.addini
     ini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
     ini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
+    ini("perf_published", "published reports or tables whose cases alone run, with commas", default="")
     ini("perf_show", f"what is shown unless an option says otherwise: {', '.join(SHOWN)}", default="")
     ini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
     ini(

@@ -25,6 +25,7 @@ from perfsuite.plugin import (
     outputs,
     progress,
     projecting,
+    published,
 )
 from perfsuite.plugin.state import suite_key, suite_of
 
@@ -60,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gate_options.configure(config)  # runs that count as evidence tighten the options above
     outputs.configure(config)
     projecting.configure(config)
+    published.configure(config)
     collect.refuse_dealt_out(config)
     config.pluginmanager.register(_Files(), "perfsuite.base.files")
 
@@ -75,6 +77,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Make the collected tests cases, refuse what is wrong with them, leave out what this run does not ask for."""
     benchmark.give_clock(config, items)
     collect.refuse_wrong_cases(config, items)
+    cases = [item for item in items if collect.is_case(item)]
+    suite = suite_of(config) if cases else None
+    published.select(config, items, cases, {suite.machine.name, *suite.named} if suite else ())
     collect.leave_out_extended(config, items)
     returned = yield  # other plugins select too
     config.stash[_selected_key] = True

@@ -37,8 +37,6 @@ class Projecting:
     """Read when the first case is projected."""
     records: dict[str, Projected] = field(default_factory=dict)
     """By node id."""
-    parameters: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of those cases."""
 
 
 state_key: pytest.StashKey[Projecting] = pytest.StashKey()
@@ -72,8 +70,10 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
     state = suite.config.stash.get(state_key, None)
     if state is None:
         return
+    from perfsuite.base.masking import masked_value
     from perfsuite.base.mesh import MeshShape
     from perfsuite.record.projected import Projected
+    from perfsuite.runtime.values import recorded
 
     layout = case.workload.layout()
     work, reason = None, ""
@@ -86,11 +86,12 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
         case=case.id,
         platform=case.platform,
         world_size=case.world_size,
+        workload=f"{type(case.workload).__module__}:{type(case.workload).__qualname__}",
+        parameters=masked_value(recorded(case.workload.parameters())),
         reason=reason or NO_TRAINING,
         not_measured=why_not,
     )
     _add(suite, state, unknown, work)
-    state.parameters[case.id] = case.workload.parameters()
 
 
 def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result]) -> None:
@@ -104,10 +105,11 @@ def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result
                 case=case,
                 platform=result.platform,
                 world_size=result.world_size,
+                workload=result.workload,
+                parameters=result.parameters,
                 reason=NO_TRAINING,
             )
             _add(suite, state, unknown, result.work, result.environment)
-            state.parameters[case] = result.parameters
 
 
 def told(
@@ -119,7 +121,7 @@ def told(
         return None
     results = suite.session.results if suite.session else {}
     _keep_measured(suite, state, results)
-    return state.records, results, state.parameters
+    return state.records, results, {case: record.parameters for case, record in state.records.items()}
 
 
 def _add(
@@ -132,6 +134,7 @@ def _add(
     """Keep the projection of a case, else ``unknown`` with the reason; ``environment`` is that of a measured case."""
     try:
         record = _projected(suite, state, unknown, work, environment) or unknown
+        record = dataclasses.replace(record, workload=unknown.workload, parameters=unknown.parameters)
     except PerfsuiteError as error:
         record = dataclasses.replace(unknown, reason=first_line(error) or unknown.reason)
     state.records[record.case] = record

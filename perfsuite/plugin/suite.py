@@ -19,7 +19,6 @@ import pytest
 import perfsuite
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.base.masking import masked_words
-from perfsuite.base.units import plural
 from perfsuite.metrics import read_run
 from perfsuite.platforms import (
     Catalog,
@@ -33,9 +32,10 @@ from perfsuite.platforms import (
     read_environment,
     why_absent,
 )
+from perfsuite.platforms.detection import too_few_devices
 from perfsuite.platforms.environment import installed_torch, require_importable_torch, require_torch
 from perfsuite.platforms.quiet import HostLoad, read_host_load
-from perfsuite.plugin import collisions, launch
+from perfsuite.plugin import collisions, launch, published
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import Settings, bare_compare_key, file_of, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
@@ -110,13 +110,23 @@ class Suite:
 
     @functools.cached_property
     def platforms(self) -> tuple[DeviceModel, ...]:
-        """The session's platform, then those that -k, -m or a node id of the command line names as a whole word."""
-        mine, config = self.machine.model, self.config
+        """The session's platform, then those that the command line names.
+
+        A report of --perf-published names its platforms where the session's own has small sizes only.
+        """
+        mine, words = self.machine.model, self.named
+        if (self.settings.scale or self.machine.scale) == "small":
+            words |= published.platforms(self.config)
+        return (mine, *(model for name, model in self.catalog.models.items() if name in words and name != mine.name))
+
+    @functools.cached_property
+    def named(self) -> frozenset[str]:
+        """Platforms that -k, -m or a node id of the command line names as a whole word."""
+        config = self.config
         node_ids = [part for arg in config.args for part in arg.partition("[")[2:]]
         text = " ".join([config.getoption("keyword") or "", config.getoption("markexpr") or "", *node_ids])
         words = set(re.findall(r"[a-z0-9_]+", text.lower()))
-        named = (model for name, model in self.catalog.models.items() if name.lower() in words and name != mine.name)
-        return (mine, *named)
+        return frozenset(name for name in self.catalog.models if name.lower() in words)
 
     @functools.cached_property
     def cluster(self) -> ClusterTransport | None:
@@ -198,17 +208,7 @@ class Suite:
         count = self.machine.device_count
         if cluster and launch.device_names(self.machine):  # each agent tells its own: until they came nobody knows
             count = cluster.devices_here(count) or on_host
-        return self._too_few_devices(on_host, count) if on_host > count else ""
-
-    def _too_few_devices(self, ranks: int, count: int) -> str:
-        """What it takes to run so many ranks, when this host alone has ``count`` devices, which are fewer."""
-        hosts = -(-ranks // count)
-        launcher = f"torchrun --nnodes={hosts} --nproc-per-node={ranks // hosts} -m pytest ..."
-        several = f"{hosts} such hosts ({launcher}), or " if ranks % hosts == 0 and hosts > 1 else ""
-        return (
-            f"{ranks} ranks on a host with {plural(count, 'device')}; it takes {several}--perf-oversubscribe, which "
-            "lets ranks share them"
-        )
+        return too_few_devices(on_host, count) if on_host > count else ""
 
     # -- the way of a run ----------------------------------------------------------------------------------------
 

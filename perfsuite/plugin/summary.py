@@ -58,6 +58,7 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
     assert suite.session is not None
     run = suite.session
     settle(session)
+    projected = projecting.told(suite)  # into the journal before its end
 
     def fails(case: str) -> bool:  # by its verdict, which is told instead
         verdict = judged.by_case.get(case) if judged else None
@@ -89,6 +90,7 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
         arguments=suite.arguments,
         failures=last.failed,
         interrupted=run.interrupted,
+        projections=projected[0] if projected else {},
         skips={
             case: told.removeprefix(SKIPPED)
             for case, told in missing.items()

@@ -65,12 +65,16 @@ def equality(run: Ran | Recipe, row: PublishedRun) -> str:
     >>> equality(recipe_of("003/results", row.line), row)
     'equal as far as the report says: gradient clipping, EMA of the weights, loss scale not said'
     """
-    if phrases := differences(run, row):
-        return f"differs: {'; '.join(phrases)}"
+    phrases = differences(run, row)
+    return f"differs: {'; '.join(phrases)}" if phrases else f"equal{said(row, run)}"
+
+
+def said(row: PublishedRun, run: Ran | Recipe) -> str:
+    """What nobody knows of a row, of the settings that ``run`` has: the end of a sentence, or nothing."""
     recipe = recipe_of(f"{row.report}/{row.table}", row.line)
     settings = _settings_of_run(run)
     unknown = [words for name, words in (recipe.unknown if recipe else {}).items() if name in settings]
-    return f"equal as far as the report says: {', '.join(unknown)} not said" if unknown else "equal"
+    return f" as far as the report says: {', '.join(unknown)} not said" if unknown else ""
 
 
 def _compared(run: Ran | Recipe, row: PublishedRun) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from perfsuite.record.result import Metric, Training
 
@@ -21,6 +21,10 @@ class Projected:
     """pytest node id: a measured and a projected one of a case have the same."""
     platform: str
     world_size: int
+    workload: str = ""
+    """``package.module:TrainStep``."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the workload, as a result has them."""
     reason: str = ""
     """Why nothing is projected; empty where it is."""
     not_measured: str = ""

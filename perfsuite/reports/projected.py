@@ -122,10 +122,11 @@ def projected_grids(
         return []
     rows = tuple(row.cells for row in beside(projections, results, parameters))
     title = "projected: what cases would measure; none of it was measured"
-    return [Grid(title=title, columns=_COLUMNS, rows=rows, notes=tuple(_remarks(projections)))]
+    return [Grid(title=title, columns=_COLUMNS, rows=rows, notes=tuple(remarks(projections)))]
 
 
-def _remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
+def remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
+    """Yield where the projections come from, what to beware of, and why others there are none, with counts."""
     told = [one for one in projections.values() if not one.reason]
     for (regime, source, calibration), count in Counter(
         (one.regime, one.band_source, one.calibration) for one in told

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfsuite.base.units import seconds_to_us
+from perfsuite.base.units import GIB, format_seconds, seconds_to_us
 from perfsuite.metrics.memory import residence
 from perfsuite.metrics.spec import devices_used
-from perfsuite.record.result import Result
+from perfsuite.record.projected import Projected
+from perfsuite.record.result import Result, Training
 from perfsuite.record.step import Component, Traffic
 from perfsuite.reports.ids import class_of, kernel_of, ranks_in, without_ranks
 from perfsuite.reports.stored import StoredResult
@@ -50,6 +51,8 @@ class TableCase:
     """Whether the ranks share one device with those of the base."""
     missing: str = ""
     """Why nothing was measured: skipped, failed, OOM at X GiB of Y; empty when something was."""
+    projected: bool = False
+    """Whether the values are projected; ``missing`` then has the band of the step."""
     fingerprint: str = ""
     simulated: bool = False
     traffic: tuple[Traffic, ...] = ()
@@ -108,6 +111,48 @@ def from_result(result: Result) -> TableCase:
         traffic=measurement.traffic if measurement is not None else (),
         components=measurement.components if measurement is not None else (),
     )
+
+
+def from_projection(one: Projected) -> TableCase:
+    """Return the case of a projection: what a step would take, and the memory that it would allocate."""
+    values = {metric.name: metric.value for metric in one.metrics if metric.value is not None}
+    samples, tokens = (
+        float(round(values.get(f"{what}_per_s", 0.0) * one.step_time_s)) for what in ("samples", "tokens")
+    )
+    parameters = one.parameters or _of_training(one.training)
+    settings = settings_of(parameters, one.platform, one.world_size, None)
+    settings.update(sizes_of(settings, samples, tokens), **_named(one.case))
+    settings["layout"] = f"projected: {settings['layout']}"
+    if one.memory_bytes:
+        values["peak_gib"] = one.memory_bytes / GIB
+    bound = "at least " if one.lower_bound else ""
+    band = f"{format_seconds(one.low_s)} to {format_seconds(one.high_s)}"
+    simulated = " of a simulated device" if one.simulated else ""
+    return TableCase(
+        case=one.case,
+        platform=one.platform,
+        workload=class_of(one.workload) or "TrainStep",
+        ranks=one.world_size,
+        parameters=parameters,
+        settings=settings,
+        values=_derived({**values, "median_s": one.step_time_s}),
+        missing=f"projected{simulated}; step {bound}{band} in the 80 % band",
+        projected=True,
+        simulated=one.simulated,
+    )
+
+
+def _of_training(training: Training | None) -> dict[str, Any]:
+    """Return parameters by what was trained, for a projection that was stored without any."""
+    if training is None:
+        return {}
+    names = ("model", "overrides", "strategy", "micro_batch_size", "dtype", "checkpointing", "attention", "compiled")
+    parameters = {name: getattr(training, name) for name in names}
+    if training.strategy == "hybrid":
+        parameters["mesh"] = training.layout
+    if training.schedule:
+        parameters["options"] = {"schedule": training.schedule, "stages_per_rank": training.stages_per_rank}
+    return {**parameters, "accumulation": training.num_micro_batches}
 
 
 def _named(node: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from perfsuite.base.units import significant
 from perfsuite.published.lookup import shipped
+from perfsuite.published.records import PublishedTable
 from perfsuite.record.result import Peak
 from perfsuite.reports.document import Grid
 
@@ -24,22 +25,55 @@ _LIBRARIES = ("driver", "packages", "variables", "declared")
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 
-def environment_grids(machines: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[Grid]:
-    """Hardware and software of each machine, a column each; what no tool could read is empty.
+_PUBLISHED: Mapping[str, str] = {
+    "accelerator": "accelerators",
+    "cpu": "CPU",
+    "memory": "memory GiB",
+    "container image": "container",
+    "musa toolkits": "musa_toolkits",
+}
+"""Names of a report's quantities -> labels here, where they differ."""
+_PUBLISHED_HARDWARE = ("hosts", "accelerators per host", "network adapter")
+"""Quantities of the reports that are hardware and have no label here."""
+_NEITHER = ("model by the title", "model by the text", "logs")
+"""Quantities among them that are neither hardware nor software."""
+
+
+def environment_grids(machines: Sequence[tuple[str, Mapping[str, Any]]], reports: Sequence[str] = ()) -> Iterator[Grid]:
+    """Hardware and software of each machine, a column each, then of ``reports`` that print them; unknown is empty.
 
     ``machines`` are names and environments as results carry them; a baseline file has the environment of its runs.
     """
     known = [(name, environment) for name, environment in machines if environment]
-    if not known:
-        return
-    columns = ("", *(name for name, _ in known))
+    published = {report: told for report in reports if (told := _published_environment(report))}
+    columns = ("", *(name for name, _ in known), *(f"published: {report}" for report in published))
     environments = [environment for _, environment in known]
+    hardware = [label for label, _ in _HARDWARE] + list(_PUBLISHED_HARDWARE)
     for title, fields in (("Hardware", _HARDWARE), ("Software", _SOFTWARE)):
         rows = [(label, *(_text(environment.get(name)) for environment in environments)) for label, name in fields]
         rows += _library_rows(environments) if title == "Software" else []
-        told = tuple(row for row in rows if any(row[1:]))
-        if told:
-            yield Grid(title=title, columns=columns, rows=told)
+        labels = [row[0] for row in rows]
+        there = dict.fromkeys(label for told in published.values() for label in told)
+        mine = [label for label in there if label not in labels and (label in hardware) == (title == "Hardware")]
+        rows += [(label, *[""] * len(known)) for label in mine]
+        whole = ((*row, *(told.get(row[0], "") for told in published.values())) for row in rows)
+        if kept := tuple(row for row in whole if any(row[1:])):
+            yield Grid(title=title, columns=columns, rows=kept)
+
+
+def _published_environment(report: str) -> Mapping[str, str]:
+    """What a report prints of its machine and software, by label here."""
+    table = _published_table(report, "environment")
+    told: dict[str, str] = {}
+    for row in table.rows if table else ():
+        quantity, value = (table.cell(row, column) for column in table.printed_columns) if table else (None, None)
+        if quantity and value and quantity.text not in _NEITHER:
+            told.setdefault(_PUBLISHED.get(quantity.text, quantity.text), value.text)
+    return told
+
+
+def _published_table(report: str, name: str) -> PublishedTable | None:
+    return next((table for one in shipped() for table in one.tables if (one.report, table.id) == (report, name)), None)
 
 
 def _library_rows(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -61,12 +95,21 @@ def _text(value: Any) -> str:
     return "" if value in (None, "unknown") else str(value)
 
 
-def topology_lines(machines: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """The vendor tool's topology matrix of each machine that has one, as it printed it."""
+def topology_lines(machines: Sequence[tuple[str, Mapping[str, Any]]], reports: Sequence[str] = ()) -> list[str]:
+    """The vendor tool's topology matrix of each machine that has one, as it printed it, then of ``reports``."""
     lines: list[str] = []
     for name, environment in machines:
         if environment.get("topology"):
             lines += [f"### Topology: {name}", "", "```", *str(environment["topology"]).splitlines(), "```", ""]
+    for report in reports:
+        if table := _published_table(report, "topology"):
+            matrix = [["", *(column.title for column in table.printed_columns[1:])]]
+            for row in table.rows:
+                cells = (table.cell(row, column) for column in table.printed_columns)
+                matrix.append([cell.text if cell else "" for cell in cells])
+            widths = [max(map(len, column)) for column in zip(*matrix, strict=True)]
+            printed = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in matrix)
+            lines += [f"### Topology: published, {report}", "", "```", *printed, "```", ""]
     return lines
 
 

@@ -81,7 +81,11 @@ def _grid(
     if material.base and any(column.key == "speedup" for column in columns):
         at = [column.key for column in columns].index("speedup") + 1
         columns.insert(at, ColumnSpec(title=f"times {material.base}, same ranks", key="over_base"))
-    ordered = sorted(cases, key=lambda case: _order(case, columns))
+    least: dict[str, int] = {}
+    for case in cases:
+        series = without_ranks(case.case)
+        least[series] = min(case.ranks, least.get(series, case.ranks))
+    ordered = sorted(cases, key=lambda case: _order(case, columns, least))
     lines = placed(published, ordered, spec.pair_by, material.rest)
     columns = _readable(_told_apart(columns, ordered), ordered, lines)
     rows = [(*(_published_cell(row.line, column) for column in columns), row.missing) for row in lines if row.after < 0]
@@ -134,20 +138,21 @@ def _readable(
     ]
 
 
-def _order(case: TableCase, columns: Sequence[ColumnSpec]) -> tuple[Any, ...]:
+def _order(case: TableCase, columns: Sequence[ColumnSpec], least: Mapping[str, int]) -> tuple[Any, ...]:
     """Platforms apart; then columns left of the layout, the ranks, and the settings right of it; numbers by size.
 
-    Where a table has speed-ups, the cases that they are counted over stand together.
+    Where a table has speed-ups, the cases that they are counted over stand together: first the series with the fewest
+    ranks, of which ``least`` has the number.
     """
     keys = [column.key for column in columns if not column.value]
     at = keys.index("layout") if "layout" in keys else 0
     left, right = keys[:at], keys[at + 1 :]
-    scales = any(column.key in _RATIOS for column in columns)
+    scales, series = any(column.key in _RATIOS for column in columns), without_ranks(case.case)
     return (
         case.platform,
         case.fingerprint,
         *(_sortable(case, key) for key in left),
-        *((without_ranks(case.case),) if scales else ()),
+        *((least[series], series) if scales else ()),
         case.ranks,
         *(_sortable(case, key) for key in right),
         case.case,

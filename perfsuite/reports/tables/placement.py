@@ -1,7 +1,8 @@
 """Where published rows stand among measured ones: below the case that they are, or that is set up most alike.
 
-No published row is left out: one of which nothing was measured stands in its place and says so.  Whether two rows may
-be compared is said below the table: another platform, model or setting, or the label of the figure itself.
+No published row is left out, and one whose case was not run says so, whether or not a case of like settings stands
+above it.  Whether two rows may be compared is said below the table: another platform, model or setting, or the label
+of the figure itself.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.published.differences import Ran, differences, equality
-from perfsuite.published.lookup import plain, snake
+from perfsuite.published.differences import Ran, differences, said
+from perfsuite.published.lookup import PublishedRun, plain, snake
 from perfsuite.published.recipes import why_none
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
@@ -35,14 +36,16 @@ class PlacedLine:
     after: int
     """Index of the case that it stands below; -1: above all."""
     case: TableCase | None
-    """The measured case that it belongs to; None where nothing here was measured of it."""
+    """The measured case that it stands below; None where nothing here is like it."""
+    was_run: bool
+    """Whether that case is the row's run, and not another one of like settings."""
     reason: str = ""
     """Why its case was not measured, where this run had it."""
 
     @property
     def missing(self) -> str:
         """What its last cell says."""
-        here = "" if self.case else f"{NOT_HERE}{f': {self.reason}' if self.reason else ''}"
+        here = "" if self.was_run else f"{NOT_HERE}{f': {self.reason}' if self.reason else ''}"
         return "; ".join(filter(None, (self.line.missing, here)))
 
 
@@ -68,7 +71,8 @@ def placed(
             after = beside.get(index, after)
             case = cases[after] if index in beside else None
             reason = why.get(id_of_row(line.table, line.line), "")
-            whole.append(PlacedLine(line=line, after=after, case=case, reason=reason))
+            was_run = case is not None and _is_run(case, line)
+            whole.append(PlacedLine(line=line, after=after, case=case, was_run=was_run, reason=reason))
     return whole
 
 
@@ -125,6 +129,11 @@ def _is_row(case: TableCase, line: PublishedLine) -> bool:
     return bool(case.case) and plain_id(case.case) == id_of_row(line.table, line.line)
 
 
+def _is_run(case: TableCase, line: PublishedLine) -> bool:
+    """Whether a case is the run of a published row, by its name or by all that is stated."""
+    return _is_row(case, line) or not differing_settings(case, line.run)
+
+
 def _series(case: TableCase) -> tuple[str, ...]:
     """What cases of one series have in common."""
     return (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
@@ -133,7 +142,7 @@ def _series(case: TableCase) -> tuple[str, ...]:
 def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:
     mine, theirs = case_name(str(case.settings.get("case_name", ""))), case_name(line.run.name)
     same_group = mine is not None and theirs is not None and mine.prefix == theirs.prefix
-    return 0 if _is_row(case, line) else len(_differences(case, line)), not same_group
+    return 0 if _is_row(case, line) else len(differing_settings(case, line.run)), not same_group
 
 
 def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
@@ -179,7 +188,7 @@ def _not_here(rows: Sequence[PlacedLine]) -> Iterator[str]:
     names = {}
     for row in rows:
         line = row.line
-        if row.case is None and platforms & set(line.run.platforms) and words_of_row(line.table, line.line):
+        if not row.was_run and platforms & set(line.run.platforms) and words_of_row(line.table, line.line):
             names[line.line] = words_of_row(line.table, line.line)
         if why := why_none(line.table, line.line):
             yield f"line {line.line} has no case: {why}"
@@ -199,21 +208,26 @@ def _as_it_ran(case: TableCase) -> Ran:
     )
 
 
-def _differences(case: TableCase, line: PublishedLine) -> tuple[str, ...]:
-    ran = _as_it_ran(case)
-    told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(ran, line.run))
-    return tuple(phrase.replace(", not None", ", unset here") for phrase in told)
+def differing_settings(case: TableCase, run: PublishedRun) -> tuple[str, ...]:
+    """Return how a case differs from the run of a published row, a phrase for each setting."""
+    told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(_as_it_ran(case), run))
+    return tuple(
+        phrase.replace(", not None", ", unset here")
+        for phrase in told
+        if not (case.projected and phrase.startswith("nodes "))  # it is projected on nodes of its platform's row
+    )
 
 
 def _comparable(case: TableCase, line: PublishedLine) -> str:
-    differing = list(_differences(case, line))
+    differing = list(differing_settings(case, line.run))
     if plain(line.run.model) != plain(case.model):  # of another model nothing else needs to be told apart
         differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
     if case.simulated:
         differing.insert(0, "the devices here are simulated")
     if differing:
         return f"not comparable with the row above: {'; '.join(differing)}"
-    return equality(_as_it_ran(case), line.run).replace("equal", "the same run", 1)
+    known = said(line.run, _as_it_ran(case))
+    return f"the same run{' as is projected above' if case.projected else ''}{known}"
 
 
 def _places(lines: Sequence[PublishedLine]) -> str:

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from perfsuite.published.recipes import recipe_of, recipes
+from perfsuite.published.recipes import find, recipe_of, recipes
 
 _PLATFORM = re.compile(r"\[[a-z0-9_]+-")
 
@@ -24,6 +24,21 @@ def plain_id(node: str) -> str:
 def _ids() -> Mapping[str, str]:
     """By name of the recipe."""
     return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
+
+
+@functools.cache
+def _rows() -> Mapping[str, tuple[tuple[str, int], ...]]:
+    """By plain id of the case; another reading of a row is of that row too."""
+    return {_ids()[recipe.name]: find(recipe.beside).rows if recipe.beside else recipe.rows for recipe in recipes()}
+
+
+def rows_of_case(node: str) -> tuple[tuple[str, int], ...]:
+    """Return the published rows that a case reproduces as (table, line); none for any other case.
+
+    >>> rows_of_case("test_perf/test_published.py::test_published[s4000-002-llama2_7b-bf16-1x8]")
+    (('002/performance', 50),)
+    """
+    return _rows().get(plain_id(node), ())
 
 
 def is_recipe(node: str) -> bool:

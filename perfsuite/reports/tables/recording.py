@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.reports.recording import Recording
-from perfsuite.reports.tables.case import TableCase, from_result, unmeasured
+from perfsuite.reports.tables.case import TableCase, from_projection, from_result, unmeasured
 from perfsuite.reports.tables.speed_ups import scaled
 
 
@@ -27,19 +27,30 @@ def table_cases(recording: Recording) -> list[TableCase]:
     return list(map(from_result, recording.run.results.values()))
 
 
+def projected_cases(recording: Recording) -> list[TableCase]:
+    """Return what a recording projects of cases that it did not measure."""
+    run = recording.run
+    return [from_projection(one) for case, one in run.projections.items() if not (one.reason or case in run.results)]
+
+
 def gathered(recordings: Sequence[Recording], base: Recording | None) -> ReportCases:
     """The cases of all recordings and of the base; ConfigurationError where the two cannot be compared."""
     cases: list[TableCase] = []
     rest: dict[str, str] = {}
     for recording in recordings:
-        known = scaled(table_cases(recording))
-        rows, without = unmeasured(known, recording.run.missing)
-        cases += [_with_device(case, recording) for case in (*known, *rows)]
+        known, projected = scaled(table_cases(recording)), scaled(projected_cases(recording))
+        told = {case.case for case in projected}
+        rows, without = unmeasured(
+            known, {case: why for case, why in recording.run.missing.items() if case not in told}
+        )
+        cases += [_with_device(case, recording) for case in (*known, *rows)] + projected
         rest.update(without)
     if base is not None:
         _require_comparable(recordings, base)
         other = [_with_device(case, base) for case in scaled(table_cases(base))]
         cases = [*(_over(case, other, base) for case in cases), *other]
+    measured = {case.case for case in cases if case.values and not case.projected}
+    cases = [case for case in cases if not (case.projected and case.case in measured)]
     return ReportCases(cases=tuple(_newest(cases)), rest=rest, base=base.run.platform if base else "")
 
 

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import code_text, listed, without_paths
+from perfsuite.base.units import plural
 from perfsuite.reports.pairs import pair_grids
+from perfsuite.reports.projected import remarks
 from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import escape, markdown
-from perfsuite.reports.tables.recording import ReportCases, gathered, table_cases
+from perfsuite.reports.tables.recording import ReportCases, gathered, projected_cases, table_cases
 from perfsuite.reports.tables.spec import Style
 from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
@@ -26,8 +28,14 @@ LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] co
 
 
 def fitting_styles(recordings: Iterable[Recording]) -> tuple[Style, ...]:
-    """Styles that measured cases are of, and that have a table for them."""
-    cases = [case for recording in recordings for case in scaled(table_cases(recording)) if case.values]
+    """Styles that measured or projected cases are of, and that have a table for them."""
+    cases = [
+        case
+        for recording in recordings
+        for of_kind in (table_cases, projected_cases)
+        for case in scaled(of_kind(recording))
+        if case.values
+    ]
     return tuple(style for style in STYLES.values() if any(_has_row(style, case) for case in cases))
 
 
@@ -56,7 +64,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
     printed: list[list[str]] = []
     for style in styles:
         lines += [f"## {style.title} (report {style.report})", ""]
-        for block in (*_preamble(style, recordings, base), *map(markdown, grids_of(style, material))):
+        for block in (*_preamble(style, styles, recordings, base), *map(markdown, grids_of(style, material))):
             if block not in printed:  # machine, software and kernels belong to several styles: once is enough
                 lines += block
                 printed.append(block)
@@ -90,13 +98,16 @@ def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
         yield f"- {escape(reason)}: {listed(names, _NAMED)}"
 
 
-def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | None) -> Iterator[list[str]]:
+def _preamble(
+    style: Style, styles: Sequence[Style], recordings: Sequence[Recording], base: Recording | None
+) -> Iterator[list[str]]:
     """Machine, software, topology and peaks, where the style begins with them."""
     all_recordings = (*recordings, *([base] if base else []))
     if style.environment:
         machines = list({recording.run.hardware: recording.run.environment for recording in all_recordings}.items())
-        yield from map(markdown, environment_grids(machines))
-        yield topology_lines(machines)
+        reports = [each.report for each in styles]  # all of them at the first style: the blocks are printed once
+        yield from map(markdown, environment_grids(machines, reports))
+        yield topology_lines(machines, reports)
         yield from (markdown(grid) for one in all_recordings for grid in pair_grids(one.run.results.values()))
     if style.peaks:
         yield markdown(
@@ -112,16 +123,19 @@ def _preamble(style: Style, recordings: Sequence[Recording], base: Recording | N
 def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[str]:
     for recording in recordings:
         yield f"- measured: {escape(without_paths(recording.run.name))}, {_described(recording)}"
+        if projected_cases(recording):
+            yield from (f"- projected, {escape(without_paths(told))}" for told in remarks(recording.run.projections))
     if base is not None:
         yield f"- base: {escape(without_paths(base.run.name))}, {_described(base)}"
     yield f"- published figures are references, no gates; {LABELS}"
 
 
 def _described(recording: Recording) -> str:
-    measured = sum(bool(case.values) for case in table_cases(recording))
+    measured, projected = sum(bool(case.values) for case in table_cases(recording)), len(projected_cases(recording))
     torch = f", torch {recording.run.versions['torch']}" if "torch" in recording.run.versions else ""
     simulated = "; the devices are simulated: no time here is a measurement" if recording.run.simulated else ""
-    return escape(f"{measured} measured cases on {recording.run.hardware}{torch}{simulated}")
+    told = f"; rows of {plural(projected, 'projected case')} begin with 'projected'" if projected else ""
+    return escape(f"{measured} measured cases on {recording.run.hardware}{torch}{told}{simulated}")
 
 
 def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:

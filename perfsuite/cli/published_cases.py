@@ -1,0 +1,161 @@
+"""``perfsuite published --cases``: which case reproduces each published row, or why it is skipped on a platform.
+
+The recipes say which case it is; no test file is collected and no rank is started.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfsuite import workloads
+from perfsuite.base.errors import InvalidParameter, first_line
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import plural
+from perfsuite.platforms import Catalog, Machine, detect_machine
+from perfsuite.platforms.detection import too_few_devices
+from perfsuite.published.lookup import PublishedRun, shipped
+from perfsuite.published.recipes import Recipe, why_none
+from perfsuite.published.recipes.recipe import DEVICES_PER_NODE
+from perfsuite.published.records import PublishedTable
+from perfsuite.published.roles import ROLES
+from perfsuite.published.selection import recipes_of, rows_of, table_of, tables_of_runs
+from perfsuite.record.workload import Workload
+from perfsuite.reports.document import Grid
+from perfsuite.workloads.training.fits import why_not_fit
+from perfsuite.workloads.training.train_step import TrainStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCase:
+    """One published row on one platform: the case that reproduces it, or why there is none."""
+
+    row: PublishedRun
+    name: str
+    """The settings that the report prints in the row."""
+    platform: str
+    title: str
+    """Of the platform: MTT S4000."""
+    case: str
+    """Node id; empty for a row that nobody can run."""
+    ranks: int | None
+    why_not: str
+    """Why the case is skipped there; empty where it runs."""
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "report": self.row.report,
+            "table": self.row.table,
+            "line": self.row.line,
+            "row": self.name,
+            "published_for": " ".join(self.row.platforms),
+            "platform": self.platform,
+            "ranks": self.ranks,
+            "case": self.case,
+            "skipped": self.why_not,
+        }
+
+
+def case_records(names: Sequence[str], platform: str | None, devices: int | None, catalog: Catalog) -> list[RowCase]:
+    """Return the cases of every row of these reports or tables; on one platform, or on those that each row is for.
+
+    ``devices`` is the number that a run there has; None: those found here, else those of one node of the platform.
+    Raises ConfigurationError for an unknown report, table or platform.
+    """
+    tables = tables_of_runs(names)
+    machine_of = functools.cache(functools.partial(detect_machine, catalog))
+    machines = [machine_of(platform)] if platform else []
+    records: list[RowCase] = []
+    for row in rows_of(tables):
+        for machine in machines or [machine_of(name) for name in row.platforms]:
+            records += _of_row(row, machine, devices)
+    return records
+
+
+def _of_row(row: PublishedRun, machine: Machine, devices: int | None) -> Iterator[RowCase]:
+    for recipe in recipes_of(row) or (None,):
+        yield RowCase(
+            row=row,
+            name=_name(row),
+            platform=machine.name,
+            title=machine.model.title,
+            case=recipe.case(machine.name) if recipe else "",
+            ranks=recipe.world_size if recipe else row.world_size,
+            why_not=_why_not(recipe, machine, devices) if recipe else why_none(table_of(row), row.line),
+        )
+
+
+def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
+    """Return why a case is skipped on a platform, whether or not a device of it is here; empty where it runs."""
+    workload, ranks = _workload(recipe), recipe.world_size
+    try:
+        workload.work(MeshShape.parse(workload.layout()) if workload.layout() else MeshShape.of(dp=ranks))
+    except InvalidParameter as error:
+        return f"impossible as declared: {first_line(error)}"
+    dtype, model = workload.native_dtype(), machine.model
+    known = {*model.tflops, *model.native}
+    if dtype and not (dtype in known if machine.absent and known else machine.natively(dtype)):
+        return f"no native {dtype} on {model.title}"
+    memory_gib = model.memory.value if model.memory else None
+    if isinstance(workload, TrainStep) and (why := why_not_fit(workload, ranks, model.title, memory_gib)):
+        return f"cannot fit: {why}"
+    node = int(model.devices_per_node.value) if model.devices_per_node else DEVICES_PER_NODE
+    there = devices or machine.device_count or node
+    if ranks > there and not machine.family.shareable:
+        return f"{ranks} ranks, on {plural(there, 'device')}" if devices else too_few_devices(ranks, there)
+    return f"only at --perf-scale=full; else {recipe.small} runs" if machine.scale == "small" else ""
+
+
+def _workload(recipe: Recipe) -> Workload:
+    name = "".join(part.capitalize() for part in recipe.workload.split("_"))
+    workload: Workload = getattr(workloads, name)(**recipe.parameters)
+    return workload
+
+
+@functools.cache
+def _tables() -> dict[str, PublishedTable]:
+    return {f"{report.report}/{table.id}": table for report in shipped() for table in report.tables}
+
+
+def _name(row: PublishedRun) -> str:
+    """Return what a row is called, else the settings in its cells: ``8``, ``GPipe 16``."""
+    table = _tables()[table_of(row)]
+    printed = next(one for one in table.rows if one.line == row.line)
+    cells = [(column, table.cell(printed, column)) for column in table.printed_columns]
+    settings = [cell.text for column, cell in cells if cell and ROLES[column.role].kind == "configuration"]
+    return row.name or " ".join(settings)
+
+
+def cases_grids(records: Sequence[RowCase]) -> Iterator[Grid]:
+    """Yield a table per published table and platform: line, row, ranks, case, and why it is skipped there."""
+    groups: dict[tuple[str, str, str], list[RowCase]] = {}
+    for record in records:
+        groups.setdefault((table_of(record.row), record.platform, record.title), []).append(record)
+    for (table, platform, title), members in groups.items():
+        told = [("line", "row", "published for", "ranks", "case", "skipped there because")]
+        told += [
+            (
+                str(one.row.line),
+                one.name,
+                " or ".join(one.row.platforms),
+                "" if one.ranks is None else str(one.ranks),
+                one.case,
+                one.why_not,
+            )
+            for one in members
+        ]
+        kept = [at for at in range(len(told[0])) if any(row[at] for row in told[1:])]
+        skipped = sum(bool(one.why_not) for one in members)
+        yield Grid(
+            title=f"{table} on {title} ({platform})",
+            columns=tuple(told[0][at] for at in kept),
+            rows=tuple(tuple(row[at] for at in kept) for row in told[1:]),
+            notes=(
+                f"{len(members) - skipped} of {plural(len(members), 'row')} can run there: "
+                f"pytest test_perf --perf-published={table} -k {platform}",
+            ),
+        )

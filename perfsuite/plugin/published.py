@@ -1,0 +1,110 @@
+"""Cases that reproduce rows of the published reports: the marker ``published`` and the option --perf-published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import plural
+from perfsuite.plugin import collisions
+
+MARKER = "published"
+_NAMED = 3
+"""Tests that are named where nothing was selected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The reports and tables that a run asks for."""
+
+    tables: frozenset[str]
+    """``002/performance``; none where nothing is asked for."""
+    written: str
+    """The option or ini key with its value, for messages."""
+    alone: bool
+    """Whether tests that are no perf cases are deselected too: the option says so, the ini key does not."""
+
+
+asked_key = pytest.StashKey[Asked]()
+
+
+def configure(config: pytest.Config) -> None:
+    """Check the names; raises UsageError that lists the reports or tables that exist."""
+    given, ini = collisions.option(config, "perf_published"), collisions.ini(config, "perf_published")
+    text = ini if given is None else given
+    names = [name for name in (part.strip() for part in text.split(",")) if name]
+    where, tables = "ini perf_published" if given is None else "--perf-published", frozenset[str]()
+    if names:
+        from perfsuite.published.selection import tables_of_runs
+
+        try:
+            tables = frozenset(tables_of_runs(names))
+        except ConfigurationError as error:
+            raise pytest.UsageError(f"{where}: {error}") from None
+    config.stash[asked_key] = Asked(tables=tables, written=f"{where}={text}", alone=given is not None)
+
+
+def platforms(config: pytest.Config) -> frozenset[str]:
+    """Return the platforms of the rows that the run asks for."""
+    tables = config.stash[asked_key].tables
+    if not tables:
+        return frozenset()
+    from perfsuite.published.selection import rows_of
+
+    return frozenset(platform for row in rows_of(tables) for platform in row.platforms)
+
+
+def select(
+    config: pytest.Config, items: list[pytest.Item], cases: Sequence[pytest.Item], chosen: Collection[str]
+) -> None:
+    """Mark the ``cases`` that reproduce published rows, and deselect whatever reproduces none that is asked for.
+
+    On a platform that only a report names, a case reproduces rows of that platform alone; on the ``chosen`` ones, the
+    session's own and those of the command line, rows of all.  Raises UsageError where something is asked for and no
+    collected case is of it.
+    """
+    asked = config.stash[asked_key]
+    if not asked.tables and MARKER not in re.findall(r"\w+", config.getoption("markexpr") or ""):
+        return
+    tables = {case: _mark(case, chosen) for case in cases}
+    if not asked.tables or not (cases or asked.alone):
+        return
+    if not any(asked.tables & of for of in tables.values()):
+        raise pytest.UsageError(_nothing(asked, len(cases)))
+    kept = [item for item in items if (asked.tables & tables[item] if item in tables else not asked.alone)]
+    there = set(kept)
+    dropped = [item for item in items if item not in there]
+    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+
+
+def _mark(case: pytest.Item, chosen: Collection[str]) -> frozenset[str]:
+    """Add a marker for each table that a case has rows of; return the tables."""
+    from perfsuite.published.selection import rows_of, table_of
+    from perfsuite.reports.tables.recipe_ids import rows_of_case
+
+    own = rows_of_case(case.nodeid)
+    mark = case.get_closest_marker("platform")
+    tables = frozenset(table for table, _ in own)
+    if mark and mark.kwargs["name"] not in chosen:
+        lines = ((table_of(row), row) for row in rows_of(tables) if mark.kwargs["name"] in row.platforms)
+        tables = frozenset(table for table, row in lines if (table, row.line) in own)
+    for table in sorted(tables):
+        case.add_marker(pytest.mark.published(report=table.partition("/")[0], table=table))
+    return tables
+
+
+def _nothing(asked: Asked, count: int) -> str:
+    from perfsuite.base.text import listed
+    from perfsuite.published.selection import recipes_of, rows_of
+
+    tests = list(dict.fromkeys(recipe.test for row in rows_of(asked.tables) for recipe in recipes_of(row)))
+    return (
+        f"{asked.written}: none of {plural(count, 'collected perf case')} reproduces a row of it; name "
+        f"{listed(tests, _NAMED)}, at the full scale (--perf-scale=full)"
+    )
