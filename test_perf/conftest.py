@@ -22,7 +22,8 @@ def pytest_addoption(parser):
     add(
         "--perf-memory-budget",
         metavar="SIZE",
-        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU, else the device",
+        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU and on simulated "
+        "devices, else all of the device",
     )
 
 
