@@ -11,12 +11,14 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
 from perfsuite.platforms import load_catalog
+from perfsuite.plugin.suite import Suite
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import USABLE, memory_of
 from perfsuite.published.lookup import lookup
@@ -25,6 +27,7 @@ from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.workloads.training.fits import estimate
 from perfsuite.workloads.training.largest_batch import LargestBatch
 from perfsuite.workloads.training.train_step import TrainStep
+from test_perf import test_options
 
 ROOT = Path(__file__).parent.parent
 PLATFORMS = ("s4000", "a100", "h100", "rtx4090", "v100", "rtx6000ada")
@@ -149,6 +152,22 @@ def test_rows_that_a_report_measured_on_a_device_are_not_refused_there(cases, mo
         and lookup(case["platform"], "train_step", case["parameters"], case["world_size"])
     }
     assert BEYOND == refused
+
+
+def test_settings_of_the_network_are_skipped_on_one_host():
+    told = {word: test_options.why_not_on(1, word, 8) for word in test_options.SETTINGS}
+    assert {"no-infiniband", "gpu-direct", "outer-interfaces"} == {word for word, why_not in told.items() if why_not}
+    assert told["gpu-direct"].startswith(
+        "setting gpu-direct acts between hosts alone, and the 8 ranks of this case are"
+    )
+    assert not any(test_options.why_not_on(2, word, 16) for word in test_options.SETTINGS)
+
+
+def test_hosts_are_those_of_the_ranks_of_a_case():
+    hosts = ["a", "a", "b", "b"]
+    cluster = SimpleNamespace(place=lambda rank: SimpleNamespace(host=hosts[rank]))
+    assert [1, 2] == [Suite.hosts_of(SimpleNamespace(cluster=cluster), count) for count in (2, 4)]
+    assert 1 == Suite.hosts_of(SimpleNamespace(cluster=None), 8)
 
 
 def test_every_training_test_asks_whether_its_step_fits(tmp_path):

@@ -36,6 +36,16 @@ SETTINGS = (
 every_rank = world_sizes(2, more="whole")
 
 
+def why_not_on(hosts, word, world_size):
+    """Why a setting says nothing on so many hosts; empty where it acts."""
+    if word not in BETWEEN_HOSTS or hosts > 1:
+        return ""
+    return (
+        f"setting {word} acts between hosts alone, and the {world_size} ranks of this case are on one; start the run on "
+        "two hosts (torchrun --nnodes=2 ...), whose case of all ranks measures it"
+    )
+
+
 @pytest.fixture
 def environment(request, platform, ranks):
     """Variables that make the communication library, in the version that ranks load, use this setting."""
@@ -49,11 +59,9 @@ def environment(request, platform, ranks):
         variables = family.communication_setting(word, backend=backend, version=str(worker.get(backend, "")))
     except UnsupportedCase as reason:
         pytest.skip(str(reason))
-    if word in BETWEEN_HOSTS and suite.hosts_of(ranks.world_size) == 1:
-        pytest.skip(
-            f"setting {word} acts between hosts alone, and the {ranks.world_size} ranks of this case are on one; start "
-            "the run on two hosts (torchrun --nnodes=2 ...), whose case of all ranks measures it"
-        )
+    why_not = why_not_on(suite.hosts_of(ranks.world_size), word, ranks.world_size)
+    if why_not:
+        pytest.skip(why_not)
     return variables
 
 

@@ -137,7 +137,7 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
     '192 GiB, 151 of activations'
     """
     from perfsuite.projection.job import Job
-    from perfsuite.projection.memory import memory_of
+    from perfsuite.projection.memory import USABLE, memory_of
 
     moved = [option for option in _OFFLOADED if step.options.get(option)]
     kept = {name: value for name, value in step.options.items() if name not in (*moved, "cpu_adam")}
@@ -145,7 +145,7 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
     if training is None:
         return None
     job = Job.of(training, device)
-    memory = memory_of(job.architecture, job.layout, job.implementation, job.capacity)
+    memory = memory_of(job.architecture, job.layout, job.implementation, USABLE * job.capacity)
     return dataclasses.replace(memory, **{part: 0.0 for option in moved for part in _OFFLOADED[option]})
 
 
@@ -160,10 +160,8 @@ def why_beyond_estimate(step: TrainStep, world_size: int, device: DeviceModel) -
     >>> text.partition(" (")[0]
     'gpt2-xl under ddp on 1 rank takes 192 GiB by estimate'
     """
-    from perfsuite.projection.memory import USABLE
-
     memory = estimate(step, world_size, device) if device.memory else None
-    if memory is None or device.memory is None or memory.total <= USABLE * device.memory.value * GIB:
+    if memory is None or device.memory is None or memory.share is None or memory.share <= 1:
         return ""
     passes = memory.accumulated + memory.activations + memory.logits + memory.temporary
     parts = {"weights": memory.parameters, "optimizer state": memory.optimizer, "buffers": memory.communication}
