@@ -41,8 +41,8 @@ def why_not_on(hosts, word, world_size):
     if word not in BETWEEN_HOSTS or hosts > 1:
         return ""
     return (
-        f"setting {word} acts between hosts alone, and the {world_size} ranks of this case are on one; start the run on "
-        "two hosts (torchrun --nnodes=2 ...), whose case of all ranks measures it"
+        f"setting {word} acts between hosts alone, and the {world_size} ranks of this case are on one; start the run "
+        "on two hosts (torchrun --nnodes=2 ...), whose case of all ranks measures it"
     )
 
 
