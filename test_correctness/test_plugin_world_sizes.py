@@ -75,6 +75,7 @@ def test_world_sizes_follow_the_launch_or_the_option(pytester, monkeypatch, capa
         (6, ["--perf-scale=full"], [2, 4, 6]),
         (300, ["--perf-scale=full"], [2, 4, 256]),
         (24, ["--perf-scale=full", "--perf-world-sizes=8,16"], [8, 16]),
+        (None, ["--perf-world-sizes=8,16"], [8, 16]),  # what is asked for is not left out
     ],
 )
 def test_whole_adds_all_ranks_alone(pytester, monkeypatch, capacity, options, found):

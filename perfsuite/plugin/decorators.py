@@ -55,8 +55,9 @@ def world_sizes(
     Cases of the ``extended`` ones among them carry the marker of that name: at the small scale they are left out unless
     -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to the ranks of
     the launch or the devices of the host, these included, at most 256; ``--perf-world-sizes`` names others instead.
-    ``more="whole"`` adds that last number alone, as an extended case at the small scale.  For a platform that is not
-    here it is the devices of its maker's host; simulated devices share one host's cores and add none.
+    ``more="whole"`` adds that last number alone, as an extended case at the small scale unless it is asked for.  For a
+    platform that is not here it is the devices of its maker's host; simulated devices share one host's cores and add
+    none.
     ``full`` are the numbers at the full scale where they are others; none where other tests have them.
     """
     _require_call("world_sizes", "2, 4, 8", counts)

@@ -142,7 +142,8 @@ class Sweep:
             counts = there.instead_of(named, max(self.world_sizes), self.more) if self.more else named
         for world_size in counts:
             further = world_size is not None and world_size > max(self.world_sizes)
-            is_extended = world_size in self.extended or (further and (bool(self.extended) or self.more == "whole"))
+            rest_extended = not there.asked if self.more == "whole" else bool(self.extended)
+            is_extended = world_size in self.extended or (further and rest_extended)
             for size in sizes:
                 for index, dtype in enumerate(self.dtypes or (None,)):
                     if index and self.only_at is not None and size != self.only_at:
