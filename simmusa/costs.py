@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import GIB
+from perfsuite.platforms.cpu import memory_bytes
+from perfsuite.platforms.host import Host
 
 VARIABLE = "SIMMUSA_COSTS"
 """Environment: JSON of the fields that differ from an S4000's, for whole runs of the suite."""
@@ -41,7 +44,7 @@ class Costs:
     sustained: float = 1.0
     """Factor of its kernels after that, under the power cap, until it has idled as long."""
     memory_bytes: int = 48 << 30
-    """Of each device; what is beyond is out of memory."""
+    """Of each device; what is beyond is out of memory.  :meth:`held` keeps it within the host's."""
     context_bytes: int = 0
     """Of each device, taken before anything is allocated."""
     communicator_bytes: int = 0
@@ -80,6 +83,25 @@ class Costs:
                 f"{VARIABLE}: {written!r} is no object of costs; its keys are {', '.join(sorted(known))}"
             )
         return replace(self, **given)
+
+    def held(self, devices: int, host: Host) -> Costs:
+        """These costs with no more memory than each of ``devices`` can have of half of the host's.
+
+        Tensors of a simulated device lie in the host's memory: a case that fills its device would fill the host.
+        Raises ConfigurationError where that leaves nothing beside the context.
+        """
+        memory = memory_bytes(host)
+        if memory is None:
+            return self
+        share = memory[1] // 2 // devices
+        if share >= self.memory_bytes:
+            return self
+        if share <= self.context_bytes:
+            raise ConfigurationError(
+                f"half of this host's {memory[1] / GIB:.1f} GiB is {share / GIB:.2f} for each of {devices} simulated "
+                f"devices, whose context takes {self.context_bytes / GIB:.2f}; set SIMMUSA_DEVICES to fewer"
+            )
+        return replace(self, memory_bytes=share)
 
     def as_dict(self) -> dict[str, object]:
         """Plain values by name."""

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from perfsuite.base.errors import ConfigurationError
+from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.quirks import numbers
 from simmusa.costs import S4000, VARIABLE, Costs
@@ -330,7 +331,7 @@ def install() -> ModuleType:
     Raises UnsupportedCase where it cannot be built, ConfigurationError for costs or a version that are none.
     """
     require_known_settings()
-    costs = _under_settings(S4000.changed(os.environ.get(VARIABLE, "{}")))
+    costs = _under_settings(S4000.changed(os.environ.get(VARIABLE, "{}"))).held(devices_asked(), Host())
     native().set_device_count(devices_asked())
     native().set_costs(costs.as_dict())
     offered = registered(os.environ.get(VERSION, NEWEST))

@@ -14,6 +14,7 @@ from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 from perfsuite.platforms.musa import Musa
 from perfsuite.platforms.telemetry import Reading, Telemetry
 from simmusa import build
+from simmusa.costs import S4000, VARIABLE
 
 if TYPE_CHECKING:
     from perfsuite.platforms.host import Host
@@ -73,8 +74,9 @@ class SimMusa(Family):
         if self._why_not:
             return ()
         count = int(self.host.environ.get("SIMMUSA_DEVICES", "8"))
+        costs = S4000.changed(self.host.environ.get(VARIABLE, "{}")).held(count, self.host)
         return tuple(
-            DetectedDevice(index=index, reported_name=_TITLE, memory_bytes=48 << 30, link="simulated")
+            DetectedDevice(index=index, reported_name=_TITLE, memory_bytes=costs.memory_bytes, link="simulated")
             for index in range(count)
         )
 

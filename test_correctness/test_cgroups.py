@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from perfsuite.platforms import cgroups, detect_machine, fingerprint, load_catalog, quiet, read_environment
-from perfsuite.platforms.cgroups import Throttling, cpu_quota, memory_limit, read_throttling, throttled
+from perfsuite.platforms.cgroups import (
+    OomKills,
+    Throttling,
+    cpu_quota,
+    memory_limit,
+    own_groups,
+    read_oom_kills,
+    read_throttling,
+    throttled,
+)
 from perfsuite.platforms.cpu import memory_bytes
 from perfsuite.platforms.host import Host
 from perfsuite.record.run import RunEnd
@@ -225,6 +234,33 @@ def test_a_version_1_limit_that_is_none_leaves_the_machines_memory(tmp_path):
     place = V1.format(root="/", place="/sys/fs/cgroup/memory", controllers="memory")
     host = tree(tmp_path, "9:memory:/x", place, {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "9223372036854771712"})
     assert memory_bytes(host) == (900_000_000 * 1024, 1_056_000_000 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("group", "mounts", "files", "expected"),
+    [
+        (
+            "0::/ci/job",
+            HOST,
+            {
+                "sys/fs/cgroup/ci/memory.events": "oom 9\noom_kill 9\n",  # a sibling's too
+                "sys/fs/cgroup/ci/job/memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n",
+                "proc/vmstat": "pgpgin 7\noom_kill 11\n",
+            },
+            OomKills(group=2, host=11),
+        ),
+        (
+            f"9:memory:{POD}\n4:cpu,cpuacct:{POD}",
+            V1.format(root=POD, place="/sys/fs/cgroup/memory", controllers="memory"),
+            {"sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"},
+            OomKills(group=1),
+        ),
+        ("0::/", HOST, {"proc/vmstat": "nr_free_pages 7\n"}, OomKills()),  # Linux before 4.13 counts none
+    ],
+)
+def test_kills_for_memory_are_the_own_groups_and_the_hosts(tmp_path, group, mounts, files, expected):
+    host = tree(tmp_path, group, mounts, files)
+    assert read_oom_kills(host, own_groups(host, "memory")) == expected
 
 
 def stat(periods, held, held_s, *, version=2):

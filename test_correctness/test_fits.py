@@ -7,7 +7,7 @@ import pytest
 from perfsuite.base.units import GIB
 from perfsuite.platforms import load_catalog
 from perfsuite.published.recipes import find
-from perfsuite.workloads.training.fits import least_memory, why_not_fit
+from perfsuite.workloads.training.fits import estimate, least_memory, why_beyond_estimate, why_not_fit
 from perfsuite.workloads.training.train_step import TrainStep
 
 PARAMETERS = 1_557_611_200
@@ -82,3 +82,47 @@ def test_the_bound_is_below_what_a_step_was_seen_to_take():
     """GPT-2 1.5B in fp32 with a local batch of 8 took 62 GiB on an accelerator."""
     least = least_memory(TrainStep(model="gpt2-xl", strategy="ddp", micro_batch_size=8), 2)
     assert 16 * PARAMETERS / GIB < least.total_gib < 62
+
+
+XL = {"model": "gpt2-xl", "dtype": "bf16", "checkpointing": "full", "micro_batch_size": 4}
+
+
+def test_a_step_beyond_the_card_by_estimate_is_told_part_by_part():
+    s4000 = load_catalog(()).find("s4000")
+    step = TrainStep(model="gpt2-xl", strategy="ddp", global_batch_size=32)
+    assert not why_not_fit(step, 1, s4000.title, s4000.memory.value)  # by the bound it might
+    told = why_beyond_estimate(step, 1, s4000)
+    assert told == (
+        "gpt2-xl under ddp on 1 rank takes 192 GiB by estimate (5.8 weights, 11.6 optimizer state, 5.8 gradients "
+        "beside activations, 150.5 activations, 6.1 logits, 12.3 temporary), and MTT S4000 has 48 GiB; take fewer "
+        "samples at once, recompute more, or spread it"
+    )
+    assert not why_beyond_estimate(TrainStep(strategy="ddp", **XL), 2, s4000)
+
+
+@pytest.mark.parametrize(
+    ("case", "left_out"),
+    [
+        ({"strategy": "fsdp", "options": {"offload": True}}, ("parameters", "gradients", "optimizer", "updating")),
+        ({"strategy": "zero2", "options": {"offload_optimizer": True, "cpu_adam": True}}, ("optimizer", "updating")),
+        ({"strategy": "zero3", "options": {"offload_parameters": True}}, ("parameters",)),
+    ],
+)
+def test_state_on_the_host_is_no_part_of_the_estimate(case, left_out):
+    s4000 = load_catalog(()).find("s4000")
+    whole = estimate(TrainStep(**{**case, "options": {}}, **XL), 2, s4000)
+    moved = estimate(TrainStep(**case, **XL), 2, s4000)
+    assert all(getattr(moved, part) == 0 for part in left_out)
+    assert moved.activations == whole.activations
+    assert moved.total < whole.total
+
+
+def test_what_nobody_can_estimate_is_begun(tmp_path):
+    """A ds_config.json decides for itself, and the memory of a CPU's row is not known."""
+    config = tmp_path / "ds_config.json"
+    config.write_text('{"zero_optimization": {"stage": 2}}')
+    models = load_catalog(()).models
+    step = TrainStep(strategy="zero2", options={"config": str(config)}, **XL)
+    assert estimate(step, 2, models["s4000"]) is None
+    assert not why_beyond_estimate(step, 2, models["rtx4090"])
+    assert not why_beyond_estimate(TrainStep(model="gpt3-175b", strategy="ddp"), 2, models["cpu"])

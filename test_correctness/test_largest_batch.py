@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.base.errors import InvalidParameter, OutOfMemory, UnsupportedCase
+from perfsuite.base.errors import InvalidParameter, OutOfMemory
 from perfsuite.base.units import MIB
 from perfsuite.metrics import derive
 from perfsuite.platforms import families
@@ -245,10 +245,25 @@ def test_a_budget_on_an_accelerator_is_a_limit_of_its_allocator(monkeypatch):
     assert module.fractions == [0.25, 1.0, 0.25, 1.0]  # what fails leaves no limit behind
 
 
-def test_an_allocator_without_limits_is_named(monkeypatch):
+def test_a_budget_is_kept_by_prediction_where_the_allocator_knows_no_limit(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace())
-    with pytest.raises(UnsupportedCase, match="allocator of meta knows no set_per_process_memory_fraction"):
-        largest_batch.MemoryLimit(torch.device("meta"), 250)
+    monkeypatch.setattr(largest_batch.TrainStep, "build", lambda self, rank: "built")
+    told = []
+    rank = SimpleNamespace(
+        device=torch.device("meta"), purpose="memory", record=lambda name, value, **more: told.append((name, value))
+    )
+    workload = LargestBatch(model="gpt2-tiny", memory_budget_bytes=455)
+    assert ("built", [("allocator_without_limit", 1.0)]) == (workload.build(rank), told)
+    probe, asked = ranks_with("musa:0", math.inf)
+
+    def without_limit(tried, purpose):
+        measurement = probe(tried, purpose)
+        record = Record(name="allocator_without_limit", value=1.0, unit="", reduce="equal")
+        return dataclasses.replace(measurement, records=(*measurement.records, record))
+
+    settled, _ = workload.settle(without_limit)
+    assert settled.micro_batch_size == 35
+    assert max(batch for batch, _ in asked) == 35  # nothing beyond the budget was tried
 
 
 # -- real ranks --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from simmusa.costs import Costs
 from test_correctness.helpers import large_yardstick, simmusa_ranks
 from test_correctness.helpers.simmusa_ranks import QUICK, TRAINING, opened, require_built
 
-PRICES = Costs(kernel_ns=1_000_000, memory_bytes=3 * GIB // 2)
+PRICES = Costs(kernel_ns=1_000_000, memory_bytes=GIB)
 ONE = dataclasses.replace(QUICK, min_rounds=1, max_rounds=1, warmup_time_s=0.001)
 
 

@@ -27,14 +27,21 @@ def test_meshes(perf, mesh):
 """
 
 
-def collected(pytester, monkeypatch, *options, capacity=None):
+WHOLE = """
+@world_sizes(2, more="whole", full=[2, 4])
+def test_whole(perf, ranks):
+    perf(step, on=ranks)
+"""
+
+
+def collected(pytester, monkeypatch, *options, capacity=None, tests=TESTS):
     """Names of the cases of a launch with so many ranks, extended ones too."""
 
     class Watching:
         def pytest_collection_finish(self, session):
             self.names = [item.name for item in session.items]
 
-    repository(pytester, monkeypatch, TESTS)
+    repository(pytester, monkeypatch, tests)
     watching = Watching()
     launches = [Launched(capacity)] if capacity else []
     pytester.inline_run("--collect-only", *options, plugins=[watching, *launches])
@@ -56,6 +63,37 @@ def test_world_sizes_follow_the_launch_or_the_option(pytester, monkeypatch, capa
     swept = [name.replace("test_all[cpu-", "").replace("test_beyond[cpu-", "beyond ")[:-1] for name in names]
     mesh = "dp8" if "--perf-scale=full" in options else "dp3"
     assert [*found, "test_pair[cpu-ws2", f"test_meshes[cpu-{mesh}"] == swept
+
+
+@pytest.mark.parametrize(
+    ("capacity", "options", "found"),
+    [
+        (None, ["-m", "extended or not extended"], [2]),
+        (24, [], [2]),  # what is more is extended at the small scale
+        (24, ["-m", "extended or not extended"], [2, 24]),
+        (2, ["--perf-scale=full"], [2, 4]),
+        (6, ["--perf-scale=full"], [2, 4, 6]),
+        (300, ["--perf-scale=full"], [2, 4, 256]),
+        (24, ["--perf-scale=full", "--perf-world-sizes=8,16"], [8, 16]),
+        (None, ["--perf-world-sizes=8,16"], [8, 16]),  # what is asked for is not left out
+    ],
+)
+def test_whole_adds_all_ranks_alone(pytester, monkeypatch, capacity, options, found):
+    names = collected(pytester, monkeypatch, *options, capacity=capacity, tests=WHOLE)
+    assert [f"test_whole[cpu-ws{count}]" for count in found] == names
+
+
+def test_whole_is_a_makers_host_where_the_platform_is_not_here(pytester, monkeypatch):
+    names = collected(pytester, monkeypatch, "-k", "s4000 or rtx4090", tests=WHOLE)
+    assert [f"s4000-ws{count}" for count in (2, 4, 8)] + [f"rtx4090-ws{count}" for count in (2, 4)] == [
+        name.removeprefix("test_whole[").rstrip("]") for name in names
+    ]
+
+
+def test_an_unknown_more_is_refused(pytester, monkeypatch):
+    tests = "@world_sizes(2, more='all')\ndef test_it(perf, ranks):\n    perf(step, on=ranks)\n"
+    done = repository(pytester, monkeypatch, tests).run()
+    done.stdout.fnmatch_lines(["*@world_sizes(2,): more='all' is unknown; choose True, 'whole' or leave it out*"])
 
 
 def test_further_ones_are_extended_where_any_is(pytester, monkeypatch):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
 import socket
+import time
+from pathlib import Path
 
 import pytest
 
@@ -173,6 +176,47 @@ def test_what_is_no_step_is_named(driver):
 
 def test_a_build_may_return_a_plain_callable_as_a_function_may(driver):
     assert driver.run(Job(workload=steps.Plain(made="list"), world_size=1, budget=QUICK)).times_s
+
+
+@pytest.fixture
+def group():
+    """A control group of 64 MiB; skips where this user can make none."""
+    parent, limit = next(
+        (
+            (Path(parent), limit)
+            for parent, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+            if os.access(parent, os.W_OK)
+        ),
+        (None, ""),
+    )
+    if parent is None:
+        pytest.skip("this user can make no control group: no folder of them is writable")
+    made = parent / f"perfsuite-test-{os.getpid()}"
+    made.mkdir()
+    try:
+        if not (made / limit).exists():
+            pytest.skip("control groups of this host limit no memory")
+        (made / limit).write_text(str(64 << 20))
+        yield made
+    finally:
+        for _ in range(100):  # its last process may not be reaped yet
+            with contextlib.suppress(OSError):
+                made.rmdir()
+                break
+            time.sleep(0.05)
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_says_so(driver, monkeypatch, group):
+    monkeypatch.setattr("perfsuite.runtime.driver.GRACE_S", 0.5)
+    told = (
+        r"rank 1 on .* died: killed by SIGKILL: the kernel's OOM killer ended \d+ process(es)? of this "
+        r"(host|control group) since this rank's process began"
+    )
+    with pytest.raises(RanksFailed, match=told):
+        driver.run(job(steps.filling_its_group, 3, group=str(group)))
+    assert len(driver.run(job(steps.add_up, 3)).times_s) >= 3
+    with pytest.raises(RanksFailed, match=r"died: killed by SIGKILL \("):  # that was another one's end
+        driver.run(job(steps.dying, 3))
 
 
 @pytest.mark.parametrize(

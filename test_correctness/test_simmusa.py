@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from perfsuite.base.errors import ConfigurationError, UnsupportedCase
+from perfsuite.base.units import GIB
+from perfsuite.platforms import cpu
+from perfsuite.platforms.host import Host
 from simmusa import build
 from simmusa.costs import S4000, Costs
 from simmusa.registered import registered
+from test_correctness.helpers import machines
 from test_correctness.helpers import simmusa_attention as attention
 from test_correctness.helpers import simmusa_steps as steps
 from test_correctness.helpers.processes import gone
@@ -182,6 +186,29 @@ def test_costs_are_written_as_json():
         S4000.changed("[]")
     with pytest.raises(ConfigurationError, match=r"is no JSON"):
         S4000.changed("{")
+
+
+def host_of(root, gib):
+    return machines.host(machines.write(root, {"proc/meminfo": f"MemTotal: {gib << 20} kB\nMemAvailable: 1 kB\n"}), {})
+
+
+def test_memory_is_within_half_of_the_hosts(tmp_path):
+    """Eight devices of 48 GiB on a host of 23 had the kernel kill a rank that filled its device."""
+    small, large = host_of(tmp_path / "small", 24), host_of(tmp_path / "large", 768)
+    assert 3 * GIB // 2 == S4000.held(8, small).memory_bytes
+    assert 6 * GIB == S4000.held(2, small).memory_bytes
+    assert S4000 == S4000.held(8, large)  # 384 GiB hold eight devices of 48
+    asked = S4000.changed(f'{{"memory_bytes": {GIB}}}')
+    assert asked == asked.held(8, small)
+    with pytest.raises(ConfigurationError, match=r"half of this host's 8\.0 GiB is 0\.50 for each of 8 .* to fewer"):
+        S4000.held(8, host_of(tmp_path / "least", 8))
+
+
+def test_a_device_of_this_host_has_no_more():
+    require_built()
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = pool.submit(steps.memory_as_installed).result(timeout=120)
+    assert S4000.held(8, Host()).memory_bytes == found <= cpu.memory_bytes(Host())[1] // 16
 
 
 def test_what_is_missing_to_build_is_named(tmp_path, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from perfsuite.base.units import GIB
 from perfsuite.plugin.collect import scale_of
+from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.state import suite_of
 from perfsuite.published.recipes import find
 
@@ -30,7 +32,8 @@ def pytest_addoption(parser):
     add(
         "--perf-memory-budget",
         metavar="SIZE",
-        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU, else the device",
+        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU and on simulated "
+        "devices, else all of the device",
     )
 
 
@@ -65,22 +68,30 @@ def as_published(request, data_for):
 
 @pytest.fixture
 def require_fit(request, platform):
-    """Skip a training step that cannot fit on the devices of this case, whatever is spread over its ranks.
+    """Skip a training step that does not fit on the devices of this case, by count or by estimate.
 
-    Ranks on a CPU share the memory of their host; how many hosts a launcher has is not known here.
+    Ranks on a CPU share the memory of their host; how many hosts a launcher has is not known here.  A run that projects
+    keeps the projection of the step beside the reason.
     """
 
     def require(step, world_size):
-        from perfsuite.workloads.training.fits import why_not_fit
+        from perfsuite.workloads.training.fits import why_beyond_estimate, why_not_fit
 
-        memory_gib = platform.memory.value if platform.memory else None
-        machine = suite_of(request.config).machine
-        alone = suite_of(request.config).cluster is None
-        shared = memory_gib is None and machine.family.shareable and platform.name == machine.name and alone
-        if shared and machine.devices[0].memory_bytes:
-            memory_gib = machine.devices[0].memory_bytes / GIB
-        why_not = why_not_fit(step, world_size, platform.title, memory_gib, shared=shared)
-        if why_not:
+        suite, device = suite_of(request.config), platform
+        machine = suite.machine
+        here = platform.name == machine.name
+        shared = here and platform.memory is None and machine.family.shareable and suite.cluster is None
+        found_gib = (machine.devices[0].memory_bytes or 0) / GIB if machine.devices and here else 0
+        if machine.simulated and here and found_gib and platform.memory:
+            device = dataclasses.replace(platform, memory=dataclasses.replace(platform.memory, value=found_gib))
+        memory_gib = device.memory.value if device.memory else None
+        if shared and found_gib:
+            memory_gib = found_gib
+        why_not = why_not_fit(step, world_size, device.title, memory_gib, shared=shared)
+        why_not = why_not or why_beyond_estimate(step, world_size, device)
+        if why_not and suite.projects:
+            request.node.stash[state_key].unfit = why_not
+        elif why_not:
             pytest.skip(why_not)
 
     return require
@@ -90,3 +101,34 @@ def require_fit(request, platform):
 def scale(request, platform):
     """``full`` or ``small``: where a size alone does not say which of two models it is for."""
     return scale_of(platform, suite_of(request.config))
+
+
+@pytest.fixture
+def narrow(request, platform, scale):
+    """The dtype of training at this scale: fp32 at the small one, else bf16, or fp16 where the device has no bf16."""
+    if scale == "small":
+        return "fp32"
+    machine = suite_of(request.config).machine
+    known = {*platform.tflops, *platform.native}
+    for dtype in ("bf16", "fp16"):
+        if machine.natively(dtype) if platform.name == machine.name else dtype in known or not known:
+            return dtype
+    return "fp32"
+
+
+@pytest.fixture
+def at_size(scale, narrow):
+    """Settings of a training step at this scale, to be given to TrainStep: a strategy with its options, and more.
+
+    Small steps are as they are written.  At full size products are in 16 bits, FSDP gathers in them, and activations
+    are computed again unless ``checkpointing`` says otherwise, so that a model fits on the cards of the reports.
+    """
+
+    def settings(strategy, options=None, checkpointing="full"):
+        small = {"strategy": strategy, "options": options or {}}
+        if scale == "small":
+            return small
+        mixed = {"mixed_precision": True} if strategy == "fsdp" else {}
+        return {**small, "options": {**small["options"], **mixed}, "dtype": narrow, "checkpointing": checkpointing}
+
+    return settings

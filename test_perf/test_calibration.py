@@ -26,21 +26,25 @@ BLOCKS = {
 @EXTENDED
 @sizes(param="model", full=["llama2-7b", "gpt3-13b"], small=["gpt2-tiny"])
 @pytest.mark.parametrize("layers", [1, 2, 4], ids="l{}".format)
-def test_depth(perf, model, layers):
+def test_depth(perf, model, layers, require_fit):
     """The same step with more and more layers on one card."""
     case = BLOCKS[model]
     overrides = {**case.get("overrides", {}), "layers": layers}
-    perf(workloads.TrainStep(model=model, builds=("memory",), **{**case, "overrides": overrides}))
+    workload = workloads.TrainStep(model=model, builds=("memory",), **{**case, "overrides": overrides})
+    require_fit(workload, 1)
+    perf(workload)
 
 
 @EXTENDED
 @sizes(param="model", full=["llama2-7b", "gpt3-13b"], small=["gpt2-tiny"])
 @pytest.mark.parametrize("layers", [1, 2], ids="l{}".format)
-def test_depth_of_larger_batches(perf, model, layers):
+def test_depth_of_larger_batches(perf, model, layers, require_fit):
     """The same at four times the batch: what does not grow with it is the optimizer's."""
     case = BLOCKS[model]
     overrides = {**case.get("overrides", {}), "layers": layers}
-    perf(workloads.TrainStep(model=model, micro_batch_size=4, **{**case, "overrides": overrides}))
+    workload = workloads.TrainStep(model=model, micro_batch_size=4, **{**case, "overrides": overrides})
+    require_fit(workload, 1)
+    perf(workload)
 
 
 @EXTENDED

@@ -45,12 +45,13 @@ def layer(shape, mesh, **case):
     small=["moe-tiny-dense", "moe-tiny", "moe-tiny-64"],
     extended=["moe-tiny-dense", "moe-tiny-64"],
 )
-def test_experts_and_dense(perf, model):
+def test_experts_and_dense(perf, model, require_fit):
     """Report 004: throughput, memory and MFU of 8 and of 64 experts beside a dense model of equal active parameters."""
     small = {"dtype": "fp32"} if model.startswith("moe-tiny") else {"dtype": "bf16", "checkpointing": "full"}
-    mesh = MESHES[model]
+    mesh, ranks = MESHES[model], MeshShape.parse(MESHES[model]).world_size
     workload = workloads.TrainStep(model=model, strategy="hybrid", mesh=mesh, builds=("memory",), **small)
-    perf(workload, on=MeshShape.parse(mesh).world_size)
+    require_fit(workload, ranks)
+    perf(workload, on=ranks)
 
 
 @sizes(

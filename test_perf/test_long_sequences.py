@@ -50,21 +50,25 @@ def step(scale, length, mesh, **case):
 
 @sizes(param="length", full=[2048, 4096, 8192, 16384, 32768, 65536, 131072], small=LONG, extended=LONG[1:])
 @pytest.mark.parametrize("way", extended(WAYS, "tensor", "sequence"))
-def test_long_sequences(perf, length, way, scale):
+def test_long_sequences(perf, length, way, scale, require_fit):
     """Report 004: memory and throughput by length, with sequence parallelism and without; context parallelism beyond.
 
     On as many cards each: tensor parallel alone, tokens split between its products too, tokens split everywhere.
     """
     axis, options = WAYS[way]
     ranks, batch = (2, {"global_batch_size": 1}) if scale == "small" else (4, {})
-    perf(step(scale, length, f"{axis}{ranks}", options=options, builds=("memory",), **batch), on=ranks)
+    workload = step(scale, length, f"{axis}{ranks}", options=options, builds=("memory",), **batch)
+    require_fit(workload, ranks)
+    perf(workload, on=ranks)
 
 
 @sizes(param="length", full=[16384], small=[1024])
 @pytest.mark.parametrize("method", extended(METHODS, "zigzag"))
-def test_attention(perf, length, method, scale):
+def test_attention(perf, length, method, scale, require_fit):
     """Report 004: one length on four cards, each with whole samples, or all with a part of every sample."""
     axis, attention, options = METHODS[method]
     # Twelve pairs of steps more: small ones leave the exposed part to test_tensor_parallel.
     builds = ("memory", "traffic") if scale == "small" else ("memory", "exposed", "traffic")
-    perf(step(scale, length, f"{axis}4", attention=attention, options=options, builds=builds), on=4)
+    workload = step(scale, length, f"{axis}4", attention=attention, options=options, builds=builds)
+    require_fit(workload, 4)
+    perf(workload, on=4)

@@ -37,11 +37,13 @@ def ranks(case):
 
 
 @sizes(param="case", full=FULL, small=SMALL, extended=SMALL[2:], ranks=ranks)
-def test_oneflow(perf, case, scale):
+def test_oneflow(perf, case, scale, require_fit):
     """One case of the report, or a small one called by its rule."""
     if scale == "full":
         recipe = find(f"003-{case}")
-        perf(workloads.TrainStep(**recipe.parameters), on=recipe.world_size)
+        step = workloads.TrainStep(**recipe.parameters)
+        require_fit(step, recipe.world_size)
+        perf(step, on=recipe.world_size)
         return
     from perfsuite.reports.tables.case_names import case_name  # collecting needs no tables
 
@@ -59,4 +61,5 @@ def test_oneflow(perf, case, scale):
         checkpointing="full",
         builds=("memory",),
     )
+    require_fit(workload, shape.world_size)
     perf(workload, on=shape.world_size)

@@ -27,69 +27,88 @@ OFFLOADED = {
 }
 _COMPILED = [pytest.mark.extended, pytest.mark.perf_timeout("15min")]
 """Marks of what is compiled when it first runs: 132 s on two quiet cores, more than 15 minutes beside a load of 20."""
-_SETTING_RANKS = 2
+BETWEEN_HOSTS = ("no-infiniband", "gpu-direct", "outer-interfaces")
+"""Settings of the network: ranks of one host send through memory and links, whatever these say."""
 SETTINGS = (
     *("default", "ring", "tree", "simple", "large-buffers", "no-peers", "two-channels"),
-    *("no-infiniband", "gpu-direct", "outer-interfaces"),
+    *BETWEEN_HOSTS,
 )
+every_rank = world_sizes(2, more="whole")
+
+
+def why_not_on(hosts, word, world_size):
+    """Why a setting says nothing on so many hosts; empty where it acts."""
+    if word not in BETWEEN_HOSTS or hosts > 1:
+        return ""
+    return (
+        f"setting {word} acts between hosts alone, and the {world_size} ranks of this case are on one; start the run "
+        "on two hosts (torchrun --nnodes=2 ...), whose case of all ranks measures it"
+    )
 
 
 @pytest.fixture
-def environment(request, platform):
+def environment(request, platform, ranks):
     """Variables that make the communication library, in the version that ranks load, use this setting."""
     word, suite = request.param, suite_of(request.config)
-    if word == "default" or suite.why_not(platform, _SETTING_RANKS):  # the reason of that skip comes first
+    if word == "default" or suite.why_not(platform, ranks.world_size):  # the reason of that skip comes first
         return {}
     family = suite.machine.family
     worker = suite.session.environment_now().get("worker") or {}
     backend = suite.settings.backend or family.backend
     try:
-        return family.communication_setting(word, backend=backend, version=str(worker.get(backend, "")))
+        variables = family.communication_setting(word, backend=backend, version=str(worker.get(backend, "")))
     except UnsupportedCase as reason:
         pytest.skip(str(reason))
+    why_not = why_not_on(suite.hosts_of(ranks.world_size), word, ranks.world_size)
+    if why_not:
+        pytest.skip(why_not)
+    return variables
 
 
 # -- communication -----------------------------------------------------------------------------------------------
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(2)
+@every_rank
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no-overlap"])
-def test_overlap(perf, ranks, model, overlap):
+def test_overlap(perf, ranks, model, overlap, *, at_size, require_fit):
     """Gradients travel while the backward goes on, or all together after it."""
-    options = {"overlap": overlap}
-    workload = workloads.TrainStep(
-        model=model, strategy="ddp", options=options, micro_batch_size=4, builds=("exposed",)
-    )
+    case = at_size("ddp", {"overlap": overlap})
+    workload = workloads.TrainStep(model=model, micro_batch_size=4, builds=("exposed",), **case)
+    require_fit(workload, ranks.world_size)
     perf(workload, on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(2)
+@every_rank
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
-def test_compression(perf, ranks, model, compression):
+def test_compression(perf, ranks, model, compression, *, at_size, require_fit):
     """Gradients travel in half as many bytes."""
-    options = {"compression": compression}
-    perf(workloads.TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
+    workload = workloads.TrainStep(model=model, micro_batch_size=4, **at_size("ddp", {"compression": compression}))
+    require_fit(workload, ranks.world_size)
+    perf(workload, on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(2)
+@every_rank
 @pytest.mark.parametrize("buckets", [1, 4, 16], ids="buckets{}".format)
-def test_bucket_size(perf, ranks, model, buckets):
+def test_bucket_size(perf, ranks, model, buckets, *, at_size, require_fit):
     """A few large messages or many small ones: about this many buckets, of equal size."""
     from perfsuite.models import find  # collecting needs no models
 
-    options = {"bucket_mib": 4 * find(model).parameters / buckets / MIB}
-    perf(workloads.TrainStep(model=model, strategy="ddp", options=options, micro_batch_size=4), on=ranks)
+    case = at_size("ddp", {"bucket_mib": 4 * find(model).parameters / buckets / MIB})
+    workload = workloads.TrainStep(model=model, micro_batch_size=4, **case)
+    require_fit(workload, ranks.world_size)
+    perf(workload, on=ranks)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(_SETTING_RANKS)
+@every_rank
 @pytest.mark.parametrize("environment", SETTINGS, indirect=True)
-def test_library_setting(perf, ranks, model, environment):
-    """Variables of the communication library, read when it starts; those of the network act between hosts alone."""
-    workload = workloads.TrainStep(model=model, strategy="ddp", environment=environment, micro_batch_size=4)
+def test_library_setting(perf, ranks, model, environment, *, at_size, require_fit):
+    """Variables of the communication library, read when it starts; those of the network need two hosts."""
+    workload = workloads.TrainStep(model=model, environment=environment, micro_batch_size=4, **at_size("ddp"))
+    require_fit(workload, ranks.world_size)
     perf(workload, on=ranks)
 
 
@@ -98,34 +117,36 @@ def test_library_setting(perf, ranks, model, environment):
 
 @sizes(param="model", full=["gpt2"], small=["gpt2-tiny"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_checkpointing(perf, model, checkpointing):
+def test_checkpointing(perf, model, checkpointing, narrow, require_fit):
     """What computing activations again costs and saves on one card."""
-    perf(workloads.TrainStep(model=model, micro_batch_size=4, checkpointing=checkpointing, builds=("memory",)))
-
-
-@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(2)
-@pytest.mark.parametrize("spread", SPREAD)
-def test_sharding(perf, ranks, model, spread):
-    """What is spread over the cards: nothing, optimizer state, gradients too, parameters too."""
-    strategy, options = SPREAD[spread]
-    perf(
-        workloads.TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)),
-        on=ranks,
+    workload = workloads.TrainStep(
+        model=model, micro_batch_size=4, dtype=narrow, checkpointing=checkpointing, builds=("memory",)
     )
+    require_fit(workload, 1)
+    perf(workload)
 
 
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
-@world_sizes(2)
+@every_rank
+@pytest.mark.parametrize("spread", SPREAD)
+def test_sharding(perf, ranks, model, spread, *, at_size, require_fit):
+    """What is spread over the cards: nothing, optimizer state, gradients too, parameters too."""
+    workload = workloads.TrainStep(model=model, micro_batch_size=4, builds=("memory",), **at_size(*SPREAD[spread]))
+    require_fit(workload, ranks.world_size)
+    perf(workload, on=ranks)
+
+
+@sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
+@every_rank
 @pytest.mark.parametrize(
     "offloaded", [pytest.param(name, marks=_COMPILED if "cpu-adam" in name else ()) for name in OFFLOADED]
 )
-def test_offload(perf, ranks, model, offloaded, platform):
+def test_offload(perf, ranks, model, offloaded, platform, *, at_size, require_fit):
     """State that lives in host memory; on a CPU that is the same memory, and what is left is the cost of moving it."""
     if "cpu-adam" in offloaded and platform.family != "cpu":
         pytest.skip(f"on {platform.title} the case 'optimizer' steps by DeepSpeed's CPU Adam already")
-    strategy, options = OFFLOADED[offloaded]
-    perf(
-        workloads.TrainStep(model=model, strategy=strategy, options=options, micro_batch_size=4, builds=("memory",)),
-        on=ranks,
+    workload = workloads.TrainStep(
+        model=model, micro_batch_size=4, builds=("memory",), **at_size(*OFFLOADED[offloaded])
     )
+    require_fit(workload, ranks.world_size)
+    perf(workload, on=ranks)

@@ -43,12 +43,13 @@ def counts(schedule):
     ("schedule", "num_micro_batches"),
     [case for schedule in ("naive", "gpipe", "1f1b", "interleaved_1f1b") for case in counts(schedule)],
 )
-def test_schedules(perf, mesh, schedule, num_micro_batches):
+def test_schedules(perf, mesh, schedule, num_micro_batches, require_fit):
     """Report 004: throughput, bubble and memory by schedule and micro-batches, four stages."""
     # A build of its own takes as long again: of the tiny model's counts that no report has there is none.
     unpublished = num_micro_batches == 4 and schedule != "naive"
     builds = () if mesh == "pp4" and unpublished else ("memory",)
     workload, ranks = pipeline(mesh, schedule=schedule, num_micro_batches=num_micro_batches, builds=builds)
+    require_fit(workload, ranks)
     perf(workload, on=ranks)
 
 
@@ -62,9 +63,10 @@ def test_schedules(perf, mesh, schedule, num_micro_batches):
         pytest.param("dualpipev", marks=pytest.mark.extended),
     ],
 )
-def test_newer_schedules(perf, mesh, schedule):
+def test_newer_schedules(perf, mesh, schedule, require_fit):
     """What breadth first, split backwards and placement in a V change."""
     workload, ranks = pipeline(mesh, schedule=schedule, num_micro_batches=8)
+    require_fit(workload, ranks)
     perf(workload, on=ranks)
 
 
@@ -75,26 +77,30 @@ def test_newer_schedules(perf, mesh, schedule):
     extended=["pp2-dp2"],
     ranks=count_ranks,
 )
-def test_stage_counts(perf, mesh):
+def test_stage_counts(perf, mesh, require_fit):
     """Report 004: 1F1B on the same devices with more and more stages."""
     workload, ranks = pipeline(mesh, schedule="1f1b", num_micro_batches=8, micro_batch_size=2, builds=("memory",))
+    require_fit(workload, ranks)
     perf(workload, on=ranks)
 
 
 @sizes(param="mesh", full=["pp4-dp2"], small=["pp2"], ranks=count_ranks)
 @pytest.mark.parametrize("stages_per_rank", [2, 4], ids="v{}".format)
-def test_interleaving(perf, mesh, stages_per_rank):
+def test_interleaving(perf, mesh, stages_per_rank, require_fit):
     """More stages on each rank: a smaller bubble and more messages."""
     workload, ranks = pipeline(mesh, schedule="interleaved_1f1b", num_micro_batches=8, stages_per_rank=stages_per_rank)
+    require_fit(workload, ranks)
     perf(workload, on=ranks)
 
 
 @sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
-def test_beside_data_parallelism(perf, model):
+def test_beside_data_parallelism(perf, model, at_size, require_fit):
     """Two pipelines, their stages spread over both."""
     layers = {"llama2-tiny": {"layers": 4}}.get(model, {})
-    case, ranks = pipeline("pp2-dp2", model=model, overrides=layers, schedule="1f1b", num_micro_batches=4)
-    perf(case, on=ranks)
+    case = at_size("hybrid", {"schedule": "1f1b"})
+    workload, ranks = pipeline("pp2-dp2", model=model, overrides=layers, schedule="1f1b", num_micro_batches=4, **case)
+    require_fit(workload, ranks)
+    perf(workload, on=ranks)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])

@@ -1,4 +1,4 @@
-"""Limits of the process's own control group: CPU quota, memory, and how often the quota held the process back.
+"""Limits of the process's own control group: CPU quota and memory, and how often the kernel enforced them.
 
 A group is limited by itself and by every group above it, so the tightest limit counts.  Where the group's files are is
 said by two files of /proc: ``cgroup`` has its path in each hierarchy (version 1 has one per controller, version 2 one
@@ -97,6 +97,46 @@ _MEMORY_FILES = (
     ("memory.high", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OomKills:
+    """Processes that the kernel's OOM killer ended, as it counts them since the group and the host began."""
+
+    group: int = 0
+    """Of the own control group and those below it; 0 where it is not counted."""
+    host: int = 0
+    """Of the whole host, other people's too."""
+
+    def since(self, earlier: OomKills) -> str:
+        """What was killed after ``earlier``, in words; empty for nothing.
+
+        >>> OomKills(group=1, host=3).since(OomKills(host=2))
+        "the kernel's OOM killer ended 1 process of this control group"
+        >>> OomKills(host=2).since(OomKills(host=2))
+        ''
+        """
+        for count, where in ((self.group - earlier.group, "control group"), (self.host - earlier.host, "host")):
+            if count > 0:
+                processes = f"{count} process{'' if count == 1 else 'es'}"
+                return f"the kernel's OOM killer ended {processes} of this {where}"
+        return ""
+
+
+def read_oom_kills(host: Host, memory: Groups) -> OomKills:
+    """Return the kernel's counts: ``memory.events`` of a version 2 group, ``memory.oom_control``, ``/proc/vmstat``.
+
+    ``memory`` are the process's own groups of that controller.
+    """
+    own = next(iter(memory.folders), "")
+    files = [f"{own}/memory.events", f"{own}/memory.oom_control"] if own else []
+    group, whole = ([_oom_kills(host.read(file)) for file in names] for names in (files, ["proc/vmstat"]))
+    return OomKills(group=max(group, default=0), host=max(whole))
+
+
+def _oom_kills(text: str | None) -> int:
+    found = re.search(r"^oom_kill (\d+)$", text or "", re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def read_throttling(host: Host) -> Mapping[str, Throttling]:

@@ -8,7 +8,7 @@ of any repository.  The data is checked at collection, where the error can name 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -45,13 +45,19 @@ def sizes(
 
 
 def world_sizes(
-    *counts: int, extended: Sequence[int] = (), more: bool = False, full: Sequence[int] | None = None
+    *counts: int,
+    extended: Sequence[int] = (),
+    more: Literal[False, True, "whole"] = False,
+    full: Sequence[int] | None = None,
 ) -> pytest.MarkDecorator:
     """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``.
 
     Cases of the ``extended`` ones among them carry the marker of that name: at the small scale they are left out unless
     -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to the ranks of
     the launch or the devices of the host, these included, at most 256; ``--perf-world-sizes`` names others instead.
+    ``more="whole"`` adds that last number alone, as an extended case at the small scale unless it is asked for.  For a
+    platform that is not here it is the devices of its maker's host; simulated devices share one host's cores and add
+    none.
     ``full`` are the numbers at the full scale where they are others; none where other tests have them.
     """
     _require_call("world_sizes", "2, 4, 8", counts)

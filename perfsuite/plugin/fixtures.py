@@ -41,6 +41,8 @@ class CaseState:
     """What became of one set-up of a perf test; kept in the stash of its item for the hooks that report it."""
 
     called: bool = False
+    unfit: str = ""
+    """Why the case does not fit on its devices, where it is projected all the same; empty where it does."""
     result: Result | None = None
     log_tails: dict[int, str] = field(default_factory=dict)
     """Rank -> last lines of its log, of a failed case."""
@@ -108,7 +110,7 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
             test_module=item.module.__name__,
         )
         try:
-            state.result = _run(suite, case, platform)
+            state.result = _run(suite, case, platform, state.unfit)
         except BaseException as error:
             if isinstance(error, PerfsuiteError) and suite.session:
                 state.log_tails = suite.session.log_tails()
@@ -173,10 +175,10 @@ def _world_size(item: pytest.Function, on: Ranks | int | None) -> int:
     return count
 
 
-def _run(suite: Suite, case: Case, platform: DeviceModel) -> Result:
+def _run(suite: Suite, case: Case, platform: DeviceModel, unfit: str) -> Result:
     session = suite.session
     assert session is not None, "a perf case runs only after it was collected"
-    why_not = suite.why_not(platform, case.world_size)
+    why_not = unfit or suite.why_not(platform, case.world_size)
     dtype = case.workload.native_dtype()
     if not why_not and dtype and not suite.machine.natively(dtype):
         why_not = suite.machine.why_not_native(dtype)

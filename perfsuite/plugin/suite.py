@@ -176,10 +176,18 @@ class Suite:
     def launch_sizes(self, model: DeviceModel) -> LaunchSizes:
         """World sizes that sweeps over them follow on a platform: asked for, or what the launch or this host has."""
         if self.settings.world_sizes or model.name != self.machine.name:
-            return LaunchSizes(asked=self.settings.world_sizes)
+            node = model.devices_per_node
+            return LaunchSizes(asked=self.settings.world_sizes, whole=int(node.value) if node else 0)
         if self.cluster is not None:
-            return LaunchSizes(capacity=self.cluster.capacity or 0)
-        return LaunchSizes(capacity=0 if self.machine.family.shareable else self.machine.device_count)
+            capacity = self.cluster.capacity or 0
+            return LaunchSizes(capacity=capacity, whole=capacity)
+        capacity = 0 if self.machine.family.shareable else self.machine.device_count
+        return LaunchSizes(capacity=capacity, whole=0 if self.machine.simulated else capacity)
+
+    def hosts_of(self, world_size: int) -> int:
+        """Hosts of so many ranks; of a launch whose agents have come."""
+        cluster = self.cluster
+        return len({cluster.place(rank).host for rank in range(world_size)}) if cluster is not None else 1
 
     @functools.cached_property
     def absent(self) -> frozenset[str]:

@@ -19,6 +19,7 @@ from perfsuite.plugin.decorators import DTYPES, SIZES, WORLD_SIZES
 from perfsuite.record.workload import DTYPES as KNOWN_DTYPES
 
 Scale = Literal["full", "small"]
+More = Literal[False, True, "whole"]
 
 DEFAULT_DTYPE = "fp32"
 """The one dtype of a test that takes ``dtype`` and has no ``@dtypes``."""
@@ -41,17 +42,24 @@ class LaunchSizes:
     """By --perf-world-sizes."""
     capacity: int = 0
     """Ranks of the launch, else devices of the host where ranks do not share them; 0: no limit is known."""
+    whole: int = 0
+    """Ranks of a test that runs on all there is: ``capacity``, or the devices of a maker's host that is not here."""
 
-    def instead_of(self, counts: tuple[int, ...], largest: int) -> tuple[int, ...]:
+    def instead_of(self, counts: tuple[int, ...], largest: int, more: More = True) -> tuple[int, ...]:
         """World sizes of a test that names ``counts`` and takes more from ``largest`` on, the largest it names at all.
 
         >>> LaunchSizes(capacity=24).instead_of((2, 4, 8), 8), LaunchSizes(asked=(1, 16)).instead_of((2, 4, 8), 8)
         ((2, 4, 8, 16, 24), (16,))
+        >>> LaunchSizes(capacity=24, whole=24).instead_of((2,), 2, "whole")
+        (2, 24)
         """
         if self.asked:
             # Fewer than the test names are too few for what it measures; those that it leaves to others stay there.
             least = min(counts, default=largest + 1)
             return tuple(count for count in self.asked if count >= least)
+        if more == "whole":
+            whole = min(self.whole, MOST_RANKS)
+            return (*counts, whole) if whole > max(largest, *counts) else counts
         return counts + doubled(largest, self.capacity)
 
 
@@ -104,8 +112,8 @@ class Sweep:
     """Empty for a test without ``ranks``."""
     full_world_sizes: tuple[int, ...] = ()
     """Those of the full scale."""
-    more: bool = False
-    """Whether further world sizes follow what there is."""
+    more: More = False
+    """Which further world sizes follow what there is: none, doubled ones, or all ranks alone (``whole``)."""
     extended: tuple[int, ...] = ()
     """World sizes whose cases carry the marker ``extended``."""
     size_param: str = ""
@@ -131,10 +139,11 @@ class Sweep:
         counts: tuple[int | None, ...] = (None,)
         if self.world_sizes:
             named = self.full_world_sizes if scale == "full" else self.world_sizes
-            counts = there.instead_of(named, max(self.world_sizes)) if self.more else named
+            counts = there.instead_of(named, max(self.world_sizes), self.more) if self.more else named
         for world_size in counts:
             further = world_size is not None and world_size > max(self.world_sizes)
-            is_extended = world_size in self.extended or (further and bool(self.extended))
+            rest_extended = not there.asked if self.more == "whole" else bool(self.extended)
+            is_extended = world_size in self.extended or (further and rest_extended)
             for size in sizes:
                 for index, dtype in enumerate(self.dtypes or (None,)):
                     if index and self.only_at is not None and size != self.only_at:
@@ -282,6 +291,11 @@ def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[
     if not set(extended) <= set(counts):
         raise ConfigurationError(
             f"@world_sizes{counts!r}: extended={extended!r} has what is no world size of it; choose among the former"
+        )
+    more = mark.kwargs["more"]
+    if more not in (False, True, "whole"):
+        raise ConfigurationError(
+            f"@world_sizes{counts!r}: more={more!r} is unknown; choose True, 'whole' or leave it out"
         )
     full = mark.kwargs["full"]
     if full and any(type(count) is not int or count < 1 for count in full):

@@ -233,7 +233,13 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
     gradient = 4.0 if training.gradient_dtype == "fp32" else 2.0
     gathered, scattered = _sharded_bytes(training)
     # Others than DeepSpeed send gradients in the last micro-batch of a step (perfsuite.strategies.fsdp.reduce_in_last).
-    once = training.strategy not in _DEEPSPEED
+    deepspeed = training.strategy in _DEEPSPEED
+    once = not deepspeed
+    kept_gradient = 4.0 if training.strategy == "hybrid" and training.narrow else 0.0  # FSDP2 adds them up wide
+    weight, state = 4.0, 8.0
+    if deepspeed:  # weights in the narrow dtype, and a wide copy of them beside the moments
+        weight = 2.0 if training.narrow else 4.0
+        state = 12.0 if training.narrow or training.strategy != "zero0" else 8.0
     return dataclasses.replace(
         own,
         forward_width_bytes=double * own.forward_width_bytes,
@@ -243,8 +249,7 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         compute_bytes=2.0 if training.narrow else 4.0,
         # Blocks that end with a sum need nothing of what they add; DeepSpeed asks for torch's older checkpoints.
         # What a compiler computes again is what the backward uses.
-        stops_early=(training.compiled or kind_of(model) in ("gpt", "llama", "llama-grouped"))
-        and training.strategy not in _DEEPSPEED,
+        stops_early=(training.compiled or kind_of(model) in ("gpt", "llama", "llama-grouped")) and not deepspeed,
         sharded_bytes=gathered if once else gathered + scattered,
         scattered_bytes=scattered if once else 0.0,
         kept_head_bytes=4.0 if plain else 2.0,
@@ -263,6 +268,10 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         loss_bytes=8.0,
         updating_bytes=4.0,  # AdamW by foreach: roots of all second moments
         keeps_gradients=training.strategy not in ("single", "fsdp", "hybrid"),  # DDP has them in its buckets
+        kept_gradient_bytes=kept_gradient,
+        weight_bytes=weight,
+        optimizer_state_bytes=state,
+        buffer_bytes=training.bucket_bytes,
     )
 
 

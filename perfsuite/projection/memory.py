@@ -141,7 +141,7 @@ class Memories:
         shared = 1 / (layout.shape.replicas * per), 1 / (layout.dp * per)
         sharded, code = _SHARDED[layout.sharding], self.code
         gradient = code.gradient_bytes
-        if layout.sharding == "parameters" and code.kept_gradient_bytes:
+        if layout.sharding in ("gradients", "parameters") and code.kept_gradient_bytes:
             gradient = code.kept_gradient_bytes
         sizes = (code.weight_bytes, gradient, code.optimizer_state_bytes)
         return tuple(

@@ -98,6 +98,8 @@ class Training:
     """In which gradients are added up and sent."""
     narrow: bool = False
     """Whether parameters themselves are used in a 16-bit dtype; otherwise autocast narrows matrix products alone."""
+    bucket_bytes: float = 0.0
+    """Of a bucket that gradients are gathered in and that stays."""
     program: Mapping[str, Any] = field(default_factory=dict)
     """What is done beside the model: settings of :class:`perfsuite.models.program.Program`, defaults left out."""
 

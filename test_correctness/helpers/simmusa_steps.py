@@ -31,6 +31,13 @@ def device(costs: Costs = PRICES) -> Any:
     return module
 
 
+def memory_as_installed() -> int:
+    """Bytes of a device, in a process that has set no costs."""
+    from simmusa.device_module import install
+
+    return install().mem_get_info()[1]
+
+
 def error_of(step) -> str:
     """The first line of what ``step`` raises; empty when it raises nothing."""
     try:

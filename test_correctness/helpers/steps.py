@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.record.result import Work
@@ -120,6 +121,18 @@ def dying(rank, culprit=1, how="kill"):
         ways[how]()
 
     return sum_after(rank, culprit, misbehave)
+
+
+def filling_its_group(rank, group, culprit=1):
+    """One rank's process joins a control group and allocates more than the group may have."""
+
+    def fill():
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+        held = []
+        while True:
+            held.append(bytearray(os.urandom(1 << 20)))
+
+    return sum_after(rank, culprit, fill)
 
 
 def waiting_beside_a_compiler(rank, compiles=False):

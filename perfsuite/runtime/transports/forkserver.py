@@ -9,7 +9,8 @@ closes however that process ends.  What an ended worker leaves behind becomes it
 It is single-threaded, talks JSON datagrams over one socket, and passes each worker its command socket by SCM_RIGHTS.
 Requests: ``{"start": id, "method": "fork"|"exec", "log": path, "stacks": path, "env": {...}}`` with one descriptor,
 ``{"signal": number, "pids": [...]}``, ``{"preload": [names]}``.  Messages: ``{"up": pid}``,
-``{"started": id, "pid": pid}``, ``{"exited": pid, "text": "killed by SIGKILL"}``.
+``{"started": id, "pid": pid}``, ``{"exited": pid, "text": "killed by SIGKILL"}``, where the kernel's count of processes
+killed for memory may follow.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from perfsuite.runtime import protocol
 from perfsuite.runtime.transports.orphans import adopt_orphans, children
+
+if TYPE_CHECKING:
+    from perfsuite.platforms.cgroups import Groups, OomKills
 
 _PR_SET_PDEATHSIG = 1
 BOOT = (
@@ -94,7 +98,12 @@ class _Server:
     def __init__(self, control: socket.socket, life_fd: int) -> None:
         self.control = control
         self.life_fd = life_fd
-        self.children: set[int] = set()
+        self.children: dict[int, OomKills] = {}
+        """Process id -> processes that the kernel had killed for memory when the worker began."""
+        self.killed: set[int] = set()
+        """Workers that the driver had killed."""
+        self.groups: Groups | None = None
+        """Its own control groups, looked for once."""
         self.leaving = False
         adopt_orphans()
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -159,12 +168,12 @@ class _Server:
             "log": request["log"],
             "stacks": request["stacks"],
         }
-        server = os.getpid()
+        server, before = os.getpid(), self._oom_kills()
         pid = os.fork()
         if pid == 0:
             self._child(request, files, server)
         os.close(command_fd)
-        self.children.add(pid)
+        self.children[pid] = before
         self.tell({"started": request["start"], "pid": pid})
 
     def _child(self, request: dict[str, Any], files: dict[str, Any], server: int) -> NoReturn:
@@ -194,6 +203,7 @@ class _Server:
 
     def _signal(self, pid: int, number: int) -> None:
         if number == signal.SIGKILL:
+            self.killed.add(pid)
             _kill_group(pid)
         else:
             with contextlib.suppress(ProcessLookupError):
@@ -210,8 +220,21 @@ class _Server:
             self._kill_orphans()
         for pid, status in exits:
             if pid in self.children:
-                self.children.discard(pid)
-                self.tell({"exited": pid, "text": describe_status(status)})
+                before, text = self.children.pop(pid), describe_status(status)
+                if os.waitstatus_to_exitcode(status) == -signal.SIGKILL and pid not in self.killed:
+                    reason = self._oom_kills().since(before)
+                    text += f": {reason} since this rank's process began" if reason else ""
+                self.killed.discard(pid)
+                self.tell({"exited": pid, "text": text})
+
+    def _oom_kills(self) -> OomKills:
+        from perfsuite.platforms.cgroups import own_groups, read_oom_kills  # not before the first worker needs it
+        from perfsuite.platforms.host import Host
+
+        host = Host()
+        if self.groups is None:
+            self.groups = own_groups(host, "memory")
+        return read_oom_kills(host, self.groups)
 
     def _kill_orphans(self) -> None:
         """Everything below a worker is in another session than this process; helpers of what it preloaded are not."""

@@ -88,6 +88,9 @@ class Zero(Strategy):
             # Source: deepspeed/runtime/zero/config.py: overlap_comm is on in stage 3 alone unless asked for.
             "overlap": self.stage == 3,
             "gradient_dtype": plan.dtype if plan.half else "fp32",
+            "bucket_bytes": (2.0 if plan.half else 4.0) * min(plan.model.parameters, ds_config.BUCKET)
+            if self.stage
+            else 0.0,
         }
 
     def settings(self, plan: Plan) -> dict[str, Any]:

@@ -1,19 +1,27 @@
-"""Whether a training step can fit at all: the least that a rank holds, by closed form and without torch.
+"""Whether a training step can fit: the least that a rank holds, and the most by estimate; both without torch.
 
-A lower bound, so that nothing is refused that might run: weights, gradients and Adam's two moments are 16 bytes a
+:func:`why_not_fit` is a lower bound: weights, gradients and Adam's two moments are 16 bytes a
 parameter, in fp32 as in 16 bits with a wide copy (Rajbhandari et al. 2020, ZeRO, section 3.1), spread as the strategy
 spreads them; the input of every block of one micro-batch, which is all that full checkpointing keeps (Chen et al. 2016,
 section 3), in 2 bytes.  What a step needs beside them (logits, a block's insides, buffers) is left out.
+
+:func:`why_beyond_estimate` counts the rest too, as projections do (:mod:`perfsuite.projection.memory`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.base.units import GIB
+from perfsuite.base.units import GIB, plural
 from perfsuite.workloads.training.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from perfsuite.platforms.base import DeviceModel
+    from perfsuite.projection.memory import MemoryBreakdown
 
 STATE_BYTES = 16
 """Of a parameter: weight, gradient and two moments in fp32, or in 16 bits with a wide copy."""
@@ -22,6 +30,12 @@ _SPREAD: dict[str, int] = {"zero_redundancy": 8, "zero1": 12, "zero2": 14, "zero
 _GATHERED_BYTES = 2
 """Of a parameter that stays whole where ``reshard`` is off."""
 _ACTIVATION_BYTES = 2
+_OFFLOADED: dict[str, tuple[str, ...]] = {
+    "offload": ("parameters", "gradients", "optimizer", "updating"),
+    "offload_optimizer": ("optimizer", "updating"),
+    "offload_parameters": ("parameters",),
+}
+"""Parts of the estimate that an option moves to the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +61,7 @@ def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
     >>> round(least.state_bytes / 1e9, 2), least.rule
     (13.48, '16 bytes x 6.738e9 parameters / 8')
     """
-    shape = MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=world_size)
-    model = step.find_model()
+    shape, model = _shape(step, world_size), step.find_model()
     spread, whole = _state(step)
     stages = shape.size("pp") * shape.size("tp")
     data = shape.replicas * shape.size("cp")
@@ -59,9 +72,20 @@ def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
         for bytes_, ranks in ((spread, stages * data), (whole, stages * copies))
         if bytes_
     ]
+    program = step.find_program()
+    beside = {
+        "encoders": program.encoders_bytes(model, step.dtype),
+        "EMA": program.ema_bytes * model.parameters / (stages * (copies if whole else data)),
+    }
+    parts += [f"{size / GIB:.2f} GiB of {name}" for name, size in beside.items() if size]
+    state = per_parameter * model.parameters + sum(beside.values())
     tokens = step.plan(shape).micro_batch_size * model.tokens_per_sample
     inputs = model.layers * tokens * model.width * _ACTIVATION_BYTES / (stages * shape.size("cp"))
-    return LeastMemory(state_bytes=per_parameter * model.parameters, inputs_bytes=inputs, rule=" + ".join(parts))
+    return LeastMemory(state_bytes=state, inputs_bytes=inputs, rule=" + ".join(parts))
+
+
+def _shape(step: TrainStep, world_size: int) -> MeshShape:
+    return MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=world_size)
 
 
 def _state(step: TrainStep) -> tuple[int, int]:
@@ -101,8 +125,63 @@ def why_not_fit(
             ranks *= 2
         advice += f", or {ranks} ranks"
     return (
-        f"{step.model} under {step.strategy} on {world_size} ranks needs at least {least.total_gib:.0f} GiB on each "
+        f"{step.model} under {step.strategy} on {plural(world_size, 'rank')} needs at least {least.total_gib:.0f} GiB on each "
         f"({state:.0f} of state: {least.rule}, {inputs:.0f} of blocks' inputs), and {device} has {memory_gib:.4g} GiB"
         f"{' for all of them' if sharing > 1 else ''}; "
         f"{advice}"
+    )
+
+
+def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBreakdown | None:
+    """Most bytes that the fullest rank allocates, by part; None where the strategy or its options are not modelled.
+
+    State that an option moves to the host is left out.
+
+    >>> from perfsuite.platforms import load_catalog
+    >>> step = TrainStep(model="gpt2-xl", strategy="ddp", global_batch_size=32)
+    >>> memory = estimate(step, 1, load_catalog(()).find("s4000"))
+    >>> f"{memory.total / GIB:.0f} GiB, {memory.activations / GIB:.0f} of activations"
+    '192 GiB, 151 of activations'
+    """
+    from perfsuite.projection.job import Job
+    from perfsuite.projection.memory import USABLE, memory_of
+    from perfsuite.projection.step import with_program
+
+    moved = [option for option in _OFFLOADED if step.options.get(option)]
+    kept = {name: value for name, value in step.options.items() if name not in (*moved, "cpu_adam")}
+    training = dataclasses.replace(step, options=kept).work(_shape(step, world_size)).training
+    if training is None:
+        return None
+    job = Job.of(training, device)
+    memory = with_program(job, memory_of(job.architecture, job.layout, job.implementation, USABLE * job.capacity))
+    return dataclasses.replace(memory, **{part: 0.0 for option in moved for part in _OFFLOADED[option]})
+
+
+def why_beyond_estimate(step: TrainStep, world_size: int, device: DeviceModel) -> str:
+    """Why a step does not fit on devices of a platform by estimate, part by part; empty where it does.
+
+    Empty too where the platform's memory or the strategy's is not known.
+
+    >>> from perfsuite.platforms import load_catalog
+    >>> step = TrainStep(model="gpt2-xl", strategy="ddp", global_batch_size=32)
+    >>> text = why_beyond_estimate(step, 1, load_catalog(()).find("s4000"))
+    >>> text.partition(" (")[0]
+    'gpt2-xl under ddp on 1 rank takes 192 GiB by estimate'
+    """
+    memory = estimate(step, world_size, device) if device.memory else None
+    if memory is None or device.memory is None or memory.share is None or memory.share <= 1:
+        return ""
+    passes = memory.accumulated + memory.activations + memory.logits + memory.temporary
+    parts = {"weights": memory.parameters, "optimizer state": memory.optimizer, "buffers": memory.communication}
+    parts |= {"encoders": memory.encoders, "EMA": memory.ema}
+    if passes > memory.gradients + memory.updating:
+        parts |= {"gradients beside activations": memory.accumulated, "activations": memory.activations}
+        parts |= {"logits": memory.logits, "temporary": memory.temporary}
+    else:
+        parts |= {"gradients": memory.gradients, "the optimizer's own": memory.updating}
+    told = ", ".join(f"{value / GIB:.1f} {name}" for name, value in parts.items() if value >= 0.05 * GIB)
+    return (
+        f"{step.model} under {step.strategy} on {plural(world_size, 'rank')} takes {memory.total / GIB:.0f} GiB by "
+        f"estimate ({told}), and {device.title} has {device.memory.value:.4g} GiB; "
+        "take fewer samples at once, recompute more, or spread it"
     )

@@ -4,7 +4,8 @@ The driver looks for it: every try is a build and two steps of its own on the ra
 try may run out of memory; its ranks are then replaced, so nothing of it is left on the device: the batch is doubled
 until it does not fit, and the gap is bisected.  The largest one is then timed, and made smaller until that fits too.
 On a CPU, whose memory is everybody's, a try must keep within a byte budget per rank: what it takes is predicted from
-smaller ones, and it is only made when it is predicted to fit.
+smaller ones, and it is only made when it is predicted to fit.  So is a budget kept on an accelerator whose allocator
+knows no limit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.base.errors import InvalidParameter, OutOfMemory, UnsupportedCase
+from perfsuite.base.errors import InvalidParameter, OutOfMemory
 from perfsuite.base.units import gib
 from perfsuite.record.result import Measurement, Record
 from perfsuite.record.workload import Probe, Rank, Step, Workload
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 
+_LIMIT = "set_per_process_memory_fraction"
+"""By which an accelerator's allocator is told to give no more."""
+_NO_LIMIT = "allocator_without_limit"
+"""Record of ranks whose allocator knows none."""
 _SAME_SLOPE = 0.05
 """Two slopes this close are one straight line, which is followed to its end; before, batches at most double."""
 
@@ -207,7 +212,7 @@ class LargestBatch(TrainStep):
             return measurement
 
         first = look(1)
-        if all(rank.device == "cpu" for rank in first.ranks):
+        if all(rank.device == "cpu" for rank in first.ranks) or _NO_LIMIT in tried[1]:
             largest, observed = self._within_budget(look, first), None
         else:
             observed = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
@@ -257,8 +262,12 @@ class LargestBatch(TrainStep):
     # -- on the ranks --------------------------------------------------------------------------------------------
 
     def build(self, rank: Rank) -> Step:
-        """As a training step; on an accelerator with a budget its allocator gives no more than that."""
+        """As a training step; on an accelerator with a budget its allocator gives no more than that, if it can."""
         if self.memory_budget_bytes is None or rank.device.type == "cpu":
+            return super().build(rank)
+        if not knows_limit(rank.device):
+            if rank.purpose == "memory":
+                rank.record(_NO_LIMIT, 1.0, reduce="equal")
             return super().build(rank)
         limit = MemoryLimit(rank.device, self.memory_budget_bytes)
         try:
@@ -285,17 +294,22 @@ def _fits(look: Any, batch: int) -> bool:
     return True
 
 
+def knows_limit(device: torch.device) -> bool:
+    """Whether the allocator of an accelerator can be told to give no more than a share of its memory."""
+    import torch
+
+    return hasattr(torch.get_device_module(device), _LIMIT)
+
+
 class MemoryLimit:
     """A cap on what the allocator of an accelerator gives this process, until it is lifted."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
-        """Raises UnsupportedCase where the device's allocator knows no cap."""
         import torch
 
         self._device = device
         self._module: Any = torch.get_device_module(device)
-        if not hasattr(self._module, "set_per_process_memory_fraction"):
-            raise UnsupportedCase(f"the allocator of {device.type} knows no set_per_process_memory_fraction")
+        assert knows_limit(device), f"the allocator of {device.type} knows no {_LIMIT}"
         _, total = self._module.mem_get_info(device)
         self._module.empty_cache()  # what is cached already would not count
         self._set(min(1.0, limit_bytes / total))

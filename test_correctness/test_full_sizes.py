@@ -1,0 +1,183 @@
+"""The cases of the full size as they are collected: each fits on its cards by estimate, or is skipped with the figures.
+
+Nothing is measured: :mod:`test_correctness.helpers.collected_workloads` takes down what each test hands to perf.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import GIB
+from perfsuite.platforms import load_catalog
+from perfsuite.plugin.suite import Suite
+from perfsuite.projection.job import Job
+from perfsuite.projection.memory import USABLE, memory_of
+from perfsuite.published.lookup import lookup
+from perfsuite.published.recipes import find
+from perfsuite.runtime.transports.launchers import launcher_variables
+from perfsuite.workloads.training.fits import estimate
+from perfsuite.workloads.training.largest_batch import LargestBatch
+from perfsuite.workloads.training.train_step import TrainStep
+from test_perf import test_options
+
+ROOT = Path(__file__).parent.parent
+PLATFORMS = ("s4000", "a100", "h100", "rtx4090", "v100", "rtx6000ada")
+TRAINING = {"TrainStep": TrainStep, "LargestBatch": LargestBatch}
+OPTIONS = {
+    *("test_overlap", "test_compression", "test_bucket_size", "test_library_setting", "test_sharding", "test_offload"),
+    *("test_deepspeed", "test_accumulation", "test_opensora_encoders", "test_largest_batch_spread"),
+}
+"""Tests of one option or one strategy each, on two ranks and on a whole host."""
+BEYOND = {"004-strong-gpt3-175b-fsdp-8x8", "004-strong-gpt3-175b-fsdp-16x8", "pp4-dp2-gpipe-m16"}
+"""Rows of report 004 that do not fit as perfsuite trains them: its FSDP keeps whole gradients until the last
+micro-batch, 650 GiB of 175B; GPipe holds sixteen micro-batches of the four samples that its recipe chose."""
+
+
+def take_down(folder, *arguments):
+    """What every case of these platforms hands to perf, and why those are skipped that do not fit."""
+    path = folder / "cases.jsonl"
+    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "test_perf", "-q", "-p", "no:cacheprovider"),
+            *("-p", "test_correctness.helpers.collected_workloads", f"--collected={path}"),
+            *(f"--perf-journal={folder / 'journal.jsonl'}", "--perf-project", *arguments),
+        ],
+        cwd=ROOT,
+        env={**kept, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """Of all platforms that the tests look at."""
+    return take_down(tmp_path_factory.mktemp("collected"), "-k", " or ".join(PLATFORMS))
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Platforms by name."""
+    return load_catalog(()).models
+
+
+def step_of(case):
+    """The training step of a case; None for a kernel, a collective or a layer."""
+    made = TRAINING.get(case["workload"])
+    return made(**case["parameters"]) if made else None
+
+
+def projected_bytes(step, world_size, device):
+    """Memory as ``--perf-project`` prints it; with the state that an option moves to the host left out."""
+    shape = MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=world_size)
+    training = step.work(shape).training
+    if training is None:
+        memory = estimate(step, world_size, device)
+        assert memory is not None, "every strategy of the suite has an estimate"
+        return memory.total
+    job = Job.of(training, device)
+    return memory_of(job.architecture, job.layout, job.implementation).total
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_no_training_case_is_begun_that_does_not_fit_by_estimate(cases, models, platform):
+    device, begun, beyond = models[platform], 0, []
+    for case in cases:
+        step = step_of(case) if case["platform"] == platform and not case["why_not"] else None
+        if step is not None:
+            begun += 1
+            if projected_bytes(step, case["world_size"], device) > USABLE * device.memory.value * GIB:
+                beyond.append(case["case"])
+    assert [] == beyond
+    assert begun >= {"s4000": 200, "a100": 240, "h100": 240}.get(platform, 90)
+
+
+def test_every_reason_says_what_is_needed_and_what_there_is(cases, models):
+    reasons = {case["why_not"] for case in cases if case["why_not"]}
+    assert reasons
+    for case in cases:
+        if case["why_not"]:
+            assert f"{models[case['platform']].memory.value:.4g} GiB" in case["why_not"]
+            assert case["parameters"]["model"] in case["why_not"]
+
+
+def test_options_and_strategies_run_on_two_ranks_and_on_a_whole_host(cases):
+    found = defaultdict(set)
+    for case in cases:
+        found[case["platform"], case["test"]].add(case["world_size"])
+    for platform in ("s4000", "v100"):
+        assert {name: {2, 8} for name in OPTIONS} == {name: found[platform, name] for name in OPTIONS}
+        assert found[platform, "test_zero_redundancy"] == {2, 4, 8}
+        assert found[platform, "test_llama2_deepspeed"] == {8}
+
+
+@pytest.mark.parametrize(("platform", "narrow"), [("s4000", "bf16"), ("a100", "bf16"), ("v100", "fp16")])
+def test_training_at_full_size_is_in_the_16_bits_that_the_device_has(cases, platform, narrow):
+    training = [case for case in cases if case["platform"] == platform and case["workload"] in TRAINING]
+    dtypes = defaultdict(set)
+    for case in training:
+        dtypes[case["parameters"]["dtype"]].add(case["test"])
+    assert {narrow} == {dtype for dtype, tests in dtypes.items() if tests & OPTIONS}
+    assert dtypes["fp32"] == {"test_time_to_target", "test_llama2"}  # the small model, and the sweep of dtypes
+
+
+@pytest.mark.parametrize("platform", ["s4000", "rtx4090", "a100", "h100", "rtx6000ada"])
+def test_the_largest_batch_of_latte_xl_is_looked_for_as_the_report_trains(cases, platform):
+    recipe = find("001-latte-xl-b2-w16-1x1").parameters
+    (case,) = [one for one in cases if one["case"].endswith(f"test_largest_batch[{platform}-latte-xl-none]")]
+    assert not case["why_not"]
+    assert (recipe["dtype"], recipe["strategy"]) == (case["parameters"]["dtype"], case["parameters"]["strategy"])
+
+
+def test_rows_that_a_report_measured_on_a_device_are_not_refused_there(cases, models):
+    """By estimate alone: the bound has :mod:`test_correctness.test_fits`."""
+    refused = {
+        case["case"].partition("-")[2].rstrip("]")
+        for case in cases
+        if "by estimate" in case["why_not"]
+        and lookup(case["platform"], "train_step", case["parameters"], case["world_size"])
+    }
+    assert BEYOND == refused
+
+
+def test_settings_of_the_network_are_skipped_on_one_host():
+    told = {word: test_options.why_not_on(1, word, 8) for word in test_options.SETTINGS}
+    assert {"no-infiniband", "gpu-direct", "outer-interfaces"} == {word for word, why_not in told.items() if why_not}
+    assert told["gpu-direct"].startswith(
+        "setting gpu-direct acts between hosts alone, and the 8 ranks of this case are"
+    )
+    assert not any(test_options.why_not_on(2, word, 16) for word in test_options.SETTINGS)
+
+
+def test_hosts_are_those_of_the_ranks_of_a_case():
+    hosts = ["a", "a", "b", "b"]
+    cluster = SimpleNamespace(place=lambda rank: SimpleNamespace(host=hosts[rank]))
+    assert [1, 2] == [Suite.hosts_of(SimpleNamespace(cluster=cluster), count) for count in (2, 4)]
+    assert 1 == Suite.hosts_of(SimpleNamespace(cluster=None), 8)
+
+
+def test_every_training_test_asks_whether_its_step_fits(tmp_path):
+    """On a device of a thousandth of a GiB nothing trains."""
+    toml = tmp_path / "mote.toml"
+    toml.write_text(
+        '[platform.mote]\ntitle = "Mote"\nfamily = "cuda"\nnames = ["Mote"]\n'
+        '[platform.mote.memory]\nvalue = 0.001\nunit = "GiB"\nsource = "none"\n'
+    )
+    taken = take_down(tmp_path, "-k", "mote", "-o", f"perf_platforms={toml}")
+    training = [case for case in taken if case["workload"] in TRAINING]
+    assert len(training) > 100
+    assert set() == {case["test"] for case in training if not case["why_not"]}
