@@ -17,7 +17,8 @@ import pytest
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
-from perfsuite.platforms import load_catalog
+from perfsuite.metrics import read_run
+from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.plugin.suite import Suite
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import USABLE, memory_of
@@ -42,15 +43,13 @@ BEYOND = {"004-strong-gpt3-175b-fsdp-8x8", "004-strong-gpt3-175b-fsdp-16x8", "pp
 micro-batch, 650 GiB of 175B; GPipe holds sixteen micro-batches of the four samples that its recipe chose."""
 
 
-def take_down(folder, *arguments):
-    """What every case of these platforms hands to perf, and why those are skipped that do not fit."""
-    path = folder / "cases.jsonl"
+def pytest_of_suite(folder, *arguments):
+    """What a run of the suite printed; its journal is in ``folder``."""
     kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "test_perf", "-q", "-p", "no:cacheprovider"),
-            *("-p", "test_correctness.helpers.collected_workloads", f"--collected={path}"),
-            *(f"--perf-journal={folder / 'journal.jsonl'}", "--perf-project", *arguments),
+            *(sys.executable, "-m", "pytest", "test_perf", "-q", "-rs", "-p", "no:cacheprovider"),
+            *(f"--perf-journal={folder / 'journal.jsonl'}", *arguments),
         ],
         cwd=ROOT,
         env={**kept, "PYTEST_ADDOPTS": ""},
@@ -60,6 +59,14 @@ def take_down(folder, *arguments):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+def take_down(folder, *arguments):
+    """What every case of these platforms hands to perf, and why those are skipped that do not fit."""
+    path = folder / "cases.jsonl"
+    plugin = ("-p", "test_correctness.helpers.collected_workloads", f"--collected={path}")
+    pytest_of_suite(folder, *plugin, "--perf-project", *arguments)
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -168,6 +175,32 @@ def test_hosts_are_those_of_the_ranks_of_a_case():
     cluster = SimpleNamespace(place=lambda rank: SimpleNamespace(host=hosts[rank]))
     assert [1, 2] == [Suite.hosts_of(SimpleNamespace(cluster=cluster), count) for count in (2, 4)]
     assert 1 == Suite.hosts_of(SimpleNamespace(cluster=None), 8)
+
+
+def test_a_run_that_projects_keeps_the_projection_beside_the_reason(tmp_path):
+    printed = pytest_of_suite(
+        tmp_path, "-k", "s4000 and ddp_strong and ws4 or s4000 and m16 and gpipe", "--perf-project"
+    )
+    assert "takes 84 GiB by estimate" in printed
+    found = {case.partition("::")[2]: one for case, one in read_run(tmp_path / "journal.jsonl").projections.items()}
+    refused = found["test_schedules[s4000-pp4-dp2-gpipe-m16]"]
+    assert "takes 84 GiB by estimate" in refused.not_measured
+    assert refused.step_time_s > 0
+    assert any("does not fit" in flag for flag in refused.flags)
+    assert "MTT S4000 not found" in found["test_ddp_strong[s4000-ws4-gpt2-xl]"].not_measured
+
+
+def test_a_case_that_does_not_fit_here_is_skipped(tmp_path):
+    """This machine's cores with a row that gives them a thousandth of a GiB."""
+    name = detect_machine(load_catalog(()), "cpu").devices[0].reported_name
+    toml = tmp_path / "mote.toml"
+    toml.write_text(
+        f'[platform.mote]\ntitle = "Mote"\nfamily = "cpu"\nmatch = [{json.dumps(name)}]\n'
+        '[platform.mote.memory]\nvalue = 0.001\nunit = "GiB"\nsource = "none"\n'
+    )
+    printed = pytest_of_suite(tmp_path, "-k", "mote and test_overlap", "-o", f"perf_platforms={toml}")
+    assert "2 skipped" in printed
+    assert "and Mote has 0.001 GiB" in printed
 
 
 def test_every_training_test_asks_whether_its_step_fits(tmp_path):
