@@ -84,9 +84,9 @@ def test_it_imports_no_torch():
 
 
 def cases(capsys, *arguments):
-    """By line of the report: the case, and why it is skipped."""
+    """By line of the report: the first case, and why it is skipped."""
     records = json.loads(printed(capsys, *arguments, "--cases", "--format=json"))
-    return {record["line"]: (record["case"].rpartition("[")[2], record["skipped"]) for record in records}
+    return {record["line"]: (record["case"].rpartition("[")[2], record["skipped"]) for record in reversed(records)}
 
 
 def test_each_row_has_its_case_or_why_it_is_skipped_there(capsys):

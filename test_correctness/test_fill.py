@@ -18,7 +18,7 @@ from perfsuite.published.recipes import find
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.projected import Projected
 from perfsuite.record.result import Metric
-from perfsuite.record.run import Header, Revision
+from perfsuite.record.run import NOT_QUIET, Header, Revision, RunEnd
 from perfsuite.reports.fill import filled
 from test_correctness.helpers.report_runs import MEMORY, run, trained
 
@@ -188,6 +188,18 @@ def test_another_platform_fills_nothing_and_another_setting_is_told():
     told = fill(printed("002/performance"), ran(LLAMA, micro_batch_size=1))
     assert "differs from the row: " in told.text
     assert "micro_batch_size 3, not 1" in told.text
+
+
+def test_a_run_that_is_little_to_trust_says_so_in_the_footnote():
+    end = RunEnd(at="", took_s=1.0, exit_status=0, warnings=(f"{NOT_QUIET}others took 57 %", "another warning"))
+    told = fill(printed("002/performance"), ran(LLAMA), end=end).text
+    assert told.endswith("as far as is stated; the machine is not quiet: others took 57 %\n")
+
+
+def test_what_ran_out_of_memory_is_not_filled_from_a_projection():
+    one, oom = projection(), ran(LLAMA, oom="OOM at 47.9 GiB of 48 GiB")
+    files = [run(oom), run(platform="s4000", projections={one.case: one}, name="projected.jsonl")]
+    assert filled(printed("002/performance"), "r.md", files).left["mfu: OOM at 47.9 GiB of 48 GiB"] == 1
 
 
 def test_text_of_others_stays_in_its_footnote():

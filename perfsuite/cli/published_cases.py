@@ -149,13 +149,14 @@ def cases_grids(records: Sequence[RowCase]) -> Iterator[Grid]:
             for one in members
         ]
         kept = [at for at in range(len(told[0])) if any(row[at] for row in told[1:])]
-        skipped = sum(bool(one.why_not) for one in members)
+        lines = {one.row.line for one in members}
+        can_run = {one.row.line for one in members if not one.why_not}
         yield Grid(
             title=f"{table} on {title} ({platform})",
             columns=tuple(told[0][at] for at in kept),
             rows=tuple(tuple(row[at] for at in kept) for row in told[1:]),
             notes=(
-                f"{len(members) - skipped} of {plural(len(members), 'row')} can run there: "
+                f"{len(can_run)} of {plural(len(lines), 'row')} can run there: "
                 f"pytest test_perf --perf-published={table} -k {platform}",
             ),
         )

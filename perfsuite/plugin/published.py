@@ -36,7 +36,7 @@ def configure(config: pytest.Config) -> None:
     """Check the names; raises UsageError that lists the reports or tables that exist."""
     given, ini = collisions.option(config, "perf_published"), collisions.ini(config, "perf_published")
     text = ini if given is None else given
-    names = [name for name in (part.strip() for part in text.split(",")) if name]
+    names = [name for name in (part.strip() for part in text.split(",")) if name] or [text] * bool(text)
     where, tables = "ini perf_published" if given is None else "--perf-published", frozenset[str]()
     if names:
         from perfsuite.published.selection import tables_of_runs

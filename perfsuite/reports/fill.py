@@ -19,6 +19,7 @@ from perfsuite.published.lookup import PublishedRun, rows, shipped
 from perfsuite.published.records import PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
 from perfsuite.published.selection import recipes_of, table_of
+from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED
 from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.grids import why_empty
@@ -30,6 +31,8 @@ from perfsuite.reports.tables.recording import gathered
 _MEANT = {"throughput_per_device": "samples_per_s_per_device", "loss": "final_loss"}
 """Metrics by role where report 000 or 002 printed figures of another kind in the column than its title says."""
 _WHOLE_DEVICE = "whole_device_gib"
+_DOUBTS = (INSTRUMENTED, NOT_QUIET, THROTTLED)
+"""Beginnings of warnings of a run that leave little to trust."""
 _PERCENT, _PALM = "mfu_percent", "mfu_palm_percent"
 _CODE = re.compile(r" {0,3}(```+|~~~+)")
 _RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")
@@ -276,20 +279,16 @@ def _case_of(run: PublishedRun, material: Material) -> tuple[TableCase | None, R
         for case in cases
         if plain_id(case.case) in ids
     ]
-    there = [one for one in known if one[4].values and one[4].platform in run.platforms]
-    if there:
+    here = [one for one in known if one[4].platform in run.platforms]
+    tried = [one for one in here if not one[0]] or here  # what ran out of memory is not filled from a projection
+    if there := [one for one in tried if one[4].values]:
         *_, case, recording = min(there, key=lambda one: one[:4])
         return case, recording, ""
-    platforms = " or ".join(run.platforms)
-    others = {case.platform for *_, case, _ in known if case.values} - set(run.platforms)
-    missing = [case.missing for *_, case, _ in known if case.missing and case.platform in run.platforms]
-    if missing:
-        return None, None, missing[-1]
-    return (
-        None,
-        None,
-        f"of {', '.join(sorted(others))} alone, and the row is of {platforms}" if others else "not measured",
-    )
+    if tried:
+        return None, None, tried[-1][4].missing
+    others = sorted({case.platform for *_, case, _ in known if case.values})
+    elsewhere = f"of {', '.join(others)} alone, and the row is of {' or '.join(run.platforms)}"
+    return None, None, elsewhere if others else "not measured"
 
 
 def _why_not(case: TableCase, key: str, run: PublishedRun) -> str:
@@ -326,8 +325,10 @@ def _note(case: TableCase, recording: Recording, run: PublishedRun) -> str:
     commit += " with changes" if told.revision.dirty else ""
     differing = "; ".join(differing_settings(case, run))
     same = f"differs from the row: {escape(differing)}" if differing else "the row's run, as far as is stated"
+    doubts = [warning for warning in told.end.warnings if warning.startswith(_DOUBTS)] if told.end else []
+    doubted = "" if case.projected else "".join(f"; {escape(warning)}" for warning in doubts)
     journal = code_text(PurePath(told.name).name)
-    return f"perfsuite, {kind}: journal {journal}, case {code_text(case.case)}, commit {commit}; {same}"
+    return f"perfsuite, {kind}: journal {journal}, case {code_text(case.case)}, commit {commit}; {same}{doubted}"
 
 
 def _with_cells(line: _Line, cells: Mapping[int, str]) -> str:
@@ -335,7 +336,6 @@ def _with_cells(line: _Line, cells: Mapping[int, str]) -> str:
     parts, end = [], 0
     for at, text in sorted(cells.items()):
         begin, stop = line.cells[at]
-        stop -= line.text[begin:stop].endswith("\r")
         parts += [line.text[end:begin], f" {text} ".ljust(stop - begin)]
         end = stop
     return "".join([*parts, line.text[end:]])

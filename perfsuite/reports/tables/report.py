@@ -123,8 +123,9 @@ def _preamble(
 def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[str]:
     for recording in recordings:
         yield f"- measured: {escape(without_paths(recording.run.name))}, {_described(recording)}"
-        if projected_cases(recording):
-            yield from (f"- projected, {escape(without_paths(told))}" for told in remarks(recording.run.projections))
+        run = recording.run
+        shown = {case: one for case, one in run.projections.items() if case not in run.results}
+        yield from (f"- projected, {escape(without_paths(told))}" for told in remarks(shown))
     if base is not None:
         yield f"- base: {escape(without_paths(base.run.name))}, {_described(base)}"
     yield f"- published figures are references, no gates; {LABELS}"
