@@ -148,6 +148,15 @@ def declare(parser: pytest.Parser) -> None:
     add("--perf-annotations", action="store_true", help="under GitHub Actions: an annotation at each case that fails")
     add("--perf-show-hosts", action="store_true", help="keep names of hosts in files meant for others")
     _declare_gate(add)
+    add(
+        "--perf-expect",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="fail cases below what healthy devices of the model are known to reach, and print a line per question; "
+        "FILE: a platform file with [[expectation]] rows of your own; write --perf-expect=FILE, or put it last",
+    )
+    add("--perf-allow-unjudged", action="store_true", help="with --perf-expect: do not fail if no case has a row")
     add("--perf-report", metavar="FILE", help="write the published reports' tables as Markdown (ini: perf_report)")
     styles = "|".join(STYLE_NAMES)
     add("--perf-report-style", metavar=styles, help="whose tables; default: those that fit (ini: perf_report_style)")

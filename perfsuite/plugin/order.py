@@ -109,6 +109,8 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
         gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; ranks come up meanwhile
         session.config.pluginmanager.register(gating, gating.__name__)
         gating.begin(session, cases)
+        if collisions.option(session.config, "perf_expect") is not None:
+            importlib.import_module("perfsuite.plugin.expecting").begin(session)
     outputs.begin(session, cases)
     return returned
 
@@ -168,6 +170,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     try:
         if gate is not None:
             gate.finish(session)
+        if (expecting := config.pluginmanager.get_plugin("perfsuite.expecting")) is not None:
+            expecting.finish(session)
         if suite is not None:
             ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
             ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
@@ -219,6 +223,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.summary import show_screen
 
         show_screen(terminalreporter, config)
+    if (expecting := config.pluginmanager.get_plugin("perfsuite.expecting")) is not None:
+        expecting.show(terminalreporter)
     outputs.show(terminalreporter, config, "perf_report")
     if ending.record_key in config.stash:
         from perfsuite.plugin.summary import annotate
