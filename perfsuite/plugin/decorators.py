@@ -50,8 +50,8 @@ def world_sizes(
     """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``.
 
     Cases of the ``extended`` ones among them carry the marker of that name: at the small scale they are left out unless
-    -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to the ranks of
-    the launch or the devices of the host, these included, at most 256; ``--perf-world-sizes`` names others instead.
+    -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to 256, then the
+    ranks of the launch or the devices of the host; ``--perf-world-sizes`` names others instead.
     ``full`` are the numbers at the full scale where they are others; none where other tests have them.
     """
     _require_call("world_sizes", "2, 4, 8", counts)

@@ -96,8 +96,8 @@ def declare(parser: pytest.Parser) -> None:
     add(
         "--perf-world-sizes",
         metavar="LIST",
-        help="numbers of ranks for tests that sweep them, e.g. 8,16,32; default: those of the test, doubled up to the "
-        "ranks of the launch or the devices of the host, at most 256",
+        help="numbers of ranks for tests that sweep them, e.g. 8,16,32; default: those of the test, doubled up to "
+        "256, then the ranks of the launch or the devices of the host",
     )
     add("--perf-timeout", metavar="DURATION", help="deadline of a case's build, e.g. 90s or 2min (ini: perf_timeout)")
     add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")

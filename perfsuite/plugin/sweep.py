@@ -29,8 +29,8 @@ _MISWRITTEN = re.compile(r"[\dx.+-]+|\d+(\.\d+)?[KMGT]i?B")
 """No names, though they have the letters of one: a shape with a slip in it, bytes where the parameter takes none."""
 
 
-MOST_RANKS = 256
-"""Of the largest published run."""
+MOST_DOUBLED = 256
+"""Ranks of the largest published run: world sizes are doubled up to it, then the whole launch follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,12 @@ class LaunchSizes:
     """Ranks of the launch, else devices of the host where ranks do not share them; 0: no limit is known."""
 
     def instead_of(self, counts: tuple[int, ...], largest: int) -> tuple[int, ...]:
-        """World sizes of a test that names ``counts`` and takes more from ``largest`` on, the largest it names at all.
+        """World sizes of a test that names ``counts`` at this scale and takes more; ``largest`` where it names none.
 
-        >>> LaunchSizes(capacity=24).instead_of((2, 4, 8), 8), LaunchSizes(asked=(1, 16)).instead_of((2, 4, 8), 8)
+        >>> LaunchSizes(capacity=24).instead_of((2, 4, 8), 2), LaunchSizes(asked=(1, 16)).instead_of((2, 4, 8), 2)
         ((2, 4, 8, 16, 24), (16,))
         """
+        largest = max(counts, default=largest)
         if self.asked:
             # Fewer than the test names are too few for what it measures; those that it leaves to others stay there.
             least = min(counts, default=largest + 1)
@@ -60,13 +61,13 @@ ANY_HOST = LaunchSizes()
 
 
 def doubled(beyond: int, capacity: int) -> tuple[int, ...]:
-    """World sizes above ``beyond`` for so many ranks: doubled, and all that there are; at most MOST_RANKS.
+    """World sizes above ``beyond`` for so many ranks: doubled up to MOST_DOUBLED, then all that there are.
 
-    >>> doubled(8, 24), doubled(8, 8), doubled(8, 300)
-    ((16, 24), (), (16, 32, 64, 128, 256))
+    >>> doubled(8, 24), doubled(8, 8), doubled(8, 600)
+    ((16, 24), (), (16, 32, 64, 128, 256, 600))
     """
-    capacity = min(capacity, MOST_RANKS)
-    steps = itertools.takewhile(lambda count: count < capacity, (beyond * 2**power for power in itertools.count(1)))
+    most = min(capacity - 1, MOST_DOUBLED)
+    steps = itertools.takewhile(lambda count: count <= most, (beyond * 2**power for power in itertools.count(1)))
     return (*steps, capacity) if capacity > beyond else ()
 
 
@@ -126,7 +127,18 @@ class Sweep:
         return tuple(name for name, there in ((self.size_param, self.size_param), ("dtype", self.dtypes)) if there)
 
     def points(self, scale: Scale, there: LaunchSizes = ANY_HOST) -> Iterator[SweepPoint]:
-        """Every combination at this scale: world sizes outermost, so that equal groups follow each other."""
+        """Every combination at this scale: world sizes outermost, so that equal groups follow each other.
+
+        Raises ConfigurationError for a combination that comes twice: two cases would have one id.
+        """
+        seen: set[str] = set()
+        for point in self._points(scale, there):
+            if point.id in seen:
+                raise ConfigurationError(f"makes the case {point.id!r} twice; give every world size and size once")
+            seen.add(point.id)
+            yield point
+
+    def _points(self, scale: Scale, there: LaunchSizes) -> Iterator[SweepPoint]:
         sizes: Sequence[Size | None] = (self.full if scale == "full" else self.small) or (None,)
         counts: tuple[int | None, ...] = (None,)
         if self.world_sizes:
@@ -286,6 +298,7 @@ def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[
     full = mark.kwargs["full"]
     if full and any(type(count) is not int or count < 1 for count in full):
         raise ConfigurationError(f"@world_sizes: full={full!r}: every world size is a whole number of at least 1")
+    _refuse_repetition("world_sizes", [str(count) for count in full or ()])
     return counts, extended
 
 
