@@ -112,13 +112,29 @@ def headline(result: Result) -> Metric | None:
 def differences(row: Expectation, result: Result) -> dict[str, str]:
     """Return in what the keys of a row and a result of its workload differ, as ``row instead of result`` by name."""
     nodes = nodes_of(result)
-    given, wanted = ({**result.defaults, **parameters} for parameters in (result.parameters, row.parameters))
+    given = {**result.defaults, **result.parameters}
+    network = str((result.environment.get("declared") or {}).get("network_class", ""))
+    return differences_of(
+        row, given, defaults=result.defaults, ranks_per_node=result.world_size / nodes, nodes=nodes, network=network
+    )
+
+
+def differences_of(
+    row: Expectation,
+    given: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any],
+    ranks_per_node: float,
+    nodes: int = 1,
+    network: str = "",
+) -> dict[str, str]:
+    """Return in what a row differs from a case of its workload and platform, by name."""
+    wanted = {**defaults, **row.parameters}
     pairs: dict[str, tuple[Any, Any]] = {name: (wanted.get(name), given.get(name)) for name in {**wanted, **given}}
-    pairs["ranks_per_node"] = (row.ranks_per_node, result.world_size / nodes)
+    pairs["ranks_per_node"] = (row.ranks_per_node, ranks_per_node)
     pairs["nodes"] = (row.nodes, nodes)
     if row.nodes > 1 or nodes > 1:
-        declared = result.environment.get("declared") or {}
-        pairs["network"] = (row.network, str(declared.get("network_class", "")))
+        pairs["network"] = (row.network, network)
     return {
         name: f"{_text(name, ours)} instead of {_text(name, theirs)}"
         for name, (ours, theirs) in pairs.items()

@@ -104,6 +104,10 @@ class Header:
     """The code that is measured."""
     arguments: tuple[str, ...] = ()
     """pytest's command-line arguments."""
+    host: str = ""
+    """Name of the driver's host; empty in journals that do not have it."""
+    boot: str = ""
+    """Boot of that host, see :func:`perfsuite.platforms.environment.boot_of`; host names may repeat, boots do not."""
     schema: int = SCHEMA
 
 
