@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
 from perfsuite.expectations.rows import load_expectations
-from perfsuite.fleet.nodes import read_groups, read_names, read_nodes
+from perfsuite.fleet.nodes import read_groups, read_names, read_nodes, several_hosts
 from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of
 from perfsuite.fleet.standing import judge_fleet
 from perfsuite.platforms import load_catalog
 from perfsuite.platforms.catalog import tomllib
+from perfsuite.platforms.host import Host, boot_of
 from perfsuite.record.journal import read_journal
+from perfsuite.record.run import RunRecord
+from perfsuite.record.step import Identity
+from perfsuite.record.workload import Budget
+from perfsuite.runtime.driver import Job
+from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from test_correctness.helpers.fleets import CASES, case_of, write_node
+from test_correctness.helpers.local_driver import local_driver
 
 pytest_plugins = ["pytester"]
 MATMUL, ALL_REDUCE = "test_matmul_everywhere", "test_all_reduce"
@@ -366,3 +373,70 @@ def test_an_own_row_gives_the_prior_of_small_fleets(tmp_path):
     found = {rows is not None: judge_fleet(read_nodes([tmp_path], each), each) for each in ([], rows)}
     (with_row,) = [one for one in found[True].judgements if ALL_REDUCE in one.quantity.case]
     assert [("gpu01", "")] == [slow.member for slow in with_row.slow]
+
+
+# -- identity of ranks -------------------------------------------------------------------------------------------
+
+
+def test_ranks_tell_their_boot_and_a_cpu_has_no_device(tmp_path):
+    with local_driver(tmp_path) as driver:
+        workload = MemoryCopy(buffer_bytes=4096)
+        done = driver.run(Job(workload=workload, world_size=1, budget=Budget(max_time_s=0.01)))
+    (rank,) = done.ranks
+    assert rank.identity is not None
+    assert (boot_of(Host()), "", None) == (rank.identity.boot, rank.identity.uuid, rank.identity.clock_mhz)
+
+
+def test_facts_of_a_named_device_are_its_own(tmp_path, capsys):
+    def told(device):
+        clock = 1290.0 if device == 5 else 1755.0
+        return Identity(uuid=f"own-{device}", clock_mhz=clock, max_clock_mhz=1755.0, temperature_c=71.0)
+
+    fleet(tmp_path, wrong={3: {**slower(MATMUL, 0.2, 5), "identity": told}})
+    main(["fleet", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "SLOW         gpu03 cuda:5 own-5: test_matmul_everywhere" in said
+    assert "; 1290 of 1755 MHz, 71 C" in said
+
+
+def test_power_caps_of_ranks_make_populations_and_a_dark_port_is_told(tmp_path, capsys):
+    def capped(watts, count=4):
+        ports = tuple(f"mlx5_{port} port 1: 400 Gb/sec" for port in range(count))
+        return {"identity": lambda device: Identity(power_cap_w=watts, ports=ports if device == 0 else ())}
+
+    fleet(tmp_path, 8, wrong={number: capped(500.0 if number > 5 else 700.0, 4 - (number == 2)) for number in range(8)})
+    code, told = answer(capsys, tmp_path)
+    assert [6, 2] == [len(population["nodes"]) for population in told["populations"]]
+    assert (1, {"gpu02": "incomplete"}) == (code, standings(told))
+    assert "lacks 1 of 4 network ports of most nodes, as mlx5_3 port 1: 400 Gb/sec" == told["nodes"]["gpu02"]["reason"]
+
+
+def test_reports_and_checklists_of_several_equal_hosts_are_refused(tmp_path, capsys):
+    paths = [write_node(tmp_path, name) for name in ("gpu00", "gpu01")]
+    again = write_node(tmp_path, "gpu00", run=1)
+    for command in ("report", "checklist"):
+        assert 4 == main([command, *map(str, paths)])
+        said = capsys.readouterr().err
+        assert "these are results of several hosts (gpu00, gpu01)" in said
+        assert 1 == said.count("\n")
+    assert 0 == main(["checklist", str(paths[0]), str(again)])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "several"),
+    [
+        ({"host": "a"}, {"host": "b"}, True),
+        ({"host": "a"}, {"host": "a"}, False),
+        ({"host": "a", "boot": "1"}, {"host": "b", "boot": "1"}, False),
+        ({"host": "a", "boot": "1"}, {"host": "a", "boot": "2"}, False),
+        ({"host": ""}, {"host": "b"}, False),
+        ({"host": "a"}, {"host": "b", "fingerprint": "other"}, False),
+    ],
+)
+def test_when_two_runs_are_of_several_hosts(one, other, several):
+    """Containers of one host have names of their own and its boot; a reboot keeps the name."""
+    runs = [
+        RunRecord(**{"name": "run", "platform": "cpu", "fingerprint": "f", "results": {}, **each})
+        for each in (one, other)
+    ]
+    assert several == bool(several_hosts(runs))

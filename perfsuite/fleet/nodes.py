@@ -63,6 +63,8 @@ class NodeRun:
     boot: str = ""
     devices: Mapping[str, str] = field(default_factory=dict)
     """UUID by torch's name of the device; empty where it is unknown."""
+    ports: tuple[str, ...] = ()
+    """Active ports of the network with their rates."""
     key: Mapping[str, str] = field(default_factory=dict)
     """Parts of the population's key."""
     fingerprint: str = ""
@@ -130,6 +132,36 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
     return Fleet(nodes=nodes, quantities=quantities, notes=tuple(notes))
 
 
+def uuids_of(run: RunRecord) -> frozenset[str]:
+    """Return the UUIDs of the devices that ranks of a run were on, as far as they are known."""
+    measured = [result.measurement for result in run.results.values() if result.measurement is not None]
+    ranks = (rank for measurement in measured for rank in measurement.ranks)
+    return frozenset(rank.identity.uuid for rank in ranks if rank.identity is not None and rank.identity.uuid)
+
+
+def several_hosts(runs: Iterable[RunRecord]) -> tuple[str, ...]:
+    """Return the host names of runs of equal hardware on different machines; empty where it may be one machine.
+
+    Two runs are of one machine if they share a device UUID or a boot, or if their hosts have one name.
+    """
+    first: RunRecord | None = None
+    for run in runs:
+        if first is None:
+            first = run
+        elif run.fingerprint == first.fingerprint and _is_elsewhere(first, run):
+            return (first.hostname, run.hostname)
+    return ()
+
+
+def _is_elsewhere(one: RunRecord, other: RunRecord) -> bool:
+    mine, theirs = uuids_of(one), uuids_of(other)
+    if mine and theirs:
+        return not mine & theirs
+    if not (one.hostname and other.hostname) or one.hostname == other.hostname:
+        return False
+    return not (one.boot and one.boot == other.boot)  # containers of one host have its boot and names of their own
+
+
 def _files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -193,7 +225,7 @@ def _run(
     *,
     node: str,
     host: str,
-    results: Iterable[Result],
+    results: Sequence[Result],
     rows: Sequence[Expectation],
     quantities: dict[str, FleetQuantity],
     is_driver: bool,
@@ -223,21 +255,22 @@ def _run(
         for rank in own:
             if told := _told(rank):
                 facts[rank.device] = told
-    names = dict.fromkeys(
-        rank.device
-        for result in results
-        if result.measurement
-        for rank in result.measurement.ranks
-        if rank.host == host
-    )
+    ranks = [rank for result in results if result.measurement for rank in result.measurement.ranks if rank.host == host]
+    names = dict.fromkeys(rank.device for rank in ranks)
     known = [str(text) for text in environment.get("devices") or ()] if is_driver else []
+    identities = {rank.device: rank.identity for rank in ranks if rank.identity is not None}
+    uuids = {device: found.uuid for device, found in identities.items()}
+    caps = {f"{found.power_cap_w:g} W" for found in identities.values() if found.power_cap_w is not None}
+    ports = tuple(dict.fromkeys(port for found in identities.values() for port in found.ports))
+    boots = [found.boot for found in identities.values() if found.boot]
     return NodeRun(
         node=node,
         path=path,
         started_at=record.started_at,
-        boot=record.boot if is_driver else "",
-        devices={name: _uuid(name, known) for name in names if name != "cpu"},
-        key=_key(record),
+        boot=record.boot if is_driver and record.boot else next(iter(boots), ""),
+        devices={name: uuids.get(name) or _uuid(name, known) for name in names if name != "cpu"},
+        ports=ports,
+        key=_key(record, caps),
         fingerprint=record.fingerprint,
         times=times,
         values=values,
@@ -255,14 +288,21 @@ def _uuid(device: str, known: Sequence[str]) -> str:
 
 
 def _told(rank: RankFacts) -> str:
-    return ", ".join(rank.throttle or ())
+    """Return clock, temperature and throttle reasons of a rank as its last sample ended, as far as they are known."""
+    found, told = rank.identity, []
+    if found is not None and found.clock_mhz is not None:
+        most = f" of {found.max_clock_mhz:g}" if found.max_clock_mhz is not None else ""
+        told.append(f"{found.clock_mhz:g}{most} MHz")
+    if found is not None and found.temperature_c is not None:
+        told.append(f"{found.temperature_c:g} C")
+    return ", ".join([*told, *(rank.throttle or ())])
 
 
-def _key(record: RunRecord) -> dict[str, str]:
+def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
     """Return what must agree before two nodes are compared in a kernel of the device, by name."""
     environment = record.environment
     devices = {_UUID.sub("", str(text)).strip(" ,") for text in environment.get("devices") or ()}
-    caps = {str(text) for text in environment.get("power_caps") or ()}
+    caps = own_caps or {str(text) for text in environment.get("power_caps") or ()}
     key = {
         "platform": record.platform,
         "accelerator": "; ".join(sorted(devices)),

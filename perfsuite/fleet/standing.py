@@ -307,12 +307,16 @@ def _lacking(
     for names in by_platform.values():
         counts = Counter(len(present[name][0].devices) for name in names)
         usual_devices = max(counts, key=lambda count: (counts[count], count))
+        ports = Counter(port for name in names for port in present[name][0].ports)
+        usual_ports = {port for port, count in ports.items() if 2 * count > len(names)}
         cases = Counter(case for name in names for case in present[name][0].times)
         usual = {case for case, count in cases.items() if 2 * count > len(names)} if len(names) > 1 else set()
         for name in names:
             run = present[name][0]
             if len(run.devices) < usual_devices:
                 found[name] = f"{len(run.devices)} of {usual_devices} devices"
+            elif dark := sorted(usual_ports - set(run.ports)):
+                found[name] = f"lacks {len(dark)} of {len(usual_ports)} network ports of most nodes, as {dark[0]}"
             elif lost := sorted(usual - set(run.times)):
                 reason = next((run.missing[case] for case in lost if case in run.missing), "not run")
                 found[name] = f"{len(lost)} of {len(usual)} cases without a result, as {lost[0]}: {reason}"

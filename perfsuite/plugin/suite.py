@@ -33,7 +33,8 @@ from perfsuite.platforms import (
     read_environment,
     why_absent,
 )
-from perfsuite.platforms.environment import boot_of, installed_torch, require_importable_torch, require_torch
+from perfsuite.platforms.environment import installed_torch, require_importable_torch, require_torch
+from perfsuite.platforms.host import boot_of
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.plugin import collisions, launch
 from perfsuite.plugin.gate_options import gate_options_key

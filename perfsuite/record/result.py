@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.own_metrics import Better, OwnMetric, Reduce
-from perfsuite.record.step import Arrival, Component, DeviceLook, SpanTotal, Timeline, Traffic
+from perfsuite.record.step import Arrival, Component, DeviceLook, Identity, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
@@ -163,7 +163,9 @@ class RankFacts:
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran any kernel; None: unknown."""
     throttle: tuple[str, ...] | None = None
-    """Why its clock was held down as the last sample ended, told where ranks are on several hosts; None: unknown."""
+    """Why its clock was held down as the last sample ended; None: unknown."""
+    identity: Identity | None = None
+    """Its host and device; None in journals that do not have it."""
     launch_s: float | None = None
     """Median seconds in which this process started one iteration; close to ``median_s`` where the host is slow."""
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -107,7 +107,7 @@ class Header:
     host: str = ""
     """Name of the driver's host; empty in journals that do not have it."""
     boot: str = ""
-    """Boot of that host, see :func:`perfsuite.platforms.environment.boot_of`; host names may repeat, boots do not."""
+    """Boot of that host, see :func:`perfsuite.platforms.host.boot_of`; host names may repeat, boots do not."""
     schema: int = SCHEMA
 
 
@@ -157,6 +157,11 @@ class RunRecord(Header):
         """The environment of the newest result; empty without any result."""
         newest = max(reversed([*self.results.values()]), key=lambda result: result.started_at, default=None)
         return newest.environment if newest is not None else {}
+
+    @property
+    def hostname(self) -> str:
+        """Name of the driver's host; empty where nothing tells."""
+        return self.host or str(self.environment.get("hostname") or "")
 
     @property
     def simulated(self) -> bool:

@@ -12,6 +12,7 @@ from perfsuite.metrics import derive
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import ClockFacts, Peak, Peaks, Result, Work
 from perfsuite.record.run import Header, RunEnd
+from perfsuite.record.step import Identity
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 GIB = 1 << 30
@@ -83,6 +84,7 @@ def write_node(
     platform: str = "h200",
     file: str = "",
     failed: Mapping[str, str] | None = None,
+    identity: Callable[[int], Identity] = lambda device: Identity(),
 ) -> Path:
     """Write the journal of one run of one node, and return its path."""
     node_draw = random.Random(f"node {name}")
@@ -120,7 +122,15 @@ def write_node(
             times = dict.fromkeys(times, times[0])
         for copy in range(extra_cases + 1):
             ranks = [
-                rank_facts(device, time_s=time_s, host=name, device=f"cuda:{device}", threads=8, launch_s=1e-5)
+                rank_facts(
+                    device,
+                    time_s=time_s,
+                    host=name,
+                    device=f"cuda:{device}",
+                    threads=8,
+                    launch_s=1e-5,
+                    identity=identity(device),
+                )
                 for device, time_s in times.items()
             ]
             samples_s = [max(times.values()) * (1 + draw.gauss(0, 0.001)) for _ in range(samples)]
