@@ -31,7 +31,7 @@ ROOMS = {
     "metrics": 1_600,
     "models": 2_980,
     "platforms": 3_810,
-    "plugin": 5_500,
+    "plugin": 5_620,
     "projection": 4_830,
     "published": 1_760,
     "record": 2_400,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes, workloads, world_sizes
+from perfsuite import acceptance, sizes, workloads, world_sizes
 
-pytestmark = world_sizes(4, full=[2, 4, 8])
+pytestmark = [world_sizes(4, full=[2, 4, 8]), acceptance()]
 directions = pytest.mark.parametrize("directions", ["one", pytest.param("both", marks=pytest.mark.extended)])
 
 

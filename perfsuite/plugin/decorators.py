@@ -1,4 +1,4 @@
-"""What a test author writes over a test function: ``@sizes``, ``@world_sizes`` and ``@dtypes``.
+"""What a test author writes over a test function: ``@sizes``, ``@world_sizes``, ``@dtypes`` and ``@acceptance``.
 
 Each is a pytest mark that carries data and nothing else, so it works on functions, classes and modules (``pytestmark``)
 of any repository.  The data is checked at collection, where the error can name the file and the function; see
@@ -17,6 +17,7 @@ from perfsuite.base.errors import ConfigurationError
 SIZES = "perf_sizes"
 WORLD_SIZES = "perf_world_sizes"
 DTYPES = "perf_dtypes"
+ACCEPTANCE = "perf_acceptance"
 
 Size = str | int | tuple[int, ...]
 """As an author writes it: ``"64MiB"``, ``"1024x1024x512"``, ``(1024, 1024, 512)``, ``4096``, a name (``gpt_345m``)."""
@@ -68,6 +69,17 @@ def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
     _require_call("dtypes", '"fp32", "bf16"', names)
     mark: pytest.MarkDecorator = getattr(pytest.mark, DTYPES)
     return mark(names=names, only_at=only_at)
+
+
+def acceptance(*sizes: Size) -> pytest.MarkDecorator:
+    """Cases of the acceptance run (``-m acceptance``): they get the marker of that name.
+
+    These are the cases of the largest world size that there is room for, in the first dtype, at the first of ``sizes``
+    that the scale in use has; without any at all sizes.
+    """
+    _require_call("acceptance", '"1GiB"', sizes)
+    mark: pytest.MarkDecorator = getattr(pytest.mark, ACCEPTANCE)
+    return mark(sizes=sizes)
 
 
 def _require_call(decorator: str, example: str, values: tuple[Any, ...]) -> None:

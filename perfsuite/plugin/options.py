@@ -22,11 +22,13 @@ MARKERS = (
     "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",
     "world_size(n): number of ranks of the case; select with -m 'world_size(n=8)'",
     "extended: at the small scale the case is left out unless -k, -m or a node id selects it",
+    "acceptance: the case belongs to the acceptance run of a node, see docs/acceptance.md",
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
     "perf_world_sizes: set by the decorator perfsuite.world_sizes",
     "perf_nothing: set where a test has no case at the scale in use; it is not collected",
     "perf_dtypes: set by the decorator perfsuite.dtypes",
+    "perf_acceptance: set by the decorator perfsuite.acceptance",
 )
 DEFAULT_TIMEOUT = "120s"
 SHOWN = ("summary", "tables", "cases")
@@ -155,6 +157,13 @@ def declare(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="fail cases below what healthy devices of the model are known to reach, and print a line per question; "
         "FILE: a platform file with [[expectation]] rows of your own; write --perf-expect=FILE, or put it last",
+    )
+    add(
+        "--perf-expect-devices",
+        metavar="N",
+        type=int,
+        help="fail unless every host of the run has N devices, e.g. 8 (default with -m acceptance and --perf-expect: "
+        "those of the platform's row)",
     )
     add("--perf-allow-unjudged", action="store_true", help="with --perf-expect: do not fail if no case has a row")
     add("--perf-report", metavar="FILE", help="write the published reports' tables as Markdown (ini: perf_report)")

@@ -109,8 +109,8 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
         gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; ranks come up meanwhile
         session.config.pluginmanager.register(gating, gating.__name__)
         gating.begin(session, cases)
-        if collisions.option(session.config, "perf_expect") is not None:
-            importlib.import_module("perfsuite.plugin.expecting").begin(session)
+        if any(collisions.option(session.config, f"perf_expect{what}") is not None for what in ("", "_devices")):
+            importlib.import_module("perfsuite.plugin.expecting").begin(session, cases)
     outputs.begin(session, cases)
     return returned
 

@@ -15,7 +15,7 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import format_bytes, parse_bytes
-from perfsuite.plugin.decorators import DTYPES, SIZES, WORLD_SIZES
+from perfsuite.plugin.decorators import ACCEPTANCE, DTYPES, SIZES, WORLD_SIZES
 from perfsuite.record.workload import DTYPES as KNOWN_DTYPES
 
 Scale = Literal["full", "small"]
@@ -93,6 +93,8 @@ class SweepPoint:
     """Tokens after the platform, joined by ``-``; empty when there are none."""
     extended: bool = False
     """Whether the case carries the marker of that name."""
+    acceptance: bool = False
+    """Whether the case carries the marker of that name."""
     needs: int = 1
     """Ranks that the case runs on, whether ``ranks`` or its size says so."""
 
@@ -120,6 +122,8 @@ class Sweep:
     dtypes: tuple[str, ...] = ()
     only_at: Size | None = None
     """The one size at which dtypes after the first run."""
+    acceptance: tuple[Size, ...] | None = None
+    """The first of these at a scale is of the acceptance run, empty: all sizes; None: the test has no such case."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -144,6 +148,9 @@ class Sweep:
         if self.world_sizes:
             named = self.full_world_sizes if scale == "full" else self.world_sizes
             counts = there.instead_of(named, max(self.world_sizes)) if self.more else named
+        room = [count for count in counts if count is not None and not 0 < there.capacity < count]
+        widest = max(room, default=None)
+        accepted_size = next((size for size in self.acceptance or () if size in sizes), None)
         for world_size in counts:
             further = world_size is not None and world_size > max(self.world_sizes)
             is_extended = world_size in self.extended or (further and bool(self.extended))
@@ -153,11 +160,13 @@ class Sweep:
                         break
                     tokens = (f"ws{world_size}" if world_size else "", size.id if size else "", dtype or "")
                     values = (size.value,) if size else ()
+                    accepted = self.acceptance is not None and world_size == widest and not index
                     yield SweepPoint(
                         world_size=world_size,
                         values=(*values, dtype) if dtype else values,
                         id="-".join(token for token in tokens if token),
                         extended=is_extended or size in self.extended_sizes,
+                        acceptance=accepted and (not self.acceptance or size == accepted_size),
                         needs=world_size or (self.ranks_of(size.value) if size and self.ranks_of else 1),
                     )
 
@@ -176,6 +185,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
     options = rank_mark.kwargs if rank_mark else {}
     names: tuple[str, ...] = ()
     only_at = None
+    accepted = _read_acceptance(_only_mark(definition, ACCEPTANCE, "acceptance"), param, full + small)
     if dtype_mark:
         names, only_at = _read_dtypes(dtype_mark, param, full + small)
     elif "dtype" in arguments and "dtype" not in parametrized:
@@ -210,6 +220,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
         ranks_of=size_mark.kwargs["ranks"] if size_mark else None,
         dtypes=names,
         only_at=only_at,
+        acceptance=accepted,
     )
 
 
@@ -318,6 +329,17 @@ def _read_dtypes(mark: pytest.Mark, param: str, sizes: tuple[Size, ...]) -> tupl
     only_at = _read_size(written, param)
     _require_among("dtypes", "only_at", written, [only_at], sizes)
     return names, only_at
+
+
+def _read_acceptance(mark: pytest.Mark | None, param: str, sizes: Sequence[Size]) -> tuple[Size, ...] | None:
+    if mark is None:
+        return None
+    written: tuple[Any, ...] = mark.kwargs["sizes"]
+    if written and not param:
+        raise ConfigurationError(f"@acceptance: {written[0]!r} needs @sizes, some of which it names")
+    chosen = tuple(_read_size(size, param) for size in written)
+    _require_among("acceptance", "a size", written, chosen, sizes)
+    return chosen
 
 
 def _refuse_repetition(decorator: str, ids: list[str]) -> None:
