@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -10,23 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.cli.main import main
 from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.nodes import read_groups, read_names, read_nodes, several_hosts
+from perfsuite.fleet.rounds import slow_in_pairs
 from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of
 from perfsuite.fleet.standing import judge_fleet
+from perfsuite.metrics import derive
+from perfsuite.metrics.pairs import message_times_s, name_of
 from perfsuite.platforms import load_catalog
 from perfsuite.platforms.catalog import tomllib
 from perfsuite.platforms.host import Host, boot_of
 from perfsuite.record.journal import read_journal
-from perfsuite.record.run import RunRecord
-from perfsuite.record.step import Identity
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.result import Peaks, Result, Work
+from perfsuite.record.run import Header, RunEnd, RunRecord
+from perfsuite.record.step import Identity, SpanTotal
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
+from perfsuite.workloads.pair_rounds import PairRounds, tournament
 from test_correctness.helpers.fleets import CASES, case_of, write_node
 from test_correctness.helpers.local_driver import local_driver
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 pytest_plugins = ["pytester"]
 MATMUL, ALL_REDUCE = "test_matmul_everywhere", "test_all_reduce"
@@ -440,3 +448,93 @@ def test_when_two_runs_are_of_several_hosts(one, other, several):
         for each in (one, other)
     ]
     assert several == bool(several_hosts(runs))
+
+
+# -- rounds of pairs between nodes -------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 40))
+def test_a_tournament_has_every_pair_once_and_no_node_twice_in_a_round(nodes):
+    rounds = tournament(nodes)
+    assert nodes - 1 + nodes % 2 == len(rounds)
+    assert sorted(itertools.combinations(range(nodes), 2)) == sorted(itertools.chain(*rounds))
+    assert all(len(set(itertools.chain(*pairs))) == 2 * len(pairs) for pairs in rounds)
+
+
+def test_device_d_meets_device_d_of_other_nodes():
+    workload = PairRounds(message_bytes=1024, ranks_per_node=8)
+    schedule = workload.schedule(512)
+    assert 4 == len(schedule)
+    for one, other in itertools.chain(*schedule):
+        assert (one % 8, True) == (other % 8, one // 8 != other // 8)
+    assert 63 == len(PairRounds(message_bytes=1024, ranks_per_node=8, rounds="all").schedule(512))
+    with pytest.raises(InvalidParameter, match="ranks_per_node=8 and 12 ranks are not several whole nodes"):
+        workload.schedule(12)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": "some"}, {"ranks_per_node": 0}, {"directions": "one"}])
+def test_wrong_rounds_are_refused(wrong):
+    with pytest.raises(InvalidParameter, match=next(iter(wrong))):
+        PairRounds(message_bytes=1024, **wrong)
+
+
+def test_ranks_send_in_rounds_and_every_message_is_checked(tmp_path):
+    with local_driver(tmp_path) as driver:
+        workload = PairRounds(message_bytes=4096, rounds=2)
+        done = driver.run(Job(workload=workload, world_size=4, budget=Budget(max_time_s=0.01)))
+    times = message_times_s(done)
+    assert {(a, b) for pair in workload.pairs(4) for a, b in (pair, pair[::-1])} == set(times)
+    assert all(time_s > 0 for time_s in times.values())
+
+
+def rounds_journal(folder, slow=(), nodes=8):
+    """Write the journal of a launch over nodes of two ranks each; pairs of ``slow`` nodes take twice as long."""
+    workload = PairRounds(message_bytes=1 << 20, ranks_per_node=2)
+    draw = random.Random(1)
+    ranks = [rank_facts(rank, host=f"gpu{rank // 2}", device=f"cuda:{rank % 2}") for rank in range(2 * nodes)]
+    spans = []
+    for pair in workload.pairs(2 * nodes):
+        time_s = 1e-3 * (2 if {pair[0] // 2, pair[1] // 2} & set(slow) else 1) * (1 + draw.gauss(0, 0.004))
+        name = name_of(pair, workload.messages, both=True)
+        spans.append(SpanTotal(name=name, time_s=0.0, count=1, slowest_rank=0, slowest_s=time_s * workload.messages))
+    measurement = measurement_of([0.1], ranks, spans=tuple(spans))
+    work = Work(collective="pairs", message_bytes=float(1 << 20), dtype="fp32")
+    path = folder / "launch.jsonl"
+    writer = JournalWriter(path, Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0"))
+    writer.result(
+        Result(
+            case="test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
+            workload="perfsuite.workloads.pair_rounds:PairRounds",
+            parameters=workload.parameters(),
+            platform="h200",
+            world_size=2 * nodes,
+            outcome="measured",
+            work=work,
+            metrics=derive(workload.metrics, work=work, measurement=measurement, peaks=Peaks()),
+            measurement=measurement,
+        )
+    )
+    writer.ended(RunEnd(at="2026", took_s=1.0, exit_status=0))
+    writer.close()
+    return path
+
+
+def test_a_node_that_is_slow_with_nearly_all_partners_is_named_and_its_partners_are_not(tmp_path, capsys):
+    code, told = answer(capsys, rounds_journal(tmp_path, slow={3}), "--nodes", 8)
+    assert (1, {"gpu3": "slow"}) == (code, standings(told))
+    assert 8 == len(told["nodes"])
+    (found,) = told["nodes"]["gpu3"]["slow"]
+    assert found["slower"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_equal_nodes_in_rounds_pass(tmp_path, capsys):
+    assert 0 == answer(capsys, rounds_journal(tmp_path))[0]
+
+
+def test_one_slow_partner_or_one_congested_message_names_nobody():
+    pairs = [pair for one in tournament(16)[:4] for pair in one]
+    times = {(str(a), str(b)): 0.001 * (a % 3) for a, b in pairs}
+    assert [] == slow_in_pairs(times)
+    (first, *_) = times
+    assert [] == slow_in_pairs({**times, first: 0.4})
+    assert [] == slow_in_pairs({})

@@ -194,7 +194,7 @@ def _nearest(result: Result, related: Sequence[Expectation]) -> str:
 
 def _expected(result: Result, metric: Metric, **fields: Any) -> Expected:
     nodes = nodes_of(result)
-    sizes = {name: value for name, value in result.parameters.items() if isinstance(value, int) and name != "messages"}
+    sizes = {name: value for name, value in result.parameters.items() if type(value) is int and name != "messages"}
     rest = [str(value) for name, value in result.parameters.items() if isinstance(value, str)]
     devices = f"{result.world_size} {'rank' if result.world_size == 1 else 'ranks'}"
     question = " ".join([_class_name(result), *rest, devices, *([f"{nodes} nodes"] if nodes > 1 else [])])

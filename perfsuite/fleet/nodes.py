@@ -16,6 +16,7 @@ from perfsuite.base.errors import ConfigurationError, JournalError
 from perfsuite.base.files import content, why
 from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
 from perfsuite.expectations.rows import Expectation
+from perfsuite.fleet.rounds import NodePair, node_pairs
 from perfsuite.metrics import read_run
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import RankFacts, Result
@@ -94,6 +95,8 @@ class Fleet:
 
     nodes: Mapping[str, tuple[NodeRun, ...]]
     quantities: Mapping[str, FleetQuantity]
+    pairs: Mapping[str, Mapping[NodePair, float]] = field(default_factory=dict)
+    """Log seconds of a message by pair of hosts, of cases with rounds of pairs."""
     notes: tuple[str, ...] = ()
     """What was done with journals that were not plain: repeated nodes and host names, cases over several nodes."""
 
@@ -109,11 +112,12 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
     if doubled:
         raise ConfigurationError(f"{doubled[0]} is given twice; give every journal once")
     quantities: dict[str, FleetQuantity] = {}
-    over_several: set[str] = set()
+    over_several: dict[str, Mapping[NodePair, float]] = {}
     runs = [run for file in files for run in _runs_of(file, rows, quantities, over_several)]
+    pairs = {case: times for case, times in over_several.items() if times}
     notes = []
-    if over_several:
-        notes.append(f"{len(over_several)} cases over several nodes are not judged here, as {min(over_several)}")
+    if unjudged := sorted(set(over_several) - set(pairs)):
+        notes.append(f"{len(unjudged)} cases over several nodes are not judged here, as {unjudged[0]}")
     groups: dict[tuple[object, ...], list[NodeRun]] = defaultdict(list)
     for run in runs:
         groups[(run.node, run.identity) if run.identity else (run.node, run.path)].append(run)
@@ -129,7 +133,7 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
         if len(group) > 1:
             first = ordered[0].path
             notes.append(f"{name} has {len(group)} journals: {first} is compared, the later ones are second looks")
-    return Fleet(nodes=nodes, quantities=quantities, notes=tuple(notes))
+    return Fleet(nodes=nodes, quantities=quantities, pairs=pairs, notes=tuple(notes))
 
 
 def uuids_of(run: RunRecord) -> frozenset[str]:
@@ -172,7 +176,10 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _runs_of(
-    path: Path, rows: Sequence[Expectation], quantities: dict[str, FleetQuantity], over_several: set[str]
+    path: Path,
+    rows: Sequence[Expectation],
+    quantities: dict[str, FleetQuantity],
+    over_several: dict[str, Mapping[NodePair, float]],
 ) -> list[NodeRun]:
     """Return a run for every host of a journal; an absent one for a journal that does not count."""
     try:
@@ -191,7 +198,7 @@ def _runs_of(
         for name in hosts:
             by_host[name].append(result)
         if len(hosts) > 1 and not on_every_device(result):
-            over_several.add(result.name)
+            over_several[result.case] = node_pairs(result) if result.workload.endswith(":PairRounds") else {}
     driver = next(iter(_leading_hosts(record)), host)
     return [
         _run(

@@ -12,6 +12,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.expectations.judge import Expected, differences_of
 from perfsuite.expectations.rows import Expectation
 from perfsuite.fleet.nodes import PRIORS, Fleet, FleetQuantity, NodeRun
+from perfsuite.fleet.rounds import slow_in_pairs
 from perfsuite.fleet.rule import FEWEST_GROUPS, Position, Slow, compare, level_of, two_groups
 from perfsuite.statistics.robust import median
 
@@ -122,6 +123,10 @@ def judge_fleet(
         for each in judgement.slow:
             found[each.member[0]].append((judgement.quantity.case, each))
     judged = {name for one in judgements if one.is_judged for name in one.values}
+    for case, times in fleet.pairs.items():
+        judged |= {node for pair in times for node in pair}
+        for each in slow_in_pairs(times):
+            found[each.member[0]].append((case, each))
     lacking = _lacking(present, populations)
     nodes: dict[str, NodeStanding] = {
         name: _standing(
@@ -179,7 +184,7 @@ def _refuse_mixed_suites(
         usual = {case for case, count in counts.items() if 2 * count > len(names)}
         for name in names:
             run = present[name][0]
-            if not usual & has[name]:
+            if has[name] and not usual & has[name]:
                 theirs = f"the {len(usual)} cases of most nodes" if usual else "its cases with most nodes"
                 raise ConfigurationError(
                     f"{run.path} shares none of {theirs} (it has {min(run.times, default='none')}): journals of "
