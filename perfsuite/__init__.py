@@ -23,7 +23,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  run from a checkout nothing else 
 if TYPE_CHECKING:
     from perfsuite.base.errors import InvalidParameter, PerfsuiteError, UnsupportedCase, VerdictFailed, WrongResult
     from perfsuite.base.mesh import MeshShape
-    from perfsuite.plugin.decorators import dtypes, sizes, world_sizes
+    from perfsuite.plugin.decorators import acceptance, dtypes, sizes, world_sizes
     from perfsuite.record.own_metrics import OwnMetric
     from perfsuite.record.result import Measurement, Metric, Result, Work
     from perfsuite.record.workload import CallableStep, Process, Rank, Step, Workload
@@ -48,6 +48,7 @@ __all__ = [
     "Workload",
     "WrongResult",
     "__version__",
+    "acceptance",
     "dtypes",
     "sizes",
     "world_sizes",
@@ -57,7 +58,7 @@ _HOMES = {
     "perfsuite.base.errors": ("InvalidParameter", "PerfsuiteError", "UnsupportedCase", "VerdictFailed", "WrongResult"),
     "perfsuite.base.mesh": ("MeshShape",),
     "perfsuite.record.own_metrics": ("OwnMetric",),
-    "perfsuite.plugin.decorators": ("dtypes", "sizes", "world_sizes"),
+    "perfsuite.plugin.decorators": ("acceptance", "dtypes", "sizes", "world_sizes"),
     "perfsuite.record.result": ("Measurement", "Metric", "Result", "Work"),
     "perfsuite.record.workload": ("CallableStep", "Process", "Rank", "Step", "Workload"),
 }

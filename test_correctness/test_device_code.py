@@ -211,7 +211,7 @@ def test_utilisation_is_what_the_vendor_tells_and_unknown_without(monkeypatch: p
     assert MusaDevice(FakeModule()).utilisation_percent() is None
 
 
-def test_throttling_is_what_nvml_tells_of_the_device_that_torch_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_is_what_nvml_tells_of_the_device_that_torch_names(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
 
     def tell(devices: Any) -> Any:
@@ -221,10 +221,12 @@ def test_throttling_is_what_nvml_tells_of_the_device_that_torch_names(monkeypatc
     monkeypatch.setattr("perfsuite.platforms.cuda.NvmlTelemetry.open", tell)
     module = FakeModule()
     module.get_device_properties = lambda index: SimpleNamespace(uuid=f"00-{index}")
-    assert ("thermal",) == CudaDevice(module).throttle()
+    assert ("thermal",) == CudaDevice(module).reading().throttle
+    assert "GPU-00-1" == CudaDevice(module).uuid()
+    assert "" == CudaDevice(FakeModule()).uuid()
     assert ["GPU-00-1"] == [device.uuid for device in opened]
     monkeypatch.setattr("perfsuite.platforms.cuda.NvmlTelemetry.open", lambda devices: None)
-    assert [None, None] == [CudaDevice(module).throttle(), CpuDevice().throttle()]
+    assert [None, None] == [CudaDevice(module).reading(), CpuDevice().reading()]
 
 
 def test_tf32_is_set_by_the_switches_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:

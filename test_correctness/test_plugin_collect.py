@@ -285,6 +285,34 @@ def two_h200(monkeypatch) -> None:
     monkeypatch.setattr(suite, "detect_machine", lambda *_: machine)
 
 
+EVERYWHERE = """
+pytestmark = world_sizes(2, extended=[2], full=[2, 4, 8], more=True)
+
+@sizes(full=["1GiB"], small=["1KiB"])
+def test_sum(perf, ranks, message_bytes):
+    perf(Sum(message_bytes=message_bytes), on=ranks)
+"""
+
+
+@pytest.mark.parametrize(
+    ("launched", "sizes"), [(8, (2, 4, 8)), (16, (2, 4, 8, 16)), (512, (2, 4, 8, 16, 32, 64, 128, 256, 512))]
+)
+def test_a_sweep_over_all_devices_has_every_world_size_once_and_the_whole_launch(
+    pytester, monkeypatch, launched, sizes
+):
+    """A launch of eight had its cases twice, and of 512 devices 256 were measured."""
+    repository(pytester, monkeypatch, EVERYWHERE)
+    found = pytester.inline_run("--collect-only", "--perf-scale=full", plugins=[Launched(launched)])
+    (finished,) = found.getcalls("pytest_collection_finish")
+    assert [f"test_sum[cpu-ws{size}-1GiB]" for size in sizes] == [item.name for item in finished.session.items]
+
+
+def test_a_world_size_that_stands_twice_is_refused(pytester, monkeypatch):
+    found = repository(pytester, monkeypatch, EVERYWHERE.replace("[2, 4, 8]", "[2, 4, 4]")).run("--perf-scale=full")
+    assert pytest.ExitCode.INTERRUPTED == found.ret
+    found.stdout.fnmatch_lines(["*@world_sizes has 4 twice; name each once"])
+
+
 ON_RANKS = """
 @world_sizes(2, 4)
 def test_ranks(perf, ranks):

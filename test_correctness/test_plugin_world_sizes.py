@@ -73,7 +73,7 @@ def test_world_sizes_follow_the_launch_or_the_option(pytester, monkeypatch, capa
         (24, ["-m", "extended or not extended"], [2, 24]),
         (2, ["--perf-scale=full"], [2, 4]),
         (6, ["--perf-scale=full"], [2, 4, 6]),
-        (300, ["--perf-scale=full"], [2, 4, 256]),
+        (300, ["--perf-scale=full"], [2, 4, 300]),
         (24, ["--perf-scale=full", "--perf-world-sizes=8,16"], [8, 16]),
         (None, ["--perf-world-sizes=8,16"], [8, 16]),  # what is asked for is not left out
     ],

@@ -13,8 +13,7 @@ from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.baselines.encode import encode
 from perfsuite.baselines.sessions import machine_sessions
 from perfsuite.baselines.text import dump, parse
-from perfsuite.platforms.environment import boot_of
-from perfsuite.platforms.host import Host
+from perfsuite.platforms.host import Host, boot_of
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
 
 HOUR = 1 / 24

@@ -8,7 +8,7 @@ of the two that most trainings wait for are swept by default, of the others the 
 
 from __future__ import annotations
 
-from perfsuite import dtypes, sizes, workloads, world_sizes
+from perfsuite import acceptance, dtypes, sizes, workloads, world_sizes
 
 pytestmark = world_sizes(2, 4, 8, extended=[4], more=True)
 every_world_size = world_sizes(2, 4, 8, more=True)
@@ -17,6 +17,7 @@ over_sizes = sizes(full=FULL, small=["1KiB", "1MiB", "16MiB"])
 in_one_small_size = sizes(full=FULL, small=["1MiB"])
 
 
+@acceptance("1GiB", "16MiB")
 @over_sizes
 @every_world_size
 @dtypes("fp32", "bf16")
@@ -31,18 +32,21 @@ def test_all_reduce_dtypes(perf, ranks, message_bytes, dtype):
     perf(workloads.AllReduce(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
+@acceptance("1GiB", "16MiB")
 @over_sizes
 @dtypes("fp32", "bf16")
 def test_reduce_scatter(perf, ranks, message_bytes, dtype):
     perf(workloads.ReduceScatter(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
+@acceptance("1GiB", "16MiB")
 @over_sizes
 @every_world_size
 def test_all_gather(perf, ranks, message_bytes, dtype):
     perf(workloads.AllGather(message_bytes=message_bytes, dtype=dtype), on=ranks)
 
 
+@acceptance("1GiB", "16MiB")
 @over_sizes
 def test_all_to_all(perf, ranks, message_bytes, dtype):
     perf(workloads.AllToAll(message_bytes=message_bytes, dtype=dtype), on=ranks)

@@ -5,12 +5,12 @@ Nothing is sent: the summary names the median device, the slowest, the spread, a
 
 from __future__ import annotations
 
-from perfsuite import dtypes, sizes, world_sizes
+from perfsuite import acceptance, dtypes, sizes, world_sizes
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryTriad
 
 # On a CPU all ranks share the one device: there it is only run when it is asked for.
-pytestmark = world_sizes(2, extended=[2], full=[2, 4, 8], more=True)
+pytestmark = [world_sizes(2, extended=[2], full=[2, 4, 8], more=True), acceptance()]
 
 
 @sizes(full=["8192x8192x8192"], small=["256x256x256"], param="shape")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import dtypes, sizes
+from perfsuite import acceptance, dtypes, sizes
 from perfsuite.base.units import MIB
 from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.grouped_matmul import GroupedMatmul
@@ -80,6 +80,7 @@ def test_grouped_matmul(perf, shape, dtype, way, skew):
     perf(GroupedMatmul(groups=groups, rows=rows, k=k, n=n, dtype=dtype, way=way, skew=skew))
 
 
+@acceptance()
 def test_kernel_launch(perf):
     """The smallest kernel: what the host takes to start one."""
     perf(KernelLaunch())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfsuite import sizes, workloads
+from perfsuite import acceptance, sizes, workloads
 
 in_device_memory = sizes(full=["1MiB", "256MiB", "1GiB", "4GiB"], small=["1MiB", "256MiB"], param="buffer_bytes")
 over_the_host_link = sizes(full=["1MiB", "64MiB", "1GiB"], small=["64MiB"], param="buffer_bytes")
@@ -25,12 +25,14 @@ def test_memory_triad(perf, buffer_bytes):
     perf(workloads.MemoryTriad(buffer_bytes=buffer_bytes))
 
 
+@acceptance("1GiB", "64MiB")
 @over_the_host_link
 @pinned_and_not
 def test_host_to_device(perf, buffer_bytes, pinned):
     perf(workloads.HostDeviceCopy(buffer_bytes=buffer_bytes, direction="host_to_device", pinned=pinned))
 
 
+@acceptance("1GiB", "64MiB")
 @over_the_host_link
 @pinned_and_not
 def test_device_to_host(perf, buffer_bytes, pinned):

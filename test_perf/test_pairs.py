@@ -1,15 +1,20 @@
 """Every pair of ranks by itself, as a matrix: the link that is slower than its like is named.
 
-``one``: each sends to each other one alone; ``both``: the two send to each other at the same time.
+``one``: each sends to each other one alone; ``both``: the two send to each other at the same time.  Between nodes pairs
+work in rounds, all at once: of 512 ranks one pair after the other would be 261,632 turns.
 """
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from perfsuite import sizes, workloads, world_sizes
+from perfsuite import acceptance, sizes, workloads, world_sizes
+from perfsuite.runtime.transports.launchers import detect_launch
+from perfsuite.workloads.pair_rounds import PairRounds
 
-pytestmark = world_sizes(4, full=[2, 4, 8])
+pytestmark = [world_sizes(4, full=[2, 4, 8]), acceptance()]
 directions = pytest.mark.parametrize("directions", ["one", pytest.param("both", marks=pytest.mark.extended)])
 
 
@@ -23,3 +28,13 @@ def test_pair_latency(perf, ranks, message_bytes, directions):
 @directions
 def test_pair_bandwidth(perf, ranks, message_bytes, directions):
     perf(workloads.Pairs(message_bytes=message_bytes, directions=directions), on=ranks)
+
+
+@sizes(full=["64MiB"], small=["1MiB"])
+@world_sizes(4, extended=[4], full=[], more=True)
+def test_pair_rounds(perf, ranks, message_bytes):
+    """Four rounds of disjoint pairs of nodes; within one node, and without a launcher, every rank counts as a node."""
+    launch = detect_launch(os.environ)
+    here = launch.local_world_size if launch else 1
+    nodes = ranks // here if ranks % here == 0 and ranks > here else ranks
+    perf(PairRounds(message_bytes=message_bytes, ranks_per_node=ranks // nodes), on=ranks)

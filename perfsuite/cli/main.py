@@ -35,6 +35,7 @@ COMMANDS = {
     "audit": "audit",
     "trace": "trace",
     "ab": "ab",
+    "fleet": "fleet",
     "show": "show",
     "history": "history",
     "import": "exchange",

@@ -12,6 +12,7 @@ from perfsuite.base.files import content, why, write_file
 from perfsuite.base.units import plural
 from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
 from perfsuite.cli.results import read_results
+from perfsuite.fleet.nodes import several_hosts
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
@@ -72,7 +73,7 @@ def _run_report(options: argparse.Namespace) -> int:
         return _write_page(options, catalog)
     if options.baseline is not None:
         raise ConfigurationError("--baseline says what a page compares with; give --html FILE too")
-    runs = [_read(path, catalog) for path in options.results]
+    runs = _read_of_one_machine(options.results, catalog)
     base = _read(options.base, catalog) if options.base else None
     styles = (find_style(options.style),) if options.style else fitting_styles(runs)
     if not styles:
@@ -148,7 +149,7 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
             raise ConfigurationError(f"{name} is of the report in Markdown; run perfsuite report again without --html")
     if options.base is not None and options.baseline is not None:
         raise ConfigurationError("--base and --baseline both say what is compared with; give one of them")
-    runs = [_read(path, catalog) for path in options.results]
+    runs = _read_of_one_machine(options.results, catalog)
     base = options.base or options.baseline
     material = material_of(runs, _read(base, catalog) if base else None, show_hosts=options.show_hosts)
     beside = _imported(options, runs) if options.imported else []
@@ -177,7 +178,7 @@ def _checklist_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_checklist(options: argparse.Namespace) -> int:
     catalog = load_catalog(options.platform_file)
-    recordings = [_read(path, catalog) for path in options.results]
+    recordings = _read_of_one_machine(options.results, catalog)
     if not any(recording.run.results for recording in recordings):
         raise ConfigurationError(
             f"{', '.join(map(str, options.results))}: nothing was measured, so nothing can be answered; run cases of "
@@ -209,6 +210,18 @@ CHECKLIST = Command(
     arguments=_checklist_arguments,
     run=_run_checklist,
 )
+
+
+def _read_of_one_machine(paths: Sequence[Path], catalog: Catalog) -> list[Recording]:
+    """Read runs that are merged, the newest of each case; raises ConfigurationError for those of several hosts."""
+    read = [_read(path, catalog) for path in paths]
+    hosts = several_hosts(recording.run for recording in read)
+    if hosts:
+        raise ConfigurationError(
+            f"these are results of several hosts ({', '.join(hosts)}), with equal hardware; give those of one host, or "
+            "compare nodes by perfsuite fleet"
+        )
+    return read
 
 
 def _read(path: Path, catalog: Catalog) -> Recording:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.units import seconds_to_us, significant
 from perfsuite.record.own_metrics import Better
-from perfsuite.record.result import Measurement, Peak, Peaks, Work
+from perfsuite.record.result import Measurement, Peak, Peaks, Result, Work
 
 HOST_BOUND = 0.9
 """Share of an iteration that the host takes to start it, from which on the host is what is timed."""
@@ -110,3 +110,12 @@ def recorded(record: str, missing: str, convert: Callable[[float], float] = floa
 def devices_used(measurement: Measurement) -> int:
     """Distinct devices behind the ranks: ranks beyond the devices share them, and a peak is per device."""
     return max(1, len({(rank.host, rank.device) for rank in measurement.ranks}))
+
+
+def on_every_device(result: Result) -> bool:
+    """Whether a case ran the same kernel, without communication, on several devices, a rank on each."""
+    measurement = result.measurement
+    if result.outcome != "measured" or measurement is None or not measurement.aligned or measurement.smoke:
+        return False
+    communicates = result.work.collective or result.work.tokens or result.work.samples
+    return not communicates and devices_used(measurement) == measurement.world_size > 1

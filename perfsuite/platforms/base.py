@@ -16,7 +16,7 @@ from perfsuite.base.errors import ConfigurationError, UnsupportedCase
 from perfsuite.base.units import MIB
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.quirks import numbers
-from perfsuite.platforms.telemetry import Telemetry, Unread
+from perfsuite.platforms.telemetry import Reading, Telemetry, Unread
 from perfsuite.record.result import ClockFacts, Peak, Peaks
 
 if TYPE_CHECKING:
@@ -297,8 +297,12 @@ class DeviceCode(ABC):
         """Share of its last moments in which the device ran any kernel; None where no library tells."""
         return None
 
-    def throttle(self) -> tuple[str, ...] | None:
-        """Why the device's clock is held down now; empty when it is known not to be, None where no library tells."""
+    def uuid(self) -> str:
+        """Identifier of the current device as its driver names it; empty where nothing tells."""
+        return ""
+
+    def reading(self) -> Reading | None:
+        """Clocks, throttling, power cap and temperature of the current device now; None where no library tells."""
         return None
 
     def require_sharing(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method

@@ -94,9 +94,10 @@ def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
     extra = [Path(path) for path in extra_files]
     families = family_names() if extra else SHIPPED
     for file in (_built_in(), *(_File.load(path, families) for path in extra)):
-        unknown = set(file.tables) - {"platform", "environment"}
+        unknown = set(file.tables) - {"platform", "environment", "expectation"}
         if unknown:
-            raise file.error(min(unknown), "", "is unknown; a file has [platform.NAME] tables and [environment]")
+            allowed = "[platform.NAME] tables, [environment] and [[expectation]] rows"
+            raise file.error(min(unknown), "", f"is unknown; a file has {allowed}")
         for name, row in file.table("platform").items():
             file.check_row(name, row)
             rows[name] = _merge(rows.get(name, {}), row)
@@ -104,6 +105,12 @@ def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
         declared = _merge(declared, file.environment())
     models = {name: homes[name].model(name, row) for name, row in rows.items()}
     return Catalog(models=models, declared=declared)
+
+
+def read_platform_file(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the text and the tables of a TOML file; raises ConfigurationError in one line where there are none."""
+    file = _File.load(path, ())
+    return file.text, file.tables
 
 
 @functools.lru_cache(maxsize=1)

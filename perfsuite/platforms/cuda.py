@@ -220,11 +220,15 @@ class CudaDevice(Accelerator):
         """As torch.cuda asks NVML, whose Python package may be missing."""
         return attempt(lambda: float(self._module.utilization()))
 
-    def throttle(self) -> tuple[str, ...] | None:
-        """By pynvml, of the device that has the UUID which torch tells."""
+    def uuid(self) -> str:
+        """As torch tells it, with NVML's prefix."""
         uuid = attempt(lambda: self._module.get_device_properties(self._module.current_device()).uuid)
-        telemetry = NvmlTelemetry.open((DetectedDevice(index=0, reported_name="", uuid=f"GPU-{uuid}"),))
-        return telemetry.read()[0].throttle if telemetry else None
+        return f"GPU-{uuid}" if uuid else ""
+
+    def reading(self) -> Reading | None:
+        """By pynvml, of the device that has the UUID which torch tells."""
+        telemetry = NvmlTelemetry.open((DetectedDevice(index=0, reported_name="", uuid=self.uuid()),))
+        return telemetry.read()[0] if telemetry else None
 
     def versions(self) -> dict[str, str]:
         """CUDA, cuDNN and NCCL as torch was built or loaded with, and the TF32 switch."""

@@ -22,7 +22,7 @@ from perfsuite.base.units import gib
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import memory_bytes, read_processor
-from perfsuite.platforms.host import Host
+from perfsuite.platforms.host import Host, active_ports
 from perfsuite.platforms.machine import Machine
 from perfsuite.platforms.quirks import numbers
 from perfsuite.record.codec import to_json
@@ -124,7 +124,7 @@ def read_environment(
         memory_gib=f"{gib(memory[1]):.1f}" if memory else UNKNOWN,
         governor=_governor(host),
         tcp=congestion_control(host),
-        network=_network(host),
+        network=active_ports(host),
         devices=tuple(_device(device.reported_name, device.memory_bytes, device.uuid) for device in machine.devices),
         power_caps=machine.family.power_caps(),
         driver=machine.family.software(),
@@ -140,11 +140,6 @@ def read_environment(
         declared=masked_value(declared or {}),
         topology=machine.family.topology(),
     )
-
-
-def boot_of(host: Host) -> str:
-    """Short identifier of the boot that the machine runs since, twelve hex digits; empty where Linux does not tell."""
-    return (host.read("proc/sys/kernel/random/boot_id") or "").replace("-", "")[:12]
 
 
 def congestion_control(host: Host) -> str:
@@ -216,17 +211,6 @@ def _governor(host: Host) -> str:
     paths = host.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
     texts = sorted({host.read(str(path.relative_to(host.root))) or "" for path in paths} - {""})
     return ", ".join(texts) or UNKNOWN
-
-
-def _network(host: Host) -> tuple[str, ...]:
-    """``mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand`` for every active port."""
-    ports = []
-    for port in host.glob("sys/class/infiniband/*/ports/*"):
-        path = str(port.relative_to(host.root))
-        if "ACTIVE" in (host.read(f"{path}/state") or ""):
-            rate, layer = host.read(f"{path}/rate") or UNKNOWN, host.read(f"{path}/link_layer") or ""
-            ports.append(f"{port.parent.parent.name} port {port.name}: {rate} {layer}".strip())
-    return tuple(sorted(ports))
 
 
 def _device(name: str, memory: int | None, uuid: str) -> str:

@@ -138,3 +138,19 @@ class Host:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, bound_to)
         return frozenset(granted)
+
+
+def boot_of(host: Host) -> str:
+    """Short identifier of the boot that the machine runs since, twelve hex digits; empty where Linux does not tell."""
+    return (host.read("proc/sys/kernel/random/boot_id") or "").replace("-", "")[:12]
+
+
+def active_ports(host: Host) -> tuple[str, ...]:
+    """``mlx5_0 port 1: 200 Gb/sec (4X HDR) InfiniBand`` for every active port."""
+    ports = []
+    for port in host.glob("sys/class/infiniband/*/ports/*"):
+        path = str(port.relative_to(host.root))
+        if "ACTIVE" in (host.read(f"{path}/state") or ""):
+            rate, layer = host.read(f"{path}/rate") or "unknown", host.read(f"{path}/link_layer") or ""
+            ports.append(f"{port.parent.parent.name} port {port.name}: {rate} {layer}".strip())
+    return tuple(sorted(ports))

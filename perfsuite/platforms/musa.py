@@ -174,12 +174,17 @@ class MusaDevice(Accelerator):
         mudnn.allow_tf32 = allowed
 
     def utilisation_percent(self) -> float | None:
-        """By pymtml, since torch_musa tells none; unknown where the visible devices have other numbers there."""
+        """By pymtml, since torch_musa tells none."""
+        reading = self.reading()
+        return reading.utilisation_percent if reading is not None else None
+
+    def reading(self) -> Reading | None:
+        """By pymtml; unknown where the visible devices have other numbers there."""
         if Musa.visible_variable in os.environ:
             return None
         device = DetectedDevice(index=int(self._module.current_device()), reported_name="")
         telemetry = MtmlTelemetry.open((device,))
-        return telemetry.read()[0].utilisation_percent if telemetry else None
+        return telemetry.read()[0] if telemetry else None
 
     def versions(self) -> dict[str, str]:
         """torch_musa's version, the architecture (mp_22 for S4000) and the switches that change what is timed."""

@@ -111,15 +111,16 @@ def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
 def _cases(sweep: Sweep, model: DeviceModel, suite: Suite, with_platform: bool) -> Iterable[Any]:
     platform_mark = pytest.mark.platform(name=model.name)
     platform = (model.name,) if with_platform else ()
-    marks: dict[tuple[int, bool], Sequence[pytest.MarkDecorator]] = {}
+    marks: dict[tuple[int, bool, bool], Sequence[pytest.MarkDecorator]] = {}
     for point in sweep.points(scale_of(model, suite), suite.launch_sizes(model)):
-        count, key = point.world_size, (point.needs, point.extended)
+        count, key = point.world_size, (point.needs, point.extended, point.acceptance)
         if key not in marks:  # the same for all sizes and dtypes: 10,000 cases share a few marks
             why_not = suite.why_not(model, point.needs)
             marks[key] = [
                 platform_mark,
                 pytest.mark.world_size(n=point.needs),
                 *([pytest.mark.extended] if point.extended else []),
+                *([pytest.mark.acceptance] if point.acceptance else []),
                 # A case that is projected is begun, says what it would run, and is skipped then.
                 *([pytest.mark.skip(reason=why_not)] if why_not and not suite.projects else []),
             ]

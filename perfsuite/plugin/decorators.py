@@ -1,4 +1,4 @@
-"""What a test author writes over a test function: ``@sizes``, ``@world_sizes`` and ``@dtypes``.
+"""What a test author writes over a test function: ``@sizes``, ``@world_sizes``, ``@dtypes`` and ``@acceptance``.
 
 Each is a pytest mark that carries data and nothing else, so it works on functions, classes and modules (``pytestmark``)
 of any repository.  The data is checked at collection, where the error can name the file and the function; see
@@ -17,6 +17,7 @@ from perfsuite.base.errors import ConfigurationError
 SIZES = "perf_sizes"
 WORLD_SIZES = "perf_world_sizes"
 DTYPES = "perf_dtypes"
+ACCEPTANCE = "perf_acceptance"
 
 Size = str | int | tuple[int, ...]
 """As an author writes it: ``"64MiB"``, ``"1024x1024x512"``, ``(1024, 1024, 512)``, ``4096``, a name (``gpt_345m``)."""
@@ -53,8 +54,8 @@ def world_sizes(
     """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``.
 
     Cases of the ``extended`` ones among them carry the marker of that name: at the small scale they are left out unless
-    -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to the ranks of
-    the launch or the devices of the host, these included, at most 256; ``--perf-world-sizes`` names others instead.
+    -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to 256, then the
+    ranks of the launch or the devices of the host; ``--perf-world-sizes`` names others instead.
     ``more="whole"`` adds that last number alone, as an extended case at the small scale unless it is asked for.  For a
     platform that is not here it is the devices of its maker's host; simulated devices share one host's cores and add
     none.
@@ -74,6 +75,17 @@ def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
     _require_call("dtypes", '"fp32", "bf16"', names)
     mark: pytest.MarkDecorator = getattr(pytest.mark, DTYPES)
     return mark(names=names, only_at=only_at)
+
+
+def acceptance(*sizes: Size) -> pytest.MarkDecorator:
+    """Cases of the acceptance run (``-m acceptance``): they get the marker of that name.
+
+    These are the cases of the largest world size that there is room for, in the first dtype, at the first of ``sizes``
+    that the scale in use has; without any at all sizes.
+    """
+    _require_call("acceptance", '"1GiB"', sizes)
+    mark: pytest.MarkDecorator = getattr(pytest.mark, ACCEPTANCE)
+    return mark(sizes=sizes)
 
 
 def _require_call(decorator: str, example: str, values: tuple[Any, ...]) -> None:

@@ -21,8 +21,7 @@ from perfsuite.base.units import plural
 from perfsuite.baselines.runs import usable, why_unusable
 from perfsuite.gate.comparable import nearest_hardware
 from perfsuite.platforms import fingerprint
-from perfsuite.platforms.environment import boot_of
-from perfsuite.platforms.host import Host
+from perfsuite.platforms.host import Host, boot_of
 from perfsuite.plugin import verdict_reports
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.ending import Out, level_key

@@ -24,11 +24,13 @@ MARKERS = (
     "extended: at the small scale the case is left out unless -k, -m or a node id selects it",
     'published(report, table): the case reproduces a row of a published report, e.g. report="002", '
     'table="002/performance"; set where --perf-published or -m asks for it',
+    "acceptance: the case belongs to the acceptance run of a node, see docs/acceptance.md",
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
     "perf_world_sizes: set by the decorator perfsuite.world_sizes",
     "perf_nothing: set where a test has no case at the scale in use; it is not collected",
     "perf_dtypes: set by the decorator perfsuite.dtypes",
+    "perf_acceptance: set by the decorator perfsuite.acceptance",
 )
 DEFAULT_TIMEOUT = "120s"
 SHOWN = ("summary", "tables", "cases")
@@ -98,8 +100,8 @@ def declare(parser: pytest.Parser) -> None:
     add(
         "--perf-world-sizes",
         metavar="LIST",
-        help="numbers of ranks for tests that sweep them, e.g. 8,16,32; default: those of the test, doubled up to the "
-        "ranks of the launch or the devices of the host, at most 256",
+        help="numbers of ranks for tests that sweep them, e.g. 8,16,32; default: those of the test, doubled up to "
+        "256, then the ranks of the launch or the devices of the host",
     )
     add(
         "--perf-published",
@@ -156,6 +158,7 @@ def declare(parser: pytest.Parser) -> None:
     add("--perf-annotations", action="store_true", help="under GitHub Actions: an annotation at each case that fails")
     add("--perf-show-hosts", action="store_true", help="keep names of hosts in files meant for others")
     _declare_gate(add)
+    _declare_expectations(add)
     add("--perf-report", metavar="FILE", help="write the published reports' tables as Markdown (ini: perf_report)")
     styles = "|".join(STYLE_NAMES)
     add("--perf-report-style", metavar=styles, help="whose tables; default: those that fit (ini: perf_report_style)")
@@ -198,6 +201,26 @@ def declare(parser: pytest.Parser) -> None:
     ini("perf_report_style", f"whose tables it has: {styles}", default="")
     ini("perf_history", "history that every run adds a line to, relative to the root", default="")
     ini("perf_html", "file of the page, relative to the root; yes: beside the journal", default="")
+
+
+def _declare_expectations(add: Callable[..., None]) -> None:
+    """Options of expectations."""
+    add(
+        "--perf-expect",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="fail cases below what healthy devices of the model are known to reach, and print a line per question; "
+        "FILE: a platform file with [[expectation]] rows of your own; write --perf-expect=FILE, or put it last",
+    )
+    add(
+        "--perf-expect-devices",
+        metavar="N",
+        type=int,
+        help="fail unless every host of the run has N devices, e.g. 8 (default with -m acceptance and --perf-expect: "
+        "those of the platform's row)",
+    )
+    add("--perf-allow-unjudged", action="store_true", help="with --perf-expect: do not fail if no case has a row")
 
 
 def _declare_gate(add: Callable[..., None]) -> None:

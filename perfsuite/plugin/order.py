@@ -114,6 +114,8 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
         gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; ranks come up meanwhile
         session.config.pluginmanager.register(gating, gating.__name__)
         gating.begin(session, cases)
+        if any(collisions.option(session.config, f"perf_expect{what}") is not None for what in ("", "_devices")):
+            importlib.import_module("perfsuite.plugin.expecting").begin(session, cases)
     outputs.begin(session, cases)
     return returned
 
@@ -173,6 +175,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
     try:
         if gate is not None:
             gate.finish(session)
+        if (expecting := config.pluginmanager.get_plugin("perfsuite.expecting")) is not None:
+            expecting.finish(session)
         if suite is not None:
             ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
             ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
@@ -224,6 +228,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         from perfsuite.plugin.summary import show_screen
 
         show_screen(terminalreporter, config)
+    if (expecting := config.pluginmanager.get_plugin("perfsuite.expecting")) is not None:
+        expecting.show(terminalreporter)
     outputs.show(terminalreporter, config, "perf_report")
     if ending.record_key in config.stash:
         from perfsuite.plugin.summary import annotate

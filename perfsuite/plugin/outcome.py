@@ -31,6 +31,7 @@ from perfsuite.plugin.state import suite_key, suite_of
 if TYPE_CHECKING:
     from _pytest.skipping import Xfail
 
+    from perfsuite.plugin.expecting import Expecting
     from perfsuite.plugin.suite import Suite
 
 
@@ -135,6 +136,9 @@ def _judge(item: pytest.Item, suite: Suite) -> None:
         suite.verdicts[item.nodeid] = judgement.verdict
         if judgement.failure:
             raise failure(judgement.failure, VerdictFailed)
+    expecting: Expecting | None = item.config.pluginmanager.get_plugin("perfsuite.expecting")
+    if expecting is not None and (below := expecting.judge(result)):
+        raise failure(below, VerdictFailed)
     if result.outcome == "out_of_memory" and mark_of(item) is not None:
         torchs = getattr(sys.modules.get("torch"), "OutOfMemoryError", RuntimeError)
         raise failure(result.detail or "out of memory", also(OutOfMemory, torchs))

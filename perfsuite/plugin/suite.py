@@ -34,6 +34,7 @@ from perfsuite.platforms import (
 )
 from perfsuite.platforms.detection import too_few_devices
 from perfsuite.platforms.environment import installed_torch, require_importable_torch, require_torch
+from perfsuite.platforms.host import boot_of
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.plugin import collisions, launch, published
 from perfsuite.plugin.gate_options import gate_options_key
@@ -302,6 +303,8 @@ class Suite:
             versions=self.versions,
             revision=self.revision,
             arguments=self.arguments,
+            host=self.machine.family.host.read("proc/sys/kernel/hostname") or "",
+            boot=boot_of(self.machine.family.host),
         )
         root, path = self.config.rootpath, self.settings.journal
         with self.signals.held():

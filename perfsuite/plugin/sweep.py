@@ -15,7 +15,7 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import format_bytes, parse_bytes
-from perfsuite.plugin.decorators import DTYPES, SIZES, WORLD_SIZES
+from perfsuite.plugin.decorators import ACCEPTANCE, DTYPES, SIZES, WORLD_SIZES
 from perfsuite.record.workload import DTYPES as KNOWN_DTYPES
 
 Scale = Literal["full", "small"]
@@ -30,8 +30,8 @@ _MISWRITTEN = re.compile(r"[\dx.+-]+|\d+(\.\d+)?[KMGT]i?B")
 """No names, though they have the letters of one: a shape with a slip in it, bytes where the parameter takes none."""
 
 
-MOST_RANKS = 256
-"""Of the largest published run."""
+MOST_DOUBLED = 256
+"""Ranks of the largest published run: world sizes are doubled up to it, then the whole launch follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +48,18 @@ class LaunchSizes:
     def instead_of(self, counts: tuple[int, ...], largest: int, more: More = True) -> tuple[int, ...]:
         """World sizes of a test that names ``counts`` and takes more from ``largest`` on, the largest it names at all.
 
-        >>> LaunchSizes(capacity=24).instead_of((2, 4, 8), 8), LaunchSizes(asked=(1, 16)).instead_of((2, 4, 8), 8)
+        >>> LaunchSizes(capacity=24).instead_of((2, 4, 8), 2), LaunchSizes(asked=(1, 16)).instead_of((2, 4, 8), 2)
         ((2, 4, 8, 16, 24), (16,))
         >>> LaunchSizes(capacity=24, whole=24).instead_of((2,), 2, "whole")
         (2, 24)
         """
+        largest = max(counts, default=largest)
         if self.asked:
             # Fewer than the test names are too few for what it measures; those that it leaves to others stay there.
             least = min(counts, default=largest + 1)
             return tuple(count for count in self.asked if count >= least)
         if more == "whole":
-            whole = min(self.whole, MOST_RANKS)
-            return (*counts, whole) if whole > max(largest, *counts) else counts
+            return (*counts, self.whole) if self.whole > largest else counts
         return counts + doubled(largest, self.capacity)
 
 
@@ -68,13 +68,13 @@ ANY_HOST = LaunchSizes()
 
 
 def doubled(beyond: int, capacity: int) -> tuple[int, ...]:
-    """World sizes above ``beyond`` for so many ranks: doubled, and all that there are; at most MOST_RANKS.
+    """World sizes above ``beyond`` for so many ranks: doubled up to MOST_DOUBLED, then all that there are.
 
-    >>> doubled(8, 24), doubled(8, 8), doubled(8, 300)
-    ((16, 24), (), (16, 32, 64, 128, 256))
+    >>> doubled(8, 24), doubled(8, 8), doubled(8, 600)
+    ((16, 24), (), (16, 32, 64, 128, 256, 600))
     """
-    capacity = min(capacity, MOST_RANKS)
-    steps = itertools.takewhile(lambda count: count < capacity, (beyond * 2**power for power in itertools.count(1)))
+    most = min(capacity - 1, MOST_DOUBLED)
+    steps = itertools.takewhile(lambda count: count <= most, (beyond * 2**power for power in itertools.count(1)))
     return (*steps, capacity) if capacity > beyond else ()
 
 
@@ -99,6 +99,8 @@ class SweepPoint:
     id: str
     """Tokens after the platform, joined by ``-``; empty when there are none."""
     extended: bool = False
+    """Whether the case carries the marker of that name."""
+    acceptance: bool = False
     """Whether the case carries the marker of that name."""
     needs: int = 1
     """Ranks that the case runs on, whether ``ranks`` or its size says so."""
@@ -127,6 +129,8 @@ class Sweep:
     dtypes: tuple[str, ...] = ()
     only_at: Size | None = None
     """The one size at which dtypes after the first run."""
+    acceptance: tuple[Size, ...] | None = None
+    """The first of these at a scale is of the acceptance run, empty: all sizes; None: the test has no such case."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -134,12 +138,26 @@ class Sweep:
         return tuple(name for name, there in ((self.size_param, self.size_param), ("dtype", self.dtypes)) if there)
 
     def points(self, scale: Scale, there: LaunchSizes = ANY_HOST) -> Iterator[SweepPoint]:
-        """Every combination at this scale: world sizes outermost, so that equal groups follow each other."""
+        """Every combination at this scale: world sizes outermost, so that equal groups follow each other.
+
+        Raises ConfigurationError for a combination that comes twice: two cases would have one id.
+        """
+        seen: set[str] = set()
+        for point in self._points(scale, there):
+            if point.id in seen:
+                raise ConfigurationError(f"makes the case {point.id!r} twice; give every world size and size once")
+            seen.add(point.id)
+            yield point
+
+    def _points(self, scale: Scale, there: LaunchSizes) -> Iterator[SweepPoint]:
         sizes: Sequence[Size | None] = (self.full if scale == "full" else self.small) or (None,)
         counts: tuple[int | None, ...] = (None,)
         if self.world_sizes:
             named = self.full_world_sizes if scale == "full" else self.world_sizes
             counts = there.instead_of(named, max(self.world_sizes), self.more) if self.more else named
+        room = [count for count in counts if count is not None and not 0 < there.capacity < count]
+        widest = max(room, default=None)
+        accepted_size = next((size for size in self.acceptance or () if size in sizes), None)
         for world_size in counts:
             further = world_size is not None and world_size > max(self.world_sizes)
             rest_extended = not there.asked if self.more == "whole" else bool(self.extended)
@@ -150,11 +168,13 @@ class Sweep:
                         break
                     tokens = (f"ws{world_size}" if world_size else "", size.id if size else "", dtype or "")
                     values = (size.value,) if size else ()
+                    accepted = self.acceptance is not None and world_size == widest and not index
                     yield SweepPoint(
                         world_size=world_size,
                         values=(*values, dtype) if dtype else values,
                         id="-".join(token for token in tokens if token),
                         extended=is_extended or size in self.extended_sizes,
+                        acceptance=accepted and (not self.acceptance or size == accepted_size),
                         needs=world_size or (self.ranks_of(size.value) if size and self.ranks_of else 1),
                     )
 
@@ -173,6 +193,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
     options = rank_mark.kwargs if rank_mark else {}
     names: tuple[str, ...] = ()
     only_at = None
+    accepted = _read_acceptance(_only_mark(definition, ACCEPTANCE, "acceptance"), param, full + small)
     if dtype_mark:
         names, only_at = _read_dtypes(dtype_mark, param, full + small)
     elif "dtype" in arguments and "dtype" not in parametrized:
@@ -207,6 +228,7 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
         ranks_of=size_mark.kwargs["ranks"] if size_mark else None,
         dtypes=names,
         only_at=only_at,
+        acceptance=accepted,
     )
 
 
@@ -300,6 +322,7 @@ def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[
     full = mark.kwargs["full"]
     if full and any(type(count) is not int or count < 1 for count in full):
         raise ConfigurationError(f"@world_sizes: full={full!r}: every world size is a whole number of at least 1")
+    _refuse_repetition("world_sizes", [str(count) for count in full or ()])
     return counts, extended
 
 
@@ -319,6 +342,17 @@ def _read_dtypes(mark: pytest.Mark, param: str, sizes: tuple[Size, ...]) -> tupl
     only_at = _read_size(written, param)
     _require_among("dtypes", "only_at", written, [only_at], sizes)
     return names, only_at
+
+
+def _read_acceptance(mark: pytest.Mark | None, param: str, sizes: Sequence[Size]) -> tuple[Size, ...] | None:
+    if mark is None:
+        return None
+    written: tuple[Any, ...] = mark.kwargs["sizes"]
+    if written and not param:
+        raise ConfigurationError(f"@acceptance: {written[0]!r} needs @sizes, some of which it names")
+    chosen = tuple(_read_size(size, param) for size in written)
+    _require_among("acceptance", "a size", written, chosen, sizes)
+    return chosen
 
 
 def _refuse_repetition(decorator: str, ids: list[str]) -> None:

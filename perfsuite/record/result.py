@@ -1,7 +1,5 @@
-"""What is known about a case once it has run: frozen records and the version of their JSON form.
-
-``Work`` is what one iteration must do, ``Measurement`` all that the ranks reported, times of samples included,
-``Metric`` a number with its meaning, ``Result`` the whole; :mod:`perfsuite.record.codec` writes and reads them.
+"""What is known about a case once it has run: ``Work`` is what one iteration must do, ``Measurement`` all that the ranks
+reported, ``Metric`` a number with its meaning, ``Result`` the whole.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any, Literal
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.own_metrics import Better, OwnMetric, Reduce
-from perfsuite.record.step import Arrival, Component, DeviceLook, SpanTotal, Timeline, Traffic
+from perfsuite.record.step import Arrival, Component, DeviceLook, Identity, SpanTotal, Timeline, Traffic
 
 SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
@@ -101,7 +99,7 @@ class Training:
     bucket_bytes: float = 0.0
     """Of a bucket that gradients are gathered in and that stays."""
     program: Mapping[str, Any] = field(default_factory=dict)
-    """What is done beside the model: settings of :class:`perfsuite.models.program.Program`, defaults left out."""
+    """Settings of :class:`perfsuite.models.program.Program` that are no defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +165,9 @@ class RankFacts:
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran any kernel; None: unknown."""
     throttle: tuple[str, ...] | None = None
-    """Why its clock was held down as the last sample ended, told where ranks are on several hosts; None: unknown."""
+    """Why its clock was held down as the last sample ended; None: unknown."""
+    identity: Identity | None = None
+    """Its host and device; None in journals that do not have it."""
     launch_s: float | None = None
     """Median seconds in which this process started one iteration; close to ``median_s`` where the host is slow."""
     settings: Mapping[str, str] = field(default_factory=dict)

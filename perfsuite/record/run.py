@@ -104,6 +104,10 @@ class Header:
     """The code that is measured."""
     arguments: tuple[str, ...] = ()
     """pytest's command-line arguments."""
+    host: str = ""
+    """Name of the driver's host; empty in journals that do not have it."""
+    boot: str = ""
+    """Boot of that host, see :func:`perfsuite.platforms.host.boot_of`; host names may repeat, boots do not."""
     schema: int = SCHEMA
 
 
@@ -153,6 +157,11 @@ class RunRecord(Header):
         """The environment of the newest result; empty without any result."""
         newest = max(reversed([*self.results.values()]), key=lambda result: result.started_at, default=None)
         return newest.environment if newest is not None else {}
+
+    @property
+    def hostname(self) -> str:
+        """Name of the driver's host; empty where nothing tells."""
+        return self.host or str(self.environment.get("hostname") or "")
 
     @property
     def simulated(self) -> bool:

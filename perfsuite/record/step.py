@@ -122,5 +122,23 @@ class DeviceLook:
     """Why the clock was held down; empty when it is known not to be."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Which host and device a rank ran on, and the device's state as the last sample ended; None and empty: unknown."""
+
+    boot: str = ""
+    """Boot of the rank's host, see :func:`perfsuite.platforms.host.boot_of`."""
+    uuid: str = ""
+    """Of the device, as the driver names it."""
+    pci_address: str = ""
+    power_cap_w: float | None = None
+    clock_mhz: float | None = None
+    """Clock of the compute units."""
+    max_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    ports: tuple[str, ...] = ()
+    """Active InfiniBand and RoCE ports of the host with their rates, on the first rank of a host."""
+
+
 USUAL_UNDER_LOAD = frozenset({"power cap", "sync boost"})
 """What holds clocks of a healthy device down while it computes: a run under its power cap is like those before it."""

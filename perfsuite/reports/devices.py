@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from perfsuite.base.units import format_seconds, plural, significant
-from perfsuite.metrics.spec import devices_used
+from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import Measurement, RankFacts, Result
 from perfsuite.record.run import held_down_elsewhere
 from perfsuite.record.step import DeviceLook
@@ -96,15 +96,6 @@ _OF_NORMAL = 1.4826
 """Standard deviations in a median absolute deviation of normal values."""
 _FEWEST = 3
 """Of two devices nobody can say which one is out of line."""
-
-
-def on_every_device(result: Result) -> bool:
-    """Whether a case ran the same kernel, without communication, on several devices, a rank on each."""
-    measurement = result.measurement
-    if result.outcome != "measured" or measurement is None or not measurement.aligned or measurement.smoke:
-        return False
-    communicates = result.work.collective or result.work.tokens or result.work.samples
-    return not communicates and devices_used(measurement) == measurement.world_size > 1
 
 
 def every_device_grid(results: Iterable[Result]) -> Grid:

@@ -10,9 +10,13 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from perfsuite.base.errors import CaseError, UnsupportedCase
-from perfsuite.platforms.host import Host
+from perfsuite.platforms.base import DeviceCode
+from perfsuite.platforms.host import Host, active_ports, boot_of
+from perfsuite.record.codec import to_json
+from perfsuite.record.step import Identity
 
 _CPU = "sys/devices/system/cpu"
 
@@ -54,6 +58,22 @@ def node_of_device(host: Host, address: str) -> int | None:
     """Memory node of the device at a PCI address (``0000:1b:00.0``); None where nothing tells it."""
     text = host.read(f"sys/bus/pci/devices/{address}/numa_node") if address else None
     return int(text) if text is not None and text.isdigit() else None  # -1: the firmware does not say
+
+
+def identity(host: Host, code: DeviceCode, index: int | None, *, first: bool) -> dict[str, Any]:
+    """Return throttle reasons and :class:`Identity` of a rank for its report; ``first``: with the host's ports."""
+    reading = code.reading()
+    known = Identity(
+        boot=boot_of(host),
+        uuid=code.uuid(),
+        pci_address=(code.pci_address(index) or "") if index is not None else "",
+        power_cap_w=reading.power_cap_w if reading is not None else None,
+        clock_mhz=reading.clock_mhz if reading is not None else None,
+        max_clock_mhz=reading.max_clock_mhz if reading is not None else None,
+        temperature_c=reading.temperature_c if reading is not None else None,
+        ports=active_ports(host) if first else (),
+    )
+    return {"throttle": reading.throttle if reading is not None else None, "identity": to_json(known)}
 
 
 def parse_list(text: str) -> tuple[int, ...]:

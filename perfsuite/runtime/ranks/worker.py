@@ -62,7 +62,7 @@ class Worker:
         self._phase = "idle"
         self._member: Membership | None = None
         self._utilisation_percent: float | None = None
-        self._throttle: tuple[str, ...] | None = None
+        self._seen: Message = {}
         self._host = Host()
         self._throttled: float | None = None
         self._placement = placement.Placement(threads=1, cores=None)
@@ -275,7 +275,7 @@ class Worker:
 
     def _time(self, workload: Workload, step: Step, rank: WorkerRank, budget: Budget, timer: Timer) -> Message:
         member, spans = self._in_group(), rank.spans
-        self._utilisation_percent = self._throttle = self._throttled = None
+        self._utilisation_percent, self._throttled, self._seen = None, None, {}
         self._enter("checking before timing")
         iteration = Iteration(step.run, _name_of(workload))
         watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
@@ -296,7 +296,7 @@ class Worker:
             samples = timer.take(iteration, watch.message_bytes if watch else 0.0)
         self._throttled = throttled_share(before, read_throttling(self._host))
         self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
-        self._throttle = member.code.throttle() if self._several_hosts else None  # the driver looks at its own host's
+        self._seen = placement.identity(self._host, member.code, member.device.index, first=member.local_rank == 0)
         self._look_at_settings()
         records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
         steps = self._steps(spans, samples)
@@ -355,7 +355,7 @@ class Worker:
                 "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "cache_bytes": member.code.cache_bytes(),
                 "utilisation_percent": self._utilisation_percent,
-                "throttle": self._throttle,
+                **self._seen,
                 "throttled": self._throttled,
             },
             "times_s": samples.times_s if member.rank == 0 else (),

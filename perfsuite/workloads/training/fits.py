@@ -125,10 +125,9 @@ def why_not_fit(
             ranks *= 2
         advice += f", or {ranks} ranks"
     return (
-        f"{step.model} under {step.strategy} on {plural(world_size, 'rank')} needs at least {least.total_gib:.0f} GiB on each "
-        f"({state:.0f} of state: {least.rule}, {inputs:.0f} of blocks' inputs), and {device} has {memory_gib:.4g} GiB"
-        f"{' for all of them' if sharing > 1 else ''}; "
-        f"{advice}"
+        f"{step.model} under {step.strategy} on {plural(world_size, 'rank')} needs at least {least.total_gib:.0f} GiB "
+        f"on each ({state:.0f} of state: {least.rule}, {inputs:.0f} of blocks' inputs), and {device} has "
+        f"{memory_gib:.4g} GiB{' for all of them' if sharing > 1 else ''}; {advice}"
     )
 
 

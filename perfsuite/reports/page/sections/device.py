@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfsuite.base.units import format_seconds, scaled
+from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import Peak, Result
 from perfsuite.record.workload import ITEM_BYTES
-from perfsuite.reports.devices import every_device_grid, on_every_device
+from perfsuite.reports.devices import every_device_grid
 from perfsuite.reports.document import (
     MOST_BARS,
     MOST_ROWS,

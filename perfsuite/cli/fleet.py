@@ -1,0 +1,75 @@
+"""``perfsuite fleet``: compare journals of many nodes; name those that are slow, below expectation or absent."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.files import write_file
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.expectations.rows import load_expectations
+from perfsuite.fleet.lines import fleet_json, fleet_lines, own_rows
+from perfsuite.fleet.nodes import read_groups, read_names, read_nodes
+from perfsuite.fleet.standing import judge_fleet
+from perfsuite.platforms import load_catalog
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "journal",
+        nargs="+",
+        type=Path,
+        metavar="JOURNAL",
+        help="journals, or folders of journals; a second journal of a node is a second look at what the first names",
+    )
+    parser.add_argument("--nodes", metavar="FILE|N", help="expected nodes, a host name a line, or their number")
+    parser.add_argument("--group", type=Path, metavar="FILE", help="CSV of node,group: racks or switches, judged too")
+    parser.add_argument("--good", type=Path, metavar="FILE", help="write the names of nodes that pass, one a line")
+    parser.add_argument("--bad", type=Path, metavar="FILE", help="write the names of all other nodes, one a line")
+    parser.add_argument(
+        "--write-expectations",
+        type=Path,
+        metavar="FILE",
+        help="write [[expectation]] rows of the nodes that pass, for later nodes of this site",
+    )
+    platform_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Judge the fleet; EXIT_FOUND unless every node is there and passes.  Raises PerfsuiteError for wrong usage."""
+    catalog = load_catalog(options.platform_file)
+    rows = load_expectations(options.platform_file, catalog.models)
+    expected = read_names(options.nodes) if options.nodes else 0
+    fleet = read_nodes(options.journal, rows)
+    groups = read_groups(options.group, fleet.nodes) if options.group else None
+    standings = judge_fleet(fleet, rows, expected_nodes=expected, groups=groups)
+    if options.write_expectations:
+        if options.write_expectations.exists():
+            raise ConfigurationError(f"--write-expectations: {options.write_expectations} exists; name another file")
+        date = datetime.now(timezone.utc).date().isoformat()
+        lines = own_rows(standings, fleet, date)
+        write_file(options.write_expectations, "\n".join(lines) + "\n", option="--write-expectations")
+    passing = {node.node for node in standings.nodes.values() if node.passes}
+    _write_names(options.good, passing, "--good")
+    _write_names(options.bad, set(standings.nodes) - passing, "--bad")
+    if options.json:
+        print_json(fleet_json(standings, fleet))
+    else:
+        print_lines(line.text for line in fleet_lines(standings, fleet))
+    return EXIT_OK if standings.passes else EXIT_FOUND
+
+
+def _write_names(path: Path | None, names: Iterable[str], option: str) -> None:
+    if path is not None:
+        write_file(path, "".join(f"{name}\n" for name in sorted(names)), option=option)
+
+
+FLEET = Command(
+    help="compare the journals of many nodes; name nodes and devices that are slow, below expectation or absent",
+    arguments=_arguments,
+    run=run,
+    found="a node that is slow, below expectation, incomplete, not judged or absent",
+)

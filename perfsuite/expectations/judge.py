@@ -1,0 +1,265 @@
+"""The verdict of results against expectations: only a row with an equal key is used, the nearest one is named.
+
+Verdicts, where the speed is the result over the row's lowest figure, of a time that figure over the result:
+
+- measured: pass from 0.95, look from 0.80, below expectation under it; look above 1.10 of the highest figure.
+- floor: below expectation under the minimum; nothing is known above it.
+- own: below expectation if slower than the middle of the row by more than 3 % and by more than six of its spreads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from perfsuite.base.units import format_bytes, significant
+from perfsuite.expectations.rows import AtLeast, Expectation, better_of
+from perfsuite.metrics import is_headline
+from perfsuite.record.result import Metric, Result
+
+Answer = Literal["pass", "look", "below", "not judged"]
+_SEVERITY: Mapping[Answer, int] = {"not judged": 0, "pass": 1, "look": 2, "below": 3}
+
+PASS_FROM, LOOK_FROM, LOOK_ABOVE = 0.95, 0.80, 1.10
+"""Public figures of one device model differ by up to 18 %: a shipped row can only find results far below it."""
+SLOWER_THAN, DEVIATIONS = 0.03, 6.0
+"""The rule within a fleet, see :mod:`perfsuite.fleet.standing`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """One metric of one case, and what the rows say about it."""
+
+    case: str
+    question: str
+    """The workload, its dtype and how many devices of how many nodes work: cases of one question differ in size."""
+    size: str
+    metric: Metric
+    verdict: Answer
+    reason: str
+    """Why; of a case that was not judged, the nearest row."""
+    rows: tuple[Expectation, ...] = ()
+    """The rows that were used."""
+
+    @property
+    def low(self) -> float | None:
+        """Lowest expected figure; None without a measured or own row."""
+        return min((row.low for row in self.rows if row.kind != "floor"), default=None)
+
+    @property
+    def high(self) -> float | None:
+        """Highest expected figure; None without a measured or own row."""
+        return max((row.highest for row in self.rows if row.kind != "floor"), default=None)
+
+    @property
+    def speed(self) -> float | None:
+        """Speed over that of the slowest expected figure; None without one."""
+        if self.low is None or self.high is None or not self.metric.value:
+            return None
+        return self.metric.value / self.low if self.metric.better == "higher" else self.high / self.metric.value
+
+
+def judge(results: Iterable[Result], rows: Sequence[Expectation]) -> list[Expected]:
+    """Judge every measured result by each metric that has a row, and list the others as not judged."""
+    judged: list[Expected] = []
+    for result in results:
+        judged += judge_one(result, rows)
+    return judged
+
+
+def judge_one(result: Result, rows: Sequence[Expectation]) -> list[Expected]:
+    """Return one entry per metric that a row of an equal key has, else one for the headline metric, not judged."""
+    unusable = why_unusable(result)
+    related = [
+        row
+        for row in rows
+        if row.workload == _class_name(result)
+        and row.platform == result.platform
+        and (row.kind == "own" or not result.simulated)
+    ]
+    found = [] if unusable else [row for row in related if not differences(row, result)]
+    by_metric: dict[str, list[Expectation]] = defaultdict(list)
+    for row in found:
+        if row.metric in result.values:
+            by_metric[row.metric].append(row)
+    if by_metric:
+        return [_judged(result, result.metric(name), tuple(alike)) for name, alike in by_metric.items()]
+    metric = headline(result)
+    if metric is None:
+        return []
+    reason = unusable or _nearest(result, related)
+    return [_expected(result, metric, verdict="not judged", reason=reason)]
+
+
+def why_unusable(result: Result) -> str:
+    """Return why nothing can be said about a result; empty where it can be judged."""
+    if result.outcome != "measured" or result.measurement is None:
+        return result.outcome.replace("_", " ")
+    return f"instrumented by {result.instruments[0]}" if result.instruments else ""
+
+
+def headline(result: Result) -> Metric | None:
+    """Return the metric that says most: the first with a peak, else the first headline metric with a value."""
+    known = [metric for metric in result.metrics if metric.value is not None and metric.better != "neither"]
+    rates = [metric for metric in known if metric.peak is not None and metric.unit != "percent"]
+    shown = [metric for metric in known if is_headline(metric.name)]
+    return next(iter([*rates, *shown, *known]), None)
+
+
+def differences(row: Expectation, result: Result) -> dict[str, str]:
+    """Return in what the keys of a row and a result of its workload differ, as ``row instead of result`` by name."""
+    nodes = nodes_of(result)
+    given = {**result.defaults, **result.parameters}
+    network = str((result.environment.get("declared") or {}).get("network_class", ""))
+    return differences_of(
+        row, given, defaults=result.defaults, ranks_per_node=result.world_size / nodes, nodes=nodes, network=network
+    )
+
+
+def differences_of(
+    row: Expectation,
+    given: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any],
+    ranks_per_node: float,
+    nodes: int = 1,
+    network: str = "",
+) -> dict[str, str]:
+    """Return in what a row differs from a case of its workload and platform, by name."""
+    wanted = {**defaults, **row.parameters}
+    pairs: dict[str, tuple[Any, Any]] = {name: (wanted.get(name), given.get(name)) for name in {**wanted, **given}}
+    pairs["ranks_per_node"] = (row.ranks_per_node, ranks_per_node)
+    pairs["nodes"] = (row.nodes, nodes)
+    if row.nodes > 1 or nodes > 1:
+        pairs["network"] = (row.network, network)
+    return {
+        name: f"{_text(name, ours)} instead of {_text(name, theirs)}"
+        for name, (ours, theirs) in pairs.items()
+        if not _equal(ours, theirs)
+    }
+
+
+def _equal(wanted: Any, given: Any) -> bool:
+    if isinstance(wanted, AtLeast):
+        return isinstance(given, int) and given >= wanted.count
+    return bool(wanted == given)
+
+
+def _text(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "unknown" if value in ("", None) else str(value)
+
+
+def nodes_of(result: Result) -> int:
+    """Return how many hosts the ranks of a measured result ran on; 1 without a measurement."""
+    return len({rank.host for rank in result.measurement.ranks}) if result.measurement is not None else 1
+
+
+def software_of(environment: Mapping[str, Any]) -> str:
+    """Return the versions that an own row is valid for: driver, torch, and the library of the collectives.
+
+    >>> software_of({"driver": {"driver": "570.86"}, "packages": {"torch": "2.7.1"}, "worker": {"nccl": "2.26.2"}})
+    'driver 570.86, torch 2.7.1, nccl 2.26.2'
+    """
+    found: dict[str, str] = {name: str(version) for name, version in (environment.get("driver") or {}).items()}
+    torch = (environment.get("packages") or {}).get("torch")
+    if torch:
+        found["torch"] = str(torch)
+    worker = environment.get("worker") or {}
+    found.update({name: str(worker[name]) for name in ("nccl", "mccl") if worker.get(name)})
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
+def _class_name(result: Result) -> str:
+    return result.workload.rpartition(":")[2]
+
+
+def _nearest(result: Result, related: Sequence[Expectation]) -> str:
+    """Return the row of the platform and workload that differs in least, and in what."""
+    if not related:
+        return f"no expectation for {result.platform} {_class_name(result)}"
+    differing = [(differences(row, result), row) for row in related]
+    apart, row = min(differing, key=lambda pair: len(pair[0]))
+    if not apart:
+        return f"a row has {row.metric}, which the case did not give"
+    told = ", ".join(f"{name} {what}" for name, what in apart.items())
+    return f"nearest row: {significant(row.low)} {row.unit} has {told}"
+
+
+def _expected(result: Result, metric: Metric, **fields: Any) -> Expected:
+    nodes = nodes_of(result)
+    sizes = {name: value for name, value in result.parameters.items() if type(value) is int and name != "messages"}
+    rest = [str(value) for name, value in result.parameters.items() if isinstance(value, str)]
+    devices = f"{result.world_size} {'rank' if result.world_size == 1 else 'ranks'}"
+    question = " ".join([_class_name(result), *rest, devices, *([f"{nodes} nodes"] if nodes > 1 else [])])
+    bytes_ = [format_bytes(value) for name, value in sizes.items() if name.endswith("_bytes")]
+    numbers = [str(value) for name, value in sizes.items() if not name.endswith("_bytes")]
+    size = " ".join([*bytes_, "x".join(numbers)]).strip()
+    return Expected(case=result.case, question=question, size=size, metric=metric, **fields)
+
+
+def _judged(result: Result, metric: Metric, rows: tuple[Expectation, ...]) -> Expected:
+    assert metric.value is not None
+    answers = [_of_floor(row, metric.value) for row in rows if row.kind == "floor"]
+    answers += [_of_own(row, metric.value, software_of(result.environment)) for row in rows if row.kind == "own"]
+    measured = [row for row in rows if row.kind == "measured"]
+    if measured:
+        answers.append(_of_measured(measured, metric.value))
+    verdict, reason = max(answers, key=lambda pair: _SEVERITY[pair[0]])
+    return _expected(result, metric, verdict=verdict, reason=reason, rows=rows)
+
+
+def _speed(row: Expectation, value: float, figure: float) -> float:
+    if value <= 0:
+        return 0.0 if better_of(row) == "higher" else math.inf
+    return value / figure if better_of(row) == "higher" else figure / value
+
+
+def _of_measured(rows: Sequence[Expectation], value: float) -> tuple[Answer, str]:
+    low, high = min(row.low for row in rows), max(row.highest for row in rows)
+    slow, fast = (low, high) if better_of(rows[0]) == "higher" else (high, low)
+    told = f"expected {_range(low, high)} {rows[0].unit} ({rows[0].source})"
+    speed = _speed(rows[0], value, slow)
+    if speed < LOOK_FROM:
+        return "below", f"{speed:.2f} of the slowest known result, below {LOOK_FROM:.2f}: {told}"
+    if speed < PASS_FROM:
+        return "look", f"{speed:.2f} of the slowest known result, below {PASS_FROM:.2f}: {told}"
+    if _speed(rows[0], value, fast) > LOOK_ABOVE:
+        return (
+            "look",
+            f"{_speed(rows[0], value, fast):.2f} of the fastest known result, above {LOOK_ABOVE:.2f}: {told}; \
+the measurement is wrong, or the software newer than the row",
+        )
+    return "pass", told
+
+
+def _of_floor(row: Expectation, value: float) -> tuple[Answer, str]:
+    speed = _speed(row, value, row.low)
+    told = f"the minimum of {significant(row.low)} {row.unit} ({row.source})"
+    if speed < 1:
+        return "below", f"{speed:.2f} of {told}"
+    return "not judged", f"above {told}, which does not show that the device is healthy"
+
+
+def _of_own(row: Expectation, value: float, software: str) -> tuple[Answer, str]:
+    assert row.spread is not None
+    middle = math.sqrt(row.low * row.highest)
+    slower = 1 / max(_speed(row, value, middle), 1e-12) - 1
+    deviations = math.log(1 + slower) / row.spread if slower > -1 else 0.0
+    told = f"own row {significant(middle)} {row.unit} of {row.date}, spread {100 * row.spread:.2g} %"
+    if slower <= SLOWER_THAN or deviations <= DEVIATIONS:
+        return "pass", told
+    slow = f"{100 * slower:.1f} % slower ({deviations:.1f} standard deviations) than {told}"
+    if row.software and row.software != software:
+        return "look", f"{slow}; the row is for {row.software}, this run has {software or 'unknown software'}"
+    return "below", slow
+
+
+def _range(low: float, high: float) -> str:
+    return significant(low) if low == high else f"{significant(low)} to {significant(high)}"

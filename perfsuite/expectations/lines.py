@@ -1,0 +1,106 @@
+"""The answer in words: a line per question, then what was not judged, and the verdict of the whole."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perfsuite.base.text import listed
+from perfsuite.base.units import plural, significant
+from perfsuite.expectations.judge import Expected
+from perfsuite.expectations.rows import Expectation
+
+Mark = Literal["", "bad", "doubt"]
+_WORDS = {"below": "LOW", "look": "look", "pass": "pass", "not judged": "not judged"}
+_WORST = ("below", "look", "pass", "not judged")
+_NAMED = 3
+"""Unjudged questions, and rows that were not used, that one line names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerLine:
+    """One line of text and how a terminal may colour it."""
+
+    text: str
+    mark: Mark = ""
+
+
+def verdict_of(judged: Sequence[Expected], withheld: Sequence[str] = ()) -> str:
+    """Return PASS or FAIL with its reason; nothing judged, and anything in ``withheld``, is not PASS.
+
+    >>> verdict_of([])
+    'FAIL: no result was judged by an expectation'
+    """
+    counts = Counter(entry.verdict for entry in judged)
+    below, known = counts["below"], len(judged) - counts["not judged"]
+    reasons = list(withheld)
+    if below:
+        reasons.insert(0, f"{below} of {plural(known, 'judged result')} below expectation")
+    if not known:
+        reasons.append("no result was judged by an expectation")
+    if reasons:
+        return f"FAIL: {'; '.join(reasons)}"
+    looks = f", {counts['look']} to look at" if counts["look"] else ""
+    return f"PASS: {plural(known, 'judged result')}{looks}, {counts['not judged']} not judged"
+
+
+def answer_lines(judged: Sequence[Expected]) -> Iterator[AnswerLine]:
+    """Yield a table with a line per question: best value, share of peak, expected range, share of it, verdict.
+
+    A question is judged by its worst case; ``best`` is of all its cases.
+    """
+    questions: dict[str, list[Expected]] = defaultdict(list)
+    for entry in judged:
+        questions[f"{entry.question} {entry.metric.name}"].append(entry)
+    rows: list[tuple[tuple[str, ...], Mark, str]] = []
+    unjudged: list[Expected] = []
+    for cases in questions.values():
+        worst = min(cases, key=lambda entry: (_WORST.index(entry.verdict), entry.speed or 9.9))
+        pick = max if worst.metric.better == "higher" else min
+        best = pick(cases, key=lambda entry: entry.metric.value or 0.0)
+        if worst.verdict == "not judged":
+            unjudged.append(worst)
+        share, unit = best.metric.share_of_peak, worst.metric.unit
+        low, high, speed = worst.low, worst.high, worst.speed
+        expected = "-" if low is None or high is None else f"{_span(low, high)} {unit} ({worst.size})"
+        cells: tuple[str, ...] = (
+            worst.question,
+            f"{significant(best.metric.value or 0.0)} {best.metric.unit} ({best.size})",
+            f"{100 * share:.0f} %" if share is not None else "-",
+            expected,
+            f"{speed:.2f}" if speed is not None else "-",
+            _WORDS[worst.verdict],
+        )
+        mark: Mark = "bad" if worst.verdict == "below" else "doubt" if worst.verdict == "look" else ""
+        rows.append((cells, mark, worst.reason if worst.verdict in ("below", "look") else ""))
+    headings = ("question", "best", "of peak", "expected", "of low", "verdict")
+    widths = [max(len(cells[column]) for cells in [headings, *(row[0] for row in rows)]) for column in range(6)]
+    if rows:
+        yield AnswerLine(text=_joined(headings, widths))
+    for line, colour, reason in rows:
+        yield AnswerLine(text=_joined(line, widths), mark=colour)
+        if reason:
+            yield AnswerLine(text=f"    {reason}", mark=colour)
+    if unjudged:
+        named = listed([f"{entry.question} ({entry.reason})" for entry in unjudged], _NAMED, joint="; ")
+        yield AnswerLine(text=f"not judged: {plural(len(unjudged), 'question')}: {named}", mark="doubt")
+
+
+def unused_line(rows: Sequence[Expectation], judged: Sequence[Expected], platform: str) -> str:
+    """Return a line on own rows of this platform that no result matched; empty without any."""
+    used = {row.place for entry in judged for row in entry.rows}
+    unused = [row for row in rows if row.platform == platform and row.kind == "own" and row.place not in used]
+    if not unused:
+        return ""
+    named = listed([f"{row.workload} {row.metric} ({row.place})" for row in unused], _NAMED)
+    return f"{plural(len(unused), 'own row')} matched no result: {named}"
+
+
+def _span(low: float, high: float) -> str:
+    return significant(low) if low == high else f"{significant(low)} to {significant(high)}"
+
+
+def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()

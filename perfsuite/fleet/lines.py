@@ -1,0 +1,276 @@
+"""The answer for a fleet in words and as JSON, and own expectations made of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.text import bare_name, listed, printable
+from perfsuite.base.units import format_bytes, percent, plural, significant
+from perfsuite.expectations.judge import Expected
+from perfsuite.expectations.lines import AnswerLine
+from perfsuite.fleet.nodes import Fleet, FleetQuantity
+from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
+from perfsuite.fleet.standing import NodeStanding, Standings
+
+_NAMED = 6
+"""Absent nodes and quantities that one line names."""
+_SLOW = 3
+"""Quantities that the line of a slow device names."""
+_LABEL = 13
+
+
+def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterator[AnswerLine]:
+    """Yield the screen: nodes, populations, what was judged, a line per finding, and the verdict."""
+    yield AnswerLine(text=_labelled("fleet", _counted(standings)))
+    yield from (_line("populations", text) for text in _population_lines(standings))
+    yield _line("judged", _judged(standings, fleet))
+    for text in standings.notes:
+        yield _line("note", text)
+    for text in standings.modes:
+        yield _line("two groups", text, mark="doubt")
+    for group, case, slow in standings.groups:
+        yield _line("SLOW", f"group {group}: {bare_name(case)} {_slower(slow)}", mark="bad")
+    for entry, below, of in standings.alike:
+        who = f"all {of} nodes" if below == of else f"{below} of {of} nodes"
+        text = f"{who}: {entry.question} {entry.size}: {_figure(entry)}: every node alike: software, not a device"
+        yield _line("BELOW", text, mark="bad")
+    findings = [line for node in standings.nodes.values() for line in _node_lines(node, fleet)]
+    yield from findings[:most]
+    if len(findings) > most:
+        yield _line("", f"and {len(findings) - most} more findings: --json has all", mark="bad")
+    good = [node.node for node in standings.nodes.values() if node.passes]
+    yield _line("pass", plural(len(good), "node"))
+    yield AnswerLine(
+        text="PASS" if standings.passes else f"FAIL: {_why(standings)}", mark="" if standings.passes else "bad"
+    )
+
+
+def _line(label: str, text: str, mark: Any = "") -> AnswerLine:
+    return AnswerLine(text=_labelled(label, text), mark=mark)
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{printable(text, 1000)}"
+
+
+def _counted(standings: Standings) -> str:
+    absent = [node for node in standings.nodes.values() if node.standing == "absent"]
+    total = len(standings.nodes) + standings.missing_count
+    told = [f"{node.node} ({node.reason})" for node in absent]
+    if standings.missing_count:
+        told.append(f"{plural(standings.missing_count, 'node')} without a journal")
+    tail = f"; absent: {listed(told, _NAMED)}" if told else ""
+    devices = standings.populations[0][0].get("accelerator", "") if standings.populations else ""
+    return f"{total - len(absent) - standings.missing_count} of {plural(total, 'node')}, {devices or 'cpu'}{tail}"
+
+
+def _population_lines(standings: Standings) -> Iterator[str]:
+    """Yield one line where all nodes have one key, else what differs, a line for each population."""
+    populations = standings.populations
+    if len(populations) == 1:
+        yield f"1 ({plural(len(populations[0][1]), 'node')})"
+        return
+    names = dict.fromkeys(name for key, _ in populations for name in key)
+    differing = [name for name in names if len({key.get(name, "") for key, _ in populations}) > 1]
+    yield f"{len(populations)}, compared apart; they differ in {', '.join(differing)}:"
+    for key, nodes in populations:
+        told = "; ".join(f"{name} {key.get(name) or 'unknown'}" for name in differing)
+        yield f"  {plural(len(nodes), 'node')} ({listed(list(nodes), 3)}): {told}"
+
+
+def _judged(standings: Standings, fleet: Fleet) -> str:
+    asked = {entry.question for runs in fleet.nodes.values() for entry in runs[0].expected}
+    by_row = {
+        entry.question for runs in fleet.nodes.values() for entry in runs[0].expected if entry.verdict != "not judged"
+    }
+    within = [one for one in standings.judgements if one.is_judged]
+    smallest: dict[str, float] = {}
+    for one in within:
+        name = bare_name(one.quantity.case)
+        smallest[name] = max(smallest.get(name, 0.0), one.smallest)
+    ordered = sorted(smallest.items(), key=lambda pair: -pair[1])
+    told = listed([f"{name} {percent(value)}" for name, value in ordered], _NAMED)
+    cases = {one.quantity.case for one in standings.judgements}
+    text = (
+        f"{len(by_row)} of {plural(len(asked), 'question')} by expectation, "
+        f"{len({one.quantity.case for one in within})} of {len(cases)} quantities within the fleet"
+    )
+    text = f"{text}; smallest slowdown named: {told}" if told else text
+    unjudged = {bare_name(one.quantity.case): len(one.values) for one in standings.judgements if not one.is_judged}
+    if not unjudged:
+        return text
+    few = listed([f"{name} ({plural(count, 'node')})" for name, count in unjudged.items()], _NAMED)
+    return f"{text}; too few equal nodes, it takes {FEWEST_NODES}: {few}"
+
+
+def _node_lines(node: NodeStanding, fleet: Fleet) -> Iterator[AnswerLine]:
+    by_device: dict[str, list[tuple[str, Slow]]] = defaultdict(list)
+    for case, slow in node.slow:
+        by_device[slow.member[1]].append((case, slow))
+    runs = fleet.nodes.get(node.node, ())
+    looks = f"; second look: slow in all {len(runs)} runs" if len(runs) > 1 else ""
+    for device, found in by_device.items():
+        uuid = runs[0].devices.get(device, "") if runs else ""
+        who = " ".join(filter(None, [node.node, device or "node", uuid]))
+        told = ", ".join(f"{bare_name(case)} {_slower(slow)}" for case, slow in found[:_SLOW])
+        more = f" and {len(found) - _SLOW} more" if len(found) > _SLOW else ""
+        facts = f"; {node.facts[device]}" if device in node.facts else ""
+        yield _line("SLOW", f"{who}: {told}{more}{looks}{facts}", mark="bad")
+    for entry in node.below:
+        yield _line("BELOW", f"{node.node}: {entry.question} {entry.size}: {_figure(entry)}", mark="bad")
+    if node.standing == "incomplete":
+        yield _line("INCOMPLETE", f"{node.node}: {node.reason}", mark="bad")
+    for entry in node.looks:
+        yield _line("look", f"{node.node}: {entry.question} {entry.size}: {_figure(entry)}", mark="doubt")
+    if node.standing == "not judged":
+        yield _line("not judged", f"{node.node}: no expectation, and too few equal nodes", mark="doubt")
+
+
+def _slower(slow: Slow) -> str:
+    return f"{percent(slow.slower, signed=True)} time (z {slow.deviations:.1f})"
+
+
+def _figure(entry: Expected) -> str:
+    return f"{significant(entry.metric.value or 0.0)} {entry.metric.unit}, {entry.reason}"
+
+
+def _why(standings: Standings) -> str:
+    counts = Counter(node.standing for node in standings.nodes.values())
+    counts["absent"] += standings.missing_count
+    words = {
+        "absent": "absent",
+        "below": "below expectation",
+        "slow": "slow",
+        "incomplete": "incomplete",
+        "not judged": "not judged",
+    }
+    told = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]  # type: ignore[index]
+    told += [f"{plural(len(standings.alike), 'question')} below expectation on all nodes"] * bool(standings.alike)
+    told += [f"{plural(len({group for group, *_ in standings.groups}), 'group')} slow"] * bool(standings.groups)
+    return ", ".join(told) or "no node"
+
+
+def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
+    """Return everything as plain values."""
+
+    def told(entry: Expected) -> dict[str, Any]:
+        return {
+            "case": entry.case, "metric": entry.metric.name, "value": entry.metric.value, "unit": entry.metric.unit,
+            "verdict": entry.verdict, "low": entry.low, "high": entry.high, "reason": entry.reason,
+            "sources": [row.source for row in entry.rows],
+        }  # fmt: skip
+
+    def found(case: str, slow: Slow) -> dict[str, Any]:
+        node, device = slow.member
+        runs = fleet.nodes.get(node, ())
+        return {
+            "case": case,
+            "device": device,
+            "uuid": runs[0].devices.get(device, "") if runs else "",
+            "slower": slow.slower,
+            "deviations": slow.deviations,
+        }
+
+    return {
+        "passes": standings.passes,
+        "nodes": {
+            name: {
+                "standing": node.standing,
+                "reason": node.reason,
+                "slow": [found(case, slow) for case, slow in node.slow],
+                "below": [told(entry) for entry in node.below],
+                "look": [told(entry) for entry in node.looks],
+                "journals": [str(run.path) for run in fleet.nodes.get(name, ())],
+            }
+            for name, node in standings.nodes.items()
+        },
+        "nodes_without_name": standings.missing_count,
+        "populations": [{"key": dict(key), "nodes": list(nodes)} for key, nodes in standings.populations],
+        "quantities": [
+            {
+                "case": one.quantity.case, "population": one.population, "judged": one.is_judged,
+                "nodes": len(one.values),
+                "smallest_slowdown": one.smallest if one.is_judged else None,
+                "device_spread": one.devices.spread if one.devices else None,
+                "node_spread": one.nodes.spread if one.nodes else None,
+            }
+            for one in standings.judgements
+        ],
+        "every_node_alike": [{**told(entry), "nodes": below, "of": of} for entry, below, of in standings.alike],
+        "slow_groups": [{"group": group, "case": case, "slower": slow.slower, "deviations": slow.deviations}
+                        for group, case, slow in standings.groups],
+        "two_groups": list(standings.modes),
+        "notes": list(standings.notes),
+    }  # fmt: skip
+
+
+FEWEST_TO_LEARN = 4
+"""Nodes that a population needs before expectations are made of it."""
+
+
+def own_rows(standings: Standings, fleet: Fleet, date: str) -> list[str]:
+    """Return the lines of a TOML file with an own row for each quantity of the largest population.
+
+    Low and high are the median over nodes that pass or get a look.  Raises ConfigurationError while the fleet is below
+    a shipped row, and for fewer than four such nodes: a slow fleet would make slowness normal.
+    """
+    if standings.alike:
+        entry, below, of = standings.alike[0]
+        raise ConfigurationError(
+            f"--write-expectations: {below} of {of} nodes are below a known figure ({entry.question}: {entry.reason}); "
+            "find the cause first: expectations made of a slow fleet would make slowness normal"
+        )
+    key, members = standings.populations[0] if standings.populations else ({}, ())
+    good = [name for name in members if standings.nodes[name].passes]
+    if len(good) < FEWEST_TO_LEARN:
+        raise ConfigurationError(
+            f"--write-expectations: {plural(len(good), 'node')} of the largest population pass; it takes "
+            f"{FEWEST_TO_LEARN} to know their spread"
+        )
+    lines = [f"# Made of {plural(len(good), 'node')} by perfsuite fleet --write-expectations on {date}."]
+    for case, quantity in fleet.quantities.items():
+        values = [fleet.nodes[name][0].values[case] for name in good if fleet.nodes[name][0].values.get(case, 0) > 0]
+        if quantity.metric and len(values) >= FEWEST_TO_LEARN:
+            lines += _row_lines(quantity, values, key, date)
+    return lines
+
+
+def _row_lines(quantity: FleetQuantity, values: Sequence[float], key: Mapping[str, str], date: str) -> Iterable[str]:
+    level = level_of([math.log(value) for value in values], prior=0.01)
+    parameters = ", ".join(f"{name} = {_toml(name, value)}" for name, value in quantity.parameters.items())
+    middle = float(f"{math.exp(level.middle):.5g}")
+    yield ""
+    yield "[[expectation]]"
+    yield f'platform = "{quantity.platform}"'
+    yield f'workload = "{quantity.workload}"'
+    yield f"parameters = {{ {parameters} }}"
+    yield f"ranks_per_node = {quantity.ranks_per_node}"
+    yield f'metric = "{quantity.metric}"'
+    yield f'unit = "{quantity.unit}"'
+    yield 'kind = "own"'
+    yield f"low = {middle}"
+    yield f"high = {middle}"
+    yield f"spread = {level.spread:.4f}"
+    if key.get("software"):
+        yield f"software = {_quoted(key['software'])}"
+    yield f'date = "{date}"'
+    yield f"source = {_quoted(f'{len(values)} nodes of this site')}"
+
+
+def _toml(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f'"{format_bytes(value)}"'
+    if isinstance(value, (int, float)):
+        return str(value)
+    return _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,384 @@
+"""Nodes of a fleet as their journals have them: identity, key of the population, log times and judged results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from perfsuite.base.errors import ConfigurationError, JournalError
+from perfsuite.base.files import content, why
+from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
+from perfsuite.expectations.rows import Expectation
+from perfsuite.fleet.rounds import NodePair, node_pairs
+from perfsuite.metrics import read_run
+from perfsuite.metrics.spec import on_every_device
+from perfsuite.record.result import RankFacts, Result
+from perfsuite.record.run import RunRecord
+
+_UUID = re.compile(r"\b(?:GPU|MIG|UUID)[-:]\S+|\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+PRIORS: Mapping[str, float] = {"memory": 0.01, "host link": 0.01, "compute": 0.02, "communication": 0.02, "other": 0.03}
+"""Healthy spread between devices by kind of quantity, where no own row gives it; assumed, and rather too wide.
+
+Public are 8 % on average between GPUs of five clusters under a power cap (Sinha et al., SC22) and 0.1 % between the
+host links of one node.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetQuantity:
+    """One case, as every node of a population runs it."""
+
+    case: str
+    kind: str
+    """A key of PRIORS."""
+    workload: str
+    parameters: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    platform: str
+    ranks_per_node: int
+    metric: str
+    """The metric that is written as an expectation; empty without one."""
+    unit: str
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether it depends on the host too: equal hosts are one population, equal devices are not enough."""
+        return self.kind in ("host link", "communication", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRun:
+    """One run of one node, of one journal."""
+
+    node: str
+    """Host name; made unique by :func:`read_nodes`."""
+    path: Path
+    started_at: str = ""
+    boot: str = ""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """UUID by torch's name of the device; empty where it is unknown."""
+    ports: tuple[str, ...] = ()
+    """Active ports of the network with their rates."""
+    key: Mapping[str, str] = field(default_factory=dict)
+    """Parts of the population's key."""
+    fingerprint: str = ""
+    times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Log seconds by case and device; the device of a node's own time is empty."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Value of the quantity's metric by case."""
+    expected: tuple[Expected, ...] = ()
+    """What the expectations say about it."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a case has no result."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Throttle reasons and clocks by device, as its last sample ended."""
+    absent: str = ""
+    """Why the journal does not count: it cannot be read, or has no end."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """By which two runs are known to be of one node: its devices, else its boot; empty where neither is known."""
+        known = tuple(sorted(filter(None, self.devices.values())))
+        return known or ((self.boot,) if self.boot else ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """All nodes by name, each with its runs, the first first; quantities by case."""
+
+    nodes: Mapping[str, tuple[NodeRun, ...]]
+    quantities: Mapping[str, FleetQuantity]
+    pairs: Mapping[str, Mapping[NodePair, float]] = field(default_factory=dict)
+    """Log seconds of a message by pair of hosts, of cases with rounds of pairs."""
+    notes: tuple[str, ...] = ()
+    """What was done with journals that were not plain: repeated nodes and host names, cases over several nodes."""
+
+
+def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
+    """Read journals, and folders of journals; raises ConfigurationError where there is none.
+
+    Journals of one node (equal device UUIDs, or equal boots) are its further runs.  Equal host names of nodes that
+    differ, or whose identity is unknown, get the file's name.  Journals that cannot be read stay, as absent.
+    """
+    files = [file for path in paths for file in _files_of(path)]
+    doubled = sorted({str(file) for file in files if files.count(file) > 1})
+    if doubled:
+        raise ConfigurationError(f"{doubled[0]} is given twice; give every journal once")
+    quantities: dict[str, FleetQuantity] = {}
+    over_several: dict[str, Mapping[NodePair, float]] = {}
+    runs = [run for file in files for run in _runs_of(file, rows, quantities, over_several)]
+    pairs = {case: times for case, times in over_several.items() if times}
+    notes = []
+    if unjudged := sorted(set(over_several) - set(pairs)):
+        notes.append(f"{len(unjudged)} cases over several nodes are not judged here, as {unjudged[0]}")
+    groups: dict[tuple[object, ...], list[NodeRun]] = defaultdict(list)
+    for run in runs:
+        groups[(run.node, run.identity) if run.identity else (run.node, run.path)].append(run)
+    names = [group[0].node for group in groups.values()]
+    nodes: dict[str, tuple[NodeRun, ...]] = {}
+    for group in groups.values():
+        name = group[0].node
+        if names.count(name) > 1:
+            name = f"{name} ({group[0].path.parent.name}/{group[0].path.name})"
+            notes.append(f"host name {group[0].node} repeats: {name} is a node of its own")
+        ordered = sorted(group, key=lambda run: (bool(run.absent), run.started_at))
+        nodes[name] = tuple(replace(run, node=name) for run in ordered)
+        if len(group) > 1:
+            first = ordered[0].path
+            notes.append(f"{name} has {len(group)} journals: {first} is compared, the later ones are second looks")
+    return Fleet(nodes=nodes, quantities=quantities, pairs=pairs, notes=tuple(notes))
+
+
+def uuids_of(run: RunRecord) -> frozenset[str]:
+    """Return the UUIDs of the devices that ranks of a run were on, as far as they are known."""
+    measured = [result.measurement for result in run.results.values() if result.measurement is not None]
+    ranks = (rank for measurement in measured for rank in measurement.ranks)
+    return frozenset(rank.identity.uuid for rank in ranks if rank.identity is not None and rank.identity.uuid)
+
+
+def several_hosts(runs: Iterable[RunRecord]) -> tuple[str, ...]:
+    """Return the host names of runs of equal hardware on different machines; empty where it may be one machine.
+
+    Two runs are of one machine if they share a device UUID or a boot, or if their hosts have one name.
+    """
+    first: RunRecord | None = None
+    for run in runs:
+        if first is None:
+            first = run
+        elif run.fingerprint == first.fingerprint and _is_elsewhere(first, run):
+            return (first.hostname, run.hostname)
+    return ()
+
+
+def _is_elsewhere(one: RunRecord, other: RunRecord) -> bool:
+    mine, theirs = uuids_of(one), uuids_of(other)
+    if mine and theirs:
+        return not mine & theirs
+    if not (one.hostname and other.hostname) or one.hostname == other.hostname:
+        return False
+    return not (one.boot and one.boot == other.boot)  # containers of one host have its boot and names of their own
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("*.jsonl"))
+    if not found:
+        raise ConfigurationError(f"{path} has no journal (*.jsonl); give journals or a folder that has some")
+    return found
+
+
+def _runs_of(
+    path: Path,
+    rows: Sequence[Expectation],
+    quantities: dict[str, FleetQuantity],
+    over_several: dict[str, Mapping[NodePair, float]],
+) -> list[NodeRun]:
+    """Return a run for every host of a journal; an absent one for a journal that does not count."""
+    try:
+        record = read_run(path)
+    except JournalError as error:
+        return [NodeRun(node=_name_of(path), path=path, absent=str(error).removeprefix("journal "))]
+    host = record.host or str(record.environment.get("hostname") or "") or _name_of(path)
+    if record.end is None:
+        why_not = "interrupted while it was written" if record.truncated else "without end: its run was killed"
+        return [NodeRun(node=host, path=path, boot=record.boot, absent=f"journal {why_not}")]
+    if not record.results:
+        return [NodeRun(node=host, path=path, boot=record.boot, absent="journal without a result")]
+    by_host: dict[str, list[Result]] = defaultdict(list)
+    for result in record.results.values():
+        hosts = {rank.host for rank in result.measurement.ranks} if result.measurement is not None else {host}
+        for name in hosts:
+            by_host[name].append(result)
+        if len(hosts) > 1 and not on_every_device(result):
+            over_several[result.case] = node_pairs(result) if result.workload.endswith(":PairRounds") else {}
+    driver = next(iter(_leading_hosts(record)), host)
+    return [
+        _run(
+            record,
+            path,
+            node=host if name == driver else name,
+            host=name,
+            results=results,
+            rows=rows,
+            quantities=quantities,
+            is_driver=name == driver,
+        )
+        for name, results in by_host.items()
+    ]
+
+
+def _name_of(path: Path) -> str:
+    return path.parent.name if path.stem == "journal" and path.parent.name else path.stem
+
+
+def _leading_hosts(record: RunRecord) -> Iterator[str]:
+    """Yield the host of rank 0 of every result: the driver's."""
+    for result in record.results.values():
+        if result.measurement is not None:
+            yield result.measurement.ranks[0].host
+
+
+def _run(
+    record: RunRecord,
+    path: Path,
+    *,
+    node: str,
+    host: str,
+    results: Sequence[Result],
+    rows: Sequence[Expectation],
+    quantities: dict[str, FleetQuantity],
+    is_driver: bool,
+) -> NodeRun:
+    environment = record.environment
+    times: dict[str, dict[str, float]] = {}
+    values: dict[str, float] = {}
+    expected: list[Expected] = []
+    facts: dict[str, str] = {}
+    for result in results:
+        measurement = result.measurement
+        if result.outcome != "measured" or measurement is None:
+            continue
+        own = [rank for rank in measurement.ranks if rank.host == host]
+        whole = len(own) == len(measurement.ranks)
+        per_device = on_every_device(result) or (len(measurement.ranks) == 1 and own[0].device != "cpu")
+        if not whole and not per_device:
+            continue
+        case = result.case
+        logs = {rank.device: math.log(rank.median_s) for rank in own if rank.median_s > 0}
+        times[case] = logs if per_device else {"": math.log(measurement.median_s)} if measurement.median_s > 0 else {}
+        quantities.setdefault(case, _quantity(result, len(own)))
+        if whole:
+            expected += judge_one(result, rows)
+            if (value := result.values.get(quantities[case].metric)) is not None:
+                values[case] = value
+        for rank in own:
+            if told := _told(rank):
+                facts[rank.device] = told
+    ranks = [rank for result in results if result.measurement for rank in result.measurement.ranks if rank.host == host]
+    names = dict.fromkeys(rank.device for rank in ranks)
+    known = [str(text) for text in environment.get("devices") or ()] if is_driver else []
+    identities = {rank.device: rank.identity for rank in ranks if rank.identity is not None}
+    uuids = {device: found.uuid for device, found in identities.items()}
+    caps = {f"{found.power_cap_w:g} W" for found in identities.values() if found.power_cap_w is not None}
+    ports = tuple(dict.fromkeys(port for found in identities.values() for port in found.ports))
+    boots = [found.boot for found in identities.values() if found.boot]
+    return NodeRun(
+        node=node,
+        path=path,
+        started_at=record.started_at,
+        boot=record.boot if is_driver and record.boot else next(iter(boots), ""),
+        devices={name: uuids.get(name) or _uuid(name, known) for name in names if name != "cpu"},
+        ports=ports,
+        key=_key(record, caps),
+        fingerprint=record.fingerprint,
+        times=times,
+        values=values,
+        expected=tuple(expected),
+        missing=record.missing,
+        facts=facts,
+    )
+
+
+def _uuid(device: str, known: Sequence[str]) -> str:
+    index = device.rpartition(":")[2]
+    text = known[int(index)] if index.isdecimal() and int(index) < len(known) else ""
+    found = _UUID.search(text)
+    return found[0] if found else ""
+
+
+def _told(rank: RankFacts) -> str:
+    """Return clock, temperature and throttle reasons of a rank as its last sample ended, as far as they are known."""
+    found, told = rank.identity, []
+    if found is not None and found.clock_mhz is not None:
+        most = f" of {found.max_clock_mhz:g}" if found.max_clock_mhz is not None else ""
+        told.append(f"{found.clock_mhz:g}{most} MHz")
+    if found is not None and found.temperature_c is not None:
+        told.append(f"{found.temperature_c:g} C")
+    return ", ".join([*told, *(rank.throttle or ())])
+
+
+def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
+    """Return what must agree before two nodes are compared in a kernel of the device, by name."""
+    environment = record.environment
+    devices = {_UUID.sub("", str(text)).strip(" ,") for text in environment.get("devices") or ()}
+    caps = own_caps or {str(text) for text in environment.get("power_caps") or ()}
+    key = {
+        "platform": record.platform,
+        "accelerator": "; ".join(sorted(devices)),
+        "power cap": "; ".join(sorted(caps)),
+        "software": software_of(environment),
+        "options": ", ".join(f"{name}={value}" for name, value in (environment.get("options") or {}).items()),
+    }
+    return {**key, "simulated": "yes"} if record.simulated else key
+
+
+def _quantity(result: Result, ranks: int) -> FleetQuantity:
+    work, metric = result.work, headline(result)
+    if work.memory_path == "device":
+        kind = "memory"
+    elif work.memory_path:
+        kind = "host link"
+    elif work.collective:
+        kind = "communication"
+    else:
+        kind = "compute" if work.flops and not work.samples and not work.tokens else "other"
+    return FleetQuantity(
+        case=result.case,
+        kind=kind,
+        workload=result.workload.rpartition(":")[2],
+        parameters=result.parameters,
+        defaults=result.defaults,
+        platform=result.platform,
+        ranks_per_node=ranks,
+        metric=metric.name if metric is not None else "",
+        unit=metric.unit if metric is not None else "",
+    )
+
+
+def read_names(given: str) -> list[str] | int:
+    """Return the names in a file, one a line, or the number of nodes; raises ConfigurationError for neither."""
+    if given.isdecimal():
+        return int(given)
+    names = [line.partition("#")[0].strip() for line in _text(Path(given), "--nodes").splitlines()]
+    names = [name for name in names if name]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"--nodes {given} has {twice[0]} twice; name every node once")
+    if not names:
+        raise ConfigurationError(f"--nodes {given} names no node; write one host name a line")
+    return names
+
+
+def read_groups(path: Path, nodes: Iterable[str]) -> dict[str, str]:
+    """Return the group of each node from lines ``node,group``; raises ConfigurationError that names missing nodes."""
+    groups: dict[str, str] = {}
+    for number, row in enumerate(csv.reader(io.StringIO(_text(path, "--group"))), 1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells) or cells[0].startswith("#") or (number == 1 and cells[0].lower() == "node"):
+            continue
+        if len(cells) != 2 or not all(cells):
+            raise ConfigurationError(f"--group {path}, line {number}: {','.join(row)!r:.60} is not node,group")
+        if groups.setdefault(cells[0], cells[1]) != cells[1]:
+            raise ConfigurationError(f"--group {path}, line {number}: {cells[0]} is in two groups; keep one")
+    lacking = [node for node in nodes if node not in groups]
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise ConfigurationError(f"--group {path} lacks {', '.join(lacking[:3])}{more}; add a line node,group for each")
+    return groups
+
+
+def _text(path: Path, option: str) -> str:
+    try:
+        return content(path).decode()
+    except OSError as error:
+        raise ConfigurationError(f"{option}: {path} cannot be read: {why(error)}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{option}: {path} is not UTF-8 text; save it as UTF-8") from None

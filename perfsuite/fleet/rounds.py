@@ -1,0 +1,57 @@
+"""Which node is slow by rounds of disjoint pairs: all but one of its pairs are 3 % slower than the median pair.
+
+A pair is as slow as the slower of its nodes, so one slow partner must not accuse a node; congestion must not either.
+Error rates by simulation: ``benchmarks/fleet_truth.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from perfsuite.fleet.rule import SLOWER_THAN, Slow
+from perfsuite.metrics.pairs import message_times_s
+from perfsuite.record.result import Result
+from perfsuite.statistics.robust import MAD_TO_SIGMA, median
+
+FEWEST_PARTNERS = 3
+"""Partners from which on a node is judged."""
+
+NodePair = tuple[str, str]
+
+
+def node_pairs(result: Result) -> dict[NodePair, float]:
+    """Return the log seconds of a message by pair of hosts: the median over the devices of the pair."""
+    assert result.measurement is not None
+    host_of = {rank.rank: rank.host for rank in result.measurement.ranks}
+    found: dict[NodePair, list[float]] = defaultdict(list)
+    for (one, other), time_s in message_times_s(result.measurement).items():
+        first, second = sorted((host_of[one], host_of[other]))
+        if first != second and time_s > 0:
+            found[first, second].append(math.log(time_s))
+    return {pair: median(values) for pair, values in found.items()}
+
+
+def slow_in_pairs(times: Mapping[NodePair, float]) -> list[Slow]:
+    """Return the nodes of which all pairs but one are slower than the median pair by more than 3 %.
+
+    >>> times = {("a", "b"): 0.2, ("a", "c"): 0.2, ("a", "d"): 0.2, ("b", "c"): 0.0, ("b", "d"): 0.0, ("c", "d"): 0.01}
+    >>> [(slow.member, round(slow.slower, 2)) for slow in slow_in_pairs({**times, ("b", "e"): 0.0, ("c", "e"): 0.0})]
+    [(('a', ''), 0.22)]
+    """
+    if not times:
+        return []
+    middle = median(list(times.values()))
+    spread = MAD_TO_SIGMA * median([abs(value - middle) for value in times.values()]) or 1e-3
+    by_node: dict[str, list[float]] = defaultdict(list)
+    for pair, value in times.items():
+        for node in pair:
+            by_node[node].append(value - middle)
+    slow = []
+    for node, away in by_node.items():
+        second = sorted(away)[1] if len(away) >= FEWEST_PARTNERS else 0.0
+        if second > math.log1p(SLOWER_THAN):
+            usual = median(away)
+            slow.append(Slow(member=(node, ""), slower=math.exp(usual) - 1, deviations=usual / spread))
+    return sorted(slow, key=lambda one: -one.slower)

@@ -1,0 +1,190 @@
+"""The rule within a fleet: a member is slow if it is 3 % and six robust standard deviations slower than the median.
+
+The spread is 1.4826 times the median absolute deviation of log times, shrunk towards a prior: few members say little
+about their spread.  Error rates by simulation: ``benchmarks/fleet_truth.py``, docs/acceptance.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfsuite.statistics.robust import MAD_TO_SIGMA, median
+
+SLOWER_THAN = 0.03
+"""Smallest relative slowdown that is named, whatever the spread."""
+DEVIATIONS = 6.0
+"""Robust standard deviations; the tails of healthy devices are unknown, and with t5 tails four name one node in 14."""
+AGAIN = 0.9
+"""Share of both limits that a second look must reach: it was not selected for being slow."""
+PRIOR_WEIGHT = 8.0
+"""Independent members that the prior spread counts as."""
+NODE_VARIANCE = 0.3
+"""Share of the healthy variance that is common to the devices of a node (assumed)."""
+_OF_MEDIAN = math.pi / 2
+"""Variance of a median over that of a mean of as many normal values."""
+DETECTED_AT = 7.0
+"""Spreads from which on a slow member is named in about 80 % (six, and its own position among the healthy)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where the members of a population lie in one quantity; logarithms of seconds."""
+
+    middle: float
+    spread: float
+    count: int
+
+    @property
+    def smallest(self) -> float:
+        """The smallest relative slowdown that is named with about 80 %.
+
+        >>> round(Position(middle=0.0, spread=0.01, count=100).smallest, 3)
+        0.073
+        """
+        return max(SLOWER_THAN, math.exp(DETECTED_AT * self.spread) - 1)
+
+    def slower(self, value: float) -> float:
+        """Return the relative slowdown against the middle: 0.05 takes 5 % longer."""
+        return math.exp(value - self.middle) - 1
+
+    def deviations(self, value: float) -> float:
+        """Return how many spreads above the middle a value is."""
+        return (value - self.middle) / self.spread
+
+    def is_slow(self, value: float, share: float = 1.0) -> bool:
+        """Whether a value is beyond ``share`` of both limits."""
+        away = value - self.middle
+        return away > share * math.log1p(SLOWER_THAN) and away > share * DEVIATIONS * self.spread
+
+
+def level_of(values: Sequence[float], *, prior: float, independent: float | None = None) -> Position:
+    """Return the level of at least one value; ``independent``: as how many members the values count.
+
+    >>> healthy = level_of([0.0, 0.01, -0.01, 0.005, -0.005, 0.2], prior=0.01)
+    >>> round(healthy.middle, 4), round(healthy.spread, 4), healthy.is_slow(0.2), healthy.is_slow(0.04)
+    (0.0025, 0.0107, True, False)
+    """
+    middle = median(values)
+    spread = MAD_TO_SIGMA * median([abs(value - middle) for value in values])
+    count = len(values) if independent is None else independent
+    shrunk = math.sqrt((PRIOR_WEIGHT * prior**2 + count * spread**2) / (PRIOR_WEIGHT + count))
+    return Position(middle=middle, spread=shrunk, count=len(values))
+
+
+def node_prior(prior: float, devices: int) -> float:
+    """Return the prior spread of the median device of nodes with so many devices each.
+
+    >>> round(node_prior(0.01, 8), 4), node_prior(0.01, 1)
+    (0.0066, 0.01)
+    """
+    if devices <= 1:
+        return prior
+    return prior * math.sqrt(NODE_VARIANCE + (1 - NODE_VARIANCE) * _OF_MEDIAN / devices)
+
+
+FEWEST_DEVICES, FEWEST_NODES, FEWEST_NODES_WITH_PRIOR, FEWEST_GROUPS = 4, 16, 4, 4
+"""Members from which on devices, nodes, nodes whose spread an own row gives, and groups are judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A member that is slow in one quantity."""
+
+    member: tuple[str, str]
+    """Node and device; an empty device for the node as a whole."""
+    slower: float
+    """Relative to the median of its population."""
+    deviations: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outliers:
+    """One quantity of one population, judged on device and node level."""
+
+    slow: tuple[Slow, ...]
+    devices: Position | None
+    """None where there are too few devices, or the quantity is one of whole nodes."""
+    nodes: Position | None
+    """None where there are too few nodes."""
+
+
+def compare(
+    values: Mapping[str, Mapping[str, float]],
+    *,
+    prior: float,
+    learned: bool = False,
+    again: Mapping[str, Sequence[Mapping[str, float]]] | None = None,
+) -> Outliers:
+    """Judge the log times of a quantity by node and device; the device of a node's own value is empty.
+
+    ``learned``: the prior is of this site's own row.  ``again``: by node the values of its further runs; a member is
+    slow only if it is in all of them.  A device is not repeated where its whole node is as slow.
+    """
+    later = again or {}
+    each = [value for devices in values.values() for name, value in devices.items() if name]
+    per_node = {node: median(list(devices.values())) for node, devices in values.items() if devices}
+    largest = max((len(devices) for devices in values.values()), default=1)
+    devices = nodes = None
+    if len(each) >= FEWEST_DEVICES:
+        devices = level_of(each, prior=prior, independent=len(each) / (2 if largest > 1 else 1))
+    fewest = FEWEST_NODES_WITH_PRIOR if learned else FEWEST_NODES
+    if len(per_node) >= fewest and (largest > 1 or devices is None):
+        own_prior = node_prior(prior, largest)
+        nodes = level_of(
+            list(per_node.values()), prior=own_prior, independent=len(per_node) / (2 if largest > 1 else 1)
+        )
+    slow = []
+    for node, own in values.items():
+        whole = 0.0
+        if nodes is not None and node in per_node and nodes.is_slow(per_node[node]):
+            runs = [median(list(run.values())) for run in later.get(node, ()) if run]
+            if all(nodes.is_slow(value, AGAIN) for value in runs):
+                whole = nodes.slower(per_node[node])
+                told = Slow(member=(node, ""), slower=whole, deviations=nodes.deviations(per_node[node]))
+                slow.append(told)
+        for name, value in own.items():
+            if not name or devices is None or not devices.is_slow(value):
+                continue
+            runs = [run[name] for run in later.get(node, ()) if name in run]
+            beyond = devices.slower(value)
+            if all(devices.is_slow(run, AGAIN) for run in runs) and not (whole and beyond < whole + SLOWER_THAN):
+                slow.append(Slow(member=(node, name), slower=beyond, deviations=devices.deviations(value)))
+    return Outliers(slow=tuple(slow), devices=devices, nodes=nodes)
+
+
+def two_groups(values: Sequence[float]) -> tuple[float, int] | None:
+    """Return how far apart two groups of node medians are, and how many are in the slower one; None if there is one.
+
+    The best split by the variance between the groups; told from 64 nodes on, with Ashman's D above 4 and 5 % and three
+    nodes on each side (Ashman, Bird and Zepf 1994, Astronomical Journal 108).
+
+    >>> two_groups([0.0, 0.001, 0.002, 0.003] * 16) is None
+    True
+    >>> apart, count = two_groups([0.0, 0.001, 0.002, 0.003] * 16 + [0.05, 0.051] * 8)
+    >>> round(apart, 3), count
+    (0.049, 16)
+    """
+    ordered, count = sorted(values), len(values)
+    if count < 64:
+        return None
+    sums, squares = [0.0], [0.0]
+    for value in ordered:
+        away = value - ordered[0]
+        sums.append(sums[-1] + away)
+        squares.append(squares[-1] + away * away)
+
+    def moments(first: int, last: int) -> tuple[float, float]:
+        mean = (sums[last] - sums[first]) / (last - first)
+        return mean, max((squares[last] - squares[first]) / (last - first) - mean * mean, 0.0)
+
+    least = max(3, math.ceil(0.05 * count))
+    best = max(
+        range(least, count - least + 1),
+        key=lambda cut: cut * (count - cut) * (moments(0, cut)[0] - moments(cut, count)[0]) ** 2,
+    )
+    (low, below), (high, above) = moments(0, best), moments(best, count)
+    apart = high - low
+    within = math.sqrt(below + above)
+    return (apart, count - best) if apart * math.sqrt(2) > 4 * within and apart > 0 else None

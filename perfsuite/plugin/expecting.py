@@ -1,0 +1,168 @@
+"""``--perf-expect``: results below what healthy devices reach fail; a line per question, PASS or FAIL."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError, first_line
+from perfsuite.base.units import plural
+from perfsuite.expectations.judge import Expected, judge_one
+from perfsuite.expectations.lines import answer_lines, unused_line, verdict_of
+from perfsuite.expectations.rows import Expectation, load_expectations
+from perfsuite.plugin import collisions
+from perfsuite.plugin.ending import FAILED, Out, missing_key
+from perfsuite.plugin.state import suite_of
+from perfsuite.plugin.suite import Suite
+from perfsuite.record.result import Result
+
+LOOKS = 3
+"""Fresh runs of a case that is below expectation; it fails if all are."""
+
+
+class Expecting:
+    """The rows of this run and what they say about its results; registered as ``perfsuite.expecting``."""
+
+    def __init__(
+        self, config: pytest.Config, rows: list[Expectation] | None, devices: int, cases: Sequence[pytest.Item]
+    ) -> None:
+        """``rows``: None where only devices are counted; ``devices``: of every host, 0 for any number."""
+        self.config = config
+        self.rows = rows
+        self.devices = devices
+        self.accepted = [item.nodeid for item in cases if item.get_closest_marker("acceptance") is not None]
+        self.is_acceptance = "acceptance" in (config.getoption("markexpr", "") or "")
+        self.judged: dict[str, list[Expected]] = {}
+        """By node id."""
+        self.cleared: list[str] = []
+        """Sentences on cases that a second look cleared."""
+
+    def judge(self, result: Result) -> str:
+        """Return the message with which the case of a result fails; empty where it does not.
+
+        A case that is below expectation is measured again in three fresh runs, and fails if it is below in all.
+        """
+        if self.rows is None:
+            return ""
+        entries = self.judged[result.case] = judge_one(result, self.rows)
+        below = [entry for entry in entries if entry.verdict == "below"]
+        if not below:
+            return ""
+        looks, session = [], suite_of(self.config).session
+        assert session is not None
+        for _ in range(LOOKS if result.case not in session.reused else 0):
+            try:
+                looks.append(judge_one(session.rerun(result.case), self.rows))
+            except PerfsuiteError as error:
+                return f"below expectation, and its second look failed: {first_line(error)}"
+            if all(entry.verdict != "below" for entry in looks[-1]):
+                self.judged[result.case] = looks[-1]
+                metrics = ", ".join(entry.metric.name for entry in below)
+                self.cleared.append(
+                    f"{result.case}: {metrics} below expectation at first, not in look {len(looks)} of {LOOKS}"
+                )
+                return ""
+        again = f" in all of {len(looks) + 1} runs" if looks else ""
+        return "\n".join(f"below expectation{again}: {entry.metric.name}: {entry.reason}" for entry in below)
+
+    @property
+    def entries(self) -> list[Expected]:
+        """What was said about every result."""
+        return [entry for entries in self.judged.values() for entry in entries]
+
+    @property
+    def withheld(self) -> list[str]:
+        """Return why this run cannot end in PASS though no result is below expectation."""
+        missing, suite = self.config.stash[missing_key], suite_of(self.config)
+        assert suite.session is not None
+        told = [
+            f"{count} of {self.devices} devices{f' on {host}' if host else ''}"
+            for host, count in _devices_by_host(suite).items()
+            if self.devices and count < self.devices
+        ]
+        failed = [case for case, why in missing.items() if why.startswith(FAILED) and case not in self.judged]
+        cut = [case for case, why in missing.items() if "--perf-time-budget" in why]
+        told += [f"{plural(len(failed), 'case')} failed without a result"] if failed and self.rows is not None else []
+        told += [f"the time budget left out {plural(len(cut), 'case')}"] if cut else []
+        if self.is_acceptance:
+            there = set(suite.session.results) | set(failed) | set(cut)
+            lost = [case for case in self.accepted if case not in there]
+            told += [f"{plural(len(lost), 'acceptance case')} without a result, as {lost[0]}"] if lost else []
+        return told
+
+    def finish(self, session: pytest.Session) -> None:
+        """Make the exit code say that nothing was judged, or that PASS is withheld."""
+        if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return
+        if self.withheld:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif self._nothing_judged and not collisions.option(self.config, "perf_allow_unjudged"):
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    @property
+    def _nothing_judged(self) -> bool:
+        return self.rows is not None and all(entry.verdict == "not judged" for entry in self.entries)
+
+    def show(self, terminalreporter: Any) -> None:
+        """Print the answer."""
+        out, suite = Out(terminalreporter), suite_of(self.config)
+        if self.rows is None:
+            for reason in self.withheld:
+                out.fold(f"perfsuite: FAIL: {reason}", red=True)
+            return
+        out.section("perfsuite expectations")
+        for line in answer_lines(self.entries):
+            out.line(line.text, red=line.mark == "bad", yellow=line.mark == "doubt")
+        for sentence in (*self.cleared, unused_line(self.rows, self.entries, suite.machine.name)):
+            if sentence:
+                out.fold(sentence, yellow=True)
+        verdict = verdict_of(self.entries, self.withheld)
+        if self._nothing_judged:
+            verdict += (
+                "; add [[expectation]] rows of your own (docs/acceptance.md), compare nodes by perfsuite fleet, "
+                "or give --perf-allow-unjudged"
+            )
+        good = verdict.startswith("PASS")
+        out.fold(verdict, green=good, red=not good)
+        journal = suite.session.journal if suite.session is not None else None
+        if self.is_acceptance and journal is not None:
+            out.line(f"next: perfsuite fleet {shlex.quote(str(journal.path))}  # with the journals of the other nodes")
+
+
+def _devices_by_host(suite: Suite) -> dict[str, int]:
+    """Return how many devices each host has: of this host those found, of the others those that ranks ran on."""
+    assert suite.session is not None
+    seen: dict[str, set[str]] = {}
+    for result in suite.session.results.values():
+        for rank in result.measurement.ranks if result.measurement is not None else ():
+            seen.setdefault(rank.host, set()).add(rank.device)
+    if len(seen) > 1:
+        return {host: len(devices) for host, devices in seen.items()}
+    return {"": suite.machine.device_count}
+
+
+def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """Read the rows once it is known which cases there are; raises UsageError for a file that is wrong."""
+    config = session.config
+    suite = suite_of(config)
+    if suite.session is None or suite.settings.budget.smoke:
+        return
+    given, devices = (collisions.option(config, name) for name in ("perf_expect", "perf_expect_devices"))
+    if devices is not None and devices < 1:
+        raise pytest.UsageError(f"--perf-expect-devices: {devices} is not a number of devices; give at least 1")
+    files = [*suite.settings.platform_files, *([config.invocation_params.dir / Path(given)] if given else [])]
+    try:
+        if given and not files[-1].is_file():
+            raise ConfigurationError(f"--perf-expect: {files[-1]} is not a file; name a TOML file of rows")
+        rows = load_expectations(files, suite.catalog.models) if given is not None else None
+    except PerfsuiteError as error:
+        raise pytest.UsageError(str(error)) from None
+    expecting = Expecting(config, rows, devices or 0, cases)
+    usual = suite.machine.model.devices_per_node
+    if devices is None and expecting.is_acceptance and usual is not None:
+        expecting.devices = int(usual.value)
+    config.pluginmanager.register(expecting, "perfsuite.expecting")

@@ -1,0 +1,104 @@
+"""Messages between nodes in rounds of disjoint pairs, all pairs of a round at once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar, Literal
+
+from perfsuite.base.errors import InvalidParameter
+from perfsuite.metrics.pairs import Pair, name_of
+from perfsuite.workloads.collective_base import Endpoint
+from perfsuite.workloads.pairs import Directions, Pairs
+
+
+def tournament(nodes: int) -> list[list[Pair]]:
+    """Rounds of disjoint pairs in which every two nodes meet once: n - 1, or n of an odd number, where one sits out.
+
+    The circle method: one node stays and the others go round.  The order of nodes is random and seeded, so that a few
+    rounds are not all with neighbours.
+
+    >>> [len(pairs) for pairs in tournament(5)], sorted(itertools.chain(*tournament(4)))
+    ([2, 2, 2, 2, 2], [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
+    """
+    circle = list(range(nodes))
+    random.Random(nodes).shuffle(circle)
+    circle += [-1] * (nodes % 2)
+    rounds = []
+    for _ in range(len(circle) - 1):
+        pairs = [(circle[place], circle[-1 - place]) for place in range(len(circle) // 2)]
+        rounds.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
+        circle = [circle[0], *circle[2:], circle[1]]
+    return rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRounds(Pairs):
+    """Rounds of disjoint pairs of nodes: device d of one node and device d of the other send to each other.
+
+    All pairs of a round work at once.  Before each round all ranks meet in an all-reduce of one element, which does not
+    count for the pairs.  Four rounds find a slow node whatever the number of nodes is; ``all`` measures every link.
+    """
+
+    directions: Directions = "both"
+    rounds: int | Literal["all"] = 4
+    """Partners of each node; ``all``: every other node."""
+    ranks_per_node: int = 1
+    """Ranks of a node, which follow each other."""
+
+    always: ClassVar[Directions] = "both"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.directions != self.always:
+            raise InvalidParameter(f"directions={self.directions!r}: in a round both send; leave it out")
+        if self.rounds != "all" and (type(self.rounds) is not int or self.rounds < 1):
+            raise InvalidParameter(f"rounds={self.rounds!r} is not a number of rounds; choose one from 1, or 'all'")
+        if type(self.ranks_per_node) is not int or self.ranks_per_node < 1:
+            raise InvalidParameter(f"ranks_per_node={self.ranks_per_node!r} is not a count; choose one from 1")
+
+    def schedule(self, ranks: int) -> list[list[Pair]]:
+        """Return the pairs of ranks of each round.
+
+        >>> [len(pairs) for pairs in PairRounds(message_bytes=4, ranks_per_node=2).schedule(16)]
+        [8, 8, 8, 8]
+        """
+        here = self.ranks_per_node
+        if ranks % here or ranks < 2 * here:
+            raise InvalidParameter(f"ranks_per_node={here} and {ranks} ranks are not several whole nodes")
+        rounds = tournament(ranks // here)
+        chosen = rounds if self.rounds == "all" else rounds[: self.rounds]
+        return [
+            [(one * here + device, other * here + device) for one, other in pairs for device in range(here)]
+            for pairs in chosen
+        ]
+
+    def pairs(self, ranks: int) -> Sequence[Pair]:
+        """All pairs, round by round."""
+        return list(itertools.chain(*self.schedule(ranks)))
+
+    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
+        """All rounds, the messages of this rank's pair in each a span."""
+        rounds = [
+            [
+                (name_of(pair, self.messages, both=True), self.turn(dist, end, pair))
+                for pair in pairs
+                if end.rank in pair
+            ]
+            for pairs in self.schedule(end.ranks)
+        ]
+        here = end.source.new_zeros(1)
+
+        def go_rounds() -> None:
+            for turns in rounds:
+                dist.all_reduce(here, group=end.group)
+                for name, message in turns:
+                    assert message is not None
+                    with end.span(name):
+                        for _ in range(self.messages):
+                            message()
+
+        return go_rounds

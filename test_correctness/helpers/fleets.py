@@ -1,0 +1,166 @@
+"""Journals of nodes of a fleet, without running anything; a test says only what is wrong with which node."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from perfsuite.metrics import derive
+from perfsuite.record.journal_writer import JournalWriter
+from perfsuite.record.result import ClockFacts, Peak, Peaks, Result, Work
+from perfsuite.record.run import Header, RunEnd
+from perfsuite.record.step import Identity
+from test_correctness.helpers.measurements import measurement_of, rank_facts
+
+GIB = 1 << 30
+PEAKS = Peaks(
+    tflops={"bf16": Peak(value=989.0, unit="TFLOPS", source="data sheet")},
+    memory_bandwidth=Peak(value=4800.0, unit="GB/s", source="data sheet"),
+    link=Peak(value=450.0, unit="GB/s", source="data sheet"),
+    host_link=Peak(value=63.0, unit="GB/s", source="data sheet"),
+)
+CASES: Mapping[str, tuple[str, dict[str, Any], Work, float, float, tuple[str, ...]]] = {
+    "test_matmul_everywhere": (
+        "matmul:Matmul",
+        {"m": 8192, "k": 8192, "n": 8192, "dtype": "bf16"},
+        Work(flops={"exact": 2.0 * 8192**3 * 8}, dtype="bf16"),
+        1.4e-3,
+        0.01,
+        ("tflops",),
+    ),
+    "test_memory_everywhere": (
+        "memory_bandwidth:MemoryTriad",
+        {"buffer_bytes": GIB},
+        Work(bytes_moved=3.0 * GIB, memory_path="device"),
+        8e-4,
+        0.003,
+        ("gb_per_s",),
+    ),
+    "test_host_link_everywhere": (
+        "memory_bandwidth:HostDeviceCopy",
+        {"buffer_bytes": GIB},
+        Work(bytes_moved=float(GIB), memory_path="host_to_device"),
+        2e-2,
+        0.003,
+        ("gb_per_s",),
+    ),
+    "test_all_reduce": (
+        "collective:AllReduce",
+        {"message_bytes": GIB, "dtype": "fp32"},
+        Work(collective="all_reduce", message_bytes=float(GIB), dtype="fp32"),
+        1.87e9 * GIB / GIB / 463.0e9,
+        0.004,
+        ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s"),
+    ),
+}
+"""By name: workload, parameters, work, seconds, healthy spread and metrics."""
+
+Slower = Callable[[str, int], float]
+"""Relative slowdown of a case (a key of CASES) on a device; -1 for the node's own collective."""
+
+
+def case_of(name: str, devices: int = 8, platform: str = "h200") -> str:
+    """The node id of a case."""
+    return f"test_perf/test_fleet.py::{name}[{platform}-ws{devices}]"
+
+
+def write_node(
+    folder: Path,
+    name: str,
+    *,
+    slower: Slower = lambda case, device: 0.0,
+    devices: int = 8,
+    run: int = 0,
+    ends: bool = True,
+    cases: Mapping[str, Any] = CASES,
+    extra_cases: int = 0,
+    samples: int = 20,
+    header: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
+    uuids: bool = True,
+    platform: str = "h200",
+    file: str = "",
+    failed: Mapping[str, str] | None = None,
+    identity: Callable[[int], Identity] = lambda device: Identity(),
+) -> Path:
+    """Write the journal of one run of one node, and return its path."""
+    node_draw = random.Random(f"node {name}")
+    draw = random.Random(f"{name} {run}")
+    path = folder / (file or f"{name}-{run}.jsonl" if run or file else f"{name}.jsonl")
+    facts = {"host": name, "boot": f"boot of {name}", **(header or {})}
+    writer = JournalWriter(
+        path,
+        Header(
+            session=f"{name}-{run}",
+            fingerprint="h200-8x-1",
+            platform=platform,
+            started_at=f"2026-11-26T0{run}",
+            **facts,
+        ),
+    )
+    shown = {
+        "hostname": name,
+        "devices": [f"NVIDIA H200, 139.8 GiB{f', GPU-{name}-{device}' if uuids else ''}" for device in range(devices)],
+        "power_caps": ["700.00 W"] * devices,
+        "driver": {"driver": "570.86"},
+        "packages": {"torch": "2.9.1"},
+        **(environment or {}),
+    }
+    own = {device: node_draw.gauss(0, 1) for device in range(devices)}
+    for title, (workload, parameters, work, seconds, spread, metrics) in cases.items():
+        collective = bool(work.collective)
+        times = {
+            device: seconds
+            * math.exp(spread * own[device] + draw.gauss(0, 0.001))
+            * (1 + slower(title, -1 if collective else device))
+            for device in range(devices)
+        }
+        if collective:
+            times = dict.fromkeys(times, times[0])
+        for copy in range(extra_cases + 1):
+            ranks = [
+                rank_facts(
+                    device,
+                    time_s=time_s,
+                    host=name,
+                    device=f"cuda:{device}",
+                    threads=8,
+                    launch_s=1e-5,
+                    identity=identity(device),
+                )
+                for device, time_s in times.items()
+            ]
+            samples_s = [max(times.values()) * (1 + draw.gauss(0, 0.001)) for _ in range(samples)]
+            measurement = measurement_of(
+                samples_s,
+                ranks,
+                backend="nccl",
+                clock=ClockFacts(name="cuda.Event", resolution_s=1e-6, cost_s=1e-6),
+            )
+            given = {**parameters, **({"k": 8192 + copy} if copy and "k" in parameters else {})}
+            node = case_of(title, devices, platform)
+            writer.result(
+                Result(
+                    case=f"{node}{copy or ''}",
+                    workload=f"perfsuite.workloads.{workload}",
+                    parameters=given,
+                    defaults={"direction": "host_to_device", "pinned": True} if "HostDevice" in workload else {},
+                    platform=platform,
+                    world_size=devices,
+                    outcome="measured",
+                    work=work,
+                    metrics=derive(metrics, work=work, measurement=measurement, peaks=PEAKS),
+                    measurement=measurement,
+                    environment=shown,
+                    started_at=f"2026-11-26T0{run}",
+                )
+            )
+    for case, message in (failed or {}).items():
+        writer.failure(case, message)
+    if ends:
+        writer.ended(RunEnd(at="2026-11-26", took_s=60.0, exit_status=0, failed=failed or {}))
+    writer.close()
+    return path

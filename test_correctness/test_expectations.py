@@ -1,0 +1,519 @@
+"""Shipped rows hold to peaks and siblings; only an equal key matches; verdicts at their limits; rows that are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import pkgutil
+
+import pytest
+
+import perfsuite.workloads
+from perfsuite.base.errors import ConfigurationError, UnsupportedCase
+from perfsuite.expectations.judge import judge_one, software_of
+from perfsuite.expectations.lines import answer_lines, unused_line, verdict_of
+from perfsuite.expectations.rows import SHIPPED, AtLeast, Expectation, load_expectations, shipped_rows
+from perfsuite.metrics import REGISTRY
+from perfsuite.platforms import Machine, detect_machine, families, load_catalog
+from perfsuite.plugin import suite
+from perfsuite.record.result import Metric, Result, Work
+from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
+
+MODULES = [
+    importlib.import_module(f"perfsuite.workloads.{found.name}")
+    for found in pkgutil.iter_modules(perfsuite.workloads.__path__)
+    if found.name != "training"
+]
+WORKLOADS = {name: one for module in MODULES for name, one in vars(module).items() if isinstance(one, type)}
+MODELS = load_catalog().models
+SHARED_UPLINK = ("a100_40gb", "HostDeviceCopy", 8)
+ONE_LINK_OF_SEVEN = ("mi300x", "AllReduce", 2)
+"""Figures that are true and below a quarter of the peak."""
+
+ROW = """
+[[expectation]]
+platform = "h200"
+workload = "AllReduce"
+parameters = { message_bytes = "3GiB", dtype = "fp32" }
+ranks_per_node = 8
+metric = "busbw_gb_per_s"
+unit = "GB/s"
+kind = "measured"
+low = 441.8
+high = 466.3
+date = "2026-07"
+source = "a page"
+"""
+WHOLE = tuple(line for line in ROW.splitlines() if "=" in line)
+
+
+def peak_of(row):
+    model = MODELS[row.platform]
+    if row.metric == "tflops":
+        return model.tflops[row.parameters.get("dtype", "fp8")]
+    if row.metric == "busbw_gb_per_s":
+        return model.link
+    return model.host_link if row.workload == "HostDeviceCopy" else model.memory_bandwidth
+
+
+def read(tmp_path, text):
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    return load_expectations([file], MODELS)[len(shipped_rows()) :]
+
+
+def valued(value, metric="busbw_gb_per_s", **changes):
+    """A result with the key of ROW."""
+    return result(parameters={"message_bytes": 3 << 30, "dtype": "fp32"}, values={metric: value}, **changes)
+
+
+def result(workload="perfsuite.workloads.collective:AllReduce", *, ranks=8, hosts=1, platform="h200", **changes):
+    parameters = changes.pop("parameters", {"message_bytes": 1 << 30, "dtype": "fp32"})
+    values = changes.pop("values", {"busbw_gb_per_s": 450.0})
+    facts = [rank_facts(rank, host=f"node{rank * hosts // ranks}", device=f"cuda:{rank}") for rank in range(ranks)]
+    metrics = [
+        Metric(name=name, value=value, unit=REGISTRY[name].unit, better=REGISTRY[name].better)
+        for name, value in values.items()
+    ]
+    return Result(
+        case=f"test_perf/test_it.py::test_it[{platform}]",
+        workload=workload,
+        parameters=parameters,
+        platform=platform,
+        world_size=ranks,
+        outcome="measured",
+        work=Work(),
+        metrics=tuple(metrics),
+        measurement=measurement_of([1.0], facts),
+        **changes,
+    )
+
+
+# -- the shipped rows --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", shipped_rows(), ids=lambda row: row.place.rpartition(" ")[2])
+def test_a_shipped_row_is_a_case_that_can_be_measured_at_a_rate_that_is_possible(row):
+    fields = {name: value.count if isinstance(value, AtLeast) else value for name, value in row.parameters.items()}
+    workload = WORKLOADS[row.workload](**fields)
+    assert row.metric in workload.metrics
+    peak = peak_of(row)
+    if peak is None or peak.kind == "nominal":
+        return
+    most = 1.25 if row.workload == "AllReduce" else 1.05  # switches that add send less than the ring that busbw counts
+    least = 0.25 if row.nodes == 1 and known(row) not in (SHARED_UPLINK, ONE_LINK_OF_SEVEN) else 0.05
+    assert least <= row.low / peak.value
+    assert row.highest / peak.value <= most
+
+
+def known(row):
+    return (row.platform, row.workload, row.ranks_per_node)
+
+
+def test_shipped_shares_of_the_peak_of_like_rows_are_within_a_factor_of_two():
+    """As between siblings: a unit, a factor of 8 devices or both directions together would show."""
+    like = {}
+    for row in shipped_rows():
+        peak = peak_of(row)
+        exceptional = row.nodes > 1 or known(row) in (SHARED_UPLINK, ONE_LINK_OF_SEVEN)  # a network has other peaks
+        if peak is not None and row.kind == "measured" and not exceptional:
+            size = tuple(str(value) for name, value in row.parameters.items() if name.endswith("_bytes"))
+            group = (row.workload, row.parameters.get("dtype"), size, row.metric)
+            like.setdefault(group, []).append((row.low / peak.value, row.place))
+    apart = {group: (min(shares), max(shares)) for group, shares in like.items() if min(shares)[0] * 2 < max(shares)[0]}
+    assert {} == apart
+    assert any(len(shares) > 5 for shares in like.values())
+
+
+def test_a_floor_is_below_every_measured_row_of_the_device_at_the_same_work():
+    for row, other in itertools.permutations(shipped_rows(), 2):
+        if row.kind == "floor" and other.kind == "measured" and row.key == other.key:
+            assert row.low <= other.low, f"{row.place} and {other.place}"
+
+
+def test_platforms_without_a_public_figure_have_none():
+    assert {row.platform for row in shipped_rows()}.isdisjoint({"s4000", "s5000", "s80", "s3000", "ascend910b"})
+
+
+# -- matching ----------------------------------------------------------------------------------------------------
+
+
+def test_an_equal_key_is_judged():
+    (entry,) = judge_one(result(), shipped_rows())
+    assert ("pass", 463.58) == (entry.verdict, entry.low)
+    assert entry.speed == pytest.approx(450 / 463.58)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"ranks": 4}, "message_bytes 8GiB instead of 1GiB"),
+        ({"ranks": 16, "hosts": 2}, "nodes 1 instead of 2"),
+        ({"parameters": {"message_bytes": 1 << 29, "dtype": "fp32"}}, "instead of 512MiB"),
+        ({"parameters": {"message_bytes": 1 << 30, "dtype": "bf16"}}, "dtype fp32 instead of bf16"),
+        ({"platform": "s4000"}, "no expectation for s4000 AllReduce"),
+    ],
+)
+def test_another_key_is_not_judged_and_the_nearest_row_is_named(changes, told):
+    (entry,) = judge_one(result(**changes), shipped_rows())
+    assert "not judged" == entry.verdict
+    assert told in entry.reason
+    assert () == entry.rows
+
+
+def test_defaults_are_part_of_the_key():
+    copy = "perfsuite.workloads.memory_bandwidth:HostDeviceCopy"
+    given = {"parameters": {"buffer_bytes": 1 << 30}, "values": {"gb_per_s": 55.0}, "ranks": 1}
+    defaults = {"direction": "host_to_device", "pinned": True}
+    assert "pass" == judge_one(result(copy, defaults=defaults, **given), shipped_rows())[0].verdict
+    given["parameters"]["pinned"] = False
+    (entry,) = judge_one(result(copy, defaults=defaults, **given), shipped_rows())
+    assert ("not judged", True) == (entry.verdict, "pinned True instead of False" in entry.reason)
+
+
+def test_a_result_on_several_nodes_matches_only_under_a_declared_network():
+    network = "3200 Gb/s EFA per node"
+    there = {"ranks": 16, "hosts": 2, "platform": "h100"}
+    assert "not judged" == judge_one(result(**there), shipped_rows())[0].verdict
+    declared = {"declared": {"network_class": network}}
+    (entry,) = judge_one(result(environment=declared, **there), shipped_rows())
+    assert ("pass", 313.29, 436.95) == (entry.verdict, entry.low, entry.high)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"outcome": "out_of_memory"}, "out of memory"), ({"simulated": True}, "no expectation for h200 AllReduce")],
+)
+def test_a_result_that_says_nothing_of_real_devices_is_not_judged(changes, told):
+    (entry,) = judge_one(dataclasses.replace(result(), **changes), shipped_rows())
+    assert ("not judged", told) == (entry.verdict, entry.reason)
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [(95.0, "pass"), (94.9, "look"), (80.0, "look"), (79.9, "below"), (121.0, "pass"), (121.1, "look"), (0.0, "below")],
+)
+def test_limits_of_a_measured_row(tmp_path, value, verdict):
+    rows = read(tmp_path, ROW.replace("441.8", "100").replace("466.3", "110"))
+    (entry,) = judge_one(valued(value), rows)
+    assert verdict == entry.verdict
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(105.0, "pass"), (126.0, "look"), (140.0, "below"), (90.0, "look")])
+def test_of_a_time_more_is_worse(tmp_path, value, verdict):
+    text = ROW.replace("busbw_gb_per_s", "latency_us").replace("GB/s", "us")
+    rows = read(tmp_path, text.replace("441.8", "100").replace("466.3", "110"))
+    (entry,) = judge_one(valued(value, "latency_us"), rows)
+    assert verdict == entry.verdict
+
+
+def test_a_floor_only_fails(tmp_path):
+    floor = ROW.replace('"measured"', '"floor"').replace("high = 466.3\n", "")
+    rows = read(tmp_path, floor)
+    above, below = (judge_one(valued(value), rows)[0] for value in (441.9, 441.7))
+    assert ("not judged", "below") == (above.verdict, below.verdict)
+    assert "does not show that the device is healthy" in above.reason
+    assert "FAIL: no result was judged by an expectation" == verdict_of([above])
+
+
+OWN = ROW.replace('"measured"', '"own"').replace("441.8", "100").replace("466.3", "100") + "spread = 0.01\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "verdict"),
+    [(94.3, 0.01, "pass"), (94.0, 0.01, "below"), (97.2, 0.001, "pass"), (97.0, 0.001, "below"), (80, 0.05, "pass")],
+)
+def test_an_own_row_is_judged_by_its_spread_and_by_three_per_cent(tmp_path, value, spread, verdict):
+    rows = read(tmp_path, OWN.replace("0.01", str(spread)))
+    (entry,) = judge_one(valued(value), rows)
+    assert verdict == entry.verdict
+
+
+def test_an_own_row_of_other_software_asks_at_most_for_a_look(tmp_path):
+    rows = read(tmp_path, OWN + 'software = "driver 1, torch 2.7.1"\n')
+    same, other = ({"driver": {"driver": version}, "packages": {"torch": "2.7.1"}} for version in "12")
+    assert "driver 1, torch 2.7.1" == software_of(same)
+    verdicts = [judge_one(valued(50.0, environment=each), rows)[0].verdict for each in (same, other)]
+    assert ["below", "look"] == verdicts
+
+
+def test_the_worst_of_several_rows_counts(tmp_path):
+    rows = [*shipped_rows(), *read(tmp_path, OWN.replace("= 100", "= 300").replace("3GiB", "1GiB"))]
+    (entry,) = judge_one(result(values={"busbw_gb_per_s": 300.0}), rows)
+    assert "below" == entry.verdict, "an own row of a slow fleet does not cover a shipped one"
+
+
+# -- text --------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_per_question_has_best_expected_range_share_and_verdict():
+    smaller = result(parameters={"message_bytes": 1 << 28, "dtype": "fp32"}, values={"busbw_gb_per_s": 200.0})
+    judged = [*judge_one(result(), shipped_rows()), *judge_one(smaller, shipped_rows())]
+    judged += judge_one(result(ranks=4), shipped_rows())
+    lines = [line.text for line in answer_lines(judged)]
+    assert 5 == len(lines)
+    assert "AllReduce fp32 8 ranks 450 GB/s (1GiB) - 436.1 GB/s (256MiB) 0.46 LOW" == " ".join(lines[1].split())
+    assert "0.46 of the slowest known result" in lines[2]
+    assert lines[4].startswith("not judged: 1 question: AllReduce fp32 4 ranks (nearest row: ")
+
+
+def test_nothing_judged_and_anything_withheld_is_not_pass():
+    (good,) = judge_one(result(), shipped_rows())
+    assert "PASS: 1 judged result, 0 not judged" == verdict_of([good])
+    assert "FAIL: 2 cases failed" == verdict_of([good], ["2 cases failed"])
+    assert verdict_of([]).startswith("FAIL")
+
+
+def test_an_own_row_that_matched_nothing_is_named(tmp_path):
+    rows = read(tmp_path, OWN)
+    assert "" == unused_line(rows, judge_one(valued(99.0), rows), "h200")
+    assert "1 own row matched no result: AllReduce busbw_gb_per_s" in unused_line(rows, [], "h200")
+
+
+# -- rows that are wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("unit", 'unit = "MB/s"'), "unit is 'MB/s'; busbw_gb_per_s is in GB/s"),
+        (("unit", ""), "unit is missing"),
+        (("metric", 'metric = "busbw"'), "metric is 'busbw'; did you mean"),
+        (("kind", 'kind = "guess"'), "choose from measured, floor, own"),
+        (("low", "low = 0"), "low is 0; write a number above 0"),
+        (("low", "low = 500"), "high is 466.3, below low = 500"),
+        (("low", "low = true"), "low is True; write a number above 0"),
+        (("date", 'date = "July"'), "write YYYY, YYYY-MM or YYYY-MM-DD"),
+        (("source", 'source = " "'), "source is ' '; write a text"),
+        (("ranks_per_node", "ranks_per_node = 0"), "write a whole number from 1"),
+        (("ranks_per_node", "ranks = 8"), "ranks is unknown; did you mean"),
+        (("ranks_per_node", "nodes = 2"), "network is missing for more than one node"),
+        (("parameters", 'parameters = "1GiB"'), "parameters is '1GiB'; write a table"),
+        (("parameters", 'parameters = { message_bytes = "1 gig" }'), "has message_bytes = '1 gig'"),
+        (("platform", 'platform = "h2000"'), "platform 'h2000' is unknown; did you mean"),
+        (("kind", 'kind = "own"'), "spread is missing"),
+        (("kind", 'kind = "floor"'), "high has no meaning for a floor"),
+    ],
+)
+def test_a_wrong_row_gives_one_line_with_its_place(tmp_path, change, told):
+    key, line = change
+    text = "\n".join(["[[expectation]]", *(line if old.startswith(f"{key} =") else old for old in WHOLE)])
+    with pytest.raises(ConfigurationError) as caught:
+        read(tmp_path, "\n" + text)
+    assert told in str(caught.value)
+    assert "own.toml, line 2: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        ROW.replace("441.8", "4418").replace("466.3", "4663"),
+        ROW.replace('"measured"', '"floor"').replace("441.8", "470").replace("high = 466.3\n", ""),
+        OWN + OWN,
+    ],
+    ids=["ten times", "floor above measured", "two own rows"],
+)
+def test_rows_of_one_key_that_contradict_each_other_are_refused(tmp_path, second):
+    with pytest.raises(ConfigurationError, match=r"contradict each other, h200 AllReduce busbw_gb_per_s: .*own\.toml"):
+        read(tmp_path, ROW + second)
+
+
+def test_the_own_row_of_a_later_file_replaces_one_of_its_key(tmp_path):
+    files = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    for file, low in zip(files, (150, 160), strict=True):
+        file.write_text(OWN.replace("= 100", f"= {low}"))
+    own = [row for row in load_expectations(files, MODELS) if row.kind == "own"]
+    assert [160] == [row.low for row in own]
+
+
+def test_a_user_file_of_platforms_may_hold_rows_and_both_are_read(tmp_path):
+    file = tmp_path / "platforms.toml"
+    file.write_text('[platform.mine]\ntitle = "Mine"\nfamily = "cuda"\n' + ROW.replace('"h200"', '"mine"'))
+    catalog = load_catalog([file])
+    assert "mine" in [row.platform for row in load_expectations([file], catalog.models)]
+
+
+def test_rows_know_their_lines():
+    assert isinstance(shipped_rows()[0], Expectation)
+    line = int(shipped_rows()[-1].place.rpartition(" ")[2])
+    assert "[[expectation]]" == SHIPPED.read_text().splitlines()[line - 1]
+
+
+# -- --perf-expect -----------------------------------------------------------------------------------------------
+
+TESTS = """
+@sizes(full=[1024], small=[1024, 4096])
+def test_sum(perf, message_bytes):
+    perf(Sum(message_bytes=message_bytes))
+"""
+CPU_ROW = """
+[[expectation]]
+platform = "cpu"
+workload = "Sum"
+parameters = { message_bytes = 1024, dtype = "fp32" }
+metric = "latency_us"
+unit = "us"
+kind = "own"
+low = 500000.0
+spread = 0.01
+date = "2026"
+source = "this site"
+"""
+
+
+def test_a_result_below_expectation_fails_its_case_and_the_run(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    (pytester.path / "own.toml").write_text(CPU_ROW.replace("500000", "250000"))
+    found = repo.run("--perf-expect=own.toml")
+    assert pytest.ExitCode.TESTS_FAILED == found.ret
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "below expectation in all of 4 runs: latency_us: 100.0 % slower (69.3 standard deviations) than own row *",
+            "*perfsuite expectations*",
+            "question *best *of peak *expected *of low *verdict",
+            "Sum fp32 1 rank * LOW",
+            "FAIL: 1 of 1 judged result below expectation",
+        ]
+    )
+
+
+def test_a_run_with_a_judged_result_passes_and_counts_the_others(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    (pytester.path / "own.toml").write_text(CPU_ROW)
+    found = repo.run("--perf-expect=own.toml")
+    assert pytest.ExitCode.OK == found.ret
+    found.stdout.fnmatch_lines(["PASS: 1 judged result, 1 not judged"])
+
+
+def test_a_run_in_which_nothing_is_judged_is_not_green(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    found = repo.run("--perf-expect")
+    assert pytest.ExitCode.USAGE_ERROR == found.ret
+    found.stdout.fnmatch_lines(["FAIL: no result was judged by an expectation; add *"])
+    assert pytest.ExitCode.OK == repo.run("--perf-allow-unjudged", "--perf-expect").ret
+
+
+def test_a_case_that_failed_or_was_cut_withholds_pass(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    (pytester.path / "own.toml").write_text(CPU_ROW)
+    found = repo.run("--perf-expect=own.toml", "--perf-time-budget=0.000001s")
+    assert pytest.ExitCode.OK != found.ret
+    found.stdout.fnmatch_lines(["*FAIL: the time budget left out * case*"])
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(pytester, monkeypatch):
+    found = repository(pytester, monkeypatch, TESTS).run("--perf-expect=none.toml")
+    assert pytest.ExitCode.USAGE_ERROR == found.ret
+    found.stderr.fnmatch_lines(["ERROR: --perf-expect: *none.toml is not a file; name a TOML file of rows"])
+
+
+def test_a_second_look_clears_a_transient(pytester, monkeypatch):
+    """The first run is twice as slow; the first fresh run is not."""
+    runs = []
+
+    def script(job):
+        runs.append(job)
+        return measurement(job, (1.0, 1.0, 1.0) if len(runs) == 1 else (0.5, 0.5, 0.5))
+
+    repo = repository(pytester, monkeypatch, TESTS, script)
+    (pytester.path / "own.toml").write_text(CPU_ROW)
+    found = repo.run("--perf-expect=own.toml")
+    assert (pytest.ExitCode.OK, 3) == (found.ret, len(runs))
+    assert [False, True, False] == [job.fresh for job in runs]
+    found.stdout.fnmatch_lines(
+        ["*test_sum*latency_us below expectation at first, not in look 1 of 3", "PASS: 1 judged*"]
+    )
+
+
+ACCEPTED = """
+@acceptance(1024)
+@sizes(full=[1024], small=[1024, 4096])
+@world_sizes(2, 4)
+@dtypes("fp32", "bf16")
+def test_sum(perf, ranks, message_bytes, dtype):
+    perf(Sum(message_bytes=message_bytes, dtype=dtype), on=ranks)
+
+@acceptance()
+def test_product(perf):
+    perf(Product())
+
+def test_other(perf):
+    perf(step)
+"""
+
+
+def names(found):
+    return [line.partition("::")[2] for line in found.outlines if "::" in line]
+
+
+def accepted(pytester, monkeypatch, script=measurement):
+    return repository(pytester, monkeypatch, "from perfsuite import acceptance\n" + ACCEPTED, script)
+
+
+def test_the_acceptance_run_has_the_largest_world_size_and_the_named_size(pytester, monkeypatch):
+    found = accepted(pytester, monkeypatch).run("-m", "acceptance", "--collect-only", "-q")
+    assert ["test_sum[cpu-ws4-1KiB-fp32]", "test_product[cpu]"] == names(found)
+
+
+def test_a_size_that_the_test_does_not_have_is_refused(pytester, monkeypatch):
+    text = ACCEPTED.replace("acceptance(1024)", "acceptance(2048)")
+    found = repository(pytester, monkeypatch, "from perfsuite import acceptance\n" + text).run()
+    found.stdout.fnmatch_lines(["*@acceptance: a size=(2048,) is not among the sizes of @sizes; *"])
+
+
+PRODUCT_ROW = (
+    CPU_ROW.replace('"Sum"', '"Product"')
+    .replace('{ message_bytes = 1024, dtype = "fp32" }', "{ side = 64 }")
+    .replace('metric = "latency_us"\nunit = "us"', 'metric = "tflops"\nunit = "TFLOPS"')
+    .replace("500000.0", "1e-6")
+)
+
+
+def test_a_skipped_acceptance_case_withholds_pass(pytester, monkeypatch):
+    def script(job):
+        if job.world_size > 1:
+            raise UnsupportedCase("not here")
+        return measurement(job)
+
+    repo = accepted(pytester, monkeypatch, script)
+    (pytester.path / "own.toml").write_text(PRODUCT_ROW)
+    found = repo.run("-m", "acceptance", "--perf-expect=own.toml")
+    found.assert_outcomes(passed=1, skipped=1, deselected=8)
+    assert pytest.ExitCode.TESTS_FAILED == found.ret
+    found.stdout.fnmatch_lines(
+        ["FAIL: 1 acceptance case without a result, as *test_sum*cpu-ws4-1KiB-fp32*", "next: perfsuite fleet *"]
+    )
+
+
+@pytest.mark.parametrize(("asked", "code"), [(1, pytest.ExitCode.OK), (8, pytest.ExitCode.TESTS_FAILED)])
+def test_a_missing_device_fails_the_run(pytester, monkeypatch, asked, code):
+    """A node with 7 of 8 devices was green: its cases of eight ranks were skipped."""
+    found = accepted(pytester, monkeypatch).run(f"--perf-expect-devices={asked}", "-k", "test_other")
+    assert code == found.ret
+    assert (asked == 8) == ("perfsuite: FAIL: 1 of 8 devices" in found.stdout.str())
+
+
+def test_devices_are_expected_by_the_row_in_the_acceptance_run_alone(pytester, monkeypatch):
+    cpu, model = detect_machine(load_catalog(), "cpu"), load_catalog().find("h200")
+    devices = tuple(dataclasses.replace(cpu.devices[0], index=index, reported_name="H200") for index in range(7))
+    machine = Machine(family=families()["cpu"], model=model, devices=devices)
+    monkeypatch.setattr(suite, "detect_machine", lambda *_: machine)
+    repo = accepted(pytester, monkeypatch)
+    found = repo.run("-m", "acceptance", "--perf-allow-unjudged", "--perf-expect")
+    assert pytest.ExitCode.TESTS_FAILED == found.ret
+    found.stdout.fnmatch_lines(["FAIL: 7 of 8 devices; no result was judged by an expectation; *"])
+    assert pytest.ExitCode.OK == repo.run("--perf-allow-unjudged", "--perf-expect").ret
+
+
+def test_no_device_at_all_is_not_a_number(pytester, monkeypatch):
+    found = accepted(pytester, monkeypatch).run("--perf-expect-devices=0")
+    found.stderr.fnmatch_lines(["ERROR: --perf-expect-devices: 0 is not a number of devices; give at least 1"])
