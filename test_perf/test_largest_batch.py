@@ -10,7 +10,7 @@ from perfsuite.plugin.state import suite_of
 from perfsuite.published.recipes import find
 
 PUBLISHED = {"latte-xl": "001-latte-xl-b2-w16-1x1"}
-"""Recipe whose dtype and strategy a model has: report 001 says how many of its samples fit on a card."""
+"""Recipe whose dtype, strategy and program a model has: report 001 says how many of its samples fit on a card."""
 CPU_BUDGET_BYTES = 16 * MIB
 """Of a rank on a CPU, and of a simulated device, which computes on one.  A share of the host's memory would make the
 result another number on every host.
@@ -34,7 +34,7 @@ def test_largest_batch(perf, model, checkpointing, *, budget_bytes, narrow, requ
     """What computing activations again buys in samples."""
     if model in PUBLISHED:
         recipe = find(PUBLISHED[model]).parameters
-        case = {name: recipe[name] for name in ("dtype", "strategy")}
+        case = {name: recipe[name] for name in ("dtype", "strategy", "program")}
     else:
         case = {"dtype": narrow}
     workload = workloads.LargestBatch(

@@ -1,5 +1,5 @@
-"""What is known about a case once it has run: ``Work`` is what one iteration must do, ``Measurement`` all that the ranks
-reported, ``Metric`` a number with its meaning, ``Result`` the whole.
+"""What is known about a case once it has run: ``Work`` is what one iteration must do, ``Measurement`` all that the
+ranks reported, ``Metric`` a number with its meaning, ``Result`` the whole.
 """
 
 from __future__ import annotations

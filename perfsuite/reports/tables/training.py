@@ -158,6 +158,21 @@ LATTE = Style(
             columns=(STRATEGY, LAYOUT, *_LATTE_COLUMNS),
             notes=(NAMED_BASE, "the report has a heading DeepSpeed and no figures below it"),
         ),
+        TableSpec(
+            title="Largest local batch",
+            select=lambda case: _trains_latte(case) and "largest_local_batch_samples" in case.values,
+            columns=(
+                LAYOUT,
+                MODEL,
+                DTYPE,
+                STRATEGY,
+                VARIANT,
+                setting("checkpointing", "checkpointing"),
+                ColumnSpec(title="largest local batch", key="largest_local_batch_samples"),
+                PEAK,
+            ),
+            notes=("the report says of Latte-XL: 2 on an RTX 6000 Ada, and that a 4090 cannot hold it",),
+        ),
     ),
 )
 
