@@ -28,7 +28,7 @@ ROOMS = {
     "imports": 1_340,
     "metrics": 1_600,
     "models": 2_980,
-    "platforms": 3_810,
+    "platforms": 3_870,
     "plugin": 5_380,
     "projection": 4_830,
     "published": 1_760,

@@ -115,7 +115,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def job_arguments(parser: argparse.ArgumentParser) -> None:
     """What is trained and where: of every subcommand that projects."""
     parser.add_argument("--model", required=True, metavar="NAME", help="a configuration, such as llama2-7b")
-    parser.add_argument("--platform", required=True, metavar="NAME", help="a row of perfsuite platforms")
+    parser.add_argument("--platform", metavar="NAME", help="a row of perfsuite platforms; default: the machine's")
+    parser.add_argument("--machine", metavar="NAME", help="project on these hosts, for example oneflow-4x8-v100")
     parser.add_argument("--world", type=int, metavar="N", help="devices; default: as many as the layout has")
     parser.add_argument("--global-batch", type=int, required=True, metavar="N", help="samples of a step")
     parser.add_argument("--sequence-length", type=int, metavar="S", help="tokens of a sample; default: the model's")
@@ -162,7 +163,7 @@ def run(options: argparse.Namespace) -> int:
 
 def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration]:
     """The platform's row, and what is known of it: a calibration file, else the row alone."""
-    device = load_catalog(options.platform_file).find(options.platform)
+    device, machine = load_catalog(options.platform_file).hosts(options.platform, options.machine)
     calibration = Calibration.from_platform(device)
     if options.calibration:
         calibration = read_calibration(options.calibration)
@@ -171,10 +172,10 @@ def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration
                 f"calibration {options.calibration} is of {calibration.device}, the projection for {device.name}; "
                 "give one of the same platform, or leave --calibration out"
             )
+    if machine is not None:
+        calibration = calibration.in_nodes_of(device)
     if options.network is not None:
-        given = Constant(value=options.network, unit="GB/s", source="--network")
-        constants = {**calibration.constants, "network_gb_per_s": given}
-        calibration = dataclasses.replace(calibration, constants=constants)
+        calibration = calibration.with_network(Constant(value=options.network, unit="GB/s", source="--network"))
     return device, calibration
 
 
@@ -215,10 +216,14 @@ def base_training(options: argparse.Namespace, calibration: Calibration) -> Trai
     )
 
 
-def node_of(options: argparse.Namespace, device: DeviceModel) -> Node:
+def node_of(options: argparse.Namespace, device: DeviceModel, world_size: int = 1) -> Node:
     """A node of the platform, with the network that was given or that its row has."""
     network = options.network or (device.network.value if device.network else 0.0)
-    return dataclasses.replace(Node.of(device), network_gb_per_s=network)
+    _, machine = load_catalog(options.platform_file).hosts(options.platform, options.machine)
+    told = machine.describe(world_size) if machine else ""
+    if told and options.network:
+        told += f"; --network gives {options.network:g} GB/s"
+    return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=told)
 
 
 def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibration) -> Job:
@@ -246,7 +251,7 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         checkpointing=layout.checkpointing,
         sequence_parallel=layout.sequence_parallel,
     )
-    return Job.of(training, device, node=node_of(options, device))
+    return Job.of(training, device, node=node_of(options, device, layout.world_size))
 
 
 def _worlds(text: str) -> list[int]:

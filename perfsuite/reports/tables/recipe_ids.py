@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from perfsuite.published.recipes import recipe_of, recipes
+from perfsuite.published.recipes import Recipe, recipe_of, recipes
 
 _PLATFORM = re.compile(r"\[[a-z0-9_]+-")
 
@@ -26,9 +26,20 @@ def _ids() -> Mapping[str, str]:
     return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
 
 
+@functools.cache
+def _by_id() -> Mapping[str, Recipe]:
+    """By plain id of its case."""
+    return {_ids()[recipe.name]: recipe for recipe in recipes()}
+
+
+def recipe_of_case(node: str) -> Recipe | None:
+    """The published run that a case is; None where it is none."""
+    return _by_id().get(plain_id(node))
+
+
 def is_recipe(node: str) -> bool:
     """Whether a case is a published run."""
-    return plain_id(node) in _ids().values()
+    return recipe_of_case(node) is not None
 
 
 def id_of_row(table: str, line: int) -> str:
