@@ -57,6 +57,8 @@ class Recipe:
     """The test function that runs it."""
     words: str = ""
     """The id of its case behind the platform; empty: the name."""
+    beside: str = ""
+    """As ``words``, of a case that is the run but for attention, whose kernel torch chooses there; empty: none."""
     small: str = ""
     """Id of the case that runs the same way at the small scale on a CPU."""
 

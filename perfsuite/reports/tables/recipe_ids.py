@@ -28,18 +28,19 @@ def _ids() -> Mapping[str, str]:
 
 @functools.cache
 def _by_id() -> Mapping[str, Recipe]:
-    """By plain id of its case."""
-    return {_ids()[recipe.name]: recipe for recipe in recipes()}
+    """By plain id of its case, and of the case beside it."""
+    beside = {f"{plain_id(recipe.test)}[-{recipe.beside}]": recipe for recipe in recipes() if recipe.beside}
+    return {**beside, **{_ids()[recipe.name]: recipe for recipe in recipes()}}
 
 
 def recipe_of_case(node: str) -> Recipe | None:
-    """The published run that a case is; None where it is none."""
+    """Return the published run that a case is, or is but for torch's choice of attention; None for any other case."""
     return _by_id().get(plain_id(node))
 
 
 def is_recipe(node: str) -> bool:
     """Whether a case is a published run."""
-    return recipe_of_case(node) is not None
+    return plain_id(node) in _ids().values()
 
 
 def id_of_row(table: str, line: int) -> str:
