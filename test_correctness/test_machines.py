@@ -18,6 +18,7 @@ from perfsuite.projection.step import project
 from perfsuite.published.lookup import shipped
 from perfsuite.published.recipes import find, recipes
 from perfsuite.published.recipes.recipe import MACHINES
+from perfsuite.record.codec import to_json
 from perfsuite.reports.tables.recipe_ids import recipe_of_case
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.scripted_driver import repository
@@ -25,6 +26,7 @@ from test_correctness.helpers.scripted_driver import repository
 pytest_plugins = ["pytester"]
 
 CATALOG = load_catalog()
+MESH = MeshShape.of(tp=32)
 NETWORKS = [
     ("mccx-d800", "002", 7, 50),
     ("oneflow-4x8-v100", "003", 10, 12.5),
@@ -190,6 +192,49 @@ def test_more_nodes_than_the_machine_has_are_said(capsys):
 )
 def test_a_wrong_machine_is_one_line(capsys, arguments, said):
     assert main(["project", *STEP, *arguments]) != 0
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_recipe_is_projected_on_its_reports_machine_beside_what_is_published(capsys):
+    """As with the options that say the same."""
+    name = "003-MP_1x32x1_16_3072x32"
+    assert main(["project", "--recipe", name, "--json"]) == 0
+    by_recipe = json.loads(capsys.readouterr().out)
+    assert by_recipe["training"] == json.loads(
+        json.dumps(to_json(TrainStep(**find(name).parameters).work(MESH).training))
+    )
+    flags = {flag["name"]: flag["text"] for flag in by_recipe["flags"]}
+    assert flags["machine"].startswith("oneflow-4x8-v100: ")
+    assert main(["project", "--recipe", name]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("published 9505.83 ms [M: ")
+    inside = by_recipe["low_s"] <= 9.50583 <= by_recipe["high_s"]
+    ratio = by_recipe["step_time_s"] / 9.50583
+    assert last.endswith(f"{'in' if inside else 'outside'} the band, projected/published {ratio:.2f}")
+
+
+def test_a_recipe_on_another_platform_takes_its_row(capsys):
+    assert main(["project", "--recipe", "003-MP_1x32x1_16_3072x32", "--platform", "s4000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert ("s4000", 32) == (found["platform"], found["world_size"])
+    assert "machine" not in {flag["name"] for flag in found["flags"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--recipe", "003-MP_1x32"), "did you mean 003-MP_1x32x1_16_3072x32"),
+        (("--recipe", "001-latte-l-b1-w16-1x8"), "describes no machine; give --platform"),
+        (("--recipe", "004-routing-b32-1x8"), "of workload moe_layer; only train_step is projected"),
+        (("--recipe", "003-MP_1x32x1_16_3072x32", "--layout", "tp8"), "leave --layout out"),
+        (("--recipe", "003-MP_1x32x1_16_3072x32", "--micro-batch", "2"), "leave --micro-batch out"),
+        (("--platform", "s4000", "--model", "llama2-7b"), "--model and --global-batch are needed"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line(capsys, arguments, said):
+    assert main(["project", *arguments]) != 0
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
