@@ -124,7 +124,8 @@ def test_a_node_is_that_of_the_makers_system_or_unknown() -> None:
     }
     assert (200, 8) == nodes["a100"] == nodes["a100_40gb"]
     assert (400, 8) == nodes["h100"] == nodes["h200"] == nodes["b200"]
-    assert (None, 8) == nodes["s4000"] == nodes["mi300x"]
+    assert (50, 8) == nodes["s4000"]
+    assert (None, 8) == nodes["mi300x"]
     assert {"rtx3090", "l40s", "h100_pcie", "cpu"}.isdisjoint(nodes)
 
 

@@ -30,7 +30,7 @@ ROOMS = {
     "imports": 1_410,
     "metrics": 1_600,
     "models": 3_170,
-    "platforms": 3_810,
+    "platforms": 3_870,
     "plugin": 5_690,
     "projection": 4_830,
     "published": 1_920,

@@ -80,10 +80,12 @@ def test_tensor_parallel_cases_are_legal(scale):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_oneflow_cases_are_what_their_names_say_and_the_reports_are_found(scale):
-    for name in sizes(test_oneflow.test_oneflow, scale):
-        workload, ranks = taken(test_oneflow.test_oneflow, case=name, scale=scale)
+    for case in sizes(test_oneflow.test_oneflow, scale):
+        workload, ranks = taken(test_oneflow.test_oneflow, case=case, scale=scale)
         told = recorded(workload.parameters())
         found = [figure.name for figure in lookup("v100", "train_step", told, ranks, metric="step_time_s")]
+        name, _, attention = case.partition("-")
+        assert workload.attention == (attention or "auto")
         assert (name in found) == (scale == "full"), (name, found)
         model = workload.find_model()
         if scale == "full":

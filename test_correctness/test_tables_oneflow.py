@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfsuite.published.differences import Ran, differences
 from perfsuite.published.lookup import lookup
-from perfsuite.reports.tables.case_names import GROUPS, case_name, name_in
+from perfsuite.published.recipes import find
+from perfsuite.reports.tables.case_names import GROUPS, case_name, log_name, name_in
+from perfsuite.reports.tables.published import published_of
 from test_correctness.helpers.report_runs import gpt, run, style, table
-from test_perf.test_oneflow import FULL, SMALL
+from test_perf.test_oneflow import NAMES
+from test_perf.test_oneflow import SMALL as SMALL_CASES
 
+SMALL = [name for name in SMALL_CASES if not name.endswith("-math")]
 PIPELINED = 32
 """Micro-batches of the report's pipelines."""
 
@@ -49,22 +55,22 @@ def rows(text, title):
 
 
 def test_the_reports_cases_stand_in_its_order_each_with_its_own_row_below():
-    text = style("oneflow", run(*(case(name) for name in sorted(FULL))))
+    text = style("oneflow", run(*(case(name) for name in sorted(NAMES))))
     for title in ("Cases", "Results"):
         told = rows(text, title)
-        assert [name for name in FULL for _ in range(2)] == [row["case"] for row in told]
+        assert [name for name in NAMES for _ in range(2)] == [row["case"] for row in told]
         assert [row["nodes x ranks"].startswith("published") for row in told] == [False, True] * 18
         assert list(dict.fromkeys(row["group"] for row in told)) == list(GROUPS)
 
 
 def test_rows_that_nothing_was_measured_of_stand_in_the_reports_order_too():
     told = rows(style("oneflow", run(case("DP_1x1x1_2_1536x16"))), "Results")
-    assert FULL == [row["case"] for row in told if row["nodes x ranks"].startswith("published")]
+    assert NAMES == [row["case"] for row in told if row["nodes x ranks"].startswith("published")]
 
 
 def test_all_fourteen_columns_are_those_of_the_report():
-    told = rows(style("oneflow", run(*map(case, FULL))), "Cases")
-    columns = [title for title in told[0] if title not in ("nodes x ranks", "not measured because")]
+    told = rows(style("oneflow", run(*map(case, NAMES))), "Cases")
+    columns = [title for title in told[0] if title not in ("nodes x ranks", "attention", "not measured because")]
     assert columns == [
         *("group", "case", "nodes", "devices per node", "dp", "tp", "pp", "micro-batch", "micro-batch x dp"),
         *("accumulation", "global batch", "hidden size", "heads", "layers"),
@@ -73,6 +79,42 @@ def test_all_fourteen_columns_are_those_of_the_report():
         assert [mine[title] for title in columns] == [theirs[title] for title in columns]
     last = [told[-2][title] for title in columns[2:]]
     assert last == ["4", "8", "2", "8", "2", "8", "16", "32", "512", "2304", "24", "24"]
+
+
+def test_a_measured_case_has_the_log_name_that_the_report_prints():
+    """By the rule, from what was measured; the report's cell stands below it."""
+    (heads, *told) = table(style("oneflow", run(*map(case, NAMES))), "Logs")
+    logs = [row[heads.index("log, as OneFlow calls it")] for row in told]
+    assert logs[::2] == logs[1::2]
+    assert len(set(logs)) == 16, "two runs are in two groups of the report"
+    assert all(re.fullmatch(r"perf_test_logs/pretrain_gpt_\dn\dd_dp\d+_mp\d+_pp\d_\w+\.log", log) for log in logs)
+    assert log_name({"nodes": 1, "dp": 8}) is None
+
+
+def test_the_reports_row_stands_below_plain_products_and_another_kernel_is_a_difference():
+    name = "2D_2x4x1_16_1536x16"
+    chosen = case(name, attention="auto")
+    plain = dataclasses.replace(
+        case(name, attention="math"), case=f"test_perf/test_oneflow.py::test_oneflow[v100-{name}-math]"
+    )
+    told = rows(style("oneflow", run(chosen, plain)), "Results")
+    at = [row["attention"] for row in told if row["case"] == name]
+    assert at == ["auto", "math", ""]
+    row = next(row for row in published_of(("003/results",)) if row.run.name == name).run
+    recipe = find(f"003-{name}")
+    ran = {
+        how: Ran(
+            workload="train_step",
+            parameters={**recipe.parameters, "attention": how},
+            world_size=8,
+            nodes=1,
+            platform="v100",
+        )
+        for how in ("auto", "math")
+    }
+    assert () == differences(ran["math"], row)
+    (phrase,) = differences(ran["auto"], row)
+    assert phrase.startswith("attention math (ours: ")
 
 
 def test_results_are_milliseconds_mebibytes_and_samples():
@@ -116,7 +158,7 @@ def test_small_cases_have_the_rows_of_the_same_mesh_below_and_are_not_compared()
     assert "platform v100, not cpu; model gpt-1536x16, not gpt-64x4" in text
 
 
-@pytest.mark.parametrize("text", FULL)
+@pytest.mark.parametrize("text", NAMES)
 def test_every_published_row_is_found_by_the_case_of_its_name(text):
     name, result = case_name(text), case(text)
     found = lookup("v100", result.workload, result.parameters, result.world_size, metric="step_time_s")

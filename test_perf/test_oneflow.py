@@ -1,7 +1,8 @@
 """Report 003: OneFlow's GPT, 18 cases of data, tensor, 2D and pipeline parallelism, each called by what it is.
 
 ``2D_2x4x1_16_1536x16`` is of group 2D, has dp 2, tp 4 and pp 1, a global batch of 16, 16 layers of 1536 features.  2048
-tokens, words padded to 128 x tp, activations computed again, 16 bits; the micro-batch is the report's.
+tokens, words padded to 128 x tp, activations computed again, 16 bits; the micro-batch is the report's.  Torch chooses
+the kernel of attention.  A name with ``-math`` computes it by plain products, as OneFlow 0.3.5 did: the report's run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.published.recipes import find, recipes
 from perfsuite.published.recipes.reports_000_to_003 import ONEFLOW_TEST, oneflow_options
 
-FULL = [recipe.words for recipe in recipes() if recipe.test == ONEFLOW_TEST]
+_RECIPES = [recipe for recipe in recipes() if recipe.test == ONEFLOW_TEST]
+NAMES = [recipe.words for recipe in _RECIPES if recipe.beside]
+"""Of the report's cases."""
+FULL = [*NAMES, *(recipe.words for recipe in _RECIPES if not recipe.beside)]
 SMALL = [
     "DP_1x1x1_2_64x4",
     "MP_1x1x1_8_64x4",
@@ -27,6 +31,8 @@ SMALL = [
     "MP_PP_1x2x4_4_64x4",
     "2D_PP_2x2x2_8_64x4",
     "2D_PP_1x4x2_4_64x4",
+    "DP_1x1x1_2_64x4-math",
+    "2D_PP_2x2x2_8_64x4-math",
 ]
 """The report's cases of at most eight ranks, and its pipelines on eight; a plain run has those of one rank."""
 
@@ -36,18 +42,19 @@ def ranks(case):
     return math.prod(map(int, case.rsplit("_", 3)[1].split("x")))
 
 
-@sizes(param="case", full=FULL, small=SMALL, extended=SMALL[2:], ranks=ranks)
+@sizes(param="case", full=FULL, small=SMALL, extended=[case for case in SMALL if ranks(case) > 1], ranks=ranks)
 def test_oneflow(perf, case, scale, require_fit):
     """One case of the report, or a small one called by its rule."""
+    plain, _, attention = case.partition("-")
     if scale == "full":
-        recipe = find(f"003-{case}")
+        recipe = find(f"003-{plain}" if attention else f"003-{plain}-auto")
         step = workloads.TrainStep(**recipe.parameters)
         require_fit(step, recipe.world_size)
         perf(step, on=recipe.world_size)
         return
     from perfsuite.reports.tables.case_names import case_name  # collecting needs no tables
 
-    name = case_name(case)
+    name = case_name(plain)
     accumulation = name.pp  # as many micro-batches as stages: each more is a message more between all of them
     shape = MeshShape.of(pp=name.pp, dp=name.dp, tp=name.tp)
     workload = workloads.TrainStep(
@@ -58,6 +65,7 @@ def test_oneflow(perf, case, scale, require_fit):
         micro_batch_size=name.batch // (name.dp * accumulation),
         accumulation=accumulation,
         global_batch_size=name.batch,
+        attention=attention or "auto",
         checkpointing="full",
         builds=("memory",),
     )

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         )
     device, calibration = read_platform(options)
     training = base_training(options, calibration)
-    node = node_of(options, device)
+    node = node_of(options, device, options.world)
     base = Job.of(training, device, node=dataclasses.replace(node, devices=node.devices or options.world))
     # Refuses where a figure is missing without which there is no time.
     project(base, calibration, simulated=calibration.simulated)

@@ -13,6 +13,7 @@ from perfsuite.platforms import (
     Fingerprint,
     Host,
     Machine,
+    MachineModel,
     detect_machine,
     families,
     fingerprint,
@@ -95,7 +96,7 @@ ENV = Command(
 
 def _platforms_arguments(parser: argparse.ArgumentParser) -> None:
     platform_arguments(parser)
-    parser.add_argument("name", nargs="*", metavar="NAME", help="only these platforms")
+    parser.add_argument("name", nargs="*", metavar="NAME", help="only these platforms and machines")
 
 
 def run_platforms(arguments: argparse.Namespace) -> int:
@@ -103,7 +104,9 @@ def run_platforms(arguments: argparse.Namespace) -> int:
     catalog = load_catalog(arguments.platform_file)
     known = families(Host())
     machine = detect_machine(catalog, families=known)
-    models = [catalog.find(name) for name in arguments.name] or list(catalog.models.values())
+    chosen = [name for name in arguments.name if name not in catalog.machines]
+    models = [catalog.find(name) for name in chosen] if arguments.name else list(catalog.models.values())
+    hosts = [machine for machine in catalog.machines.values() if machine.name in (arguments.name or catalog.machines)]
     here = {  # why each is not here; empty where it is
         model.name: ""
         if model.name == "cpu"
@@ -112,11 +115,17 @@ def run_platforms(arguments: argparse.Namespace) -> int:
     }
     if arguments.json:
         print_json(
-            {"here": machine.name, "platforms": [{**to_json(model), "absent": here[model.name]} for model in models]}
+            {
+                "here": machine.name,
+                "platforms": [{**to_json(model), "absent": here[model.name]} for model in models],
+                "machines": [to_json(host) for host in hosts],
+            }
         )
         return EXIT_OK
     for model in models:
         print_lines([*_model_lines(model, here[model.name]), ""])
+    for host in hosts:
+        print_lines([*_machine_lines(host), ""])
     remarks = "; ".join(machine.remarks())
     print(f"this machine: {machine}{f'; {remarks}' if remarks else ''}")
     return EXIT_OK
@@ -133,10 +142,7 @@ def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
         "network": model.network,
         "devices_per_node": model.devices_per_node,
     }
-    for name, peak in peaks.items():
-        if peak:
-            kind = "" if peak.kind == "published" else f", {peak.kind}"
-            yield f"  {name:16} {peak.value:>8g} {peak.unit:6}  {peak.source}{kind}"
+    yield from _peak_lines(peaks)
     if not any(peaks.values()):
         yield "  no peaks"
     if model.native:
@@ -145,8 +151,21 @@ def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
         yield f"  note: {note}"
 
 
+def _machine_lines(host: MachineModel) -> Iterator[str]:
+    yield f"{host.name} (machine of {host.platform}): {host.title}"
+    yield from _peak_lines({"nodes": host.nodes, "devices_per_node": host.devices_per_node, "network": host.network})
+    yield f"  inside a node: {host.inside}"
+
+
+def _peak_lines(peaks: Mapping[str, Peak | None]) -> Iterator[str]:
+    for name, peak in peaks.items():
+        if peak:
+            kind = "" if peak.kind == "published" else f", {peak.kind}"
+            yield f"  {name:16} {peak.value:>8g} {peak.unit:6}  {peak.source}{kind}"
+
+
 PLATFORMS = Command(
-    help="print the known device models with their peaks and sources, and which of them is here",
+    help="print the known device models and machines with their peaks and sources, and which of them is here",
     arguments=_platforms_arguments,
     run=run_platforms,
 )

@@ -13,6 +13,7 @@ from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
 from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
 from perfsuite.models import find
 from perfsuite.models.base import Checkpointing
 from perfsuite.platforms import DeviceModel, load_catalog
@@ -89,7 +90,8 @@ _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the subcommand."""
     platform_arguments(parser)
-    job_arguments(parser)
+    job_arguments(parser, required=False)
+    recipe_argument(parser)
     parser.add_argument("--layout", metavar="MESH", help="mesh such as dp64-tp8-pp2; default: all devices on dp")
     parser.add_argument("--micro-batch", type=int, default=1, metavar="N", help="samples of one forward (default 1)")
     parser.add_argument("--schedule", default="", metavar="NAME", help="of the pipeline; default 1f1b")
@@ -112,12 +114,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the simulated pipeline for Perfetto (.json)")
 
 
-def job_arguments(parser: argparse.ArgumentParser) -> None:
+def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """What is trained and where: of every subcommand that projects."""
-    parser.add_argument("--model", required=True, metavar="NAME", help="a configuration, such as llama2-7b")
-    parser.add_argument("--platform", required=True, metavar="NAME", help="a row of perfsuite platforms")
+    parser.add_argument("--model", required=required, metavar="NAME", help="a configuration, such as llama2-7b")
+    parser.add_argument("--platform", metavar="NAME", help="a row of perfsuite platforms; default: the machine's")
+    parser.add_argument("--machine", metavar="NAME", help="project on these hosts, for example oneflow-4x8-v100")
     parser.add_argument("--world", type=int, metavar="N", help="devices; default: as many as the layout has")
-    parser.add_argument("--global-batch", type=int, required=True, metavar="N", help="samples of a step")
+    parser.add_argument("--global-batch", type=int, required=required, metavar="N", help="samples of a step")
     parser.add_argument("--sequence-length", type=int, metavar="S", help="tokens of a sample; default: the model's")
     parser.add_argument(
         "--override", action="append", default=[], metavar="FIELD=N", help="replace a field of the model; repeatable"
@@ -132,8 +135,9 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Project, print, write."""
+    training = choose_recipe(options)
     device, calibration = read_platform(options)
-    job = _job(options, device, calibration)
+    job = _of_recipe(options, device, training) if training else _job(options, device, calibration)
     found = project(job, calibration, simulated=calibration.simulated)
     metrics = figures(found, job.model, device, job.layout.global_batch)
     gains = elasticities(job, calibration) if options.sensitivity or options.json else {}
@@ -153,6 +157,7 @@ def run(options: argparse.Namespace) -> int:
         return EXIT_OK
     shown = gains if options.sensitivity else {}
     print_lines(lines(found, metrics, shown, job, calibration))
+    print_lines(published_lines(options.recipe, found) if options.recipe else ())
     if options.curve:
         print_lines(["", *curve_lines(points, missing, mtbf, options.checkpoint_s)])
     if options.trace:
@@ -162,7 +167,7 @@ def run(options: argparse.Namespace) -> int:
 
 def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration]:
     """The platform's row, and what is known of it: a calibration file, else the row alone."""
-    device = load_catalog(options.platform_file).find(options.platform)
+    device, machine = load_catalog(options.platform_file).hosts(options.platform, options.machine)
     calibration = Calibration.from_platform(device)
     if options.calibration:
         calibration = read_calibration(options.calibration)
@@ -171,10 +176,10 @@ def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration
                 f"calibration {options.calibration} is of {calibration.device}, the projection for {device.name}; "
                 "give one of the same platform, or leave --calibration out"
             )
+    if machine is not None:
+        calibration = calibration.in_nodes_of(device)
     if options.network is not None:
-        given = Constant(value=options.network, unit="GB/s", source="--network")
-        constants = {**calibration.constants, "network_gb_per_s": given}
-        calibration = dataclasses.replace(calibration, constants=constants)
+        calibration = calibration.with_network(Constant(value=options.network, unit="GB/s", source="--network"))
     return device, calibration
 
 
@@ -215,10 +220,18 @@ def base_training(options: argparse.Namespace, calibration: Calibration) -> Trai
     )
 
 
-def node_of(options: argparse.Namespace, device: DeviceModel) -> Node:
+def node_of(options: argparse.Namespace, device: DeviceModel, world_size: int = 1) -> Node:
     """A node of the platform, with the network that was given or that its row has."""
     network = options.network or (device.network.value if device.network else 0.0)
-    return dataclasses.replace(Node.of(device), network_gb_per_s=network)
+    _, machine = load_catalog(options.platform_file).hosts(options.platform, options.machine)
+    told = machine.describe(world_size) if machine else ""
+    if told and options.network:
+        told += f"; --network gives {options.network:g} GB/s"
+    return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=told)
+
+
+def _of_recipe(options: argparse.Namespace, device: DeviceModel, training: Training) -> Job:
+    return Job.of(training, device, node=node_of(options, device, Layout.of(training).world_size))
 
 
 def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibration) -> Job:
@@ -246,7 +259,7 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         checkpointing=layout.checkpointing,
         sequence_parallel=layout.sequence_parallel,
     )
-    return Job.of(training, device, node=node_of(options, device))
+    return Job.of(training, device, node=node_of(options, device, layout.world_size))
 
 
 def _worlds(text: str) -> list[int]:

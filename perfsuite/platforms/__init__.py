@@ -5,7 +5,7 @@ On the driver nothing here imports torch; :func:`device_code` does, on a rank.
 
 from __future__ import annotations
 
-from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family
+from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, MachineModel
 from perfsuite.platforms.catalog import Catalog, load_catalog
 from perfsuite.platforms.environment import Environment, read_environment
 from perfsuite.platforms.fingerprint import Fingerprint, fingerprint
@@ -24,6 +24,7 @@ __all__ = [
     "Fingerprint",
     "Host",
     "Machine",
+    "MachineModel",
     "detect_machine",
     "device_code",
     "families",

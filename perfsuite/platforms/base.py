@@ -6,6 +6,7 @@ A package of somebody else's adds one by the entry point group ``perfsuite.famil
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -66,6 +67,46 @@ class DeviceModel:
         return Peaks(
             tflops=self.tflops, memory_bandwidth=self.memory_bandwidth, link=self.link, host_link=self.host_link
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineModel:
+    """Hosts with devices of one model, as a report or a user describes them."""
+
+    name: str
+    """``oneflow-4x8-v100``."""
+    title: str
+    """What a person calls it."""
+    platform: str
+    """Name of the devices' row."""
+    inside: str
+    """What links the devices of a node, and where that stands; its rate is the row's ``link``."""
+    nodes: Peak
+    """Hosts, a whole number."""
+    devices_per_node: Peak
+    """A whole number."""
+    network: Peak | None = None
+    """GB/s per direction of a whole node; None for a single node."""
+
+    @property
+    def devices(self) -> int:
+        """Of all nodes together."""
+        return int(self.nodes.value * self.devices_per_node.value)
+
+    def row(self, model: DeviceModel) -> DeviceModel:
+        """Return the devices' row with this machine's nodes and network in place of the maker's."""
+        return dataclasses.replace(model, devices_per_node=self.devices_per_node, network=self.network)
+
+    def describe(self, world_size: int = 1) -> str:
+        """Return name, nodes, network and its source in one line.
+
+        A world of more devices than the machine has is said to be one of more such nodes.
+        """
+        text = f"{self.name}: {self.nodes.value:g} x {self.devices_per_node.value:g} {self.platform}"
+        if self.network is not None:
+            text += f", {self.network.value:g} GB/s between nodes ({self.network.source})"
+        more = f"; {world_size} devices are more than its {self.devices}: more such nodes"
+        return text + (more if world_size > self.devices else "")
 
 
 @dataclass(frozen=True, kw_only=True)

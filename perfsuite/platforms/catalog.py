@@ -1,4 +1,4 @@
-"""The table of device models: rows of platforms.toml, added to and overridden by files of the user's."""
+"""The table of device models and of machines: platforms.toml, added to and overridden by files of the user's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfsuite.base.errors import ConfigurationError, UnknownPlatform, nearest
-from perfsuite.platforms.base import DeviceModel
+from perfsuite.base.errors import ConfigurationError, UnknownPlatform, did_you_mean, nearest
+from perfsuite.platforms.base import DeviceModel, MachineModel
 from perfsuite.platforms.registry import SHIPPED, family_names
 from perfsuite.record.result import Peak
 from perfsuite.record.workload import DTYPES
@@ -35,6 +35,8 @@ _PEAK_UNITS: Mapping[str, str] = {
 _LISTS = ("names", "match", "exclude", "native", "notes")
 _ROW_KEYS = ("title", "family", *_LISTS, "architecture", "tflops", *_PEAK_UNITS)
 _PEAK_KEYS = ("value", "unit", "source", "kind")
+_MACHINE_UNITS: Mapping[str, str] = {"nodes": "nodes", "devices_per_node": "devices", "network": "GB/s"}
+_MACHINE_TEXTS = ("title", "platform", "inside")
 _KINDS = ("published", "measured", "nominal")
 _COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "int64")), "fp8", "fp4", "int4")
 
@@ -45,6 +47,8 @@ class Catalog:
 
     models: Mapping[str, DeviceModel]
     """By platform name, in the order of the files."""
+    machines: Mapping[str, MachineModel] = field(default_factory=dict)
+    """Hosts of such devices by name, in the order of the files."""
     declared: Mapping[str, Any] = field(default_factory=dict)
     """The ``[environment]`` sections of the user's files: what no tool can tell about this machine."""
 
@@ -61,6 +65,31 @@ class Catalog:
         raise UnknownPlatform(
             f"platform {name!r} is unknown{meant} choose from {', '.join(legal)}, or add a row (docs/add-a-platform.md)"
         )
+
+    def find_machine(self, name: str) -> MachineModel:
+        """The machine of this name; ConfigurationError lists the known ones."""
+        if name in self.machines:
+            return self.machines[name]
+        raise ConfigurationError(
+            f"machine {name!r} is unknown; {did_you_mean(name, list(self.machines))}, or add [machine.{name}] to a "
+            "platform file (docs/add-a-platform.md)"
+        )
+
+    def hosts(self, platform: str | None, machine: str | None) -> tuple[DeviceModel, MachineModel | None]:
+        """Return a platform's row, in the nodes of the machine where one is named.
+
+        ConfigurationError where neither is named, and where the machine has devices of another platform.
+        """
+        if not machine:
+            if not platform:
+                raise ConfigurationError("neither a platform nor a machine is given; write --platform s4000, say")
+            return self.find(platform), None
+        found = self.find_machine(machine)
+        if platform not in (None, found.platform):
+            raise ConfigurationError(
+                f"machine {found.name} has devices of {found.platform}, not of {platform}; leave --platform out"
+            )
+        return found.row(self.find(found.platform)), found
 
     def recognise(self, reported_name: str, family: str) -> DeviceModel | None:
         """The row for a device that reports this name: the one that names it, else the longest match.
@@ -90,21 +119,28 @@ def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
     """
     rows: dict[str, dict[str, Any]] = {}
     homes: dict[str, _File] = {}
+    machines: dict[str, dict[str, Any]] = {}
+    machine_homes: dict[str, _File] = {}
     declared: dict[str, Any] = {}
     extra = [Path(path) for path in extra_files]
     families = family_names() if extra else SHIPPED
     for file in (_built_in(), *(_File.load(path, families) for path in extra)):
-        unknown = set(file.tables) - {"platform", "environment", "expectation"}
+        unknown = set(file.tables) - {"platform", "machine", "environment", "expectation"}
         if unknown:
-            allowed = "[platform.NAME] tables, [environment] and [[expectation]] rows"
+            allowed = "[platform.NAME] and [machine.NAME] tables, [environment] and [[expectation]] rows"
             raise file.error(min(unknown), "", f"is unknown; a file has {allowed}")
         for name, row in file.table("platform").items():
             file.check_row(name, row)
             rows[name] = _merge(rows.get(name, {}), row)
             homes[name] = file
+        for name, machine in file.table("machine").items():
+            file.check_machine(name, machine)
+            machines[name] = _merge(machines.get(name, {}), machine)
+            machine_homes[name] = file
         declared = _merge(declared, file.environment())
     models = {name: homes[name].model(name, row) for name, row in rows.items()}
-    return Catalog(models=models, declared=declared)
+    whole = {name: machine_homes[name].machine(name, machine, models) for name, machine in machines.items()}
+    return Catalog(models=models, machines=whole, declared=declared)
 
 
 def read_platform_file(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -221,6 +257,48 @@ class _File:
             **lists_and_peaks,
         )
 
+    def check_machine(self, name: str, machine: object) -> None:
+        """What must hold for a machine of this file by itself, before it is laid over an earlier one."""
+        table = f"machine.{name}"
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+            raise self.error(table, "", f"names {name!r}; use small letters, digits, - and _, as in oneflow-4x8-v100")
+        if not isinstance(machine, Mapping):
+            raise self.error("machine", name, f"is {machine!r:.40}; write a table [machine.{name}]")
+        for key in machine:
+            if key not in (*_MACHINE_TEXTS, *_MACHINE_UNITS):
+                choices = ", ".join((*_MACHINE_TEXTS, *_MACHINE_UNITS))
+                raise self.error(table, key, f"is unknown; choose from {choices}")
+
+    def machine(self, name: str, given: Mapping[str, Any], models: Mapping[str, DeviceModel]) -> MachineModel:
+        """The machine, complete; this file is the last that wrote to it."""
+        table = f"machine.{name}"
+        for key in _MACHINE_TEXTS:
+            if not isinstance(given.get(key), str) or not given[key].strip():
+                raise self.error(table, key, f"is missing or no text; write {key} = {_EXAMPLES[key]}")
+        if given["platform"] not in models:
+            near = did_you_mean(given["platform"], list(models))
+            raise self.error(table, "platform", f"is {given['platform']!r}, which has no row; {near}")
+        peaks = {
+            key: self._peak(table, key, given.get(key), unit)
+            for key, unit in _MACHINE_UNITS.items()
+            if key in given or key != "network"
+        }
+        if peaks["nodes"].value > 1 and "network" not in peaks:
+            raise self.error(
+                table,
+                "network",
+                "is missing, and the machine has several nodes; write a whole node's rate",
+            )
+        return MachineModel(
+            name=name,
+            title=given["title"],
+            platform=given["platform"],
+            inside=given["inside"],
+            nodes=peaks["nodes"],
+            devices_per_node=peaks["devices_per_node"],
+            network=peaks.get("network"),
+        )
+
     def _lists(self, table: str, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         lists = {key: self._strings(table, key, row.get(key, [])) for key in _LISTS}
         for dtype in lists["native"]:
@@ -261,8 +339,9 @@ class _File:
             raise self.error(table, key, f"has value {value!r:.40}; write a number above 0, in {unit}")
         if plain.get("unit") != unit:
             raise self.error(table, key, f'has unit {plain.get("unit")!r:.40}; convert it and write unit = "{unit}"')
-        if unit == "devices" and value != int(value):
-            raise self.error(table, key, f"has value {value!r:.40}; devices are whole: write how many one node has")
+        if unit in ("devices", "nodes") and value != int(value):
+            whose = "one node has" if unit == "devices" else "there are"
+            raise self.error(table, key, f"has value {value!r:.40}; {unit} are whole: write how many {whose}")
         source = plain.get("source")
         if not isinstance(source, str) or not source.strip():
             raise self.error(table, key, 'has no source; write where the number stands: source = "data sheet of ..."')
@@ -284,4 +363,9 @@ class _File:
         return section
 
 
-_EXAMPLES: Mapping[str, str] = {"title": '"MTT S4000"', "family": '"musa"'}
+_EXAMPLES: Mapping[str, str] = {
+    "title": '"MTT S4000"',
+    "family": '"musa"',
+    "platform": '"s4000", the name of a row',
+    "inside": '"MTLink: handbook of the machine, page 3"',
+}

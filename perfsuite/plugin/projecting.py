@@ -18,6 +18,7 @@ from perfsuite.base.errors import PerfsuiteError, first_line
 from perfsuite.plugin import collisions
 
 if TYPE_CHECKING:
+    from perfsuite.platforms import MachineModel
     from perfsuite.plugin.suite import Suite
     from perfsuite.projection.calibration import Calibration
     from perfsuite.record.projected import Projected
@@ -142,6 +143,19 @@ def _add(
     suite.session.project(record)
 
 
+def _machine(suite: Suite, asked: Projected) -> MachineModel | None:
+    """The machine that a case is projected on: of a published run that is not measured here, its report's.
+
+    Of other cases the machine that the platform file's [environment] names; None: the maker's own node.
+    """
+    from perfsuite.reports.tables.recipe_ids import recipe_of_case
+
+    recipe = recipe_of_case(asked.case) if asked.not_measured else None
+    found = recipe.machine(suite.catalog, asked.platform) if recipe else None
+    here = suite.catalog.machines.get(str(suite.catalog.declared.get("machine", "")))
+    return found or (here if here and here.platform == asked.platform else None)
+
+
 def _projected(
     suite: Suite, state: Projecting, asked: Projected, work: Work | None, environment: Mapping[str, Any] | None
 ) -> Projected | None:
@@ -151,7 +165,7 @@ def _projected(
     from perfsuite.projection.calibration import Calibration
     from perfsuite.projection.calibration_of import require_kind, software_flag
     from perfsuite.projection.figures import projected
-    from perfsuite.projection.job import Job
+    from perfsuite.projection.job import Job, Node
     from perfsuite.projection.observation import software_key
     from perfsuite.projection.step import Flag, project
 
@@ -163,7 +177,13 @@ def _projected(
         calibration = Calibration.from_platform(device)
     else:
         require_kind(calibration, simulated=simulated)
-    projection = project(Job.of(work.training, device), calibration, simulated=simulated)
+    machine = _machine(suite, asked)
+    node = Node.of(device)
+    if machine is not None:
+        device = machine.row(device)
+        node = dataclasses.replace(Node.of(device), machine=machine.describe(asked.world_size))
+        calibration = calibration.in_nodes_of(device)
+    projection = project(Job.of(work.training, device, node=node), calibration, simulated=simulated)
     other = software_flag(calibration, software_key(environment)) if environment else ""
     if other:
         projection = dataclasses.replace(projection, flags=(*projection.flags, Flag(name="software", text=other)))

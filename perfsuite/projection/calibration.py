@@ -8,6 +8,7 @@ Device constants (matrix products, attention, memory, link, network) serve every
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -114,6 +115,22 @@ class Calibration:
     def missing(self) -> tuple[str, ...]:
         """Names of device constants and traits that nothing measured, in the order of the tables."""
         return tuple(name for name in (*DEVICE_CONSTANTS, *SOFTWARE_TRAITS) if self.constant(name) is None)
+
+    def in_nodes_of(self, row: DeviceModel) -> Calibration:
+        """Return the same device in the nodes of ``row``: its network, or none, replaces the known one."""
+        return self.with_network(Calibration.from_platform(row).constants["network_gb_per_s"] if row.network else None)
+
+    def with_network(self, network: Constant | None) -> Calibration:
+        """Return the same device in nodes with another network; lines measured between nodes are left out.
+
+        None: nothing is known of the network, so that no step on several nodes is projected.
+        """
+        others = {name: constant for name, constant in self.constants.items() if name != "network_gb_per_s"}
+        return dataclasses.replace(
+            self,
+            constants={**others, "network_gb_per_s": network} if network else others,
+            collectives=tuple(line for line in self.collectives if line.nodes == 1),
+        )
 
     @classmethod
     def from_platform(cls, row: DeviceModel) -> Calibration:

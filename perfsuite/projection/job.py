@@ -21,6 +21,8 @@ class Node:
     devices: int
     network_gb_per_s: float = 0.0
     """Per direction of the whole node; 0: unknown."""
+    machine: str = ""
+    """The machine in one line; empty where the maker's own node stands in for it."""
 
     @classmethod
     def of(cls, row: DeviceModel) -> Node:

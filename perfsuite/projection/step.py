@@ -39,7 +39,7 @@ class Flag:
     """What one must know to read a projection."""
 
     name: str
-    """memory-limit, host-bound, outside, software, network, tensor-across-nodes, stand-in."""
+    """machine, memory-limit, host-bound, outside, software, network, tensor-across-nodes, stand-in."""
     text: str
 
 
@@ -232,6 +232,8 @@ def _flags(
 ) -> tuple[tuple[Flag, ...], bool]:
     """What to know of a projection, and whether its time is a lower bound."""
     flags, bound = [], False
+    if job.node.machine:
+        flags.append(Flag(name="machine", text=job.node.machine))
     share = memory.share
     if share is not None and share > MEMORY_LIMIT:
         bound = True

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfsuite.platforms import Catalog, MachineModel
 
 TEST = "test_perf/test_published.py::test_published"
 """The test that runs every recipe which no other test runs."""
 DEVICES_PER_NODE = 8
 """Of every machine in the reports."""
+MACHINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "002": ("mccx-d800",),
+        "003": ("oneflow-4x8-v100",),
+        "004": ("004-1x8-a100", "004-4x8-a100", "004-8x8-h100"),
+    }
+)
+"""Report -> its machines in platforms.toml, small ones first; reports 000 and 001 describe no hosts."""
 OURS: Mapping[str, str] = MappingProxyType(
     {
         "attention": "no report names a kernel beside report 004's ring attention: torch chooses",
@@ -75,6 +86,20 @@ class Recipe:
         if self.workload != "train_step":
             return {}
         return {name: words for name, words in UNSAID.items() if name not in self.own}
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Names of its report's machines; empty where the report describes none."""
+        return MACHINES.get(self.name.partition("-")[0], ())
+
+    def machine(self, catalog: Catalog, platform: str) -> MachineModel | None:
+        """Return the report's machine with this platform: the smallest that has the devices, else the largest.
+
+        None where the report has no machine of that platform.  The nodes of the largest are then too few, which
+        :meth:`MachineModel.describe` says.
+        """
+        known = [catalog.machines[name] for name in self.machines if catalog.machines[name].platform == platform]
+        return next((machine for machine in known if machine.devices >= self.world_size), known[-1] if known else None)
 
     @property
     def ours(self) -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from perfsuite.record.result import Result, Training
 from perfsuite.record.step import Component, Traffic
 from perfsuite.reports.ids import class_of, kernel_of, ranks_in, without_ranks
 from perfsuite.reports.stored import StoredResult
-from perfsuite.reports.tables.case_names import name_in
+from perfsuite.reports.tables.case_names import log_name, name_in
 from perfsuite.reports.tables.recipe_ids import is_recipe
 from perfsuite.reports.tables.settings import schedule_place, settings_of, sizes_of, whole
 
@@ -96,6 +96,8 @@ def from_result(result: Result) -> TableCase:
             num_micro_batches=1 + max((event.micro_batch for event in timeline.events), default=0),
         )
     settings.update(_named(result.case))
+    if "case_name" in settings:
+        settings["log_name"] = log_name(settings)
     return TableCase(
         case=result.case,
         platform=result.platform,

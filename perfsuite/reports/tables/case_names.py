@@ -9,8 +9,10 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from perfsuite.published.lookup import shipped
+from perfsuite.published.records import PublishedTable
 
 GROUPS = ("DP", "MP", "2D", "PP")
 """In the report's order."""
@@ -19,6 +21,11 @@ _NAME = re.compile(
     r"(?P<prefix>(?:DP|MP|2D)(?:_PP)?)_(?P<dp>\d+)x(?P<tp>\d+)x(?P<pp>\d+)_(?P<batch>\d+)_(?P<width>\d+)x(?P<layers>\d+)"
 )
 _IN_ID = re.compile(rf"(?<=[\[-]){_NAME.pattern}(?=[-\]])")
+_LOG = (
+    "perf_test_logs/pretrain_gpt_{nodes}n{devices_per_node}d_dp{dp}_mp{tp}_pp{pp}_mbz{micro_batch_size}"
+    "_gbz{global_batch_size}_s{sequence_length}_l{num_layers}_h{hidden_size}_nh{num_heads}.log"
+)
+"""As report 003 calls its logs."""
 _UNKNOWN = 99
 """Place of a case that the report does not have: behind those it has."""
 
@@ -69,6 +76,35 @@ def name_in(node: str) -> CaseName | None:
     return _read(_IN_ID.search(node))
 
 
+def log_name(told: Mapping[str, Any]) -> str | None:
+    """Return the name of OneFlow's log of a case with these settings; None where one that it takes is unknown.
+
+    >>> log_name(
+    ...     {"nodes": 1, "devices_per_node": 8, "dp": 2, "tp": 4, "pp": 1, "micro_batch_size": 8, "num_layers": 16}
+    ...     | {"global_batch_size": 16, "sequence_length": 2048, "hidden_size": 1536, "num_heads": 16}
+    ... )
+    'perf_test_logs/pretrain_gpt_1n8d_dp2_mp4_pp1_mbz8_gbz16_s2048_l16_h1536_nh16.log'
+    """
+    try:
+        return _LOG.format_map(told)
+    except KeyError:
+        return None
+
+
+def published_log(case: str) -> str | None:
+    """Return the name that report 003 prints for the log of one of its cases; None for another case.
+
+    >>> published_log("DP_1x1x1_2_1536x16")
+    'perf_test_logs/pretrain_gpt_1n1d_dp1_mp1_pp1_mbz2_gbz2_s2048_l16_h1536_nh16.log'
+    """
+    return _published_logs().get(case)
+
+
+@functools.cache
+def _published_logs() -> Mapping[str, str]:
+    return {str(row.cells[1]): str(row.cells[2]) for row in _table("logs").rows if row.cells[2]}
+
+
 def _read(match: re.Match[str] | None) -> CaseName | None:
     if match is None:
         return None
@@ -76,11 +112,14 @@ def _read(match: re.Match[str] | None) -> CaseName | None:
     return CaseName(text=match[0], prefix=match["prefix"], **numbers)
 
 
+def _table(name: str) -> PublishedTable:
+    """One of report 003."""
+    (found,) = (table for report in shipped() for table in report.tables if (report.report, table.id) == ("003", name))
+    return found
+
+
 @functools.cache
 def _published() -> Mapping[tuple[str, int, int, int], int]:
     """Place among the report's cases by prefix and degrees."""
-    (table,) = (
-        table for report in shipped() for table in report.tables if (report.report, table.id) == ("003", "cases")
-    )
-    names = [name for row in table.rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
+    names = [name for row in _table("cases").rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
     return {(name.prefix, name.dp, name.tp, name.pp): place for place, name in enumerate(names)}

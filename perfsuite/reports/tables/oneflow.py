@@ -45,6 +45,7 @@ def _checked(rows: Sequence[TableCase]) -> Iterator[str]:
 
 
 _GROUP, _CASE = setting("group", "group"), setting("case", "case_name")
+_ATTENTION = setting("attention", "attention")
 _WHOLE_CARD = ColumnSpec(title="memory MiB (whole card)", key="whole_device_gib", scale=1024)
 _SAME_AXES = ("dp", "tp", "pp")
 
@@ -78,6 +79,7 @@ ONEFLOW = Style(
                 setting("hidden size", "hidden_size"),
                 setting("heads", "num_heads"),
                 setting("layers", "num_layers"),
+                _ATTENTION,
             ),
             remarks=_checked,
         ),
@@ -90,11 +92,20 @@ ONEFLOW = Style(
                 _GROUP,
                 _CASE,
                 LAYOUT,
+                _ATTENTION,
                 ColumnSpec(title="latency ms", key="step_time_s", scale=1000),
                 _WHOLE_CARD,
                 ColumnSpec(title="memory peak GiB (allocated)", key="peak_gib"),
                 SAMPLES,
             ),
+        ),
+        TableSpec(
+            title="Logs",
+            select=is_of_grid,
+            published=("003/results",),
+            pair_by=_SAME_AXES,
+            columns=(_GROUP, _CASE, LAYOUT, _ATTENTION, setting("log, as OneFlow calls it", "log_name")),
+            notes=("OneFlow's program writes a log of this name for the same case",),
         ),
     ),
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from perfsuite.base.units import significant
 from perfsuite.published.lookup import PublishedFigure, PublishedRun, lookup, rows, select, shipped
 from perfsuite.record.result import Result
-from perfsuite.reports.tables.case_names import case_name
+from perfsuite.reports.tables.case_names import case_name, published_log
 
 _ALSO = {"accumulation": "num_micro_batches", "local_batch_size": "micro_batch_size"}
 """Other names that a report may state a setting under."""
@@ -48,6 +48,7 @@ class PublishedLine:
         known.update(case_name=run.name or None, axes=run.name or None)
         name = case_name(run.name)
         known["group"] = name.group if name else None
+        known["log_name"] = published_log(run.name)
         nodes, micro, dp = (run.parameters.get(name) for name in ("nodes", "micro_batch_size", "dp"))
         if isinstance(nodes, int) and run.world_size:
             known["devices_per_node"] = run.world_size // nodes

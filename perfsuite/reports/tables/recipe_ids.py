@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from perfsuite.published.recipes import find, recipe_of, recipes
+from perfsuite.published.recipes import Recipe, find, recipe_of, recipes
 
 _PLATFORM = re.compile(r"\[[a-z0-9_]+-")
 
@@ -27,9 +27,15 @@ def _ids() -> Mapping[str, str]:
 
 
 @functools.cache
-def _rows() -> Mapping[str, tuple[tuple[str, int], ...]]:
-    """By plain id of the case; another reading of a row is of that row too."""
-    return {_ids()[recipe.name]: find(recipe.beside).rows if recipe.beside else recipe.rows for recipe in recipes()}
+def _by_id() -> Mapping[str, Recipe]:
+    """By plain id of the case."""
+    return {_ids()[recipe.name]: recipe for recipe in recipes()}
+
+
+def recipe_of_case(node: str) -> Recipe | None:
+    """Return the published run that a case is, or is another reading of; None for any other case."""
+    recipe = _by_id().get(plain_id(node))
+    return find(recipe.beside) if recipe and recipe.beside else recipe
 
 
 def rows_of_case(node: str) -> tuple[tuple[str, int], ...]:
@@ -38,7 +44,8 @@ def rows_of_case(node: str) -> tuple[tuple[str, int], ...]:
     >>> rows_of_case("test_perf/test_published.py::test_published[s4000-002-llama2_7b-bf16-1x8]")
     (('002/performance', 50),)
     """
-    return _rows().get(plain_id(node), ())
+    recipe = recipe_of_case(node)
+    return recipe.rows if recipe else ()
 
 
 def is_recipe(node: str) -> bool:
