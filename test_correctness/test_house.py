@@ -21,7 +21,7 @@ ROOMS = {
     "audit": 2_270,
     "base": 1_550,
     "baselines": 2_370,
-    "cli": 2_960,
+    "cli": 2_970,
     "exports": 300,
     "gate": 4_250,
     "history": 1_390,
