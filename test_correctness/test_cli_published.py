@@ -13,6 +13,7 @@ import pytest
 
 from perfsuite.cli import main as cli
 from perfsuite.published.lookup import rows, shipped
+from perfsuite.published.recipes import why_none
 from perfsuite.reports.tables.markdown import escape
 
 
@@ -95,10 +96,7 @@ def test_each_row_has_its_case_or_why_it_is_skipped_there(capsys):
     assert told[221] == ("a100-004-gpt2-xl-ddp-b32-1x8]", "")
     assert told[426][1].startswith("cannot fit: gpt3-175b under ddp on 64 ranks needs at least 2606 GiB on each")
     assert told[427][1].startswith("64 ranks on a host with 8 devices; it takes 8 such hosts (torchrun --nnodes=8")
-    assert told[428] == (
-        "",
-        "tp 64 does not divide the 96 heads of GPT-3 175B; perfsuite has dp2-tp32 beside the other meshes",
-    )
+    assert told[428] == ("", f"impossible as declared: {why_none('004/3d', 428)}")
 
 
 def test_the_devices_that_are_there_are_counted(capsys):

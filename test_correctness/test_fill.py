@@ -220,6 +220,16 @@ def test_why_a_cell_stays_empty_is_told():
     assert oom.left == {"tokens per s: OOM at 47.9 GiB of 48 GiB": 1, "mfu: OOM at 47.9 GiB of 48 GiB": 1}
 
 
+@pytest.mark.parametrize("odd", [" " * 200_000, "-" * 200_000, "| " * 50_000, "[^perfsuite-" + "9" * 5_000 + "]"])
+def test_odd_lines_take_no_time_and_stay(odd):
+    """No pattern goes over a line more than a few times: with quadratic ones this would take hours."""
+    text = printed("002/performance")
+    head = text.partition("\n")[0]
+    for odd_text in (f"a | b\n{odd}\n{text}", f"{head}\n{odd}|-\n\n{text}", f"{text}{odd}|{odd}\n"):
+        told = fill(odd_text, ran(LLAMA))
+        assert (2, odd_text.count(odd)) == (told.cells, told.text.count(odd))
+
+
 # -- the command -------------------------------------------------------------------------------------------------
 
 

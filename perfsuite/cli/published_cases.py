@@ -85,7 +85,9 @@ def _of_row(row: PublishedRun, machine: Machine, devices: int | None) -> Iterato
             title=machine.model.title,
             case=recipe.case(machine.name) if recipe else "",
             ranks=recipe.world_size if recipe else row.world_size,
-            why_not=_why_not(recipe, machine, devices) if recipe else why_none(table_of(row), row.line),
+            why_not=_why_not(recipe, machine, devices)
+            if recipe
+            else f"impossible as declared: {why_none(table_of(row), row.line)}",
         )
 
 

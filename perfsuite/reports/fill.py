@@ -35,9 +35,10 @@ _DOUBTS = (INSTRUMENTED, NOT_QUIET, THROTTLED)
 """Beginnings of warnings of a run that leave little to trust."""
 _PERCENT, _PALM = "mfu_percent", "mfu_palm_percent"
 _CODE = re.compile(r" {0,3}(```+|~~~+)")
-_RULE = re.compile(r"\s*\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?\s*")
+_RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?")
+_BREAK = re.compile(r" ?<br ?/?> ?")
 _PIPE = re.compile(r"(?<!\\)\|")
-_FOOTNOTE = re.compile(r"\[\^perfsuite-(\d+)\]")
+_FOOTNOTE = re.compile(r"\[\^perfsuite-(\d{1,9})\]")
 
 
 Material = Sequence[tuple[Recording, Sequence[TableCase]]]
@@ -118,7 +119,7 @@ def filled(text: str, name: str, recordings: Sequence[Recording]) -> Filled:
 
 def _plain(cell: str) -> str:
     """Return a cell as two of them compare: spaces and ways to write a line break do not count."""
-    return re.sub(r"\s+", " ", re.sub(r"\s*<br\s*/?>\s*", "<br/>", cell)).strip()
+    return _BREAK.sub("<br/>", " ".join(cell.split()))
 
 
 def _cells(line: str, count: int) -> tuple[tuple[int, int], ...]:
@@ -144,7 +145,7 @@ def _tables(lines: Sequence[str]) -> Iterator[tuple[int, Sequence[int]]]:
         if match := _CODE.match(line):
             fence = "" if fence and match[1].startswith(fence) else fence or match[1]
         below = lines[number + 1] if number + 1 < len(lines) else ""
-        if not fence and not match and _PIPE.search(line) and _RULE.fullmatch(below):
+        if not fence and not match and _PIPE.search(line) and _RULE.fullmatch(below.strip()):
             end = number + 2
             while end < len(lines) and _PIPE.search(lines[end]):
                 end += 1
