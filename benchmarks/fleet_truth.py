@@ -106,7 +106,7 @@ def rates(nodes: int, repetitions: int, tails: float, *, seed: int, transients=0
         slow_false += (found.any(1) & good & (worst < 0.02)).sum()
         hits += (found & fleet.defective).sum()
         defects += fleet.defective.sum()
-    return 1000 * false / healthy, 1000 * slow_false / healthy, 100 * hits / max(1, defects)
+    return 1000 * false / max(1, healthy), 1000 * slow_false / max(1, healthy), 100 * hits / max(1, defects)
 
 
 def pair_rates(nodes: int, repetitions: int, size: float) -> tuple[float, float]:

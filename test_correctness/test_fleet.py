@@ -97,7 +97,7 @@ def test_of_few_nodes_none_is_called_slow_as_a_whole(tmp_path, capsys):
     code = main(["fleet", str(tmp_path)])
     said = capsys.readouterr().out
     assert 1 == code
-    assert "too few equal nodes, it takes 16: test_all_reduce[h200-ws8] (4 nodes)" in said
+    assert "too few equal nodes, it takes 8: test_all_reduce[h200-ws8] (4 nodes)" in said
     assert "SLOW         gpu02 cuda:0 GPU-gpu02-0: test_matmul_everywhere[h200-ws8] +3" in said
     assert "gpu01" not in said
 

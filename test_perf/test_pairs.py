@@ -36,5 +36,5 @@ def test_pair_rounds(perf, ranks, message_bytes):
     """Four rounds of disjoint pairs of nodes; within one node, and without a launcher, every rank counts as a node."""
     launch = detect_launch(os.environ)
     here = launch.local_world_size if launch else 1
-    nodes = ranks // here if ranks % here == 0 and ranks > here else ranks
-    perf(PairRounds(message_bytes=message_bytes, ranks_per_node=ranks // nodes), on=ranks)
+    several = ranks.world_size % here == 0 and ranks.world_size > here
+    perf(PairRounds(message_bytes=message_bytes, ranks_per_node=here if several else 1), on=ranks)

@@ -84,7 +84,7 @@ def node_prior(prior: float, devices: int) -> float:
     return prior * math.sqrt(NODE_VARIANCE + (1 - NODE_VARIANCE) * _OF_MEDIAN / devices)
 
 
-FEWEST_DEVICES, FEWEST_NODES, FEWEST_NODES_WITH_PRIOR, FEWEST_GROUPS = 4, 16, 4, 4
+FEWEST_DEVICES, FEWEST_NODES, FEWEST_NODES_WITH_PRIOR, FEWEST_GROUPS = 4, 8, 4, 4
 """Members from which on devices, nodes, nodes whose spread an own row gives, and groups are judged."""
 
 

@@ -1,0 +1,119 @@
+"""Are slow and absent nodes named, and nobody else?  Nodes are network namespaces of this machine, under torchrun.
+
+    python benchmarks/fleet_real.py [--nodes 8] [--runs 5] [--rate-mbit 200]
+
+Every node has a shaped link to one switch; that of one node has 40 % of the rate, and one expected node never starts.
+The others run rounds of pairs, and perfsuite fleet reads their journal.  Needs Linux, root and iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PORT = 29531
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+def shape(namespace: str, device: str, rate_mbit: float) -> None:
+    rule = ["tbf", "rate", f"{rate_mbit}mbit", "burst", "64kb", "latency", "50ms"]
+    subprocess.run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *rule], check=True)
+
+
+def address(index: int) -> str:
+    return f"10.89.0.{index + 1}"
+
+
+@contextlib.contextmanager
+def switched(nodes: int, slow: int, rate_mbit: float) -> Iterator[list[str]]:
+    """Namespaces whose devices e0 are linked to a bridge in one more; their names."""
+    names = [f"node{index}x{os.getpid()}" for index in range(nodes)]
+    switch = f"switch{os.getpid()}"
+    try:
+        ip("netns", "add", switch)
+        ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", switch, "link", "set", "br0", "up")
+        for index, name in enumerate(names):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "add", "e0", "type", "veth", "peer", "name", f"p{index}", "netns", switch)
+            ip("-n", name, "addr", "add", f"{address(index)}/24", "dev", "e0")
+            ip("-n", name, "link", "set", "e0", "up")
+            ip("-n", switch, "link", "set", f"p{index}", "master", "br0", "up")
+            rate = rate_mbit * (0.4 if index == slow else 1.0)
+            shape(name, "e0", rate)
+            shape(switch, f"p{index}", rate)
+        yield names
+    finally:
+        for name in (*names, switch):
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def launch(folder: Path, names: list[str], journal: Path) -> None:
+    """Run the rounds of pairs on these nodes under torchrun."""
+    hosts = folder / "hosts"
+    lines = [f"{address(index)} {name}" for index, name in enumerate(names)]
+    hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+    environ = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "e0",
+        "PERFSUITE_KEY": "truth of a real fleet",
+        "OMP_NUM_THREADS": "1",
+    }
+    suite = ["-m", "pytest", "test_perf/test_pairs.py", "-k", "pair_rounds", "-q", "-p", "no:cacheprovider"]
+    suite += [f"--perf-world-sizes={len(names)}", "--benchmark-min-rounds=3", f"--perf-journal={journal}"]
+    running = []
+    for index, name in enumerate(names):
+        enter = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount", "sh", "-c"]
+        become = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(names)}", "--nproc-per-node=1"]
+        meet = [f"--node-rank={index}", f"--master-addr={address(0)}", f"--master-port={PORT}"]
+        command = [*enter, become, name, str(hosts), *torchrun, *meet, *suite, "--perf-timeout=200s"]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        running.append(process)
+    try:
+        said = [process.communicate(timeout=300)[0] for process in running]
+    finally:
+        for process in running:
+            process.terminate()
+    if not journal.exists():
+        sys.exit(said[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rate-mbit", type=float, default=200.0)
+    options = parser.parse_args()
+    right = 0
+    for run in range(options.runs):
+        slow = 1 + run % (options.nodes - 2)
+        with tempfile.TemporaryDirectory() as made, switched(options.nodes, slow, options.rate_mbit) as names:
+            folder = Path(made)
+            journal, expected = folder / "launch.jsonl", folder / "nodes.txt"
+            expected.write_text("".join(f"{name}\n" for name in names))
+            launch(folder, names[:-1], journal)
+            command = [sys.executable, "-m", "perfsuite", "fleet", str(journal), "--nodes", str(expected), "--json"]
+            told = json.loads(subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout)
+            found = {name: node["standing"] for name, node in told["nodes"].items() if node["standing"] != "pass"}
+        right += found == {names[slow]: "slow", names[-1]: "absent"}
+        print(f"run {run + 1}: slow link at {names[slow]}, {names[-1]} never starts; named: {found}", flush=True)
+    print(f"{right} of {options.runs} runs name both and nobody else")
+
+
+if __name__ == "__main__":
+    main()
