@@ -102,8 +102,8 @@ def test_each_row_has_its_case_or_why_it_is_skipped_there(capsys):
 def test_the_devices_that_are_there_are_counted(capsys):
     assert cases(capsys, "004/3d", "--platform", "a100", "--devices", "64")[430] == ("a100-pp8-dp2-tp4]", "")
     few = cases(capsys, "003", "--platform", "v100", "--devices", "1")
-    assert few[110] == ("v100-DP_1x1x1_2_1536x16]", "")
-    assert few[118] == ("v100-MP_1x32x1_16_3072x32]", "32 ranks, on 1 device")
+    assert few[110] == ("v100-DP_1x1x1_2_1536x16-math]", "")
+    assert few[118] == ("v100-MP_1x32x1_16_3072x32-math]", "32 ranks, on 1 device")
 
 
 def test_without_a_platform_each_row_has_its_own(capsys):
@@ -115,10 +115,8 @@ def test_without_a_platform_each_row_has_its_own(capsys):
 def test_on_a_cpu_the_small_case_is_named(capsys):
     case, why = cases(capsys, "002", "--platform", "cpu")[50]
     assert case == "cpu-002-llama2_7b-fp16-1x8]"
-    assert (
-        why
-        == "only at --perf-scale=full; else test_perf/test_train_step.py::test_llama2[cpu-ws8-llama2-tiny-bf16] runs"
-    )
+    small = "test_perf/test_published.py::test_published[cpu-002-llama2-tiny-zero3-1x2]"
+    assert why == f"only at --perf-scale=full; else {small} runs"
 
 
 def test_every_row_of_a_run_is_listed_and_is_what_pytest_collects(capsys):

@@ -24,7 +24,7 @@ from perfsuite.published.roles import ROLES
 from perfsuite.published.selection import recipes_of, rows_of, table_of, tables_of_runs
 from perfsuite.record.workload import Workload
 from perfsuite.reports.document import Grid
-from perfsuite.workloads.training.fits import why_not_fit
+from perfsuite.workloads.training.fits import why_beyond_estimate, why_not_fit
 from perfsuite.workloads.training.train_step import TrainStep
 
 
@@ -98,18 +98,22 @@ def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
         workload.work(MeshShape.parse(workload.layout()) if workload.layout() else MeshShape.of(dp=ranks))
     except InvalidParameter as error:
         return f"impossible as declared: {first_line(error)}"
+    if machine.scale == "small":
+        return f"only at --perf-scale=full; else {recipe.small} runs"
     dtype, model = workload.native_dtype(), machine.model
     known = {*model.tflops, *model.native}
     if dtype and not (dtype in known if machine.absent and known else machine.natively(dtype)):
         return f"no native {dtype} on {model.title}"
     memory_gib = model.memory.value if model.memory else None
-    if isinstance(workload, TrainStep) and (why := why_not_fit(workload, ranks, model.title, memory_gib)):
-        return f"cannot fit: {why}"
+    if isinstance(workload, TrainStep):
+        why = why_not_fit(workload, ranks, model.title, memory_gib) or why_beyond_estimate(workload, ranks, model)
+        if why:
+            return f"cannot fit: {why}"
     node = int(model.devices_per_node.value) if model.devices_per_node else DEVICES_PER_NODE
     there = devices or machine.device_count or node
     if ranks > there and not machine.family.shareable:
         return f"{ranks} ranks, on {plural(there, 'device')}" if devices else too_few_devices(ranks, there)
-    return f"only at --perf-scale=full; else {recipe.small} runs" if machine.scale == "small" else ""
+    return ""
 
 
 def _workload(recipe: Recipe) -> Workload:
