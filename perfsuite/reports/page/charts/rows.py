@@ -199,14 +199,8 @@ def heat_map(values: Rows, first: Sequence[str], second: Sequence[str], titles: 
             "height": {"step": 16},
             "encoding": axes,
             "layer": [
-                {
-                    "mark": {"type": "rect", "invalid": None},
-                    "encoding": {"color": paint, "description": {"field": "told"}},
-                },
-                {
-                    "mark": {"type": "text", "aria": False, "fontSize": 10},
-                    "encoding": {"text": {"field": "text"}, **words},
-                },
+                {"mark": {"type": "rect", "invalid": None}, "encoding": cells},
+                {"mark": {"type": "text", "aria": False, "fontSize": 10}, "encoding": words},
             ],
         }
     )
