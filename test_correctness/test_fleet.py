@@ -29,6 +29,7 @@ from perfsuite.record.result import Peaks, Result, Work
 from perfsuite.record.run import Header, RunEnd, RunRecord
 from perfsuite.record.step import Identity, SpanTotal
 from perfsuite.record.workload import Budget
+from perfsuite.reports.page.sections.fleet import fleet_sections
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from perfsuite.workloads.pair_rounds import PairRounds, tournament
@@ -538,3 +539,33 @@ def test_one_slow_partner_or_one_congested_message_names_nobody():
     (first, *_) = times
     assert [] == slow_in_pairs({**times, first: 0.4})
     assert [] == slow_in_pairs({})
+
+
+# -- the page ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_node_the_named_device_and_the_rows_used(tmp_path, capsys):
+    pytest.importorskip("jinja2")
+    fleet(tmp_path, 12, wrong={3: slower(MATMUL, 0.2, 5), 9: {"ends": False}})
+    page = tmp_path / "fleet.html"
+    assert 1 == main(["fleet", str(tmp_path), "--nodes", "13", "--html", str(page)])
+    text = page.read_text()
+    assert "<title>Fleet: FAIL, 12 nodes</title>" in text
+    assert all(f"gpu{number:02}" in text for number in range(12))
+    assert "gpu03 cuda:5 GPU-gpu03-5" in text
+    assert "journal without end: its run was killed" in text
+    assert "stas00/ml-engineering @744d01e, network/README.md" in text
+    told = capsys.readouterr().out
+    main(["fleet", str(tmp_path), "--nodes", "13", "--html", str(page)])
+    assert (text, told) == (page.read_text(), capsys.readouterr().out)
+
+
+def test_the_map_of_nodes_has_a_cell_per_node_and_quantity(tmp_path):
+    fleet(tmp_path, 9, wrong={3: slower(MATMUL, 0.2)})
+    read = read_nodes([tmp_path], [])
+    sections = {section.key: section for section in fleet_sections(judge_fleet(read, []), read)}
+    (chart,) = sections["nodes"].blocks[0].charts
+    layer = {(row["first"], row["second"]): row["away"] for row in chart.spec["data"]["values"]}
+    assert 9 * len(CASES) == len(layer)
+    assert layer["gpu03", "test_matmul_everywhere[h200-ws8]"] == pytest.approx(0.2, abs=0.02)
+    assert "gpu03" == chart.spec["encoding"]["y"]["sort"][0]

@@ -24,7 +24,7 @@ ROOMS = {
     "cli": 3_390,
     "expectations": 620,
     "exports": 300,
-    "fleet": 1_430,
+    "fleet": 1_440,
     "gate": 4_250,
     "history": 1_390,
     "imports": 1_410,

@@ -27,6 +27,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--nodes", metavar="FILE|N", help="expected nodes, a host name a line, or their number")
     parser.add_argument("--group", type=Path, metavar="FILE", help="CSV of node,group: racks or switches, judged too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with heat maps, offline in one file")
     parser.add_argument("--good", type=Path, metavar="FILE", help="write the names of nodes that pass, one a line")
     parser.add_argument("--bad", type=Path, metavar="FILE", help="write the names of all other nodes, one a line")
     parser.add_argument(
@@ -52,6 +53,13 @@ def run(options: argparse.Namespace) -> int:
         date = datetime.now(timezone.utc).date().isoformat()
         lines = own_rows(standings, fleet, date)
         write_file(options.write_expectations, "\n".join(lines) + "\n", option="--write-expectations")
+    if options.html:
+        from perfsuite.reports.page.page import write_fleet
+        from perfsuite.reports.page.sections.fleet import fleet_sections
+
+        title = f"Fleet: {'PASS' if standings.passes else 'FAIL'}, {len(standings.nodes)} nodes"
+        simulated = any("simulated" in key for key, _ in standings.populations)
+        write_fleet(title, fleet_sections(standings, fleet), options.html, simulated=simulated)
     passing = {node.node for node in standings.nodes.values() if node.passes}
     _write_names(options.good, passing, "--good")
     _write_names(options.bad, set(standings.nodes) - passing, "--bad")

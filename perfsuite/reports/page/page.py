@@ -84,6 +84,11 @@ def write_history(over_time: OverTime, path: Path) -> None:
     write_file(path, _render(title, [history_section(over_time, MOST_CHARTS)], {}, simulated=simulated))
 
 
+def write_fleet(title: str, sections: Sequence[Section], path: Path, *, simulated: bool) -> None:
+    """Write the page of a fleet; ConfigurationError says why it could not be."""
+    write_file(path, _render(title, sections, {}, simulated=simulated), option="--html")
+
+
 def render(material: Material) -> str:
     """The page as text.  Raises ConfigurationError where jinja2, which comes with torch, is not installed."""
     sections = [section for make in SECTIONS if (section := make(material)) is not None]

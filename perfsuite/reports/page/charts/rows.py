@@ -168,3 +168,39 @@ def matrix(values: Rows, first: Sequence[str], second: Sequence[str], titles: tu
             ],
         }
     )
+
+
+def heat_map(values: Rows, first: Sequence[str], second: Sequence[str], titles: tuple[str, str]) -> Spec:
+    """Relative slowdowns (``away``) of ``first`` by ``second``: red is slower, blue faster, grey has no value."""
+    colour = {
+        "field": "away",
+        "type": "quantitative",
+        "scale": {"scheme": "redblue", "reverse": True, "domain": [-0.2, 0.2], "clamp": True},
+        "legend": None,
+    }
+    axes = {
+        "y": {"field": "first", "type": "nominal", "sort": list(first), "title": titles[0]},
+        "x": {
+            "field": "second",
+            "type": "nominal",
+            "sort": list(second),
+            "title": titles[1],
+            "axis": {"labelAngle": -30},
+        },
+    }
+    paint = {"condition": {"test": "datum.away === null", "value": GRID}, **colour}
+    dark = {"test": "abs(datum.away) > 0.12", "value": "#fdfdfe"}
+    cells = {"color": paint, "description": {"field": "told"}}
+    words = {"text": {"field": "text"}, "color": {"condition": dark, "value": "#101214"}}
+    return frame(
+        {
+            "data": {"values": list(values)},
+            "width": {"step": 92},
+            "height": {"step": 16},
+            "encoding": axes,
+            "layer": [
+                {"mark": {"type": "rect", "invalid": None}, "encoding": cells},
+                {"mark": {"type": "text", "aria": False, "fontSize": 10}, "encoding": words},
+            ],
+        }
+    )
