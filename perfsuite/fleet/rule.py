@@ -64,7 +64,7 @@ def level_of(values: Sequence[float], *, prior: float, independent: float | None
 
     >>> healthy = level_of([0.0, 0.01, -0.01, 0.005, -0.005, 0.2], prior=0.01)
     >>> round(healthy.middle, 4), round(healthy.spread, 4), healthy.is_slow(0.2), healthy.is_slow(0.04)
-    (0.0025, 0.0107, True, False)
+    (0.0025, 0.0105, True, False)
     """
     middle = median(values)
     spread = MAD_TO_SIGMA * median([abs(value - middle) for value in values])
@@ -84,6 +84,8 @@ def node_prior(prior: float, devices: int) -> float:
     return prior * math.sqrt(NODE_VARIANCE + (1 - NODE_VARIANCE) * _OF_MEDIAN / devices)
 
 
+APART = 0.01
+"""Least relative distance of two groups of nodes: below it nobody looks for a reason."""
 FEWEST_DEVICES, FEWEST_NODES, FEWEST_NODES_WITH_PRIOR, FEWEST_GROUPS = 4, 8, 4, 4
 """Members from which on devices, nodes, nodes whose spread an own row gives, and groups are judged."""
 
@@ -157,8 +159,8 @@ def compare(
 def two_groups(values: Sequence[float]) -> tuple[float, int] | None:
     """Return how far apart two groups of node medians are, and how many are in the slower one; None if there is one.
 
-    The best split by the variance between the groups; told from 64 nodes on, with Ashman's D above 4 and 5 % and three
-    nodes on each side (Ashman, Bird and Zepf 1994, Astronomical Journal 108).
+    The best split by the variance between the groups; told from 64 nodes on, with Ashman's D above 4, more than 1 %
+    between them, and 5 % and three nodes on each side (Ashman, Bird and Zepf 1994, Astronomical Journal 108).
 
     >>> two_groups([0.0, 0.001, 0.002, 0.003] * 16) is None
     True
@@ -187,4 +189,5 @@ def two_groups(values: Sequence[float]) -> tuple[float, int] | None:
     (low, below), (high, above) = moments(0, best), moments(best, count)
     apart = high - low
     within = math.sqrt(below + above)
-    return (apart, count - best) if apart * math.sqrt(2) > 4 * within and apart > 0 else None
+    told = apart * math.sqrt(2) > 4 * within and apart > APART
+    return (apart, count - best) if told else None
