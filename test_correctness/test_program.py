@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from perfsuite.models import find, video
 from perfsuite.models.dataset import generate, read
 from perfsuite.models.encoders import ENCODERS
 from perfsuite.models.loading import Files, Rows, Share
+from perfsuite.published.recipes import find as find_recipe
 from perfsuite.workloads.training.train_step import TrainStep
 
+SUITE = Path(__file__).parent.parent / "test_perf"
 RAW = ENCODERS["tiny-picture"].inputs(find("latte-tiny"))
 CODEC = pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="needs PyAV")
 
@@ -181,3 +184,18 @@ def test_without_a_codec_own_videos_are_refused_and_raw_frames_are_read(tmp_path
         InvalidParameter, match=r"has video files, which PyAV decodes, and PyAV is not installed; instal"
     ):
         read(folder, RAW)
+
+
+def test_a_users_latents_are_trained_on_without_encoders(tmp_path):
+    """Random encoders would make any loss of them meaningless; pixels, and what the suite writes, are encoded."""
+    spec = importlib.util.spec_from_file_location("suite_conftest", SUITE / "conftest.py")
+    suite = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(suite)
+    recipe = find_recipe("001-latte-tiny-ddp-b1-w1-1x2").parameters
+    without = {name: value for name, value in recipe["program"].items() if name != "encoders"}
+    latents = generate(find("latte-tiny"), tmp_path / "latents", samples=2)
+    pixels = generate(RAW, tmp_path / "pixels", samples=2)
+    assert suite.as_given(recipe, str(latents.directory)) == without
+    TrainStep(**{**recipe, "data": str(latents.directory), "program": without}).work(MeshShape.of(dp=2))
+    for data in (str(pixels.directory), "video", str(tmp_path / "nowhere")):
+        assert suite.as_given(recipe, data) == recipe["program"]

@@ -137,6 +137,15 @@ def _write(part: SampleTensor, directory: Path, samples: int, seed: int) -> Tens
     return table
 
 
+def part_names(directory: Path) -> frozenset[str]:
+    """Names of the parts that a folder describes; none where it is no data set, which :func:`read` says."""
+    try:
+        described = json.loads((directory / INDEX).read_text())
+        return frozenset(str(part["name"]) for part in described["parts"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return frozenset()
+
+
 def read(directory: Path, model: Sampled) -> Dataset:
     """The data set in ``directory``, checked against what ``model`` needs.
 
