@@ -2,7 +2,8 @@
 
     python benchmarks/fleet_real.py [--nodes 8] [--runs 5] [--rate-mbit 200]
 
-Every node has a shaped link to one switch; that of one node has 40 % of the rate, and one expected node never starts.
+All nodes are connected to one switch, and the rate of each link is limited.  The link of one node has 40 % of the rate
+of the other links.  One more node is expected and never starts.
 The others run rounds of pairs, and perfsuite fleet reads their journal.  Needs Linux, root and iproute2.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.cli.main import main
 from perfsuite.expectations.rows import load_expectations
+from perfsuite.fleet.lines import own_rows
 from perfsuite.fleet.nodes import read_groups, read_names, read_nodes, several_hosts
 from perfsuite.fleet.rounds import slow_in_pairs
 from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of
@@ -313,6 +315,38 @@ def test_own_expectations_of_a_fleet_name_a_later_lone_node(tmp_path, capsys):
     code, told = answer(capsys, later, "--platform-file", own)
     assert (1, {"gpu99": "below"}) == (code, standings(told))
     assert "exists; name another file" in refused(capsys, tmp_path, "--write-expectations", own)
+
+
+def test_own_expectations_are_toml_whatever_software_and_parameters_are_called(tmp_path):
+    fleet(tmp_path, 8)
+    found = read_nodes([tmp_path], [])
+    case = next(name for name, quantity in found.quantities.items() if quantity.workload == "Matmul")
+    odd = dataclasses.replace(found.quantities[case], parameters={"options": {"overlap": False}})
+    standings = judge_fleet(found, [])
+    (key, members), *others = standings.populations
+    named = dataclasses.replace(
+        standings, populations=(({**key, "software": 'nccl "2.26"\n\\ \x7f'}, members), *others)
+    )
+    lines = own_rows(named, dataclasses.replace(found, quantities={**found.quantities, case: odd}), "2026-11")
+    rows = tomllib.loads("\n".join(lines))["expectation"]
+    assert {row["software"] for row in rows} == {'nccl "2.26"\n\\ \x7f'}
+    assert "Matmul" not in {row["workload"] for row in rows}
+    assert f"# Left out: {case}: a row cannot have its options." in lines
+
+
+def test_two_cases_of_one_key_are_one_own_expectation(tmp_path):
+    """Two rows of one key would contradict each other, and the file could not be read."""
+    fleet(tmp_path, 8)
+    found = read_nodes([tmp_path], [])
+    case, quantity = next(iter(found.quantities.items()))
+    runs = {
+        name: tuple(dataclasses.replace(run, values={**run.values, "again": run.values[case]}) for run in each)
+        for name, each in found.nodes.items()
+    }
+    twice = dataclasses.replace(found, nodes=runs, quantities={**found.quantities, "again": quantity})
+    lines = own_rows(judge_fleet(found, []), twice, "2026-11")
+    assert "# Left out: again: another case has the same row." in lines
+    assert len(tomllib.loads("\n".join(lines))["expectation"]) == len(found.quantities)
 
 
 def test_no_expectations_are_made_of_a_fleet_that_is_slow_as_a_whole(tmp_path, capsys):

@@ -42,6 +42,14 @@ def test_every_sample_is_recognised_and_each_figure_stands_in_its_line(path):
         assert any(found in line for line in (at if path.suffix == ".json" else at[:1])), row
 
 
+@pytest.mark.parametrize("before", ["0: ", "[rank0]: ", "2024-03-11T10:26:41Z stdout F ", "node-3/0 | "])
+def test_flagperf_s_pretraining_is_read_behind_what_launchers_print(tmp_path, before):
+    plain = SAMPLES / "flagperf-pretraining/rank0.out.log"
+    log = tmp_path / "job.log"
+    log.write_text("".join(f"{before}{line}\n" for line in plain.read_text().splitlines()))
+    assert [row.value for row in read_file(log, Told()).rows] == [row.value for row in read_file(plain, Told()).rows]
+
+
 def test_flagperf_s_pretraining_says_how_it_counts():
     """Its MFU of 265 % has the batch twice: 4.030112 samples/s x 4096 x 3 / 8 tokens, 6 x 7e9 each, over 98e12."""
     found = figures(SAMPLES / "flagperf-pretraining/rank0.out.log")

@@ -143,6 +143,49 @@ def test_loaders_decode_each_rank_s_videos(videos, num_workers):
         batches.close()
 
 
+def sound(file):
+    """A file with sound and no picture, as sets of clips have some."""
+    import av
+
+    with av.open(str(file), "w", format="mp4") as container:
+        stream = container.add_stream("aac", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+@CODEC
+@pytest.mark.parametrize(
+    "video",
+    [
+        ("mpeg4", "avi", "yuv420p", (96, 50)),
+        ("libvpx-vp9", "webm", "yuv420p", (64, 64)),
+        ("mjpeg", "mov", "yuvj444p", (33, 65)),
+    ],
+    ids=lambda video: video[1],
+)
+def test_other_containers_codecs_and_sizes_are_read(videos, tmp_path, video):
+    """Nobody's clips are as large as the model wants them, and half of them are not mp4."""
+    import av
+
+    codec, suffix, pixels, side = video
+    if codec not in av.codecs_available:
+        pytest.skip(f"FFmpeg here has no {codec}")
+    folder = tmp_path / "set"
+    shutil.copytree(videos, folder)
+    (folder / "video" / "000001.mp4").unlink()
+    with av.open(str(folder / "video" / f"000001.{suffix}"), "w") as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = *side, pixels
+        for step in range(6):
+            picture = np.full((side[1], side[0], 3), 40 * step, dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+    frames = Rows(RAW, read(folder, RAW))[1]["video"].mean((0, 2, 3))
+    assert torch.allclose(frames, torch.tensor([40 * step / 127.5 - 1 for step in range(4)]), atol=0.05)
+
+
 def damaged(folder, how):
     """What reading the second of the videos says of ``folder`` after ``how``."""
     how(folder)
@@ -157,6 +200,7 @@ def damaged(folder, how):
     [
         (lambda folder: (folder / "video" / "000001.mp4").write_bytes(b"no video"), "000001.mp4 cannot be decoded: "),
         (lambda folder: (folder / "video" / "000001.mp4").unlink(), "has 2 video files, and the data set counts 3"),
+        (lambda folder: sound(folder / "video" / "000001.mp4"), "000001.mp4 has no video in it; give a video file"),
         (
             lambda folder: video.write(folder / "video" / "000001.mp4", (3, 2, 64, 64), seed=0),
             "000001.mp4 has 2 frames, and a sample needs 4; give longer videos, or leave it out",

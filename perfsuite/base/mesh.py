@@ -68,6 +68,15 @@ class MeshShape:
             axes.append((match[1], int(match[2])))
         return cls(axes=tuple(axes))
 
+    @classmethod
+    def on(cls, ranks: int, layout: str) -> MeshShape:
+        """The shape that a case names, or all its ranks on dp where ``layout`` is empty.
+
+        >>> str(MeshShape.on(8, "")), str(MeshShape.on(8, "dp4-tp2"))
+        ('dp8', 'dp4-tp2')
+        """
+        return cls.parse(layout) if layout else cls.of(dp=ranks)
+
     def __str__(self) -> str:
         return "-".join(f"{name}{size}" for name, size in self.axes) or "1"
 

@@ -204,7 +204,7 @@ def _parts(figure: PublishedFigure, settings: Mapping[str, str]) -> Mapping[str,
         if figure.metric == "final_device_gib":
             parts = held(step, ranks)
             return None if parts is None else {name: size / GIB for name, size in parts.items()}
-        training = step.work(MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=ranks)).training
+        training = step.work(MeshShape.on(ranks, step.mesh)).training
         if training is None:
             return None
         job = Job.of(training, load_catalog(()).find(figure.platforms[0]))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
+from perfsuite.base.units import plural
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.lines import fleet_json, fleet_lines, own_rows
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         from perfsuite.reports.page.page import write_fleet
         from perfsuite.reports.page.sections.fleet import fleet_sections
 
-        title = f"Fleet: {'PASS' if standings.passes else 'FAIL'}, {len(standings.nodes)} nodes"
+        title = f"Fleet: {'PASS' if standings.passes else 'FAIL'}, {plural(len(standings.nodes), 'node')}"
         simulated = any("simulated" in key for key, _ in standings.populations)
         write_fleet(title, fleet_sections(standings, fleet), options.html, simulated=simulated)
     passing = {node.node for node in standings.nodes.values() if node.passes}

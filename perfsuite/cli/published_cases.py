@@ -95,7 +95,7 @@ def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
     """Return why a case is skipped on a platform, whether or not a device of it is here; empty where it runs."""
     workload, ranks = _workload(recipe), recipe.world_size
     try:
-        workload.work(MeshShape.parse(workload.layout()) if workload.layout() else MeshShape.of(dp=ranks))
+        workload.work(MeshShape.on(ranks, workload.layout()))
     except InvalidParameter as error:
         return f"impossible as declared: {first_line(error)}"
     if machine.scale == "small":

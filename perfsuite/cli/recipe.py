@@ -56,8 +56,8 @@ def choose_recipe(options: argparse.Namespace) -> Training | None:
         options.machine = machine.name if machine else None
     from perfsuite.workloads.training.train_step import TrainStep  # a projection without a recipe loads no workload
 
-    mesh = recipe.parameters.get("mesh")
-    work = TrainStep(**recipe.parameters).work(MeshShape.parse(mesh) if mesh else MeshShape.of(dp=recipe.world_size))
+    step = TrainStep(**recipe.parameters)
+    work = step.work(MeshShape.on(recipe.world_size, step.mesh))
     assert work.training is not None
     return work.training
 

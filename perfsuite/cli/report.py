@@ -213,7 +213,7 @@ CHECKLIST = Command(
 
 
 def _read_of_one_machine(paths: Sequence[Path], catalog: Catalog) -> list[Recording]:
-    """Read runs that are merged, the newest of each case; raises ConfigurationError for those of several hosts."""
+    """Read files whose results are merged.  Raises ConfigurationError if they are of several hosts."""
     read = [_read(path, catalog) for path in paths]
     hosts = several_hosts(recording.run for recording in read)
     if hosts:

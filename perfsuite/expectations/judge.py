@@ -56,7 +56,7 @@ class Expected:
 
     @property
     def speed(self) -> float | None:
-        """Speed over that of the slowest expected figure; None without one."""
+        """Return how fast the result is compared with the slowest expected figure; None if no figure is expected."""
         if self.low is None or self.high is None or not self.metric.value:
             return None
         return self.metric.value / self.low if self.metric.better == "higher" else self.high / self.metric.value

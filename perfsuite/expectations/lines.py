@@ -64,10 +64,10 @@ def answer_lines(judged: Sequence[Expected]) -> Iterator[AnswerLine]:
             unjudged.append(worst)
         share, unit = best.metric.share_of_peak, worst.metric.unit
         low, high, speed = worst.low, worst.high, worst.speed
-        expected = "-" if low is None or high is None else f"{_span(low, high)} {unit} ({worst.size})"
+        expected = "-" if low is None or high is None else f"{_span(low, high)} {unit}{_of(worst)}"
         cells: tuple[str, ...] = (
             worst.question,
-            f"{significant(best.metric.value or 0.0)} {best.metric.unit} ({best.size})",
+            f"{significant(best.metric.value or 0.0)} {best.metric.unit}{_of(best)}",
             f"{100 * share:.0f} %" if share is not None else "-",
             expected,
             f"{speed:.2f}" if speed is not None else "-",
@@ -96,6 +96,10 @@ def unused_line(rows: Sequence[Expectation], judged: Sequence[Expected], platfor
         return ""
     named = listed([f"{row.workload} {row.metric} ({row.place})" for row in unused], _NAMED)
     return f"{plural(len(unused), 'own row')} matched no result: {named}"
+
+
+def _of(entry: Expected) -> str:
+    return f" ({entry.size})" if entry.size else ""
 
 
 def _span(low: float, high: float) -> str:

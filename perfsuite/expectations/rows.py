@@ -63,7 +63,7 @@ class Expectation:
     spread: float | None = None
     """Relative standard deviation between healthy devices; None where nobody knows it."""
     software: str = ""
-    """Versions and settings under which the figure was seen; of an own row :func:`.matching.software_of`."""
+    """Versions and settings under which the figure was seen; of an own row :func:`.judge.software_of`."""
     date: str
     """When it was seen or read, as YYYY, YYYY-MM or YYYY-MM-DD."""
     source: str
@@ -94,9 +94,10 @@ def shipped_rows() -> tuple[Expectation, ...]:
 
 
 def load_expectations(extra_files: Iterable[Path | str] = (), platforms: Iterable[str] = ()) -> list[Expectation]:
-    """Return the shipped rows, then those of ``extra_files``; an own row of a later file replaces one of its key.
+    """Return the shipped rows and those of ``extra_files``.
 
-    Rows of the files must name one of ``platforms``.  Raises ConfigurationError in one line for a file that cannot be
+    If two files have an own row with the same key, the later file counts.  Rows of the files must name one of
+    ``platforms``.  Raises ConfigurationError in one line for a file that cannot be
     read, a wrong key, type or unit, and rows of one key that contradict each other.
     """
     rows = list(shipped_rows())

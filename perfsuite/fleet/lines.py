@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -232,16 +233,25 @@ def own_rows(standings: Standings, fleet: Fleet, date: str) -> list[str]:
             f"{FEWEST_TO_LEARN} to know their spread"
         )
     lines = [f"# Made of {plural(len(good), 'node')} by perfsuite fleet --write-expectations on {date}."]
+    written: set[tuple[object, ...]] = set()
     for case, quantity in fleet.quantities.items():
         values = [fleet.nodes[name][0].values[case] for name in good if fleet.nodes[name][0].values.get(case, 0) > 0]
-        if quantity.metric and len(values) >= FEWEST_TO_LEARN:
+        if not quantity.metric or len(values) < FEWEST_TO_LEARN:
+            continue
+        row = (quantity.workload, str(_said(quantity)), quantity.ranks_per_node, quantity.metric)
+        if row in written:
+            lines += ["", f"# Left out: {printable(case)}: another case has the same row."]
+        elif odd := [name for name, value in _said(quantity).items() if not isinstance(value, (bool, int, float, str))]:
+            lines += ["", f"# Left out: {printable(case)}: a row cannot have its {odd[0]}."]
+        else:
+            written.add(row)
             lines += _row_lines(quantity, values, key, date)
     return lines
 
 
 def _row_lines(quantity: FleetQuantity, values: Sequence[float], key: Mapping[str, str], date: str) -> Iterable[str]:
     level = level_of([math.log(value) for value in values], prior=0.01)
-    parameters = ", ".join(f"{name} = {_toml(name, value)}" for name, value in quantity.parameters.items())
+    parameters = ", ".join(f"{name} = {_toml(name, value)}" for name, value in _said(quantity).items())
     middle = float(f"{math.exp(level.middle):.5g}")
     yield ""
     yield "[[expectation]]"
@@ -261,6 +271,12 @@ def _row_lines(quantity: FleetQuantity, values: Sequence[float], key: Mapping[st
     yield f"source = {_quoted(f'{len(values)} nodes of this site')}"
 
 
+def _said(quantity: FleetQuantity) -> Mapping[str, Any]:
+    """Return the parameters that are no defaults: a row's other parameters have their defaults."""
+    missing = object()
+    return {name: value for name, value in quantity.parameters.items() if quantity.defaults.get(name, missing) != value}
+
+
 def _toml(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -272,5 +288,4 @@ def _toml(name: str, value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

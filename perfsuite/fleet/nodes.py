@@ -14,6 +14,7 @@ from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, JournalError
 from perfsuite.base.files import content, why
+from perfsuite.base.units import plural
 from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
 from perfsuite.expectations.rows import Expectation
 from perfsuite.fleet.rounds import NodePair, node_pairs
@@ -117,7 +118,7 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
     pairs = {case: times for case, times in over_several.items() if times}
     notes = []
     if unjudged := sorted(set(over_several) - set(pairs)):
-        notes.append(f"{len(unjudged)} cases over several nodes are not judged here, as {unjudged[0]}")
+        notes.append(f"not judged here: {plural(len(unjudged), 'case')} over several nodes, as {unjudged[0]}")
     groups: dict[tuple[object, ...], list[NodeRun]] = defaultdict(list)
     for run in runs:
         groups[(run.node, run.identity) if run.identity else (run.node, run.path)].append(run)

@@ -23,7 +23,7 @@ PRIOR_WEIGHT = 8.0
 NODE_VARIANCE = 0.3
 """Share of the healthy variance that is common to the devices of a node (assumed)."""
 _OF_MEDIAN = math.pi / 2
-"""Variance of a median over that of a mean of as many normal values."""
+"""How many times larger the variance of a median is than the variance of a mean, for normal values."""
 DETECTED_AT = 7.0
 """Spreads from which on a slow member is named in about 80 % (six, and its own position among the healthy)."""
 

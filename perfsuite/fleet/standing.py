@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.units import plural
 from perfsuite.expectations.judge import Expected, differences_of
 from perfsuite.expectations.rows import Expectation
 from perfsuite.fleet.nodes import PRIORS, Fleet, FleetQuantity, NodeRun
@@ -254,7 +255,7 @@ def _judge(
 def _slow_groups(
     values: Mapping[str, Mapping[str, float]], groups: Mapping[str, str], prior: float
 ) -> tuple[list[tuple[str, Slow]], dict[str, float]]:
-    """Return groups that are slow as a whole, and by how much each group's median lies above that of all nodes."""
+    """Return the slow groups, and for each group the distance between its median and the median of all nodes."""
     per_node = {node: median(list(devices.values())) for node, devices in values.items()}
     per_group: dict[str, list[float]] = defaultdict(list)
     for node, value in per_node.items():
@@ -330,7 +331,7 @@ def _lacking(
             failed = {case: reason for case, reason in present[name][0].missing.items() if reason.startswith("failed")}
             if failed and name not in found:
                 case, reason = next(iter(failed.items()))
-                found[name] = f"{len(failed)} cases failed, as {case}: {reason}"
+                found[name] = f"{plural(len(failed), 'case')} failed, as {case}: {reason}"
     return found
 
 

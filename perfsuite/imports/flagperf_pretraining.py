@@ -29,9 +29,9 @@ _FIGURES: dict[str, tuple[Meaning, float, str]] = {
     ),
 }
 _PRINTED = re.compile(
-    r"^(?:.*[\]>|] ?)?(?P<name>System tokens per second|Tokens/p/s|Theory TFLOPS|Tokens/TFLOPS|MFU): "
-    r"\s*(?P<value>\S*)\s*$"
+    r"(?<![\w/])(?P<name>System tokens per second|Tokens/p/s|Theory TFLOPS|Tokens/TFLOPS|MFU): \s*(?P<value>\S*)\s*$"
 )
+"""At the end of a line, whatever launchers and containers print before it."""
 _TIMER = re.compile(r"global_step=(\d+),\s*RunningAvgSamplesPerSec=(\S+?),\s*CurrSamplesPerSec=(\S+?),")
 
 
@@ -48,7 +48,7 @@ def _ends(source: Source) -> Iterator[ImportedRow]:
     epoch, peak = 1, ""
     seen: set[str] = set()
     for number, line in enumerate(source.lines, start=1):
-        match = _PRINTED.match(line)
+        match = _PRINTED.search(line)
         if match is None:
             continue
         name, text = match["name"], match["value"]

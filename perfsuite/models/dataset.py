@@ -138,7 +138,7 @@ def _write(part: SampleTensor, directory: Path, samples: int, seed: int) -> Tens
 
 
 def part_names(directory: Path) -> frozenset[str]:
-    """Names of the parts that a folder describes; none where it is no data set, which :func:`read` says."""
+    """Return the names of the parts of a data set; empty if the folder is not a data set."""
     try:
         described = json.loads((directory / INDEX).read_text())
         return frozenset(str(part["name"]) for part in described["parts"])

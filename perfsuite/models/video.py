@@ -69,13 +69,15 @@ class Clips(Sequence["npt.NDArray[np.uint8]"]):
         _, frames, height, width = self._shape
         try:
             with av.open(str(file)) as container:
+                if not container.streams.video:
+                    raise InvalidParameter(f"{file} has no video in it; give a video file, or leave it out")
                 container.streams.video[0].thread_type = "NONE"  # as many threads as loaders, and no more
                 decoded = []
                 for frame in container.decode(video=0):
                     decoded.append(frame.reformat(width=width, height=height, format="rgb24").to_ndarray())
                     if len(decoded) == frames:
                         break
-        except (av.FFmpegError, IndexError, OSError) as error:
+        except (av.FFmpegError, OSError) as error:
             raise InvalidParameter(f"{file} cannot be decoded: {error}; give a video file, or leave it out") from None
         if len(decoded) < frames:
             raise InvalidParameter(

@@ -118,8 +118,7 @@ class OomKills:
         """
         for count, where in ((self.group - earlier.group, "control group"), (self.host - earlier.host, "host")):
             if count > 0:
-                processes = f"{count} process{'' if count == 1 else 'es'}"
-                return f"the kernel's OOM killer ended {processes} of this {where}"
+                return f"the kernel's OOM killer ended {count} process{'' if count == 1 else 'es'} of this {where}"
         return ""
 
 

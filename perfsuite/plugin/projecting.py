@@ -76,10 +76,9 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
     from perfsuite.record.projected import Projected
     from perfsuite.runtime.values import recorded
 
-    layout = case.workload.layout()
     work, reason = None, ""
     try:
-        work = case.workload.work(MeshShape.parse(layout) if layout else MeshShape.of(dp=case.world_size))
+        work = case.workload.work(MeshShape.on(case.world_size, case.workload.layout()))
     except PerfsuiteError as error:
         reason = first_line(error)
     unknown = Projected(

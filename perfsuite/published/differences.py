@@ -154,7 +154,7 @@ def _settings_of_run(run: Ran | Recipe) -> dict[str, Any]:
     """Settings by the parameters of a run's workload; what is None or off is not set."""
     given = {name: value for name, value in run.parameters.items() if value is not None}
     mesh = given.pop("mesh", "")
-    shape = MeshShape.parse(mesh) if mesh else MeshShape.of(dp=run.world_size)
+    shape = MeshShape.on(run.world_size, mesh)
     settings: dict[str, Any] = {"devices": run.world_size, "mesh": _written(dict(shape.axes))}
     if run.nodes is not None:
         settings["nodes"] = run.nodes

@@ -388,8 +388,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
 
 
 def _shape_of(case: Case) -> MeshShape:
-    layout = case.workload.layout()
-    return MeshShape.parse(layout) if layout else MeshShape.of(dp=case.world_size)
+    return MeshShape.on(case.world_size, case.workload.layout())
 
 
 def _limited(job: Job, limit_s: float) -> Job:

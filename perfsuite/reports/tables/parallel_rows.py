@@ -246,7 +246,7 @@ def _calls(case: TableCase) -> Iterator[Call]:
 
     try:
         step = TrainStep(**{**case.parameters, "builds": tuple(case.parameters.get("builds", ()))})
-        shape = MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=case.ranks)
+        shape = MeshShape.on(case.ranks, step.mesh)
         plan, strategy = step.plan(shape), step.find_strategy()
     except (PerfsuiteError, TypeError):  # of a model or strategy of somebody else's, or of an older perfsuite
         return

@@ -112,7 +112,7 @@ def _layout(platform: str, ranks: int, hosts: int | None) -> str:
 def _mesh(parameters: Mapping[str, Any], ranks: int) -> dict[str, int]:
     written = parameters.get("mesh")
     try:
-        shape = MeshShape.parse(written) if isinstance(written, str) and written else MeshShape.of(dp=ranks)
+        shape = MeshShape.on(ranks, written if isinstance(written, str) else "")
     except InvalidParameter:
         return {}
     others = {axis: shape.size(axis) for axis in AXES if axis not in DATA_PARALLEL}

@@ -61,7 +61,7 @@ def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
     >>> round(least.state_bytes / 1e9, 2), least.rule
     (13.48, '16 bytes x 6.738e9 parameters / 8')
     """
-    shape, model = _shape(step, world_size), step.find_model()
+    shape, model = MeshShape.on(world_size, step.mesh), step.find_model()
     spread, whole = _state(step)
     stages = shape.size("pp") * shape.size("tp")
     data = shape.replicas * shape.size("cp")
@@ -82,10 +82,6 @@ def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
     tokens = step.plan(shape).micro_batch_size * model.tokens_per_sample
     inputs = model.layers * tokens * model.width * _ACTIVATION_BYTES / (stages * shape.size("cp"))
     return LeastMemory(state_bytes=state, inputs_bytes=inputs, rule=" + ".join(parts))
-
-
-def _shape(step: TrainStep, world_size: int) -> MeshShape:
-    return MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=world_size)
 
 
 def _state(step: TrainStep) -> tuple[int, int]:
@@ -148,7 +144,7 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
 
     moved = [option for option in _OFFLOADED if step.options.get(option)]
     kept = {name: value for name, value in step.options.items() if name not in (*moved, "cpu_adam")}
-    training = dataclasses.replace(step, options=kept).work(_shape(step, world_size)).training
+    training = dataclasses.replace(step, options=kept).work(MeshShape.on(world_size, step.mesh)).training
     if training is None:
         return None
     job = Job.of(training, device)

@@ -64,7 +64,7 @@ def held(step: TrainStep, world_size: int) -> Mapping[str, float] | None:
     ({'weights': 1.415, 'optimizer': 1.061, 'kept beside': 0.0, 'encoders': 8.934, 'EMA': 2.83}, 14.24)
     """
     options, model, program = step.options, step.find_model(), step.find_program()
-    shape = MeshShape.parse(step.mesh) if step.mesh else MeshShape.of(dp=world_size)
+    shape = MeshShape.on(world_size, step.mesh)
     offloaded = any(name.startswith("offload") and on for name, on in options.items())
     if offloaded or options.get("config") or any(shape.size(axis) > 1 for axis in ("pp", "tp", "cp", "ep")):
         return None
