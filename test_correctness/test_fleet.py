@@ -3,65 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
-import math
-import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from perfsuite.base.errors import ConfigurationError, InvalidParameter
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
-from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.lines import own_rows
-from perfsuite.fleet.nodes import read_groups, read_names, read_nodes, several_hosts
-from perfsuite.fleet.rounds import slow_in_pairs
-from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of
+from perfsuite.fleet.nodes import read_groups, read_names, read_nodes
 from perfsuite.fleet.standing import judge_fleet
-from perfsuite.metrics import derive
-from perfsuite.metrics.pairs import message_times_s, name_of
-from perfsuite.platforms import load_catalog
 from perfsuite.platforms.catalog import tomllib
-from perfsuite.platforms.host import Host, boot_of
 from perfsuite.record.journal import read_journal
-from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.result import Peaks, Result, Work
-from perfsuite.record.run import Header, RunEnd, RunRecord
-from perfsuite.record.step import Identity, SpanTotal
-from perfsuite.record.workload import Budget
 from perfsuite.reports.page.sections.fleet import fleet_sections
-from perfsuite.runtime.driver import Job
-from perfsuite.workloads.memory_bandwidth import MemoryCopy
-from perfsuite.workloads.pair_rounds import PairRounds, tournament
-from test_correctness.helpers.fleets import CASES, case_of, write_node
-from test_correctness.helpers.local_driver import local_driver
-from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.fleets import (
+    ALL_REDUCE,
+    CASES,
+    MATMUL,
+    answer,
+    case_of,
+    fleet,
+    slower,
+    standings,
+    write_node,
+)
 
 pytest_plugins = ["pytester"]
-MATMUL, ALL_REDUCE = "test_matmul_everywhere", "test_all_reduce"
-
-
-def fleet(folder, count=16, *, wrong=None, **changes):
-    """Write ``count`` nodes; ``wrong`` gives what differs by number of the node."""
-    for number in range(count):
-        write_node(folder, f"gpu{number:02}", **{**changes, **(wrong or {}).get(number, {})})
-
-
-def slower(title, share, *devices):
-    return {"slower": lambda case, device: share if case == title and (device in devices or not devices) else 0.0}
-
-
-def answer(capsys, *arguments):
-    """Exit code and JSON of the command."""
-    code = main(["fleet", *map(str, arguments), "--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def standings(told, *, all_of=False):
-    return {name: node["standing"] for name, node in told["nodes"].items() if all_of or node["standing"] != "pass"}
-
 
 # -- who is named ------------------------------------------------------------------------------------------------
 
@@ -359,220 +324,6 @@ def test_no_expectations_are_made_of_a_fleet_that_is_slow_as_a_whole(tmp_path, c
 def test_no_expectations_are_made_of_three_nodes(tmp_path, capsys):
     fleet(tmp_path, 3)
     assert "it takes 4 to know their spread" in refused(capsys, tmp_path, "--write-expectations", tmp_path / "own.toml")
-
-
-# -- the rule ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("away", "spread", "is_slow"),
-    [(0.0299, 0.001, False), (0.0301, 0.001, True), (0.059, 0.01, False), (0.061, 0.01, True)],
-)
-def test_slow_is_three_per_cent_and_six_deviations(away, spread, is_slow):
-    level = Position(middle=1.0, spread=spread, count=100)
-    value = 1.0 + (math.log1p(away) if away < 0.05 else away)
-    assert is_slow == level.is_slow(value)
-
-
-@given(st.lists(st.floats(-0.1, 0.1), min_size=4, max_size=30), st.floats(-20, 20))
-def test_nobody_is_slow_by_the_unit_of_time_or_by_being_fast(values, shift):
-    level = level_of(values, prior=0.01)
-    moved = level_of([value + shift for value in values], prior=0.01)
-    assert moved.spread == pytest.approx(level.spread, abs=1e-9)
-    assert not level.is_slow(level.middle)
-    assert not level.is_slow(min(values) - 1)
-
-
-def test_few_values_have_the_spread_of_the_prior():
-    few, many = (level_of([0.0] * count, prior=0.01) for count in (2, 2000))
-    assert few.spread > 0.008
-    assert many.spread < 0.001
-    assert few.smallest > many.smallest == SLOWER_THAN
-    assert 6.0 == DEVIATIONS
-
-
-def test_healthy_fleets_name_nobody_and_a_defect_is_found():
-    """As benchmarks/fleet_truth.py at its full size: seeded, so that nothing here is chance."""
-    named = found = 0
-    for seed in range(20):
-        draw = random.Random(seed)
-        values = {str(node): {str(device): draw.gauss(0, 0.01) for device in range(8)} for node in range(64)}
-        named += len(compare(values, prior=0.02).slow)
-        values["5"]["3"] += 0.10
-        slow = compare(values, prior=0.02).slow
-        found += [("5", "3")] == [each.member for each in slow]
-    assert (0, 20) == (named, found)
-
-
-def test_an_own_row_gives_the_prior_of_small_fleets(tmp_path):
-    fleet(tmp_path, 5, wrong={1: slower(ALL_REDUCE, 0.08)})
-    own = tmp_path / "own.toml"
-    own.write_text(
-        '[[expectation]]\nplatform = "h200"\nworkload = "AllReduce"\n'
-        'parameters = { message_bytes = "1GiB", dtype = "fp32" }\nranks_per_node = 8\nmetric = "busbw_gb_per_s"\n'
-        'unit = "GB/s"\nkind = "own"\nlow = 464\nspread = 0.005\ndate = "2026"\nsource = "here"\n'
-    )
-    rows = load_expectations([own], load_catalog().models)
-    found = {rows is not None: judge_fleet(read_nodes([tmp_path], each), each) for each in ([], rows)}
-    (with_row,) = [one for one in found[True].judgements if ALL_REDUCE in one.quantity.case]
-    assert [("gpu01", "")] == [slow.member for slow in with_row.slow]
-
-
-# -- identity of ranks -------------------------------------------------------------------------------------------
-
-
-def test_ranks_tell_their_boot_and_a_cpu_has_no_device(tmp_path):
-    with local_driver(tmp_path) as driver:
-        workload = MemoryCopy(buffer_bytes=4096)
-        done = driver.run(Job(workload=workload, world_size=1, budget=Budget(max_time_s=0.01)))
-    (rank,) = done.ranks
-    assert rank.identity is not None
-    assert (boot_of(Host()), "", None) == (rank.identity.boot, rank.identity.uuid, rank.identity.clock_mhz)
-
-
-def test_facts_of_a_named_device_are_its_own(tmp_path, capsys):
-    def told(device):
-        clock = 1290.0 if device == 5 else 1755.0
-        return Identity(uuid=f"own-{device}", clock_mhz=clock, max_clock_mhz=1755.0, temperature_c=71.0)
-
-    fleet(tmp_path, wrong={3: {**slower(MATMUL, 0.2, 5), "identity": told}})
-    main(["fleet", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert "SLOW         gpu03 cuda:5 own-5: test_matmul_everywhere" in said
-    assert "; 1290 of 1755 MHz, 71 C" in said
-
-
-def test_power_caps_of_ranks_make_populations_and_a_dark_port_is_told(tmp_path, capsys):
-    def capped(watts, count=4):
-        ports = tuple(f"mlx5_{port} port 1: 400 Gb/sec" for port in range(count))
-        return {"identity": lambda device: Identity(power_cap_w=watts, ports=ports if device == 0 else ())}
-
-    fleet(tmp_path, 8, wrong={number: capped(500.0 if number > 5 else 700.0, 4 - (number == 2)) for number in range(8)})
-    code, told = answer(capsys, tmp_path)
-    assert [6, 2] == [len(population["nodes"]) for population in told["populations"]]
-    assert (1, {"gpu02": "incomplete"}) == (code, standings(told))
-    assert "lacks 1 of 4 network ports of most nodes, as mlx5_3 port 1: 400 Gb/sec" == told["nodes"]["gpu02"]["reason"]
-
-
-def test_reports_and_checklists_of_several_equal_hosts_are_refused(tmp_path, capsys):
-    paths = [write_node(tmp_path, name) for name in ("gpu00", "gpu01")]
-    again = write_node(tmp_path, "gpu00", run=1)
-    for command in ("report", "checklist"):
-        assert 4 == main([command, *map(str, paths)])
-        said = capsys.readouterr().err
-        assert "these are results of several hosts (gpu00, gpu01)" in said
-        assert 1 == said.count("\n")
-    assert 0 == main(["checklist", str(paths[0]), str(again)])
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "several"),
-    [
-        ({"host": "a"}, {"host": "b"}, True),
-        ({"host": "a"}, {"host": "a"}, False),
-        ({"host": "a", "boot": "1"}, {"host": "b", "boot": "1"}, False),
-        ({"host": "a", "boot": "1"}, {"host": "a", "boot": "2"}, False),
-        ({"host": ""}, {"host": "b"}, False),
-        ({"host": "a"}, {"host": "b", "fingerprint": "other"}, False),
-    ],
-)
-def test_when_two_runs_are_of_several_hosts(one, other, several):
-    """Containers of one host have names of their own and its boot; a reboot keeps the name."""
-    runs = [
-        RunRecord(**{"name": "run", "platform": "cpu", "fingerprint": "f", "results": {}, **each})
-        for each in (one, other)
-    ]
-    assert several == bool(several_hosts(runs))
-
-
-# -- rounds of pairs between nodes -------------------------------------------------------------------------------
-
-
-@given(st.integers(2, 40))
-def test_a_tournament_has_every_pair_once_and_no_node_twice_in_a_round(nodes):
-    rounds = tournament(nodes)
-    assert nodes - 1 + nodes % 2 == len(rounds)
-    assert sorted(itertools.combinations(range(nodes), 2)) == sorted(itertools.chain(*rounds))
-    assert all(len(set(itertools.chain(*pairs))) == 2 * len(pairs) for pairs in rounds)
-
-
-def test_device_d_meets_device_d_of_other_nodes():
-    workload = PairRounds(message_bytes=1024, ranks_per_node=8)
-    schedule = workload.schedule(512)
-    assert 4 == len(schedule)
-    for one, other in itertools.chain(*schedule):
-        assert (one % 8, True) == (other % 8, one // 8 != other // 8)
-    assert 63 == len(PairRounds(message_bytes=1024, ranks_per_node=8, rounds="all").schedule(512))
-    with pytest.raises(InvalidParameter, match="ranks_per_node=8 and 12 ranks are not several whole nodes"):
-        workload.schedule(12)
-
-
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"rounds": "some"}, {"ranks_per_node": 0}, {"directions": "one"}])
-def test_wrong_rounds_are_refused(wrong):
-    with pytest.raises(InvalidParameter, match=next(iter(wrong))):
-        PairRounds(message_bytes=1024, **wrong)
-
-
-def test_ranks_send_in_rounds_and_every_message_is_checked(tmp_path):
-    with local_driver(tmp_path) as driver:
-        workload = PairRounds(message_bytes=4096, rounds=2)
-        done = driver.run(Job(workload=workload, world_size=4, budget=Budget(max_time_s=0.01)))
-    times = message_times_s(done)
-    assert {(a, b) for pair in workload.pairs(4) for a, b in (pair, pair[::-1])} == set(times)
-    assert all(time_s > 0 for time_s in times.values())
-
-
-def rounds_journal(folder, slow=(), nodes=8):
-    """Write the journal of a launch over nodes of two ranks each; pairs of ``slow`` nodes take twice as long."""
-    workload = PairRounds(message_bytes=1 << 20, ranks_per_node=2)
-    draw = random.Random(1)
-    ranks = [rank_facts(rank, host=f"gpu{rank // 2}", device=f"cuda:{rank % 2}") for rank in range(2 * nodes)]
-    spans = []
-    for pair in workload.pairs(2 * nodes):
-        time_s = 1e-3 * (2 if {pair[0] // 2, pair[1] // 2} & set(slow) else 1) * (1 + draw.gauss(0, 0.004))
-        name = name_of(pair, workload.messages, both=True)
-        spans.append(SpanTotal(name=name, time_s=0.0, count=1, slowest_rank=0, slowest_s=time_s * workload.messages))
-    measurement = measurement_of([0.1], ranks, spans=tuple(spans))
-    work = Work(collective="pairs", message_bytes=float(1 << 20), dtype="fp32")
-    path = folder / "launch.jsonl"
-    writer = JournalWriter(path, Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0"))
-    writer.result(
-        Result(
-            case="test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
-            workload="perfsuite.workloads.pair_rounds:PairRounds",
-            parameters=workload.parameters(),
-            platform="h200",
-            world_size=2 * nodes,
-            outcome="measured",
-            work=work,
-            metrics=derive(workload.metrics, work=work, measurement=measurement, peaks=Peaks()),
-            measurement=measurement,
-        )
-    )
-    writer.ended(RunEnd(at="2026", took_s=1.0, exit_status=0))
-    writer.close()
-    return path
-
-
-def test_a_node_that_is_slow_with_nearly_all_partners_is_named_and_its_partners_are_not(tmp_path, capsys):
-    code, told = answer(capsys, rounds_journal(tmp_path, slow={3}), "--nodes", 8)
-    assert (1, {"gpu3": "slow"}) == (code, standings(told))
-    assert 8 == len(told["nodes"])
-    (found,) = told["nodes"]["gpu3"]["slow"]
-    assert found["slower"] == pytest.approx(1.0, abs=0.05)
-
-
-def test_equal_nodes_in_rounds_pass(tmp_path, capsys):
-    assert 0 == answer(capsys, rounds_journal(tmp_path))[0]
-
-
-def test_one_slow_partner_or_one_congested_message_names_nobody():
-    pairs = [pair for one in tournament(16)[:4] for pair in one]
-    times = {(str(a), str(b)): 0.001 * (a % 3) for a, b in pairs}
-    assert [] == slow_in_pairs(times)
-    (first, *_) = times
-    assert [] == slow_in_pairs({**times, first: 0.4})
-    assert [] == slow_in_pairs({})
 
 
 # -- the page ----------------------------------------------------------------------------------------------------

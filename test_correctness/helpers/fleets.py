@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from perfsuite.cli.main import main
 from perfsuite.metrics import derive
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import ClockFacts, Peak, Peaks, Result, Work
@@ -164,3 +166,26 @@ def write_node(
         writer.ended(RunEnd(at="2026-11-26", took_s=60.0, exit_status=0, failed=failed or {}))
     writer.close()
     return path
+
+
+MATMUL, ALL_REDUCE = "test_matmul_everywhere", "test_all_reduce"
+
+
+def fleet(folder, count=16, *, wrong=None, **changes):
+    """Write ``count`` nodes; ``wrong`` gives what differs by number of the node."""
+    for number in range(count):
+        write_node(folder, f"gpu{number:02}", **{**changes, **(wrong or {}).get(number, {})})
+
+
+def slower(title, share, *devices):
+    return {"slower": lambda case, device: share if case == title and (device in devices or not devices) else 0.0}
+
+
+def answer(capsys, *arguments):
+    """Exit code and JSON of the command."""
+    code = main(["fleet", *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def standings(told, *, all_of=False):
+    return {name: node["standing"] for name, node in told["nodes"].items() if all_of or node["standing"] != "pass"}

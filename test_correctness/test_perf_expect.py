@@ -1,0 +1,183 @@
+"""``--perf-expect`` and the acceptance run, as pytest runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfsuite.base.errors import UnsupportedCase
+from perfsuite.platforms import Machine, detect_machine, families, load_catalog
+from perfsuite.plugin import suite
+from test_correctness.helpers.scripted_driver import measurement, repository
+
+# -- --perf-expect -----------------------------------------------------------------------------------------------
+
+TESTS = """
+@sizes(full=[1024], small=[1024, 4096])
+def test_sum(perf, message_bytes):
+    perf(Sum(message_bytes=message_bytes))
+"""
+CPU_ROW = """
+[[expectation]]
+platform = "cpu"
+workload = "Sum"
+parameters = { message_bytes = 1024, dtype = "fp32" }
+metric = "latency_us"
+unit = "us"
+kind = "own"
+low = 500000.0
+spread = 0.01
+date = "2026"
+source = "this site"
+"""
+
+
+def test_a_result_below_expectation_fails_its_case_and_the_run(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    (pytester.path / "own.toml").write_text(CPU_ROW.replace("500000", "250000"))
+    found = repo.run("--perf-expect=own.toml")
+    assert pytest.ExitCode.TESTS_FAILED == found.ret
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "below expectation in all of 4 runs: latency_us: 100.0 % slower (69.3 standard deviations) than own row *",
+            "*perfsuite expectations*",
+            "question *best *of peak *expected *of low *verdict",
+            "Sum fp32 1 rank * LOW",
+            "FAIL: 1 of 1 judged result below expectation",
+        ]
+    )
+
+
+def test_a_run_with_a_judged_result_passes_and_counts_the_others(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    (pytester.path / "own.toml").write_text(CPU_ROW)
+    found = repo.run("--perf-expect=own.toml")
+    assert pytest.ExitCode.OK == found.ret
+    found.stdout.fnmatch_lines(["PASS: 1 judged result, 1 not judged"])
+
+
+def test_a_run_in_which_nothing_is_judged_is_not_green(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    found = repo.run("--perf-expect")
+    assert pytest.ExitCode.USAGE_ERROR == found.ret
+    found.stdout.fnmatch_lines(["FAIL: no result was judged by an expectation; add *"])
+    assert pytest.ExitCode.OK == repo.run("--perf-allow-unjudged", "--perf-expect").ret
+
+
+def test_a_case_that_failed_or_was_cut_withholds_pass(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
+    (pytester.path / "own.toml").write_text(CPU_ROW)
+    found = repo.run("--perf-expect=own.toml", "--perf-time-budget=0.000001s")
+    assert pytest.ExitCode.OK != found.ret
+    found.stdout.fnmatch_lines(["*FAIL: the time budget left out * case*"])
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(pytester, monkeypatch):
+    found = repository(pytester, monkeypatch, TESTS).run("--perf-expect=none.toml")
+    assert pytest.ExitCode.USAGE_ERROR == found.ret
+    found.stderr.fnmatch_lines(["ERROR: --perf-expect: *none.toml is not a file; name a TOML file of rows"])
+
+
+def test_a_second_look_clears_a_transient(pytester, monkeypatch):
+    """The first run is twice as slow; the first fresh run is not."""
+    runs = []
+
+    def script(job):
+        runs.append(job)
+        return measurement(job, (1.0, 1.0, 1.0) if len(runs) == 1 else (0.5, 0.5, 0.5))
+
+    repo = repository(pytester, monkeypatch, TESTS, script)
+    (pytester.path / "own.toml").write_text(CPU_ROW)
+    found = repo.run("--perf-expect=own.toml")
+    assert (pytest.ExitCode.OK, 3) == (found.ret, len(runs))
+    assert [False, True, False] == [job.fresh for job in runs]
+    found.stdout.fnmatch_lines(
+        ["*test_sum*latency_us below expectation at first, not in look 1 of 3", "PASS: 1 judged*"]
+    )
+
+
+ACCEPTED = """
+@acceptance(1024)
+@sizes(full=[1024], small=[1024, 4096])
+@world_sizes(2, 4)
+@dtypes("fp32", "bf16")
+def test_sum(perf, ranks, message_bytes, dtype):
+    perf(Sum(message_bytes=message_bytes, dtype=dtype), on=ranks)
+
+@acceptance()
+def test_product(perf):
+    perf(Product())
+
+def test_other(perf):
+    perf(step)
+"""
+
+
+def names(found):
+    return [line.partition("::")[2] for line in found.outlines if "::" in line]
+
+
+def accepted(pytester, monkeypatch, script=measurement):
+    return repository(pytester, monkeypatch, "from perfsuite import acceptance\n" + ACCEPTED, script)
+
+
+def test_the_acceptance_run_has_the_largest_world_size_and_the_named_size(pytester, monkeypatch):
+    found = accepted(pytester, monkeypatch).run("-m", "acceptance", "--collect-only", "-q")
+    assert ["test_sum[cpu-ws4-1KiB-fp32]", "test_product[cpu]"] == names(found)
+
+
+def test_a_size_that_the_test_does_not_have_is_refused(pytester, monkeypatch):
+    text = ACCEPTED.replace("acceptance(1024)", "acceptance(2048)")
+    found = repository(pytester, monkeypatch, "from perfsuite import acceptance\n" + text).run()
+    found.stdout.fnmatch_lines(["*@acceptance: a size=(2048,) is not among the sizes of @sizes; *"])
+
+
+PRODUCT_ROW = (
+    CPU_ROW.replace('"Sum"', '"Product"')
+    .replace('{ message_bytes = 1024, dtype = "fp32" }', "{ side = 64 }")
+    .replace('metric = "latency_us"\nunit = "us"', 'metric = "tflops"\nunit = "TFLOPS"')
+    .replace("500000.0", "1e-6")
+)
+
+
+def test_a_skipped_acceptance_case_withholds_pass(pytester, monkeypatch):
+    def script(job):
+        if job.world_size > 1:
+            raise UnsupportedCase("not here")
+        return measurement(job)
+
+    repo = accepted(pytester, monkeypatch, script)
+    (pytester.path / "own.toml").write_text(PRODUCT_ROW)
+    found = repo.run("-m", "acceptance", "--perf-expect=own.toml")
+    found.assert_outcomes(passed=1, skipped=1, deselected=8)
+    assert pytest.ExitCode.TESTS_FAILED == found.ret
+    found.stdout.fnmatch_lines(
+        ["FAIL: 1 acceptance case without a result, as *test_sum*cpu-ws4-1KiB-fp32*", "next: perfsuite fleet *"]
+    )
+
+
+@pytest.mark.parametrize(("asked", "code"), [(1, pytest.ExitCode.OK), (8, pytest.ExitCode.TESTS_FAILED)])
+def test_a_missing_device_fails_the_run(pytester, monkeypatch, asked, code):
+    """A node with 7 of 8 devices was green: its cases of eight ranks were skipped."""
+    found = accepted(pytester, monkeypatch).run(f"--perf-expect-devices={asked}", "-k", "test_other")
+    assert code == found.ret
+    assert (asked == 8) == ("perfsuite: FAIL: 1 of 8 devices" in found.stdout.str())
+
+
+def test_devices_are_expected_by_the_row_in_the_acceptance_run_alone(pytester, monkeypatch):
+    cpu, model = detect_machine(load_catalog(), "cpu"), load_catalog().find("h200")
+    devices = tuple(dataclasses.replace(cpu.devices[0], index=index, reported_name="H200") for index in range(7))
+    machine = Machine(family=families()["cpu"], model=model, devices=devices)
+    monkeypatch.setattr(suite, "detect_machine", lambda *_: machine)
+    repo = accepted(pytester, monkeypatch)
+    found = repo.run("-m", "acceptance", "--perf-allow-unjudged", "--perf-expect")
+    assert pytest.ExitCode.TESTS_FAILED == found.ret
+    found.stdout.fnmatch_lines(["FAIL: 7 of 8 devices; no result was judged by an expectation; *"])
+    assert pytest.ExitCode.OK == repo.run("--perf-allow-unjudged", "--perf-expect").ret
+
+
+def test_no_device_at_all_is_not_a_number(pytester, monkeypatch):
+    found = accepted(pytester, monkeypatch).run("--perf-expect-devices=0")
+    found.stderr.fnmatch_lines(["ERROR: --perf-expect-devices: 0 is not a number of devices; give at least 1"])
