@@ -167,6 +167,7 @@ def pytest_generate_tests(metafunc):
     assert len(repo.driver.jobs) >= 3
 
 
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has the fixture subtests from 9.0 on")
 def test_perf_is_called_once_in_a_test_whatever_it_is_made_of(pytester, monkeypatch):
     tests = """
 def test_parts(perf, subtests):

@@ -100,12 +100,13 @@ def give_way(parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytes
 def _withdraw(parser: Any, config: pytest.Config) -> None:
     """Take our options back, and no other of our group; pytest has no public way to do so."""
     group, ours = parser.getgroup(GROUP), config.stash.get(_declared_key, [])
+    arguments = getattr(group, "_arggroup", None)  # from pytest 9.0 on; older ones look at the list alone
     for option in ours:
-        action = getattr(option, "_action", None)  # from pytest 9 on; older ones look at the list alone
-        if action is not None:
-            group._arggroup._remove_action(action)
-            for name in option.names():
-                del parser.optparser._option_string_actions[name]
+        if arguments is not None:
+            # The group and the parser share this table.
+            removed = {id(action): action for action in map(arguments._option_string_actions.pop, option.names())}
+            for action in removed.values():
+                arguments._remove_action(action)
         vars(config.option).pop(option.dest, None)  # else their default would not be set
     group.options[:] = [option for option in group.options if not any(option is one for one in ours)]
     ours.clear()
