@@ -4,7 +4,7 @@
 
 A repository with nine cases (seven that sleep, products, messages between two ranks) is made in a temporary directory,
 and a baseline of five sessions is stored.  Its last commit makes the shorter four of the sleeping cases slower.  Then
-busy loops start, and a plain run and ``--perf-gate --perf-base=HEAD~1 -q`` are timed.  Printed are the time of each,
+busy loops start, and a plain run and ``--perf-gate --perf-against=HEAD~1 -q`` are timed.  Printed are the time of each,
 the gate's own lines with the second at which each came, the verdicts, and the work trees that are left.
 """
 
@@ -139,7 +139,7 @@ def busy(loops: int) -> Iterator[None]:
 
 def session(repository: Repository, options: Sequence[str], limit_s: float) -> None:
     """One gated session, printed."""
-    took_s, code, lines = repository.pytest("--perf-gate", "--perf-base=HEAD~1", *options, limit_s=limit_s)
+    took_s, code, lines = repository.pytest("--perf-gate", "--perf-against=HEAD~1", *options, limit_s=limit_s)
     told = f"exit code {code}" if code is not None else f"no verdict, ended by SIGTERM after {limit_s:.0f} s"
     print(f"gate with a base: {took_s:.0f} s, {told}", flush=True)
     for at_s, line in lines:

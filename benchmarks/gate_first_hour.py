@@ -143,7 +143,7 @@ def first_hour(shell: Shell, slower: float, *, follow: bool) -> int:
     shell.commit(f"{slower:.0%} more products")
     red, text = shell.pytest("--perf-gate")
     if "1 case undecided" in " ".join(text.split()):
-        red, text = shell.pytest("--perf-gate", "--perf-base=HEAD~1")
+        red, text = shell.pytest("--perf-gate", "--perf-against=HEAD~1")
     for line in text.splitlines() if follow else ():
         if line.strip().startswith("next: "):
             shell.run("python", "-m", *shlex.split(line.strip().removeprefix("next: ")))

@@ -57,7 +57,7 @@ def train(rank):
 """
 SETTING = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 STEP_S = 0.02
-BASE = "--perf-base=HEAD~1"
+BASE = "--perf-against=HEAD~1"
 
 
 @dataclass(frozen=True, kw_only=True)

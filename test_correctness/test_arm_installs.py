@@ -161,7 +161,7 @@ def test_a_finder_before_the_path_is_named(site, checkout):
     (site / "shop-editable.pth").write_text("import _shop_editable_loader\n")
     (error, _), new = said_by_arms(site, checkout)
     assert f"module shop was imported from {checkout}/src/shop/__init__.py, outside of the tree of the rev" in error
-    assert "(asked before the import path: _shop_editable_loader.MesonpyMetaFinder); give --perf-base" in error
+    assert "(asked before the import path: _shop_editable_loader.MesonpyMetaFinder); give --perf-against" in error
     assert new == [2, {"shop": "src/shop/__init__.py"}]
 
 

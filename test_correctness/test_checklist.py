@@ -179,7 +179,7 @@ def test_the_command_prints_every_line_with_its_mark(tmp_path, capsys):
     file = journal(tmp_path / "j.jsonl", in_dtype("fp32", 1.0), in_dtype("bf16", 0.5))
     assert cli.main(["checklist", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "report 004's checklist for a100 (a100-test)"
+    assert lines[0] == "tuning checklist for a100 (a100-test)"
     assert sum(line.startswith(("[x] ", "[ ] ", "[?] ", "[-] ")) for line in lines) == LINES
     assert "[x] mixed precision is on: yes" in lines
     assert cli.main(["checklist", str(file), "--json"]) == 0

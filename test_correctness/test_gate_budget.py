@@ -212,7 +212,7 @@ class TestSessions:
 
     def test_the_plan_and_the_end_are_told_with_q_and_kept(self, stored, machine, clock):
         machine.factors[1] = 1.1
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "-q", "--perf-gate-budget=30", "--perf-journal=j.jsonl")
+        done = stored.run("--perf-gate", "--perf-against=HEAD", "-q", "--perf-gate-budget=30", "--perf-journal=j.jsonl")
         done.stdout.fnmatch_lines(
             [
                 "perfsuite: gate: * may need up to * runs, about * s; budget 30 s",
@@ -226,13 +226,13 @@ class TestSessions:
 
     def test_the_usual_budget_is_told_and_enough_for_few_cases(self, stored, machine, clock):
         machine.factors[1] = 1.1
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "-q")
+        done = stored.run("--perf-gate", "--perf-against=HEAD", "-q")
         done.stdout.fnmatch_lines(["*; budget 180 s", "perfsuite: gate: settled by * runs, * s"])
         done.assert_outcomes(passed=2, failed=1)
 
     def test_none_is_no_limit(self, stored, machine, clock):
         machine.factors[1] = 1.1
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "-q", "-o", "perf_gate_budget=none")
+        done = stored.run("--perf-gate", "--perf-against=HEAD", "-q", "-o", "perf_gate_budget=none")
         done.stdout.fnmatch_lines(["*; no budget"])
         done.assert_outcomes(passed=2, failed=1)
 
@@ -259,7 +259,7 @@ class TestSessions:
     @staticmethod
     def interrupted(stored, name, *arguments):
         """A gated run that a signal ends; pytester hands Ctrl-C on."""
-        arguments = ("--perf-gate", "--perf-base=HEAD", "--perf-journal=j.jsonl", *arguments)
+        arguments = ("--perf-gate", "--perf-against=HEAD", "--perf-journal=j.jsonl", *arguments)
         if name == "SIGINT":
             with pytest.raises(KeyboardInterrupt):
                 stored.run(*arguments)

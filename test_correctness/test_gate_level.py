@@ -244,7 +244,7 @@ def test_a_host_that_moves_between_sessions_as_it_always_did_raises_no_alarm():
     hidden = suite(30, 0.02, spread=0.04).suite()
     assert (hidden.name, hidden.seen) == ("inconclusive", False)
     assert "all cases may be up to" in hidden.line
-    assert "--perf-base would tell" in hidden.line
+    assert "--perf-against would tell" in hidden.line
     assert suite(30, 0.5, spread=0.04).suite().name == "drifted"
 
 

@@ -58,7 +58,7 @@ def test_a_suite_that_is_slower_fails_the_session_in_one_line(stored, machine):
 
 def test_a_run_that_is_refused_before_its_tests_begin_leaves_no_work_tree(stored):
     commit_all("base")
-    refused = stored.run("--perf-gate", "--perf-base=HEAD", "--perf-summary=test_it.py/summary.md")
+    refused = stored.run("--perf-gate", "--perf-against=HEAD", "--perf-summary=test_it.py/summary.md")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) == 1
@@ -122,7 +122,13 @@ def test_the_user_says_which_verdicts_fail(stored, machine):
         ),
         (["--perf-gate", "--perf-fail-on=,"], "*--perf-fail-on: no verdict is named*"),
         (["--perf-fail-on=default"], "*--perf-fail-on says how the gate works; give --perf-gate with it"),
-        (["--perf-accept=all", "--perf-reason=x"], "*--perf-accept: 'all' cannot be accepted*"),
+        (
+            ["--perf-accept=some", "--perf-reason=x"],
+            "*'some' cannot be accepted; write environment or all",
+        ),
+        (["--perf-accept=all"], "*--perf-accept=all replaces stored runs; say why*"),
+        (["--perf-gate", "--perf-against=a", "--perf-base=b"], "*two names of one option; leave --perf-base out"),
+        (["--perf-base=main"], "*--perf-base says how the gate works; give --perf-gate with it"),
         (["--perf-accept=environment"], "*--perf-accept=environment replaces stored runs; say why*"),
         (["--perf-accept=environment", "--perf-update=append"], "*leave --perf-update=append out"),
     ],
@@ -155,7 +161,7 @@ class TestAnchor:
             "--perf-cache-flush",
             "--perf-world-sizes=1",
         ]
-        done = repo.run("--perf-gate", "--perf-base=HEAD", "-k", "cpu-1", *timed)
+        done = repo.run("--perf-gate", "--perf-against=HEAD", "-k", "cpu-1", *timed)
         done.assert_outcomes(failed=1)
         assert set(timed) <= set(arms.arguments), "what changes a time is the same in every arm"
         commit = subprocess.run(["git", "rev-parse", "HEAD~1"], capture_output=True, text=True, check=True).stdout[:10]
@@ -181,7 +187,7 @@ class TestAnchor:
             return original(root, revision, name)
 
         monkeypatch.setattr(gate_arms, "arm_of", arm_of)
-        done = repo.run("--perf-gate", "--perf-base=HEAD", "-k", "cpu-1")
+        done = repo.run("--perf-gate", "--perf-against=HEAD", "-k", "cpu-1")
         done.assert_outcomes(failed=1)
         said = "is not a commit of here; *" if failure == "tree" else "was not measured: its pytest*"
         done.stdout.fnmatch_lines([f"*(unattributed)*the stored commit was not run: *{said}"])

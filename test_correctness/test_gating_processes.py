@@ -117,7 +117,7 @@ def test_a_signal_while_the_gate_settles_leaves_verdicts_and_nothing_else(stored
     repository = stored.copied(tmp_path / "repository")
     repository.commit(1.5 * STEP_S, "slow")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **VARIABLES, "TOKEN_OF_TEST": str(tmp_path)}
-    command = ["-q", "--perf-platform=scripted", "--benchmark-max-time=0.3", "--perf-gate", "--perf-base=HEAD~1"]
+    command = ["-q", "--perf-platform=scripted", "--benchmark-max-time=0.3", "--perf-gate", "--perf-against=HEAD~1"]
     with (tmp_path / "output").open("wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", "pytest", *command, f"--perf-journal={tmp_path}/j.jsonl"],

@@ -54,7 +54,7 @@ def test_an_update_measures_a_suspect_again_and_refuses_a_slower_case(stored, ma
 
 def test_a_slower_case_that_is_accepted_is_gated_from_the_next_session_on(stored, machine):
     machine.factors[1] = 2.04
-    accepted = stored.run("--perf-update=accept", "--perf-reason=wider blocks", "-k", "cpu-1")
+    accepted = stored.run("--perf-accept=all", "--perf-reason=wider blocks", "-k", "cpu-1")
     accepted.stdout.fnmatch_lines(["*cpu-1*: its older runs were replaced"])
     assert accepted.ret == 0
     done = stored.run("--perf-gate", "-k", "cpu-1")

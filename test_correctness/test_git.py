@@ -37,7 +37,7 @@ from perfsuite.run.arms import arm_of
 with arm_of(Path(), "HEAD", "base") as arm:
     Path(sys.argv[1]).write_text((arm.root / "code.py").read_text())
 """
-"""Checks the base out as ``--perf-base=HEAD`` does."""
+"""Checks the base out as ``--perf-against=HEAD`` does."""
 
 
 def run_git(root: Path, *arguments: str) -> str:
@@ -287,7 +287,7 @@ def test_a_run_tells_and_keeps_why_its_revision_is_unknown(stored, monkeypatch):
     record = read_journal(Path("j.jsonl"))
     assert "dubious ownership" in record.revision.problem
     assert any("dubious ownership" in warning for warning in record.end.warnings)
-    refused = stored.run("--perf-gate", "--perf-base=HEAD")
+    refused = stored.run("--perf-gate", "--perf-against=HEAD")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["ERROR: git rev-parse refuses*dubious ownership*safe.directory*"])
 

@@ -54,7 +54,7 @@ NO_SECRETS = [
     ["-k", "not password and secret"],
     ["-m", "secret"],
     ["--perf-published=002"],
-    ["--perf-base=0123456789abcdef0123456789abcdef01234567"],
+    ["--perf-against=0123456789abcdef0123456789abcdef01234567"],
     ["0123456789abcdef0123456789abcdef01234567"],
     ["test_auth.py::test_login[token=abcdefgh-password=12345678]"],
     ["test_perf/test_matmul.py::test_matmul[cpu-1024-fp32]"],

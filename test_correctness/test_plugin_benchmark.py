@@ -228,7 +228,7 @@ def test_plain():
     assert found.parseoutcomes() == {"passed": 1, "errors": 3}
     shown = [line for line in found.outlines if line.startswith("perf records what it measures by pytest-benchmark, ")]
     assert len(shown) == 3
-    assert all(line.endswith("or add -m 'not platform' to leave the perf cases out") for line in shown)
+    assert all(line.endswith("or add -m 'not perf' to leave the perf cases out") for line in shown)
     assert not re.search("INTERNALERROR|fixture 'benchmark' not found|Traceback|File ", found.stdout.str())
     assert repo.driver.timed() == []
     plain = repo.run(*options, "-m", "not platform", "-W", "error")

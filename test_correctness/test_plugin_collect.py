@@ -99,6 +99,8 @@ def test_named(perf, name):
             ["-m", "extended"],
             ["test_sum[cpu-ws2]", "test_long[cpu]", "test_of_others", "test_named[cpu-2D]", "test_named[cpu-3D]"],
         ),
+        (["-m", "perf"], ["test_sum[cpu-ws1]", "test_named[cpu-1D]"]),
+        (["-m", "not perf"], ["test_of_others"]),
         (["-k", "test_sum"], ["test_sum[cpu-ws1]", "test_sum[cpu-ws2]"]),
         (["test_it.py::test_long"], ["test_long[cpu]"]),
         (["test_it.py::test_sum[cpu-ws2]", "test_it.py::test_long[cpu]"], ["test_sum[cpu-ws2]", "test_long[cpu]"]),

@@ -201,6 +201,44 @@ def test_theirs(perf, platform):
     repo.run().assert_outcomes(passed=1)
 
 
+def test_a_conftest_with_fixtures_of_the_short_names_keeps_them_and_perf_has_its_own(pytester, monkeypatch):
+    theirs = """
+import pytest
+
+@pytest.fixture(params=["linux", "windows"])
+def platform(request):
+    return request.param
+
+@pytest.fixture
+def ranks():
+    return "theirs"
+"""
+    tests = """
+def test_theirs(platform, ranks):
+    assert (platform in ("linux", "windows"), ranks) == (True, "theirs")
+
+def test_one(perf):
+    assert perf(step).platform == "cpu"
+
+@world_sizes(2)
+def test_two(perf, perf_ranks, perf_platform, ranks):
+    result = perf(step, on=perf_ranks)
+    assert (result.world_size, perf_platform.name, ranks) == (2, "cpu", "theirs")
+
+@world_sizes(2)
+def test_both(perf, perf_ranks, platform):
+    assert platform in ("linux", "windows")
+    perf(step, on=perf_ranks)
+"""
+    repo = repository(pytester, monkeypatch, tests)
+    pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]\n' + theirs)
+    repo.run("--benchmark-disable").assert_outcomes(passed=6)
+    (pytester.path / "test_it.py").write_text(
+        "from perfsuite import world_sizes\n\n@world_sizes(2)\ndef test_wrong(perf, ranks):\n    perf(len, on=ranks)\n"
+    )
+    repo.run().stdout.fnmatch_lines(["*@world_sizes gives values to 'perf_ranks', which is no argument; add it to*"])
+
+
 def test_an_error_of_perf_can_be_expected(pytester, monkeypatch):
     tests = """
 import pytest

@@ -203,7 +203,7 @@ def test_a_base_that_runs_other_settings_is_no_base(stored, machine, monkeypatch
 
     monkeypatch.setattr(settling, "LiveArm", functools.partial(Turns, with_another_number))
     machine.factors[1] = 2.0
-    done = stored.run("--perf-gate", "--perf-base=HEAD~1")
+    done = stored.run("--perf-gate", "--perf-against=HEAD~1")
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.fnmatch_lines(["*unconfirmed: base (HEAD~1) ran it with other settings: number: 7 -> 1*"])
 

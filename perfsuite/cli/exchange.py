@@ -134,7 +134,7 @@ def _rows(path: Path) -> Iterator[ExportRow]:
 
 
 EXPORT = Command(
-    help="results as other programs read them: JSON, CSV, Prometheus, Bencher, github-action-benchmark, Otava",
+    help="write results for other programs: JSON, CSV, Prometheus, Bencher, github-action-benchmark, Otava",
     arguments=_export_arguments,
     run=_run_export,
 )

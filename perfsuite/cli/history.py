@@ -183,7 +183,7 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 HISTORY = Command(
-    help="performance over time: sessions in the order of the commits, what changed where, what adds up",
+    help="show performance over time: sessions in the order of the commits, what changed where, what adds up",
     arguments=arguments,
     run=run,
     found=_FOUND,

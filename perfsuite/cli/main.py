@@ -1,23 +1,26 @@
 """The command line beside pytest: ``perfsuite env``, ``perfsuite platforms``, ...
 
-``COMMANDS`` lists the subcommands in the order of ``perfsuite --help``, each with the module that has it.
+``GROUPS`` lists the subcommands in the order of ``perfsuite --help``, each with the module that has it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import io
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO, cast
 
 import perfsuite
-from perfsuite.base.errors import CaseError, PerfsuiteError, first_line
+from perfsuite.base.errors import CaseError, PerfsuiteError, did_you_mean, first_line
 from perfsuite.base.text import escaped, json_text, printable, screen_text
 
 EXIT_OK = 0
@@ -28,27 +31,16 @@ EXIT_USAGE = 4
 USAGE_CODE = f"{EXIT_USAGE} wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
 TRACEBACK = "PERFSUITE_TRACEBACK"
 """Variable: what nobody expected is raised, not told in a line."""
-COMMANDS = {
-    "env": "platforms",
-    "platforms": "platforms",
-    "baselines": "baselines",
-    "audit": "audit",
-    "trace": "trace",
-    "ab": "ab",
-    "fleet": "fleet",
-    "show": "show",
-    "history": "history",
-    "import": "exchange",
-    "export": "exchange",
-    "report": "report",
-    "calibrate": "calibrate",
-    "advise": "advise",
-    "published": "published",
-    "explain": "explain",
-    "checklist": "report",
-    "project": "project",
+GROUPS = {
+    "look at results": {"show": "show", "report": "report", "checklist": "report", "trace": "trace"},
+    "compare": {"ab": "ab", "fleet": "fleet", "history": "history", "published": "published", "explain": "explain"},
+    "gate": {"baselines": "baselines"},
+    "project": {"project": "project", "advise": "advise", "calibrate": "calibrate"},
+    "exchange with other tools": {"import": "exchange", "export": "exchange", "audit": "audit"},
+    "this machine": {"env": "platforms", "platforms": "platforms"},
 }
-"""The module of this package that has each subcommand, as a constant of its name: ``ENV``."""
+"""Commands in the groups of ``perfsuite --help``, each with the module of this package that has it as ``ENV``."""
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +67,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = _Parser(
-        prog="perfsuite",
-        description="What pytest does not do for perfsuite.",
-        epilog=exit_codes("found what was looked for (see each command's --help)"),
-    )
+    given = list(sys.argv[1:] if argv is None else argv)
+    if not given or given[0] in ("-h", "--help"):
+        print(_overview())
+        return EXIT_OK
+    parser = _Parser(prog="perfsuite")
     parser.add_argument("--version", action="version", version=f"perfsuite {perfsuite.__version__}")
-    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    given = sys.argv[1:] if argv is None else argv
+    if not given[0].startswith("-") and given[0] not in COMMANDS:
+        parser.error(f"command {given[0]!r} is unknown; {did_you_mean(given[0], COMMANDS)}")
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     # A command's modules are loaded where it is asked for: all of them take a second.
-    for name in given[:1] if given and given[0] in COMMANDS else COMMANDS:
+    for name in given[:1] if given[0] in COMMANDS else ():
         command = find_command(name)
         sub = subcommands.add_parser(name, help=command.help, description=command.help)
         command.arguments(sub)
-        sub.epilog = "  ".join(filter(None, [sub.epilog, exit_codes(command.found)]))
+        sub.epilog = "\n".join(filter(None, [sub.epilog, exit_codes(command.found)]))
         sub.set_defaults(run=command.run)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(given)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()  # a closed pipe must show here, not at exit
@@ -119,6 +112,18 @@ def _unforeseen(error: Exception) -> str:
         f"{said} ({where}); a file holds a value that perfsuite does not write, or this is a defect: "
         f"{TRACEBACK}=1 prints the traceback to report it with"
     )
+
+
+def _overview() -> str:
+    """Return the help of ``perfsuite`` alone: the commands in groups, a line each or more."""
+    width, columns = max(map(len, COMMANDS)) + 4, shutil.get_terminal_size().columns
+    fill = functools.partial(textwrap.fill, width=columns, subsequent_indent=" " * width)
+    lines = ["usage: perfsuite COMMAND ...  (perfsuite COMMAND --help explains one; pytest measures)"]
+    for title, names in GROUPS.items():
+        lines += ["", title]
+        lines += [fill(f"  {name:<{width - 2}}{find_command(name).help}") for name in names]
+    codes = exit_codes("found the thing looked for (see each command's --help)")
+    return "\n".join([*lines, "", "-h, --help, --version", textwrap.fill(codes, columns)])
 
 
 def find_command(name: str) -> Command:
@@ -166,11 +171,21 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with our exit code for wrong usage."""
+    """argparse with our exit code for wrong usage, and with the line breaks of an epilog."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": _Paragraphs, **settings})
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    """Fills every line of an epilog by itself."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(textwrap.fill(line, width, initial_indent=indent) for line in text.splitlines())
 
 
 class _Screen:

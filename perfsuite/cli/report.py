@@ -193,7 +193,7 @@ def _run_checklist(options: argparse.Namespace) -> int:
 
 
 def _answer_lines(recordings: list[Recording], told: list[Answer]) -> Iterator[str]:
-    yield f"report 004's checklist for {recordings[-1].run.hardware}"
+    yield f"tuning checklist for {recordings[-1].run.hardware}"
     if any(recording.run.simulated for recording in recordings):
         yield "the devices are simulated: no time here is a measurement"
     yield ""
@@ -206,7 +206,7 @@ def _answer_lines(recordings: list[Recording], told: list[Answer]) -> Iterator[s
 
 
 CHECKLIST = Command(
-    help="answer report 004's tuning checklist from results, with evidence and advice",
+    help="answer the tuning checklist from results, with evidence and advice",
     arguments=_checklist_arguments,
     run=_run_checklist,
 )

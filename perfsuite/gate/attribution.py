@@ -173,7 +173,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
     if level.outcome == "improved":
         return _improved(flagged(asked.shown(level, "improved"), "unconfirmed: no A/B was run"))
     if asked.judged.is_secondary and asked.known[0].unexplained:
-        why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-base would tell"
+        why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-against would tell"
         return replace(asked.shown(level, "inconclusive"), reasons=(why,))
     why = "the noise forbids a verdict"
     if level.outcome == "candidate" and asked.work.settings.can_run_base:
@@ -185,7 +185,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         shift = asked.known[0].shift if own else asked.view.today.shift
         if abs(shift) <= SHIFT_LIMIT:
             return _regressed_unconfirmed(asked, level)
-        why = "slower, but the suite has shifted so far that only an A/B could confirm (--perf-base)"
+        why = "slower, but the suite has shifted so far that only an A/B could confirm (--perf-against)"
     return replace(asked.shown(level, "inconclusive"), reasons=(why,))
 
 
@@ -272,7 +272,7 @@ def _both_figures(asked: Question, effect: float) -> str:
     samples, disturbed = sum(run.samples for run in runs), sum(run.samples - run.clean for run in runs)
     return (
         f"all samples {percent(math.expm1(effect), signed=True)}, {told}; {disturbed} of {samples} samples disturbed, "
-        "clearly more than stored: the host or the code; --perf-base would tell"
+        "clearly more than stored: the host or the code; --perf-against would tell"
     )
 
 

@@ -186,7 +186,7 @@ class CaseWork:
     def why_no_anchor(self) -> str:
         """Why the commit that the stored runs name was not run; empty where it can be."""
         if not self._settings.can_run_base:
-            return "no base was given (--perf-base): the commit of the stored runs was not run"
+            return "no base was given (--perf-against): the commit of the stored runs was not run"
         return self.no_anchor or self.cut_short
 
     @property

@@ -308,7 +308,7 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
         controls.append(f"different from the stored runs: {', '.join(keys)}")
     elif shift.says(settings) == "unsure":
         name = "inconclusive"
-        controls.append("which does not tell the host from the code; --perf-base would tell of the code")
+        controls.append("which does not tell the host from the code; --perf-against would tell of the code")
     else:
         controls.append("unattributed: no control moved along")
     effect, (low, high) = math.expm1(shift.effect), shift.interval
@@ -341,7 +341,7 @@ def _hidden(
     line = (
         f"the suite is {percent(effect, signed=True)} against the stored runs, on a host that moves so much between "
         f"sessions that all cases may be up to {percent(shift.most_hidden)} slower; "
-        f"{no_anchor if base is not None or settings.can_run_base else '--perf-base would tell'}"
+        f"{no_anchor if base is not None or settings.can_run_base else '--perf-against would tell'}"
     )
     return SuiteVerdict(name="inconclusive", effect=effect, line=line, seen=False)
 
@@ -393,6 +393,6 @@ def few_sessions(undecided: Sequence[CaseWork], settings: GateSettings) -> str:
     return (
         f"{plural(len(few), 'case')} undecided: fewer than {settings.min_suite} cases tell nothing of the host, and "
         f"the stored runs are of {plural(min(few), 'session')} of the machine (runs of one commit without an hour "
-        f"between them are one session); store runs in {LONE_SESSIONS} sessions, or give --perf-base=REV a revision to "
-        "compare with"
+        f"between them are one session); store runs in {LONE_SESSIONS} sessions, or give --perf-against=REV a revision "
+        "to compare with"
     )

@@ -53,12 +53,12 @@ class Catalog:
     """The ``[environment]`` sections of the user's files: what no tool can tell about this machine."""
 
     def find(self, name: str, *, besides: Iterable[str] = ()) -> DeviceModel:
-        """The row of this platform name.
+        """Return the row of this platform name, in any case of letters.
 
         UnknownPlatform lists the legal names, those that the caller takes ``besides`` rows too, and the nearest.
         """
-        if name in self.models:
-            return self.models[name]
+        if (row := self.models.get(name) or self.models.get(name.lower())) is not None:
+            return row
         legal = list(dict.fromkeys([*self.models, *besides]))
         near = nearest(name.lower(), legal, most=1, likeness=0.6)
         meant = f", did you mean {near[0]!r}?" if near else ";"
@@ -85,7 +85,7 @@ class Catalog:
                 raise ConfigurationError("neither a platform nor a machine is given; write --platform s4000, say")
             return self.find(platform), None
         found = self.find_machine(machine)
-        if platform not in (None, found.platform):
+        if platform is not None and self.find(platform).name != found.platform:
             raise ConfigurationError(
                 f"machine {found.name} has devices of {found.platform}, not of {platform}; leave --platform out"
             )

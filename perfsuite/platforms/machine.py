@@ -106,15 +106,15 @@ def detect_machine(
 
 
 def _asked_for(catalog: Catalog, name: str, families: Mapping[str, Family]) -> Machine:
-    if name in families and name != "cpu":
-        family = families[name]
+    if name.lower() in families and name.lower() != "cpu":
+        family = families[name.lower()]
         devices = family.detect()
         if devices:
             return _found(catalog, family, devices)
-        generic = catalog.generic(name, "")
+        generic = catalog.generic(family.name, "")
         return Machine(family=family, model=generic, devices=(), absent=family.missing(generic))
     model = catalog.find(name, besides=families)
-    family = families[model.family]
+    name, family = model.name, families[model.family]
     machine = _found(catalog, family, family.detect())
     if machine.devices and machine.model.name == name:
         return machine

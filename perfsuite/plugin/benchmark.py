@@ -32,7 +32,7 @@ ONE_RECORD = (
 )
 
 
-_REMEDY = "or add -m 'not platform' to leave the perf cases out"
+_REMEDY = "or add -m 'not perf' to leave the perf cases out"
 
 
 def require_benchmark(item: pytest.Item) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from perfsuite.plugin import collisions
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.options import budget_of, settings_key
 from perfsuite.plugin.state import suite_key, suite_of
-from perfsuite.plugin.sweep import Scale, Sweep, read_sweep
+from perfsuite.plugin.sweep import SHORT_NAMES, Scale, Sweep, read_sweep
 
 if TYPE_CHECKING:
     from perfsuite.platforms.base import DeviceModel
@@ -27,20 +28,15 @@ Definitions = Mapping[str, Sequence[Any]]
 
 
 def _is_perf(fixturenames: Iterable[str], definitions: Definitions) -> bool:
-    """Whether a test uses this plugin's ``perf``, which brings ``platform`` and ``benchmark`` with it.
+    """Whether a test uses this plugin's ``perf``, which brings ``perf_platform`` and ``benchmark`` with it.
 
     A fixture of the same name in somebody's conftest or plugin does not, and its tests are left alone.
     """
-    if not {"perf", "platform", "benchmark"} <= set(fixturenames):
+    if not {"perf", "perf_platform", "benchmark"} <= set(fixturenames):
         return False
     if not definitions:  # of a pytest that keeps them elsewhere
         return True
-    for each in reversed(definitions.get("perf", ())):
-        if (each.func.__module__, each.func.__name__) == ("perfsuite.plugin.fixtures", "perf"):
-            return True
-        if "perf" not in each.argnames:  # it replaces those before, and passes none of them on
-            return False
-    return False
+    return collisions.is_ours(definitions, "perf")
 
 
 def definitions_of(item: pytest.Item) -> Definitions:
@@ -58,6 +54,12 @@ def is_case(item: pytest.Item) -> bool:
 def cases_of(session: pytest.Session) -> list[pytest.Item]:
     """The perf cases among the tests that will run."""
     return [item for item in session.items if is_case(item)]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give every perf case the marker ``perf``, before ``-m`` selects."""
+    if is_case(item):
+        item.add_marker("perf")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -92,12 +94,19 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object) -> str | None
 
 def _generate(metafunc: pytest.Metafunc, suite: Suite) -> None:
     elsewhere = _parametrized(metafunc)
-    sweep = read_sweep(metafunc.definition, metafunc.fixturenames, elsewhere)
+    definitions = getattr(metafunc, "_arg2fixturedefs", {})
+    theirs = {
+        short for short in SHORT_NAMES.values() if short in definitions and not collisions.is_ours(definitions, short)
+    }
+    sweep = read_sweep(metafunc.definition, metafunc.fixturenames, elsewhere, theirs)
     if suite.settings.shapes is not None:
         sweep = suite.settings.shapes.apply(metafunc.function.__name__, sweep)
     # One rank is what a test without @world_sizes runs on; whoever parametrizes ranks decides alone.
-    ranks = ("ranks",) if sweep.world_sizes else ()
-    platforms = () if "platform" in elsewhere else ("platform",)
+    filled = {
+        long: short if short in set(metafunc.fixturenames) - theirs else long for long, short in SHORT_NAMES.items()
+    }
+    ranks = (filled["perf_ranks"],) if sweep.world_sizes else ()
+    platforms = () if filled["perf_platform"] in elsewhere else (filled["perf_platform"],)
     arguments = (*platforms, *ranks, *sweep.arguments)
     if not arguments:
         return
@@ -153,6 +162,8 @@ def _parametrized(metafunc: pytest.Metafunc) -> frozenset[str]:
     for mark in metafunc.definition.iter_markers("parametrize"):
         written = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
         names |= {name.strip() for name in written.split(",")} if isinstance(written, str) else set(written)
+        if not mark.kwargs.get("indirect"):
+            names.discard("platform")  # values of the user's own, which no platform of ours is named by
     # pytest has no public way to ask whether a fixture of a name exists; without this attribute none is assumed.
     definitions = getattr(metafunc, "_arg2fixturedefs", {})
     return frozenset(names | ({"dtype"} & set(definitions)))
@@ -181,7 +192,8 @@ def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     if suite is None:
         return
     items[:] = [item for item in items if item.get_closest_marker("perf_nothing") is None]
-    if config.getoption("keyword") or config.getoption("markexpr"):
+    chosen = set(re.findall(r"[\w.]+", config.getoption("markexpr") or "")) - {"perf", "not", "and", "or"}
+    if config.getoption("keyword") or chosen:
         return
     named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
     given = tuple(f"{name}{end}" for name in named for end in ("[", "::"))
@@ -221,7 +233,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
         header.append(
             f"perfsuite: {plural(others, 'test')} beside the perf cases {'runs' if others == 1 else 'run'} on rank 0 "
             f"only, without the variables of {suite.cluster.name}; tests that need all ranks belong into a run of "
-            "their own: -m 'not platform'"
+            "their own: -m 'not perf'"
         )
     return header
 

@@ -8,7 +8,7 @@ except that perf cases get our ``platform`` and ``ranks`` where the other plugin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -163,6 +163,16 @@ def take_own(config: pytest.Config, definitions: dict[str, Any]) -> None:
         tops = [_module(each).partition(".")[0] for each in found]
         end = max((number for number, top in enumerate(tops, start=1) if top in installed), default=0)
         definitions[name] = [*sorted(found[:end], key=_is_own), *found[end:]]
+
+
+def is_ours(definitions: Mapping[str, Sequence[Any]], name: str) -> bool:
+    """Whether a test gets our fixture of a name, or one that takes ours."""
+    for each in reversed(definitions.get(name, ())):
+        if _is_own(each):
+            return True
+        if name not in each.argnames:  # it replaces those before, and passes none of them on
+            return False
+    return False
 
 
 def hidden(definitions: Sequence[Any]) -> str:

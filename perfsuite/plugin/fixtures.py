@@ -1,4 +1,7 @@
-"""The three fixtures of a performance test: ``platform``, ``ranks`` and ``perf``."""
+"""The fixtures of a performance test: ``perf``, ``perf_ranks`` and ``perf_platform``.
+
+``ranks`` and ``platform`` are short names of the last two.  A project that has fixtures of these names keeps its own.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.options import budget_of
 from perfsuite.plugin.state import suite_of
+from perfsuite.plugin.sweep import SHORT_NAMES
 from perfsuite.record.workload import FunctionWorkload, Workload
 
 if TYPE_CHECKING:
@@ -51,21 +55,32 @@ class CaseState:
 state_key = pytest.StashKey[CaseState]()
 
 
-@pytest.fixture
-def platform(request: pytest.FixtureRequest) -> DeviceModel:
-    """The platform of this case: name, title and what its maker says that it can do."""
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """Return the parameters of a test, those of our fixtures by their short names."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    ours = {short: params[name] for name, short in SHORT_NAMES.items() if name in params}
+    return {name: value for name, value in params.items() if name not in SHORT_NAMES} | ours
+
+
+def _platform_of(request: pytest.FixtureRequest) -> DeviceModel:
+    """Return the platform of this case: name, title and the rates of its data sheet."""
     suite = suite_of(request.config)
-    name = getattr(request, "param", suite.machine.name)
+    name = params_of(request.node).get("platform", suite.machine.name)
     return suite.machine.model if name == suite.machine.name else suite.catalog.find(name)
 
 
-@pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """The ranks of this case, from ``@world_sizes`` or an indirect parametrization."""
-    count = request.param
+def _ranks_of(request: pytest.FixtureRequest) -> Ranks:
+    """Return the ranks of this case, from ``@world_sizes`` or an indirect parametrization."""
+    count = params_of(request.node).get("ranks")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidParameter(f"ranks={count!r} is not a number of ranks; give a whole number of at least 1")
     return Ranks(world_size=count)
+
+
+# No short name asks for a long one: which fixtures a test needs is settled before an installed plugin's of the same
+# short name gives way (collisions.py).
+perf_platform, platform = (pytest.fixture(name=name)(_platform_of) for name in ("perf_platform", "platform"))
+perf_ranks, ranks = (pytest.fixture(name=name)(_ranks_of) for name in ("perf_ranks", "ranks"))
 
 
 class Perf(Protocol):
@@ -76,7 +91,7 @@ class Perf(Protocol):
 
 
 @pytest.fixture
-def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) -> Iterator[Perf]:
+def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: Any) -> Iterator[Perf]:
     """Time a workload on the ranks of this case: ``perf(what, on=None, **parameters) -> Result``.
 
     ``what`` is a :class:`perfsuite.Workload`, a class of them that ``parameters`` are the fields of, or a function at
@@ -86,6 +101,7 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
     """
     item: pytest.Function = request.node
     require_own_benchmark(benchmark)
+    benchmark.params = params_of(item) or None  # --benchmark-group-by=param:ranks
     state = item.stash[state_key] = CaseState()  # of this set-up: plugins that run a failed test again make another
 
     def run(what: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
@@ -105,12 +121,12 @@ def perf(request: pytest.FixtureRequest, platform: DeviceModel, benchmark: Any) 
             workload=make_workload(what, parameters),
             world_size=_world_size(item, on),
             budget=budget_of(item, suite.settings.budget),
-            platform=platform.name,
+            platform=perf_platform.name,
             fresh=suite.settings.fresh,
             test_module=item.module.__name__,
         )
         try:
-            state.result = _run(suite, case, platform, state.unfit)
+            state.result = _run(suite, case, perf_platform, state.unfit)
         except BaseException as error:
             if isinstance(error, PerfsuiteError) and suite.session:
                 state.log_tails = suite.session.log_tails()
@@ -162,9 +178,11 @@ def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:
 
 def _world_size(item: pytest.Function, on: Ranks | int | None) -> int:
     """Ranks to run on; InvalidParameter when the call contradicts what the id of the case says."""
-    said = item.funcargs.get("ranks")
+    said = next(
+        (value for name in ("perf_ranks", "ranks") if isinstance(value := item.funcargs.get(name), Ranks)), None
+    )
     count = on.world_size if isinstance(on, Ranks) else on
-    if isinstance(said, Ranks) and count != said.world_size:
+    if said is not None and count != said.world_size:
         raise InvalidParameter(
             f"the case is one of {said.world_size} ranks, but perf was called with on={count}; call it with on=ranks"
         )

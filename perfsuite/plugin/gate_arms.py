@@ -20,7 +20,7 @@ from perfsuite.run.settling import Base
 
 
 def base_of(config: pytest.Config, suite: Suite, options: GateOptions, trees: ExitStack) -> Base:
-    """Return how to run the base that --perf-base names; ``trees`` removes the work trees that are made for it.
+    """Return how to run the base that --perf-against names; ``trees`` removes the work trees that are made for it.
 
     Raises PerfsuiteError where the base cannot be checked out.
     """

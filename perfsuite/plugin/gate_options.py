@@ -90,7 +90,7 @@ def _read(config: pytest.Config) -> GateOptions:
     mode, reason = _update_of(config)
     if option("perf_runs") < 1:
         raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
-    for name in ("perf_base", "perf_fail_on", "perf_require_baseline", "perf_allow_ungated"):
+    for name in ("perf_against", "perf_base", "perf_fail_on", "perf_require_baseline", "perf_allow_ungated"):
         if option(name) and not option("perf_gate"):
             raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
     smoke = option("benchmark_disable") and not option("benchmark_enable")
@@ -98,7 +98,7 @@ def _read(config: pytest.Config) -> GateOptions:
         raise pytest.UsageError("--benchmark-disable measures nothing; a gate or an update needs measurements")
     return GateOptions(
         gate=option("perf_gate"),
-        base=option("perf_base"),
+        base=_against(config),
         fail_on=_fail_on(config),
         allow_ungated=option("perf_allow_ungated"),
         update=mode,
@@ -116,13 +116,24 @@ def _read(config: pytest.Config) -> GateOptions:
     )
 
 
+def _against(config: pytest.Config) -> str | None:
+    """Return the revision or interpreter of the A/B, by the option's new name or its old one."""
+    new: str | None = collisions.option(config, "perf_against")
+    old: str | None = collisions.option(config, "perf_base")
+    if new and old and new != old:
+        raise pytest.UsageError(
+            f"--perf-against={new} and --perf-base={old} are two names of one option; leave --perf-base out"
+        )
+    return new or old
+
+
 def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
     """What is stored, and why."""
     mode, accepts, reason = (collisions.option(config, f"perf_{name}") for name in ("update", "accept", "reason"))
     if mode not in (None, *UPDATE_MODES):
         raise pytest.UsageError(f"--perf-update: {mode!r} is no mode; choose {', '.join(UPDATE_MODES)}")
-    if accepts not in (None, "environment"):
-        raise pytest.UsageError(f"--perf-accept: {accepts!r} cannot be accepted; --perf-accept=environment can")
+    if accepts not in (None, "environment", "all"):
+        raise pytest.UsageError(f"--perf-accept: {accepts!r} cannot be accepted; write environment or all")
     if accepts and mode:
         raise pytest.UsageError(
             f"--perf-accept={accepts} stores this session's runs by itself; leave --perf-update={mode} out"
@@ -132,7 +143,7 @@ def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
         raise pytest.UsageError(f"{option} replaces stored runs; say why with --perf-reason=TEXT")
     if reason and mode != "accept" and not accepts:
         raise pytest.UsageError("--perf-reason goes with --perf-update=accept or --perf-accept; leave it out or accept")
-    return cast("UpdateMode | None", accepts or mode), reason
+    return cast("UpdateMode | None", "accept" if accepts == "all" else accepts or mode), reason
 
 
 def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:

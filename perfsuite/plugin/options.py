@@ -19,6 +19,7 @@ from perfsuite.record.verdict import FAILING
 from perfsuite.record.workload import Budget, Pin
 
 MARKERS = (
+    "perf: the test is a perf case; leave these out with -m 'not perf'",
     "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",
     "world_size(n): number of ranks of the case; select with -m 'world_size(n=8)'",
     "extended: at the small scale the case is left out unless -k, -m or a node id selects it",
@@ -226,7 +227,8 @@ def _declare_expectations(add: Callable[..., None]) -> None:
 def _declare_gate(add: Callable[..., None]) -> None:
     """Options of the gate and of the baselines."""
     add("--perf-gate", action="store_true", help="fail a case that regressed against its baseline or breaks physics")
-    add("--perf-base", metavar="REV", help="confirm suspects by an A/B with this git revision, or with this Python")
+    add("--perf-against", metavar="REV", help="confirm suspects by an A/B with this git revision, or with this Python")
+    add("--perf-base", metavar="REV", help="set --perf-against by its old name, which goes with 0.2")
     add(
         "--perf-fail-on",
         metavar="LIST",
@@ -238,8 +240,9 @@ def _declare_gate(add: Callable[..., None]) -> None:
     add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
     add(
         "--perf-accept",
-        metavar="environment",
-        help="a level that another environment made worse is right: it begins a new epoch of the baseline",
+        metavar="environment|all",
+        help="store slower levels as right: those that another environment made (environment), or all of them (all: "
+        "the same as --perf-update=accept)",
     )
     add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
     add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")

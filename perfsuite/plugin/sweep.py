@@ -24,6 +24,9 @@ More = Literal[False, True, "whole"]
 DEFAULT_DTYPE = "fp32"
 """The one dtype of a test that takes ``dtype`` and has no ``@dtypes``."""
 
+SHORT_NAMES = {"perf_platform": "platform", "perf_ranks": "ranks"}
+"""Our fixtures and their short names."""
+
 _SHAPE = re.compile(r"\d+(x\d+)+")
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _MISWRITTEN = re.compile(r"[\dx.+-]+|\d+(\.\d+)?[KMGT]i?B")
@@ -179,11 +182,14 @@ class Sweep:
                     )
 
 
-def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str]) -> Sweep:
-    """The sweep that a test function's decorators describe.
+def read_sweep(
+    definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str], theirs: Collection[str] = ()
+) -> Sweep:
+    """Return the sweep that a test function's decorators describe.
 
     ``arguments`` are the fixtures that the test asks for, ``parametrized`` those that get their values from
-    elsewhere.  Raises ConfigurationError for decorators that contradict each other, the function or themselves.
+    elsewhere, ``theirs`` the short names of ours that are fixtures of the user or of another plugin.  Raises
+    ConfigurationError for decorators that contradict each other, the function or themselves.
     """
     size_mark = _only_mark(definition, SIZES, "sizes")
     rank_mark = _only_mark(definition, WORLD_SIZES, "world_sizes")
@@ -198,9 +204,11 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
         names, only_at = _read_dtypes(dtype_mark, param, full + small)
     elif "dtype" in arguments and "dtype" not in parametrized:
         names = (DEFAULT_DTYPE,)
+    arguments = set(arguments) - set(theirs)
+    ranks = "perf_ranks" if "perf_ranks" in arguments or "ranks" in theirs else "ranks"
     decorated = (
         ("sizes", param),
-        ("world_sizes", "ranks" if world_sizes else ""),
+        ("world_sizes", ranks if world_sizes else ""),
         ("dtypes", "dtype" if names else ""),
     )
     for decorator, argument in decorated:
@@ -212,9 +220,9 @@ def read_sweep(definition: pytest.Item, arguments: Collection[str], parametrized
             raise ConfigurationError(
                 f"@{decorator} and a parametrization both give values to {argument!r}; keep one of them"
             )
-    if "ranks" in arguments and not world_sizes and "ranks" not in parametrized:
+    if ranks in arguments and not world_sizes and ranks not in parametrized:
         raise ConfigurationError(
-            "takes ranks, but nothing says how many; add for example @world_sizes(2, 4), or drop ranks for one rank"
+            f"takes {ranks}, but nothing says how many; add for example @world_sizes(2, 4), or drop it for one rank"
         )
     return Sweep(
         world_sizes=world_sizes,

@@ -71,7 +71,7 @@ class GateSettings:
     sure_pairs: int = 12
     """Further pairs where an A/B is the first test of a case and not the confirmation of a suspicion."""
     can_run_base: bool = False
-    """Whether the session can run the base revision (``--perf-base``), and with it the commit of the stored runs."""
+    """Whether the session can run the base revision (``--perf-against``), and with it the commit of the stored runs."""
     base_commit: str = ""
     """Revision of the base; a case whose stored runs name the same needs no third arm."""
     in_place: bool = False

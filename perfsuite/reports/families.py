@@ -20,6 +20,8 @@ from perfsuite.reports.scaling import Scaling, scalings
 
 _RATES = ("tflops_per_device", "tflops")
 _PROCESSED = ("tokens_per_s_per_device", "samples_per_s_per_device", "samples_per_s")
+OTHERS = "times"
+"""The family of cases whose work has no known amount, such as a function of the user's own."""
 MOST_PARTS = 60
 """Parts of a line that are written out: more than a screen of any width takes."""
 
@@ -29,7 +31,7 @@ class FamilyLine:
     """What one family of cases did."""
 
     family: str
-    """compute, memory, collectives, training, scaling or pipelines."""
+    """compute, memory, collectives, training, scaling, pipelines or OTHERS."""
     parts: tuple[str, ...]
     """Each whole by itself, at most MOST_PARTS; a screen puts as many on a line as fit."""
     more: int = 0
@@ -81,6 +83,7 @@ def family_lines(results: Iterable[Result]) -> list[FamilyLine]:
         "training": _training(measured),
         "scaling": _scaling(measured),
         "pipelines": _pipelines(measured),
+        OTHERS: _times(measured),
     }
     lines = []
     for family, (parts, count) in families.items():
@@ -282,6 +285,13 @@ def _bubble(result: Result) -> str:
     simulated = result.values.get("simulated_bubble_ratio")
     own = f" (own durations {100 * simulated:.0f} %)" if simulated is not None else ""
     return f"{short_name(result.case)} {100 * result.values['bubble_ratio']:.0f} % bubble{own}"
+
+
+def _times(results: Sequence[Result]) -> _Parts:
+    """Return the median time of each case that no other family has a figure of."""
+    own = [one for one in results if not (one.work.flops or one.work.collective or one.work.memory_path)]
+    own = [one for one in own if not _is_step(one) and not {"bubble_ratio", "capacity_gib"} & set(one.values)]
+    return (f"{short_name(one.case)} {format_seconds(one.median_s, 3)}" for one in own), len(own)
 
 
 def tiles(results: Iterable[Result]) -> Iterator[Tile]:

@@ -15,7 +15,7 @@ from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
 from perfsuite.record.result import Result
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
-from perfsuite.reports.families import FamilyLine, family_lines
+from perfsuite.reports.families import OTHERS, FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
 
@@ -65,13 +65,15 @@ def screen(
 ) -> list[ScreenLine]:
     """The lines below the title.
 
-    ``quiet``: counts, those of a gate, and what is notable; ``stores``: this run updates the baseline itself;
-    ``links``: where more is, as label and command or path.
+    ``quiet``: counts, those of a gate, times that no metric has, and notable cases; ``stores``: this run updates the
+    baseline itself; ``links``: where more is, as label and command or path.
     """
     head = _labelled("", outcome_counts(run), width)
     if quiet and run.gate is not None and run.gate.gate:  # a green gate says what it left undecided
         head += _gate(run, width, stores)
-    if not quiet:
+    if quiet:  # a figure that stands nowhere else
+        head += _families(run, width, only=OTHERS)
+    else:
         head += [*_gate(run, width, stores), *_trust(run, width), *_families(run, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]
     tail = [*_skips(run, width), *([] if quiet else tail)]
@@ -147,8 +149,10 @@ def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
         yield from _labelled(" ", f"and {plural(len(others) - _WARNINGS, 'more warning')}: --perf-show=tables", width)
 
 
-def _families(run: RunRecord, width: int) -> Iterator[ScreenLine]:
+def _families(run: RunRecord, width: int, *, only: str = "") -> Iterator[ScreenLine]:
     for line in family_lines(run.results.values()):
+        if only and line.family != only:
+            continue
         yield from (ScreenLine(text=text) for text in _packed(line, width))
 
 

@@ -179,7 +179,7 @@ def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None
         if not path.is_relative_to(places.tree):
             raise ForeignModule(
                 f"module {name} was imported from {path}, {FOREIGN}, {places.tree}{_ahead_of_the_path()}; "
-                "give --perf-base (or --a-python) a Python that has that revision installed"
+                "give --perf-against (or --a-python) a Python that has that revision installed"
             )
 
 

@@ -138,7 +138,8 @@ def _claim() -> str:
     column = next(column for column in table.columns if column.name == "value")
     cell = table.cell(table.rows[0], column)
     assert cell is not None, "the claim has a cell"
-    return f"report 004 claims {cell.text.replace('×', '')} times [{table.judge().label}: {table.judge().reason}]"
+    label = f"[{table.judge().label}: {table.judge().reason}]"
+    return f"the published report claims {cell.text.replace('×', '')} times {label}"
 
 
 def _published_table(name: str) -> PublishedTable:

@@ -47,7 +47,7 @@ def checklist(material: Material) -> Section | None:
         (answer.line, answer.verdict, answer.evidence, answer.advice)
         for answer in answers(facts_of(recordings(material)))
     ]
-    table = Table(grid=grid(("asked by report 004", "answer", "measured", "what to do"), told))
+    table = Table(grid=grid(("question", "answer", "measured", "what to do"), told))
     return Section(key="checklist", title="Tuning checklist", blocks=[table])
 
 
