@@ -208,7 +208,7 @@ def test_a_gate_that_compares_nothing_is_a_usage_error(repo):
     elsewhere.stderr.fnmatch_lines(["*the nearest file is of other hardware, cpu-example.json: *, stored *; store*"])
     allowed = repo.run("--perf-gate", "--perf-allow-ungated")
     allowed.assert_outcomes(passed=3)
-    allowed.stdout.fnmatch_lines(["gated 0 of 3 cases: 3 no-baseline"])
+    allowed.stdout.fnmatch_lines(["not gated yet: 0 of 5 runs stored (3 no-baseline); --perf-update=append stores one"])
     required = repo.run("--perf-gate", "--perf-allow-ungated", "--perf-require-baseline")
     required.assert_outcomes(failed=3)
 
@@ -271,37 +271,57 @@ class TestBase:
 
     def test_a_regression_is_confirmed(self, stored, machine, arms):
         machine.factors[1] = 1.1
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
+        done = stored.run("--perf-gate", "--perf-against=HEAD", "--junitxml=j.xml")
         assert failures("j.xml") == ["test_case[cpu-1]"]
         assert "unconfirmed" not in done.stdout.str()
         assert {name.split(" (")[0] for name in arms.names} == {"base", "new code"}
 
     def test_a_level_that_the_base_shares_fails_as_drift(self, stored, machine, arms):
         machine.factors[1] = arms.factors["base"] = 1.1
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
+        done = stored.run("--perf-gate", "--perf-against=HEAD", "--junitxml=j.xml")
         assert failures("j.xml") == ["test_case[cpu-1]"]
         assert verdict(junit("j.xml")["test_case[cpu-1]"]) == "drifted"
         done.stdout.fnmatch_lines(["DRIFTED +* % (* ms -> 11* ms)", "  stored: 8 runs of 8 sessions"])
         assert arms.names
 
+    def test_a_level_that_was_accepted_after_the_base_is_not_held_against_it(self, stored, machine, arms):
+        git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
+        subprocess.run([*git, "add", "-f", "baselines"], check=True)
+        subprocess.run([*git, "commit", "-qm", "Store baselines"], check=True)
+        machine.factors[1] = 2.0
+        stored.run("--perf-accept=all", "--perf-reason=wider blocks", "--perf-runs=5").assert_outcomes(passed=3)
+        machine.spells[1] = [1.08]  # suspected, and fast again where it is run once more
+        passed = stored.run("--perf-gate", "--perf-against=HEAD")
+        passed.assert_outcomes(passed=3)
+        assert arms.names == []
+        machine.factors[1] = 2.4
+        slower = stored.run("--perf-gate", "--perf-against=HEAD")
+        slower.assert_outcomes(passed=2, failed=1)
+        slower.stdout.fnmatch_lines(["*unconfirmed: the base lacks what was accepted since (wider blocks)*"])
+        subprocess.run([*git, "commit", "-qam", "Merge what was accepted"], check=True)
+        arms.factors["base"] = 2.0
+        confirmed = stored.run("--perf-gate", "--perf-against=HEAD")
+        confirmed.assert_outcomes(passed=2, failed=1)
+        assert "unconfirmed" not in confirmed.stdout.str()
+
     def test_a_base_that_cannot_run_the_case_hides_no_regression(self, stored, machine, arms):
         machine.factors[1] = 2.0
         arms.factors["base"] = None
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
+        done = stored.run("--perf-gate", "--perf-against=HEAD", "--junitxml=j.xml")
         assert failures("j.xml") == ["test_case[cpu-1]"]
         done.stdout.fnmatch_lines(["*unconfirmed: base was not measured: its pytest ended with exit code 4*"])
 
     def test_a_base_that_can_run_no_case_is_not_tried_again(self, stored, machine, arms):
         machine.factors = dict.fromkeys(range(3), 2.0)
         arms.factors["base"], arms.no_case = None, True
-        done = stored.run("--perf-gate", "--perf-base=HEAD", "--junitxml=j.xml")
+        done = stored.run("--perf-gate", "--perf-against=HEAD", "--junitxml=j.xml")
         cases = [f"test_case[cpu-{number}]" for number in range(3)]
         assert sorted(failures("j.xml")) == [*cases, "the suite as a whole"]
         assert arms.names == ["base (HEAD)"]
         assert done.stdout.str().count("unconfirmed: base was not measured") >= 3
 
     def test_the_work_tree_is_gone_afterwards(self, stored, arms):
-        stored.run("--perf-gate", "--perf-base=HEAD")
+        stored.run("--perf-gate", "--perf-against=HEAD")
         left = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
         assert len(left.splitlines()) == 1
 
@@ -313,7 +333,7 @@ class TestBase:
         (["--perf-update=accept"], "*--perf-update=accept replaces stored runs; say why with --perf-reason=TEXT"),
         (["--perf-reason=x"], "*--perf-reason goes with --perf-update=accept*"),
         (["--perf-runs=0"], "*--perf-runs: 0 is no number of runs*"),
-        (["--perf-base=HEAD"], "*--perf-base says how the gate works; give --perf-gate with it"),
+        (["--perf-against=HEAD"], "*--perf-against says how the gate works; give --perf-gate with it"),
         (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),
         (
             ["--perf-gate", "--perf-gate-budget=0"],
@@ -322,7 +342,7 @@ class TestBase:
         (["--perf-gate", "-o", "perf_gate_budget=long"], "*ini perf_gate_budget: 'long' is not a duration above 0*"),
         (["--perf-gate-budget=60"], "*--perf-gate-budget limits what the gate runs again; give --perf-gate or *"),
         (["-o", "perf_tolerance=7"], "*ini perf_tolerance: '7' is not between 0 and 1*"),
-        (["--perf-gate", "--perf-base=nowhere"], "*is not in a git repository"),
+        (["--perf-gate", "--perf-against=nowhere"], "*is not in a git repository"),
     ],
 )
 def test_wrong_options_are_one_line(repo, arguments, message):

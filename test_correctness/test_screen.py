@@ -308,3 +308,13 @@ def test_how_many_runs_a_comparison_needs_is_said_while_cases_learn():
     needs = "; a comparison needs 5 usable stored runs"
     assert verdict_counts(verdicts, False) == f"{told}; --perf-update=append stores one{needs}"
     assert verdict_counts(verdicts, False, stores=True) == f"{told}{needs}"
+
+
+def test_a_gate_that_has_too_few_stored_runs_says_how_many_there_are():
+    learning = Verdict(case="a", name="learning", stored_runs=3)
+    verdicts = {"a": learning, "b": Verdict(case="b", name="no-baseline")}
+    told = "not gated yet: 3 of 5 runs stored (1 learning, 1 no-baseline)"
+    assert verdict_counts(verdicts, True) == f"{told}; --perf-update=append stores one"
+    assert verdict_counts(verdicts, True, stores=True) == told
+    passing = Verdict(case="c", name="pass", stored_runs=5)
+    assert verdict_counts({**verdicts, "c": passing}, True).startswith("gated 1 of 3 cases: ")

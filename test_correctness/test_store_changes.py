@@ -127,6 +127,19 @@ def test_a_slowdown_that_is_not_excluded_is_stored_beside_the_reference(tmp_path
     assert "quiet" in [run.session for run in entry_in(tmp_path).reference]
 
 
+def test_a_slowdown_that_the_gate_could_not_confirm_is_said_and_can_be_accepted(tmp_path):
+    """No other case tells the host from the code in a repository of one: ten times slower is inconclusive."""
+    for index in range(5):
+        offer(tmp_path, run_of(f"s{index}", 9 - index))
+    slow = NewRuns(case=case(), runs=(run_of("slow", 2, median_s=0.1),), verdict="inconclusive", suspected=True)
+    told = "900 % slower than the 5 runs stored; stored, because the gate has no verdict (inconclusive)"
+    assert store.update(tmp_path, HARDWARE, [slow], mode="append").notes == {case().node: told}
+    accepted = store.update(tmp_path, HARDWARE, [slow], mode="accept", reason="it must wait")
+    assert accepted.replaced == (case().node,)
+    entry = entry_in(tmp_path)
+    assert (sessions_in(tmp_path), entry.accepted and entry.accepted.reason) == (["slow"], "it must wait")
+
+
 def test_clean_samples_are_asked_for_only_where_many_runs_have_them(tmp_path):
     """One quiet first run once made every later run of a busy host unfit for good."""
     busy = {"clean": 3}

@@ -216,7 +216,7 @@ def _unfit(new: NewRuns) -> str:
 
 def _slower(old: Entry | None, new: NewRuns) -> str:
     """In which way a case is slower that the gate has no verdict on; empty where it is not beyond the tolerance."""
-    if old is None or new.verdict not in ("learning", "unstable-host"):
+    if old is None or not (new.suspected or new.verdict in ("learning", "unstable-host")):
         return ""
     slower = slowdown(new.runs, old.reference)
     return f"{100 * slower:.3g} % slower than the {plural(len(old.reference), 'run')} stored" * (slower > new.tolerance)

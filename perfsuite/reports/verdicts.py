@@ -59,6 +59,10 @@ def verdict_counts(verdicts: Mapping[str, Verdict], gate: bool, *, stores: bool 
     gated = sum(verdict.gated for verdict in verdicts.values())
     counts = Counter(verdict.name for verdict in verdicts.values())
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    if gate and counts and set(counts) <= {"learning", "no-baseline"}:
+        most = max(verdict.stored_runs for verdict in verdicts.values())
+        way_on = "" if stores else "; --perf-update=append stores one"
+        return f"not gated yet: {most} of {GateSettings.min_stored} runs stored ({told}){way_on}"
     return f"{'gated' if gate else 'compared'} {gated} of {plural(len(verdicts), 'case')}: {told}"
 
 

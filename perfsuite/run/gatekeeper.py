@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from perfsuite.base.errors import BaselineError
 from perfsuite.base.units import plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
@@ -276,7 +277,32 @@ class Gatekeeper:
             for run in taken.runs:
                 gate.add(taken.identity.node, run)
             gate.add_impossible(taken.identity.node, taken.broken)
+        for node, reason in self._accepted_since_base.items():
+            if node in self._taken:
+                gate.without_base(node, f"the base lacks what was accepted since ({reason})")
         return gate
+
+    @functools.cached_property
+    def _accepted_since_base(self) -> Mapping[str, str]:
+        """Node ids -> reasons of the cases whose level was accepted after the base: it is not as slow, and no judge.
+
+        The base's own file of baselines tells; without one nothing is left out.
+        """
+        if self._base is None or self.baseline is None:
+            return {}
+        try:
+            folder = self._base.base.root / self.folder.relative_to(self._base.new.root)
+            before = store.load(folder, self.hardware, links=self._links)
+        except (ValueError, BaselineError):  # a folder outside the repository, a damaged file of the base
+            return {}
+        if before is None:
+            return {}
+        known = {key: entry.accepted for key, entry in before.entries.items()}
+        return {
+            entry.case.node: entry.accepted.reason
+            for key, entry in self.baseline.entries.items()
+            if entry.accepted and entry.accepted.kind != "improved" and known.get(key) != entry.accepted
+        }
 
 
 def hardware_of(fingerprint: Any, platform: str, simulated: bool) -> Hardware:
