@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import ImportFailed
+from perfsuite.imports.lines import Line, labelled_lines, split_lines
 from perfsuite.record.own_metrics import Better
 
 
@@ -95,8 +96,13 @@ class Source:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Without their ends; a progress bar's carriage return ends one too."""
-        return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        """Lines without ends and without the prefixes of launchers, containers and time stamps."""
+        return [line.text for line in self.labelled]
+
+    @cached_property
+    def labelled(self) -> list[Line]:
+        """The same lines, each with the rank or host that its prefix names."""
+        return labelled_lines(split_lines(self.text))
 
     @cached_property
     def json(self) -> Any:
