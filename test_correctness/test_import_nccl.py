@@ -198,7 +198,15 @@ def test_printed_digits_are_intervals(tmp_path):
     ]
 
 
-PREFIXES = [" 0: ", "[0] ", "[1,0]<stdout>:", "2026-03-11T10:26:41.123Z ", "2026-03-11T10:26:41Z stdout F ", "node-1: "]
+PREFIXES = [
+    "run(), common.cu:967, ",
+    " 0: ",
+    "[0] ",
+    "[1,0]<stdout>:",
+    "2026-03-11T10:26:41.123Z ",
+    "2026-03-11T10:26:41Z stdout F ",
+    "node-1: ",
+]
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -275,6 +283,23 @@ def test_a_table_alone_is_read_with_ranks_given_or_deduced(tmp_path):
     assert "fits 1 ranks and more; say it: --ranks N" in refusal(tmp_path, unknown, collective="sendrecv")
     gathered = [*BOTH, *ALL.strip("\n").split("\n"), *END]  # size over count and type is the number of ranks
     assert {("all_gather", 32)} == kinds(read(tmp_path, gathered, collective="all_gather"))
+
+
+def test_a_table_of_one_side_is_read(tmp_path):
+    """Of a cloud provider's guide, which leaves in place out."""
+    names = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+    half = [" ".join(line.split()[:9]) if line.startswith("  ") else line for line in log(8, A100, [names, BOTH[1]])]
+    imported = read(tmp_path, half)
+    assert [10052.0, 20079.0] == [row.value for row in imported.rows if row.metric == "latency_us"]
+    assert (6, {"out of place"}) == (len(imported.rows), {row.settings["place"] for row in imported.rows})
+
+
+def test_lines_between_the_ranks_and_the_table_are_no_ranks(tmp_path):
+    """rccl-tests prints versions below the list; a row that sends to itself does not say how many there are."""
+    lines = log(2, SENDRECV)
+    below = ["RCCL version : 2.27.7-HEAD:0d2c4fd", "HIP version  : 7.2.26015", "Hostname     : node-a"]
+    at = next(index for index, line in enumerate(lines) if "Rank  1" in line) + 1
+    assert {("sendrecv", 2)} == kinds(read(tmp_path, [*lines[:at], *below, *lines[at:]]))
 
 
 def test_elided_ranks_and_contradictions(tmp_path):

@@ -72,7 +72,7 @@ _RANK = re.compile(r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)
 _RANK_INSIDE = re.compile(r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+(on)\s.*")
 """A rank behind the message of another process on one line."""
 _RANK_LIKE = re.compile(r"\bdevice\s+\d+\s+\[[0-9a-f:.x]|\bPid\s+\d+\s+on\s")
-_MESSAGE = re.compile(r"^$|[NRM]CCL|WARN|INFO|:\d+:\d+ ")
+_MESSAGE = re.compile(r"^$|[NRM]CCL|WARN|INFO|:\d+:\d+ |\w *: ")
 _HEADINGS = re.compile(
     r"#(?:$|.*(?:out-of-place|size|\(B\)|Using devices|Out of bounds|Collective test|nThread|bandwidth))"
 )
@@ -129,15 +129,21 @@ def _of_one(lines: Sequence[Line], everything: Sequence[Line]) -> list[tuple[lis
     """Split the lines of one process at ``# nThread``, and at tables that no such line precedes."""
     starts: list[tuple[int, int]] = []
     seen = ""
+    has_begin = False
     last = 0
     for index, line in enumerate(lines):
         rows = _ROW.match(line.text) is not None
-        if BEGIN.search(line.text) or (is_table(line.text) and seen in ("", "rows")) or (rows and not seen):
+        begins = BEGIN.search(line.text) is not None
+        ends = {"", "end"} if has_begin else {"", "end", "rows"}  # a second table before the end is of another process
+        if begins or (is_table(line.text) and seen in ends) or (rows and not seen):
             starts.append((index, last))
-            seen = "begin"
+            seen, has_begin = "begin", begins
         if rows:
             seen = "rows"
-        if rows or line.text.startswith(("# Out of bounds", "# Avg bus", "# Collective test concluded")):
+        is_end = line.text.startswith(("# Out of bounds", "# Avg bus", "# Collective test concluded"))
+        if is_end and seen == "rows":
+            seen = "end"
+        if rows or is_end:
             last = line.number
     runs = []
     for (start, end), (until, _) in zip(starts, [*starts[1:], (len(lines), 0)], strict=False):
@@ -215,7 +221,7 @@ def _command(lines: Iterable[Line]) -> tuple[str, int]:
     """Return the program of the last command before the table, and its line; empty where a line has several."""
     found = ("", 0)
     for line in lines:
-        if is_table(line.text):
+        if is_table(line.text) or _ROW.match(line.text):
             break
         names = set(_COMMAND.findall(line.text)) if not _BUILDING.match(line.text) else set()
         if names:
@@ -286,6 +292,8 @@ class _Table:
     lines: tuple[Line, ...]
     side: int = 4
     """Columns of each side: 4, or 8 with the extremes of single iterations (``-I 1``)."""
+    has_one: bool = False
+    """The names are of out of place only, as where a table was shortened."""
     columns: frozenset[str] | None = None
     units: bool = False
     deviations: bool = False
@@ -310,6 +318,7 @@ class _Table:
         return cls(
             lines=tuple(lines[at + 1 :]),
             side=sides[1] - sides[0] if len(sides) == 2 else 4,
+            has_one=len(sides) == 1,
             columns=frozenset({"redop", "root"} & set(words)),
             units=stated,
             deviations="error" in words,
@@ -329,12 +338,14 @@ class _Table:
                 return
             text = inside[0]
         words = text.split()
-        left, right = words[: len(words) - 2 * self.side], words[-2 * self.side :]
+        sides = (False,) if self.has_one and len(words) <= self.side + 5 else (False, True)
+        split = len(words) - len(sides) * self.side
+        left, right = words[: max(0, split)], words[max(0, split) :]
         self._check(left, right, len(words))
         size, count = int(left[0]), int(left[1])
         names = left[3:]
         root = int(names.pop()) if names and re.fullmatch(r"-?\d{1,7}", names[-1]) else None
-        for in_place in (False, True):
+        for in_place in sides:
             time, algbw, busbw, wrong = right[self.side * in_place :][:4]
             if time == "N/A":
                 continue
@@ -371,6 +382,6 @@ class _Table:
                 raise ValueError(f"{word!r:.40} is not a figure: the row is broken; remove it, or run again")
             if word != "N/A" and not math.isfinite(float(word)):
                 raise ValueError(f"{word!r:.40} is not a finite number; remove the row, or run again")
-        for start in (0, self.side):
+        for start in range(0, len(right), self.side):
             if "N/A" in right[start : start + 3] and right[start] != "N/A":
                 raise ValueError("a bandwidth is N/A beside a time; remove the row, or run again")
