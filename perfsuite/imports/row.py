@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import ImportFailed
+from perfsuite.imports.lines import Line, labelled_lines, split_lines
 from perfsuite.record.own_metrics import Better
 
 
@@ -77,6 +78,12 @@ class Told:
     """Of a log that does not name its own."""
     ranks_per_node: int | None = None
     """Of a log whose bandwidth was counted with it."""
+    ranks: int | None = None
+    """Ranks of a collective whose log does not list them."""
+    dtype: str = ""
+    """Of a log that does not say its own."""
+    run: int | None = None
+    """The run to read of a file with several, from 1."""
 
 
 Meaning = tuple[str, str, Better]
@@ -95,8 +102,13 @@ class Source:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Without their ends; a progress bar's carriage return ends one too."""
-        return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        """Lines without ends and without the prefixes of launchers, containers and time stamps."""
+        return [line.text for line in self.labelled]
+
+    @cached_property
+    def labelled(self) -> list[Line]:
+        """The same lines, each with the rank or host that its prefix names."""
+        return labelled_lines(split_lines(self.text))
 
     @cached_property
     def json(self) -> Any:

@@ -1,0 +1,107 @@
+"""Lines of a log without the prefixes that launchers, containers and CI services print before each of them.
+
+Removed are labels of ranks and hosts (srun, mpirun, torchrun, pdsh, docker compose, Ray), time stamps (kubectl, GitHub
+Actions, GitLab, Jenkins, Python's logging), levels of severity, and colour codes, also those that lost their ESC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b_[^\x07]*\x07")
+_LOST_ESC = re.compile(r"\[(?:0|1|2|4|0?[012];3\d|3\d|4[0-79]|9\d|[34]8;[25];[\d;]+)?m(?!\s*\d+(?:\.\d+)?s\b| left|\])")
+"""A colour code without ESC: ``[31m``, ``[38;2;180;60;0m``; not a duration such as ``[30m 2s]``."""
+
+_DAY = r"\d{4}[-/]\d\d[-/]\d\d"
+_TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_STAMP = rf"{_DAY}[ T]{_TIME}(?:Z|\s?[+-]\d\d:?\d\d)?"
+_MONTHS = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_LABEL = re.compile(
+    r"\[[^\[\]\s,]*,(?P<mpirun>\d+)\](?:<std\w+>)?:\s?"  # mpirun --tag-output, with a job's name or without
+    r"|\s*(?P<srun>\d{1,7}): ?(?=\s|$|#|[A-Za-z\[])"  # srun --label
+    r"|\[(?P<hydra>\d{1,7})\](?: |$)"  # mpiexec -prepend-rank
+    r"|\[(?:[A-Za-z]+)?[Rr]ank ?(?P<torch>\d{1,7})\]:? ?|\[default(?P<local>\d{1,7})\]:? ?"  # torchrun
+)
+"""A launcher's prefix, with the rank that printed the line."""
+_OTHER = re.compile(
+    rf"\s*\[{_STAMP}\]\s|\s*{_STAMP}(?: std(?:out|err) [FP])?(?: \d\d[OE][ +]?)?(?:\s|$)"
+    rf"|\[?{_TIME}\]?\s\s?|[A-Z][a-z]{{2}} {_MONTHS} [ \d]\d {_TIME} \d{{4}}(?=\[)"
+    rf"|[^\t]*\t[^\t]*\t(?={_DAY}T{_TIME}Z)"  # gh run view --log
+    r"|\([^()]*\bpid=\d+[^()]*\) "  # Ray
+    r"|\[(?:pod|container)/[^\]\s]+\] "  # kubectl logs --prefix
+    r"|\[(?:DEBUG|INFO|WARNING|WARN|ERROR)\] |(?:- (?:[\w.]+ - )?)?(?:DEBUG|INFO|WARNING|ERROR)(?::[\w.]*:|: | - )"
+    r"|\[[\w.-]+\.py:\d+(?::\w+)?\] |\s*>+ (?=\S)|\w+\(\), [\w./-]+:\d+, ?"
+)
+_HOST = re.compile(r"(?P<host>(?=[^\s:|]*\d)(?=[^\s:|]*[A-Za-z])[\w.@/-]+?)(?::\s?| +\| ?)(?!\d)")
+"""pdsh, clush and docker compose: ``node-1: ``, ``worker-1  | ``; believed where most lines of a file have one."""
+_MOST_PREFIXES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a log."""
+
+    number: int
+    """In the file, from 1."""
+    label: str
+    """The rank or host that printed it, as the launcher names it; empty where no prefix says so."""
+    text: str
+    """Without prefixes."""
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text without their ends; a progress bar's carriage return ends one too."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def labelled_lines(lines: Sequence[str]) -> list[Line]:
+    """Return all lines without prefixes, each with the rank or host of its prefix."""
+    found = [_stripped(number, line) for number, line in enumerate(lines, start=1)]
+    hosts = _hosts(found)
+    return [_without_host(line, hosts) for line in found] if hosts else found
+
+
+def plain_lines(text: str) -> list[tuple[int, str]]:
+    r"""Return number and text of every line, from 1, without prefixes.
+
+    >>> plain_lines(" 0: #  Rank  0\n2026-03-11T10:26:41.12Z [1,0]<stdout>: # Rank 1\n[rank0]:step:  4")
+    [(1, '#  Rank  0'), (2, '# Rank 1'), (3, 'step:  4')]
+    """
+    return [(line.number, line.text) for line in labelled_lines(split_lines(text))]
+
+
+def _stripped(number: int, text: str) -> Line:
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
+    if "m" in text and "[" in text:
+        text = _LOST_ESC.sub("", text)
+    label = ""
+    for _ in range(_MOST_PREFIXES):
+        if match := _LABEL.match(text):
+            label = next(part for part in match.groups() if part is not None)
+        elif not (match := _OTHER.match(text)):
+            break
+        text = text[match.end() :]
+    return Line(number=number, label=label, text=text)
+
+
+def _hosts(lines: Sequence[Line]) -> frozenset[str]:
+    """Return the names that begin at least three lines each and four of five lines together."""
+    begins: Counter[str] = Counter()
+    for line in lines:
+        if match := _HOST.match(line.text):
+            begins[match["host"]] += 1
+    often = {host for host, count in begins.items() if count >= 3}
+    filled = sum(bool(line.text.strip()) for line in lines)
+    return frozenset(often) if sum(begins[host] for host in often) * 5 >= filled * 4 else frozenset()
+
+
+def _without_host(line: Line, hosts: frozenset[str]) -> Line:
+    match = _HOST.match(line.text)
+    if match is None or match["host"] not in hosts:
+        return line
+    inner = _stripped(line.number, line.text[match.end() :])
+    return Line(number=line.number, label=inner.label or line.label or match["host"], text=inner.text)
