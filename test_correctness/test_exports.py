@@ -9,6 +9,7 @@ import math
 import sys
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from perfsuite.base.text import cell_text, escaped, markdown_text
@@ -48,10 +49,11 @@ def test_csv_says_the_same_and_no_cell_is_a_formula(tmp_path, capsys):
     assert [pytest.approx(0.01, rel=1e-4)] * 3 == [float(row["value"]) for row in rows]
 
 
-def test_openmetrics_is_what_prometheus_reads(results, capsys):
-    families = {
-        family.name: family for family in text_string_to_metric_families(exported(capsys, results, "openmetrics"))
-    }
+@pytest.mark.parametrize("parse", [text_string_to_metric_families, openmetrics_families], ids=["text", "openmetrics"])
+def test_openmetrics_is_what_prometheus_reads(results, capsys, parse):
+    text = exported(capsys, results, "openmetrics")
+    assert text.endswith("# EOF\n")
+    families = {family.name: family for family in parse(text)}
     samples = families["perfsuite_median_seconds"].samples
     assert {"1": 0.5, "2": 0.25} == {sample.labels["ranks"]: sample.value for sample in samples}
     assert {"lower"} == {sample.labels["better"] for sample in samples}
@@ -73,8 +75,36 @@ def test_bencher_and_github_action_benchmark(results, capsys):
 def test_otava_gets_a_line_per_session_and_a_column_per_case(tmp_path, capsys):
     path = written(tmp_path / "h.jsonl", session(1, cases=("a", "b")), session(2, cases=("b",)))
     header, first, second = csv.reader(io.StringIO(exported(capsys, path, "otava")))
-    assert ["time", "commit", "branch", "a", "b"] == header
-    assert ([commit(1), "main"], [commit(2), "main", ""]) == (first[1:3], second[1:4])
+    assert ["time", "commit", "branch", "a", "b", "filled"] == header
+    assert ([commit(1), "main"], [commit(2), "main"]) == (first[1:3], second[1:3])
+
+
+def test_otava_gets_no_empty_cell_and_says_which_are_filled(tmp_path, capsys):
+    """Otava rejects a file of which a cell is not a number: float('') in its CsvImporter."""
+    one, two = ("b",), ("a", "b")
+    slow = session(2, cases=two, level=lambda case: 0.5)
+    path = written(tmp_path / "h.jsonl", session(1, cases=one), slow, session(3, cases=one), session(4, cases=two))
+    out = tmp_path / "o.csv"
+    assert cli.main(["export", str(path), "--format=otava", f"--out={out}"]) == 0
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    times = [float(row["a"]) for row in rows]
+    assert (times[0], times[2]) == (times[1], times[1])
+    assert times[1] != times[3]
+    assert ["a", "", "a", ""] == [row["filled"] for row in rows]
+    shown = capsys.readouterr().out
+    assert "6 figures as otava" in shown
+    assert "2 cells of cases that a session lacks repeat another session" in shown
+
+
+@pytest.mark.parametrize(
+    ("form", "count"), [("json", 3), ("csv", 3), ("openmetrics", 2), ("bencher", 2), ("github-action-benchmark", 2)]
+)
+def test_the_count_printed_is_that_of_the_file(tmp_path, capsys, form, count):
+    path = written(tmp_path / "h.jsonl", session(1, cases=("a", "b")), session(2, cases=("b",)))
+    assert cli.main(["export", str(path), f"--format={form}", f"--out={tmp_path / 'out'}"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{count} figures as {form}" in shown
+    assert ("1 figure left out" in shown) == (count == 2)
 
 
 def test_a_baseline_gives_its_newest_runs(tmp_path, capsys):

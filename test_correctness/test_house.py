@@ -23,7 +23,7 @@ ROOMS = {
     "baselines": 2_370,
     "cli": 3_470,
     "expectations": 620,
-    "exports": 300,
+    "exports": 340,
     "fleet": 1_440,
     "gate": 4_250,
     "history": 1_390,

@@ -165,12 +165,16 @@ def _run_export(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"{names}: nothing was measured, so there is nothing to export")
     if len({row.simulated for row in rows}) > 1:
         raise ConfigurationError("real and simulated results never meet; export them apart")
-    text = EXPORTS[options.format](rows)
+    exported = EXPORTS[options.format](rows)
     if options.out is None:
-        print(text, end="")
+        print(exported.text, end="")
         return EXIT_OK
-    write_file(options.out, text, option="--out")
-    print(f"{options.out}: {len(rows)} figures as {options.format}")
+    write_file(options.out, exported.text, option="--out")
+    left_out = len(rows) - exported.count
+    others = f"; {plural(left_out, 'figure')} left out: older ones, or of a metric that this format cannot hold"
+    print(f"{options.out}: {plural(exported.count, 'figure')} as {options.format}{others if left_out else ''}")
+    if exported.note:
+        print(f"  {exported.note}")
     return EXIT_OK
 
 

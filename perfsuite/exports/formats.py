@@ -7,25 +7,39 @@ import dataclasses
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import cell_text, escaped, json_text
+from perfsuite.base.units import plural
 from perfsuite.exports.row import TIME, ExportRow, newest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """The content of a file for another program."""
+
+    text: str
+    count: int
+    """Figures in it: a format may have room for the newest ones or for times only."""
+    note: str = ""
+    """A remark for the person who exports."""
+
 
 # JSON and CSV: a row per figure.
 
 SCHEMA = 1
 
 
-def as_json(rows: Sequence[ExportRow]) -> str:
+def as_json(rows: Sequence[ExportRow]) -> Exported:
     """``{"perfsuite_rows": 1, "rows": [...]}``."""
     plain = {"perfsuite_rows": SCHEMA, "rows": [dataclasses.asdict(row) for row in rows]}
-    return json_text(plain)
+    return Exported(text=json_text(plain), count=len(rows))
 
 
-def as_csv(rows: Sequence[ExportRow]) -> str:
+def as_csv(rows: Sequence[ExportRow]) -> Exported:
     """A header and a line per figure; a column per part of the environment; no cell is a formula."""
     names = [field.name for field in dataclasses.fields(ExportRow) if field.name != "environment"]
     parts = sorted({part for row in rows for part in row.environment})
@@ -35,7 +49,7 @@ def as_csv(rows: Sequence[ExportRow]) -> str:
     for row in rows:
         cells = [getattr(row, name) for name in names]
         writer.writerow([*map(_cell, cells), *(_cell(row.environment.get(part, "")) for part in parts)])
-    return text.getvalue()
+    return Exported(text=text.getvalue(), count=len(rows))
 
 
 def _cell(value: object) -> object:
@@ -45,15 +59,15 @@ def _cell(value: object) -> object:
 # What programs that follow performance read: Bencher's metric format, github-action-benchmark, Apache Otava.
 
 
-def as_bencher(rows: Sequence[ExportRow]) -> str:
+def as_bencher(rows: Sequence[ExportRow]) -> Exported:
     """Bencher metric format: case -> measure -> value.  Source: bencher.dev/docs/reference/bencher-metric-format."""
     cases: dict[str, dict[str, dict[str, float]]] = {}
     for row in newest(rows):
         cases.setdefault(row.case, {})[row.metric.replace("_", "-")] = {"value": row.value}
-    return json_text(cases)
+    return Exported(text=json_text(cases), count=sum(map(len, cases.values())))
 
 
-def as_github_action_benchmark(rows: Sequence[ExportRow]) -> str:
+def as_github_action_benchmark(rows: Sequence[ExportRow]) -> Exported:
     """``customSmallerIsBetter``: the times, because a file of it has one direction for all.
 
     Source: github.com/benchmark-action/github-action-benchmark, README, "customSmallerIsBetter".
@@ -63,40 +77,63 @@ def as_github_action_benchmark(rows: Sequence[ExportRow]) -> str:
         for row in newest(rows)
         if row.metric == TIME
     ]
-    return json_text(entries)
+    return Exported(text=json_text(entries), count=len(entries))
 
 
-def as_otava(rows: Sequence[ExportRow]) -> str:
+def as_otava(rows: Sequence[ExportRow]) -> Exported:
     """CSV with a line per session and a column of seconds per case.
 
-    Source: Apache Otava, docs/CSV.md: ``type: csv``, ``time_column: time``, ``attributes: [commit, branch]``.
+    Otava rejects a file with an empty cell.  A case that a session lacks gets the time of the session before, of the
+    same branch if possible, which is how Otava fills gaps of other sources; the column ``filled`` names such cases.
+    Source: Apache Otava, docs/CSV.md: ``type: csv``, ``time_column: time``, ``attributes: [commit, branch]``; and
+    otava/analysis.py, fill_missing.
     """
     times = [row for row in rows if row.metric == TIME]
     cases = sorted({row.case for row in times})
     sessions: dict[str, dict[str, ExportRow]] = {}
     for row in sorted(times, key=lambda row: (row.time, row.session)):
         sessions.setdefault(row.session, {})[row.case] = row
+    lines = list(sessions.values())
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["time", "commit", "branch", *map(cell_text, cases)])
-    for measured in sessions.values():
+    writer.writerow(["time", "commit", "branch", *map(cell_text, cases), "filled"])
+    gaps = 0
+    for index, measured in enumerate(lines):
         first = next(iter(measured.values()))
-        seconds = [measured[case].value if case in measured else "" for case in cases]
-        writer.writerow([cell_text(first.time), cell_text(first.commit), cell_text(first.branch), *seconds])
-    return text.getvalue()
+        missing = [case for case in cases if case not in measured]
+        seconds = [measured[case].value if case in measured else _nearest(lines, index, case) for case in cases]
+        about = [cell_text(first.time), cell_text(first.commit), cell_text(first.branch)]
+        writer.writerow([*about, *seconds, cell_text("; ".join(missing))])
+        gaps += len(missing)
+    note = (
+        f"{plural(gaps, 'cell')} of cases that a session lacks repeat another session (column filled)" if gaps else ""
+    )
+    return Exported(text=text.getvalue(), count=sum(map(len, lines)), note=note)
 
 
-# A text file for node_exporter's textfile collector or any scraper, written by ``prometheus_client``.
+def _nearest(lines: Sequence[Mapping[str, ExportRow]], index: int, case: str) -> float:
+    """The time of the session before, else of the next one; those of the same branch first."""
+    branch = next(iter(lines[index].values())).branch
+    places = [place for place, measured in enumerate(lines) if case in measured]
+    best = min(places, key=lambda place: (lines[place][case].branch != branch, place > index, abs(place - index)))
+    return lines[best][case].value
+
+
+# A text file for a scraper or node_exporter's textfile collector, written by ``prometheus_client``.
 
 _LABELS = ("case", "metric", "platform", "fingerprint", "ranks", "unit", "better", "convention", "verdict", "simulated")
 _TIME_NAME = "perfsuite_median_seconds"
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
-def as_openmetrics(rows: Sequence[ExportRow]) -> str:
-    """A gauge per metric with a sample per case: the newest of each.  ConfigurationError without prometheus_client."""
+def as_openmetrics(rows: Sequence[ExportRow]) -> Exported:
+    """A gauge per metric with a sample per case: the newest of each.  ConfigurationError without prometheus_client.
+
+    The text ends with ``# EOF`` as OpenMetrics 1.0 demands; Prometheus' own text format reads that as a comment.
+    """
     try:
         import prometheus_client as client
+        from prometheus_client.openmetrics import exposition
     except ImportError:
         raise ConfigurationError(
             "this format needs the package prometheus_client, which is not installed; pip install 'perfsuite[export]'"
@@ -112,11 +149,11 @@ def as_openmetrics(rows: Sequence[ExportRow]) -> str:
         labels["ranks"] = "" if row.ranks is None else labels["ranks"]
         labels["simulated"] = labels["simulated"].lower()
         gauges[name].labels(**{label: escaped(text) for label, text in labels.items()}).set(row.value)
-    text: str = client.generate_latest(registry).decode()
-    return text
+    write: Callable[[Any], bytes] = exposition.generate_latest
+    return Exported(text=write(registry).decode(), count=sum(len(family.samples) for family in registry.collect()))
 
 
-EXPORTS: Mapping[str, Callable[[Sequence[ExportRow]], str]] = MappingProxyType(
+EXPORTS: Mapping[str, Callable[[Sequence[ExportRow]], Exported]] = MappingProxyType(
     {
         "json": as_json,
         "csv": as_csv,
@@ -126,4 +163,4 @@ EXPORTS: Mapping[str, Callable[[Sequence[ExportRow]], str]] = MappingProxyType(
         "otava": as_otava,
     }
 )
-"""Name -> text of the rows."""
+"""Name -> the rows in that format."""

@@ -1,150 +1,383 @@
-"""FlagPerf: the FINISHED event of a training log, and the result lines of base cases, one per rank and unit.
+"""FlagPerf: the FINISHED event of a training log, and the result lines of base cases.
 
-Its intra-server bandwidth is busbw doubled ("bidirectional"); its inter-server one takes the ranks of a node for n.
-Source: FlagPerf base/benchmarks/interconnect-MPI_*/main.py, 0d3a409.
+Base cases in PyTorch print a line per rank and unit, the vendors' toolkits a line without a rank.  One name has several
+conventions: the intra-server bandwidth of PyTorch, NVIDIA and MTT is busbw doubled ("bidirectional"), the inter-server
+one of PyTorch takes the ranks of a node for n, and toolkits of other vendors print results of other tools.
+Source: FlagPerf base/benchmarks/interconnect-MPI_*/main.py, 0d3a409, and base/toolkits, 1b5a030.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from perfsuite.base.units import GIB
+from perfsuite.base.units import GIB, plural
 from perfsuite.imports.factors import factor
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
 
-_EVENT = re.compile(r"\[PerfLog\]\s*(\{.*)$")
+_TAG = re.compile(r"(?=\[FlagPerf Result\]|\[PerfLog\])")
 _RESULT = re.compile(
-    r"\[FlagPerf Result\]\s*Rank (?P<rank>\d+)'s (?P<name>[\w.-]+?)="
-    r"(?P<value>[-+]?\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)(?P<unit>[A-Za-z/]*)\s*$"
+    r"\[FlagPerf Result\]\s*(?:Rank (?P<rank>\d+)(?P<chips>'s | BI-V150 [\w ]+ ))?"
+    r"(?P<name>[\w.()-]+?(?: bandwidth| global latency)?)\s*=\s*"
+    r"(?P<value>[-+]?\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)(?P<blank>\s*)(?P<unit>[A-Za-z/]*)\s*$"
 )
-_ANY_RESULT = re.compile(r"\[FlagPerf Result\]")
-_UNITS: Mapping[str, tuple[Meaning, float]] = {
-    "TFLOPS": (("tflops_per_device", "TFLOPS", "higher"), 1.0),
-    "TOPS": (("tops_per_device", "TOPS", "higher"), 1.0),
-    "GB/s": (("bandwidth_gb_per_s", "GB/s", "higher"), 1.0),
-    "GiB/s": (("bandwidth_gb_per_s", "GB/s", "higher"), GIB / 1e9),
-    "GiB": (("memory_gib", "GiB", "higher"), 1.0),
-    "us": (("latency_us", "us", "lower"), 1.0),
-}
-_FINISHED: Mapping[str, Meaning] = {
-    "training_sequences_per_second": ("sequences_per_s", "sequences/s", "higher"),
-    "training_samples_per_second": ("samples_per_s", "samples/s", "higher"),
-    "e2e_time": ("time_s", "s", "lower"),
-    "raw_train_time": ("time_s", "s", "lower"),
-    "init_time": ("time_s", "s", "lower"),
-    "final_loss": ("final_loss", "", "lower"),
-    "final_mlm_accuracy": ("accuracy", "", "higher"),
-    "final_accuracy": ("accuracy", "", "higher"),
-}
+_EVENT = re.compile(r"\[PerfLog\]\s*(\{.*)$")
+_EVENT_NAME = re.compile(r'"event"\s*:\s*"(\w+)"')
+_FAMILIES: tuple[tuple[str, Meaning, Mapping[str, float]], ...] = (
+    (r"^computation-INT", ("tops_per_device", "TOPS", "higher"), {"TOPS": 1.0, "Tops": 1.0, "TFLOPS": 1.0}),
+    (r"^computation-", ("tflops_per_device", "TFLOPS", "higher"), {"TFLOPS": 1.0, "TFlops": 1.0}),
+    (r"algbw$", ("algbw_gb_per_s", "GB/s", "higher"), {"GB/s": 1.0, "GiB/s": GIB / 1e9}),
+    (
+        r"b[ai]ndwidth$|^interconnect-(P2P_\w+|h2d)$",
+        ("bandwidth_gb_per_s", "GB/s", "higher"),
+        {"GB/s": 1.0, "GiB/s": GIB / 1e9},
+    ),
+    (r"capacity$", ("memory_gib", "GiB", "higher"), {"GiB": 1.0, "GB": 1e9 / GIB, "MiB": 1 / 1024}),
+    (r"latency$", ("latency_us", "us", "lower"), {"us": 1.0, "ns": 1e-3}),
+    (r"^power-", ("power_w", "W", "lower"), {"W": 1.0}),
+)
+"""Pattern of the name, meaning, and scale of each unit that may follow."""
 _SAME = 0.01
 """GB/s and GiB/s of one figure are rounded to 0.01 each."""
+_RATES = frozenset({"sequences", "samples", "images", "items", "tokens"})
+_OF_JOB = "flagperf; of the whole job, not of a device"
+_TIMES = {"raw": "training", "no_eval": "training without evaluation", "pure_compute": "pure computing"}
+
+
+def _finished(name: str, values: Mapping[str, object]) -> tuple[Meaning, str] | None:
+    """Meaning and convention of a value of FINISHED; None where it is a count, or its meaning differs between cases.
+
+    >>> _finished("training_images_per_second", {})[0], _finished("global_steps", {})
+    (('images_per_s', 'images/s', 'higher'), None)
+    """
+    if hit := re.fullmatch(r"(?:training|effective)_(\w+)_per_second", name):
+        return ((f"{hit[1]}_per_s", f"{hit[1]}/s", "higher"), _OF_JOB) if hit[1] in _RATES else None
+    if hit := re.fullmatch(r"thro(?:ugh|uhg)put\(([is])ps\)_(raw|no_eval|pure_compute)", name):
+        items = "samples" if hit[1] == "s" or "num_trained_samples" in values else "items"
+        items = "tokens" if "training_tokens_per_second" in values else items
+        return (f"{items}_per_s", f"{items}/s", "higher"), f"{_OF_JOB}; over the time of {_TIMES[hit[2]]}"
+    if re.fullmatch(r"(e2e|raw_train|init|train|train_no_eval|pure_training_computing)_time", name):
+        return ("time_s", "s", "lower"), "flagperf"
+    if name in ("final_loss", "val_loss", "train_loss", "best_validation_loss"):
+        return (name, "", "lower"), "flagperf"
+    if name in ("final_accuracy", "final_mlm_accuracy"):
+        return ("accuracy", "", "higher"), "flagperf"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    """One result line."""
+
+    line: int
+    rank: str
+    """Empty for a toolkit, whose lines have none."""
+    name: str
+    text: str
+    unit: str
+    blank: bool
+    """Whether a blank stands before the unit, as in the scripts around tools of vendors."""
+    meaning: Meaning
+    scale: float
+
+    @property
+    def value(self) -> float:
+        """In the unit of the meaning."""
+        return float(self.text) * self.scale
+
+    @property
+    def printed(self) -> str:
+        """The figure with its unit."""
+        return f"{self.text}{self.unit}"
+
+
+@dataclass(kw_only=True)
+class _Aside:
+    """Everything that is not imported."""
+
+    refused: list[Refused] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Kind of line -> how many were left out."""
+
+    def refuse(self, line: int, text: str, why: str) -> None:
+        """Keep a figure that is not imported, with its reason."""
+        self.refused.append(Refused(line=line, text=text.strip()[:120], why=why))
 
 
 def _read(source: Source) -> Imported:
-    rows = list(_events(source))
-    base, refused = _base(source, list(_results(source)))
-    rows += base
-    if not rows and not refused:
+    aside = _Aside()
+    rows = [*_events(source, aside), *_base(source, list(_results(source, aside)), aside)]
+    if not rows and not aside.refused:
         raise source.fault(1, "no FINISHED event and no [FlagPerf Result]: the run did not end", "give a whole log")
-    return source.imported(rows, refused=refused)
+    counted = [f"{plural(count, what)} left out" for what, count in aside.counts.items()]
+    return source.imported(rows, refused=aside.refused, notes=[*aside.notes, *counted])
 
 
-def _events(source: Source) -> Iterator[ImportedRow]:
+def _parts(source: Source) -> Iterator[tuple[int, str]]:
+    """Every tagged text with its line: ranks that print at once may share a line."""
     for number, line in enumerate(source.lines, start=1):
-        match = _EVENT.search(line)
-        if match is None:
+        if "[FlagPerf Result]" in line or "[PerfLog]" in line:
+            yield from ((number, part) for part in _TAG.split(line) if part.startswith("["))
+
+
+# Training: the FINISHED event.
+
+
+def _events(source: Source, aside: _Aside) -> Iterator[ImportedRow]:
+    seen: list[tuple[str, str]] = []
+    for number, part in _parts(source):
+        if not part.startswith("[PerfLog]"):
             continue
-        try:
-            event = json.loads(match[1])
-        except (ValueError, RecursionError):
-            raise source.fault(number, "the event is cut", "remove the line, or copy the log again") from None
-        if not isinstance(event, dict) or event.get("event") != "FINISHED":
+        name = _EVENT_NAME.search(part)
+        if name is not None and name[1] != "FINISHED":
+            aside.counts["other event"] += 1
             continue
-        values = event.get("value")
-        if not isinstance(values, dict):
-            raise source.fault(number, "the event has no values", "remove the line, or copy the log again")
-        for name, meaning in _FINISHED.items():
-            if values.get(name) is not None:
-                yield source.row(
-                    number,
-                    f"training {name}",
-                    meaning,
-                    source.number(number, values[name], name),
-                    printed=str(values[name]),
-                    convention="flagperf; of the whole job, not of a device"
-                    if meaning[1].endswith("/s")
-                    else "flagperf",
-                    settings={"converged": str(values.get("converged", "not said"))},
-                )
-
-
-def _results(source: Source) -> Iterator[tuple[int, int, re.Match[str]]]:
-    """Line, rank and parts of every result."""
-    for number, line in enumerate(source.lines, start=1):
-        if not _ANY_RESULT.search(line):
+        event = _event(part)
+        if event is None:
+            aside.refuse(number, part, "the event is cut; copy the log again")
             continue
-        match = _RESULT.search(line)
-        if match is None:
-            raise source.fault(number, "the result line is cut", "remove it, or copy the log again")
-        if match["unit"] not in _UNITS:
-            reason = f"its unit {match['unit']!r} is not known" if match["unit"] else "its unit is missing"
-            raise source.fault(number, f"{match['name']}: {reason}", f"it may be {', '.join(_UNITS)}")
-        yield number, source.whole(number, match["rank"], "rank"), match
-
-
-def _base(source: Source, results: Sequence[tuple[int, int, re.Match[str]]]) -> tuple[list[ImportedRow], list[Refused]]:
-    rows: list[ImportedRow] = []
-    refused: list[Refused] = []
-    seen: dict[tuple[int, str], float] = {}
-    ranks = len({rank for _, rank, _ in results})
-    for number, rank, match in results:
-        name, text, unit = match["name"], match["value"], match["unit"]
-        meaning, scale = _UNITS[unit]
-        value = source.number(number, text, name) * scale
-        known = seen.setdefault((rank, name), value)
-        if known != value:  # the same figure in the other unit
-            if abs(known - value) > _SAME * (1 + scale):
-                reason = f"{text} {unit} is {value:.2f} GB/s, a line before says {known:.2f} GB/s"
-                raise source.fault(number, reason, "find out which is right, and remove the other")
+        values, rank = event
+        text = json.dumps(values, sort_keys=True)
+        if (rank, text) in seen:
+            aside.counts["repeated event"] += 1
             continue
-        value, convention, why = _converted(name, value, source.told.ranks_per_node, ranks)
-        if why:
-            refused.append(Refused(line=number, text=f"{name}={text}{unit}", why=why))
+        seen.append((rank, text))
+        run = sum(other == rank for other, _ in seen)
+        yield from _training(source, number, values, aside, rank=rank, run=run)
+
+
+def _event(part: str) -> tuple[Mapping[str, object], str] | None:
+    """Values and rank of a FINISHED event; None for one that is not whole."""
+    match = _EVENT.search(part)
+    try:
+        event = json.loads(match[1]) if match else None
+    except (ValueError, RecursionError):
+        return None
+    values = event.get("value") if isinstance(event, dict) else None
+    if not isinstance(event, dict) or not isinstance(values, dict) or event.get("event") != "FINISHED":
+        return None
+    about = event.get("metadata")
+    return values, str(about.get("rank", "")) if isinstance(about, dict) else ""
+
+
+def _training(
+    source: Source, number: int, values: Mapping[str, object], aside: _Aside, *, rank: str, run: int
+) -> Iterator[ImportedRow]:
+    other: list[str] = []
+    settings = {"converged": str(values.get("converged", "not said")), "rank": rank, "run": str(run) if run > 1 else ""}
+    for name, value in values.items():
+        found = _finished(name, values)
+        if found is None:
+            other += [name] if isinstance(value, int | float) and not isinstance(value, bool) else []
             continue
-        more: dict[str, str] = {}
-        if convention != "flagperf":
-            meaning = ("busbw_gb_per_s", *meaning[1:])
-            more = {"collective": "all_reduce", "dtype": "fp32"}
-        printed, settings = f"{text}{unit}", {"rank": str(rank)}
-        rows.append(
-            source.row(number, name, meaning, value, printed=printed, convention=convention, settings=settings, **more)
-        )
-    return rows, refused
-
-
-def _converted(name: str, value: float, node: int | None, ranks: int) -> tuple[float, str, str]:
-    """Value, convention, and why it is refused; ``node`` is the number of ranks of a node."""
-    if "MPI_intraserver" in name:
-        return value / 2, "nccl-tests busbw; flagperf prints it doubled (both directions)", ""
-    if "MPI_interserver" in name or name == "transfer-bandwidth":
-        if not node or node < 2:
-            why = (
-                "busbw with the ranks of one node for n, or another transfer: the log does not say; if it is "
-                "interconnect-MPI_interserver, give --ranks-per-node"
+        meaning, convention = found
+        figure = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if value is None or figure == 0:
+            other.append(f"{name} ({value})")
+        elif not math.isfinite(figure) or (meaning[1] and figure < 0):
+            aside.refuse(number, f"{name}: {value}", f"{name} is not a number from 0 {meaning[1]} on; run again")
+        else:
+            yield source.row(
+                number,
+                f"training {name}{f', run {run}' if run > 1 else ''}",
+                meaning,
+                figure,
+                printed=str(value),
+                convention=convention,
+                settings={key: text for key, text in settings.items() if text},
             )
-            return value, "", why
-        if ranks <= node:
-            return value, "", f"the log has {ranks} ranks, so {node} ranks per node are no several nodes"
-        right = value * factor("all_reduce", ranks) / factor("all_reduce", node)
-        return right, f"nccl-tests busbw over {ranks} ranks; flagperf counts it with {node}, those of a node", ""
-    return value, "flagperf", ""
+    if other:
+        aside.notes.append(f"line {number}: left out of FINISHED (counts, zeros, no common unit): {', '.join(other)}")
+
+
+# Base cases.
+
+
+def _results(source: Source, aside: _Aside) -> Iterator[_Result]:
+    """Every result line that is whole and of which name and unit fit."""
+    for number, part in _parts(source):
+        if not part.startswith("[FlagPerf Result]"):
+            continue
+        match = _RESULT.fullmatch(part)
+        if match is None:
+            aside.refuse(number, part, "not one name, figure and unit: cut, or joined with another; copy the log again")
+            continue
+        name, unit = match["name"], match["unit"]
+        family = next((row for row in _FAMILIES if re.search(row[0], name)), None)
+        if family is None:
+            aside.refuse(number, part, f"{name} is not a result of FlagPerf's base cases; its meaning is not known")
+        elif not unit or unit not in family[2]:
+            reason = f"its unit {unit!r} does not fit" if unit else "its unit is missing"
+            aside.refuse(number, part, f"{name}: {reason}; it may be {', '.join(family[2])}")
+        elif not _is_figure(match["value"]):
+            aside.refuse(number, part, f"{name} is {match['value']}, not a number above 0; run again")
+        elif match["chips"] not in (None, "'s "):
+            aside.refuse(number, part, "of a card with two chips: twice the line of the rank, which is imported")
+        else:
+            blank = bool(match["blank"])
+            scale = 1.0 if blank and unit == "GB" else family[2][unit]  # tsingmicro divides by 1024
+            rank = str(int(match["rank"])) if match["rank"] else ""
+            yield _Result(
+                line=number, rank=rank, name=name, text=match["value"], unit=unit, blank=blank,
+                meaning=family[1], scale=scale,
+            )  # fmt: skip
+
+
+def _is_figure(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+_Runs = Mapping[tuple[str, str], Sequence[Mapping[str, _Result]]]
+"""(rank, name) -> for each run its results by unit."""
+
+
+def _runs(results: Sequence[_Result], aside: _Aside) -> _Runs:
+    """A figure that comes again in its unit with another value begins another run."""
+    runs: dict[tuple[str, str], list[dict[str, _Result]]] = {}
+    for result in results:
+        series = runs.setdefault((result.rank, result.name), [{}])
+        if any(result.unit in run and run[result.unit].text == result.text for run in series):
+            aside.counts["repeated line"] += 1
+        elif result.unit in series[-1]:
+            series.append({result.unit: result})
+        else:
+            series[-1][result.unit] = result
+    return runs
+
+
+def _base(source: Source, results: Sequence[_Result], aside: _Aside) -> list[ImportedRow]:
+    rows: list[ImportedRow] = []
+    runs = _runs(results, aside)
+    for (rank, name), series in runs.items():
+        for index, units in enumerate(series):
+            figures = list(units.values())
+            first = next((one for one in figures if one.scale == 1), figures[0])
+            apart = [one for one in figures if abs(one.value - first.value) > _SAME * (1 + one.scale)]
+            if apart:
+                for one, other in ((first, apart[0]), (apart[0], first)):
+                    unit = one.meaning[1]
+                    why = f"{one.printed} is {one.value:.2f} {unit}, line {other.line} says {other.value:.2f} {unit}"
+                    aside.refuse(one.line, f"{name}={one.printed}", f"{why}; find out which is right")
+                continue
+            partner = runs.get((rank, re.sub(r"bandwidth$", "algbw", name)), ())
+            algbw = next(iter(partner[index].values())) if index < len(partner) else None
+            found = _converted(source, first, runs, None if algbw is first else algbw)
+            if isinstance(found, str):
+                aside.refuse(first.line, f"{name}={first.printed}", found)
+                continue
+            settings = {"rank": rank, "run": str(index + 1) if index else ""}
+            rows.append(
+                source.row(
+                    first.line,
+                    f"{name}, run {index + 1}" if index else name,
+                    found.meaning,
+                    found.value,
+                    printed=first.printed,
+                    convention=found.convention,
+                    settings={key: text for key, text in settings.items() if text},
+                    **found.more,
+                )
+            )
+    return sorted(rows, key=lambda row: row.line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Converted:
+    """A figure in a convention that it can be compared in."""
+
+    value: float
+    meaning: Meaning
+    convention: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ImportedRow."""
+
+
+_OF_ALL_REDUCE: Mapping[str, Any] = {"collective": "all_reduce", "dtype": "fp32"}
+
+
+def _converted(source: Source, result: _Result, runs: _Runs, algbw: _Result | None) -> _Converted | str:
+    """The figure in its convention, or why it is refused."""
+    name, is_collective = result.name, "MPI_" in result.name
+    if name.endswith("algbw"):
+        about = "nccl-tests algbw; flagperf's toolkit of nvidia or mthreads"
+        return _Converted(value=result.value, meaning=result.meaning, convention=about, more=_OF_ALL_REDUCE)
+    if result.rank and (is_collective or name == "transfer-bandwidth"):
+        return _of_ranks(result, source.told.ranks_per_node, len({rank for rank, _ in runs if rank}))
+    if is_collective:
+        return _of_toolkit(result, algbw)
+    dtype = name.removeprefix("computation-").lower() if name.startswith("computation-") else ""
+    remark = _remark(result)
+    if name == "computation-FP32" and not result.rank and result.blank:
+        dtype, remark = "", "; the FP16 toolkit of MTT S4000 prints this name as well"
+    more = {"dtype": dtype} if dtype else {}
+    return _Converted(value=result.value, meaning=result.meaning, convention=f"flagperf{remark}", more=more)
+
+
+def _remark(result: _Result) -> str:
+    """The part of the convention that the name alone does not say."""
+    name = result.name
+    if result.meaning[0] == "tops_per_device" and result.unit == "TFLOPS":
+        return "; printed as TFLOPS"
+    if "P2P" in name:
+        return "; one direction, or both added: that differs between its cases"
+    if "h2d" in name or name == "transfer-bandwidth":
+        return "; host to device" + ("" if result.blank else ", doubled by the toolkit of dcu")
+    if name.startswith("main_memory-b"):
+        return "; as the vendor's tool counts" if result.blank else "; bytes read and bytes written"
+    if result.unit == "GB" and result.blank:
+        return "; its GB are 2^30 bytes"
+    return ""
+
+
+def _of_ranks(result: _Result, node: int | None, ranks: int) -> _Converted | str:
+    """Bandwidth of PyTorch's cases; ``node`` is the number of ranks of a node."""
+    meaning: Meaning = ("busbw_gb_per_s", "GB/s", "higher")
+    if "MPI_intraserver" in result.name:
+        about = "nccl-tests busbw; flagperf prints it doubled (both directions)"
+        return _Converted(value=result.value / 2, meaning=meaning, convention=about, more=_OF_ALL_REDUCE)
+    if not node or node < 2:
+        return (
+            "busbw with the ranks of one node for n, or another transfer: the log does not say; if it is "
+            "interconnect-MPI_interserver, give --ranks-per-node"
+        )
+    if ranks <= node:
+        return f"the log has {ranks} ranks, so {node} ranks per node are not several nodes"
+    right = result.value * factor("all_reduce", ranks) / factor("all_reduce", node)
+    about = f"nccl-tests busbw over {ranks} ranks; flagperf counts it with {node}, those of a node"
+    return _Converted(value=right, meaning=meaning, convention=about, more={**_OF_ALL_REDUCE, "ranks": ranks})
+
+
+def _of_toolkit(result: _Result, algbw: _Result | None) -> _Converted | str:
+    """Bandwidth of a collective by a toolkit: only with algbw beside it is the convention certain."""
+    if algbw is None:
+        return (
+            "a toolkit's line without algbw beside it: busbw of all_reduce or all_gather, single or doubled, or "
+            "send and receive; the log does not say which; import the log of the vendor's own tool"
+        )
+    half = 0.005 * max(result.scale, algbw.scale)
+    busbw = result.value / 2
+    ratios = (busbw - half / 2) / (algbw.value + half), (busbw + half / 2) / max(algbw.value - half, 1e-9)
+    counts = [count for count in range(2, 4097) if ratios[0] <= factor("all_reduce", count) <= ratios[1]]
+    if not counts:
+        return f"{result.value:.2f} GB/s is not twice the busbw of algbw {algbw.value:.2f} GB/s for any number of ranks"
+    ranks = counts[0] if len(counts) == 1 else None
+    about = f"nccl-tests busbw{f' over {ranks} ranks, by algbw' if ranks else ''}; flagperf prints it doubled"
+    more = {**_OF_ALL_REDUCE, "ranks": ranks}
+    return _Converted(value=busbw, meaning=("busbw_gb_per_s", "GB/s", "higher"), convention=about, more=more)
 
 
 FORMAT = Format(
     name="flagperf",
     about="FlagPerf training logs ([PerfLog]) and base results ([FlagPerf Result])",
-    recognises=lambda source: any("[PerfLog] {" in line or _ANY_RESULT.search(line) for line in source.lines),
+    recognises=lambda source: any("[PerfLog] {" in line or "[FlagPerf Result]" in line for line in source.lines),
     read=_read,
 )

@@ -19,6 +19,7 @@ _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "backward_ms": ("backward_time", "ms"),
         "optimizer_ms": ("optimizer_time", "ms"),
         "samples_per_s": ("throughput", ""),
+        "samples_per_s_per_device": ("throughput_per_device", ""),
         "tokens_per_s_per_device": ("tokens_per_s_per_device", ""),
         "tflops_per_device": ("tflops", "TFLOPS"),
         "mfu_percent": ("mfu", "%"),
