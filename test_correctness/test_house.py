@@ -32,7 +32,7 @@ ROOMS = {
     "models": 3_180,
     "platforms": 3_940,
     "plugin": 5_710,
-    "projection": 4_830,
+    "projection": 5_030,
     "published": 1_950,
     "record": 2_410,
     "reports": 10_500,

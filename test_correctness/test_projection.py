@@ -128,6 +128,13 @@ def test_what_cannot_be_spread_names_what_can(text, options, message):
         Layout.parse(text, **options).check(find("llama2-7b"))
 
 
+def test_experts_under_tp_need_sequence_parallelism():
+    layout = Layout.parse("ep4-tp2", global_batch=4)
+    with pytest.raises(InvalidParameter, match="every row of model mixtral-8x7b 2 times; add --sequence-parallel"):
+        layout.check(find("mixtral-8x7b"))
+    dataclasses.replace(layout, sequence_parallel=True).check(find("mixtral-8x7b"))
+
+
 def test_a_layout_of_another_size_than_the_world_names_the_nearest():
     with pytest.raises(InvalidParameter, match="16 ranks for a world of 32; choose dp4"):
         Layout.parse("dp2-tp8", global_batch=4).check(find("llama2-7b"), world_size=32)

@@ -139,7 +139,9 @@ class Layout:
     def groups(self, devices_per_node: int) -> dict[str, Group]:
         """Where the groups of every axis with several ranks stand on nodes of so many devices.
 
-        Also ``data``: all ranks that hold the same parameters (dp, ep and cp together), ``dense`` gradients' group.
+        Also ``data``: all ranks that hold the same parameters (dp, ep and cp together); ``shard``: those of ``data``
+        that may share them out, without the copies along dp_replicate; ``experts``: those of ``shard`` that hold the
+        same experts.
         """
         return _groups(self.shape, devices_per_node)
 
@@ -186,6 +188,11 @@ class Layout:
         if model.experts % self.shape.size("ep"):
             what = f"the {model.experts} experts" if model.experts else "the missing experts"
             raise InvalidParameter(f"ep{self.shape.size('ep')} does not divide {what} of model {model.name}")
+        if model.experts and self.shape.size("tp") > 1 and not self.sequence_parallel:
+            raise InvalidParameter(
+                f"layout {self} without sequence parallelism would send every row of model {model.name} "
+                f"{self.shape.size('tp')} times; add --sequence-parallel, or leave tp out"
+            )
         if self.shape.size("ep") > 1 and not model.experts:
             raise InvalidParameter(f"model {model.name} has no experts; leave ep out of {self}")
 
@@ -200,6 +207,10 @@ def _groups(shape: MeshShape, devices_per_node: int) -> dict[str, Group]:
     tp = shape.size("tp")
     data = shape.replicas * shape.size("cp")
     groups["data"] = _group(data, tp, devices_per_node, shape.world_size)
+    sharded, ep = data // shape.size("dp_replicate"), shape.size("ep")
+    groups["shard"] = _group(sharded, tp, devices_per_node, shape.world_size)
+    apart = tp if sharded // ep == shape.size("cp") else ep * tp
+    groups["experts"] = _group(sharded // ep, apart, devices_per_node, shape.world_size)
     return groups
 
 
