@@ -16,7 +16,7 @@ from perfsuite.models.program import Program
 from perfsuite.projection.calibration import Calibration, Regime
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
-from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, MemoryBreakdown, memory_of
+from perfsuite.projection.memory import MemoryBreakdown, memory_of
 from perfsuite.record.result import Training
 from perfsuite.record.step import Timeline
 from perfsuite.schedules import StageTimes, make_schedule, simulate
@@ -92,7 +92,7 @@ def project(
         projector = projector_of(job, calibration)
     layout = job.layout
     step_time = projector.step(layout)
-    memory = with_program(job, memory_of(job.architecture, layout, job.implementation, USABLE * job.capacity))
+    memory = with_program(job, memory_of(job.architecture, layout, job.implementation, job.capacity))
     beside = _program_parts(job, calibration, memory)
     step_time = step_time._replace(
         seconds=step_time.seconds + sum(seconds for _, _, seconds in beside), parts=(*step_time.parts, *beside)
@@ -235,7 +235,7 @@ def _flags(
     if job.node.machine:
         flags.append(Flag(name="machine", text=job.node.machine))
     share = memory.share
-    if share is not None and share > MEMORY_LIMIT:
+    if share is not None and not memory.fits:
         bound = True
         fits = "does not fit" if share > 1 else "is at the limit: allocators retry, and steps took up to 36 % longer"
         flags.append(Flag(name="memory-limit", text=f"{100 * share:.0f} % of the memory by estimate: {fits}"))
