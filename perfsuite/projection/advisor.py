@@ -248,8 +248,8 @@ def smallest_that_fits(
     while count <= _MOST_DEVICES:
         legal = _choices(base, count, max(global_batch, count)).legal()
         sized = ((pricing.memory(layout), layout) for layout in legal)
-        memory, layout = min(sized, key=lambda pair: pair[0].total)
-        if memory.fits:
+        memory, layout = min(sized, key=lambda pair: pair[0].total, default=(None, None))
+        if memory and layout and memory.fits:
             return count, layout, memory
         count *= 2
     return None

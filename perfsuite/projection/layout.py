@@ -58,6 +58,11 @@ class Layout:
                 raise InvalidParameter(f"{name}={getattr(self, name)} is no count; choose a whole number from 1")
         if self.schedule:
             find_schedule(self.schedule)
+        if self.stages_per_rank > 1 and self.shape.size("pp") == 1:
+            raise InvalidParameter(
+                f"stages_per_rank={self.stages_per_rank} cuts the layers of a pipeline, and layout {self} has no "
+                "pp; add pp2 or more, or leave it out"
+            )
 
     @classmethod
     def parse(
@@ -77,6 +82,14 @@ class Layout:
         A pipeline without a schedule gets 1f1b.  Raises InvalidParameter with the legal batches, the nearest first.
         """
         shape = MeshShape.parse(text)
+        for option, axis in (
+            (schedule and f"schedule {schedule}", "pp"),
+            (sequence_parallel and "sequence_parallel", "tp"),
+        ):
+            if option and shape.size(axis) == 1:
+                raise InvalidParameter(
+                    f"{option} is about {axis}, which layout {text} lacks; add {axis}2 or leave it out"
+                )
         if not schedule and shape.size("pp") > 1:
             schedule = "1f1b" if (stages_per_rank or 1) == 1 else "interleaved_1f1b"
         stages = stages_per_rank or (find_schedule(schedule).fewest_stages_per_rank if schedule else 1)
