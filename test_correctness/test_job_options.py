@@ -9,7 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfsuite.base.mesh import MeshShape
 from perfsuite.cli.main import main
+from perfsuite.record.result import Training
+from perfsuite.workloads.training.train_step import TrainStep
 
 COUNTS = ["-1", "0", "1", "2", "3", "8", "64", "1000000000000", "9" * 30, "1.5", "nan", "", "eight", "٣"]
 AMOUNTS = ["nan", "inf", "-inf", "-5", "0", "1e-300", "1e300", "50", "400", "", "fast", "5e-324"]
@@ -163,6 +166,16 @@ def test_a_network_by_option_is_that_of_a_row(capsys):
     assert row["step_time_s"] == same["step_time_s"] < slow["step_time_s"]
     assert main(["project", *(f"{option}={value}" for option, value in SOUND.items()), "--network=400"]) == 0
     assert "0.7 of 400: --network" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32", "fp32"])
+def test_a_step_holds_and_sends_what_strategy_hybrid_does(dtype, capsys):
+    """In bf16 and fp16 gradients are reduced in 16 bits."""
+    step = TrainStep(model="llama2-7b", strategy="hybrid", mesh="dp16", dtype=dtype)
+    expected = step.work(MeshShape.parse("dp16")).training
+    found = projected(capsys, f"--dtype={dtype}", "--sharding=parameters")["training"]
+    for name in ("dtype", "gradient_dtype", "narrow", "strategy", "sharding"):
+        assert found.get(name, getattr(Training(model=""), name)) == getattr(expected, name), name
 
 
 PLAIN = """

@@ -170,13 +170,14 @@ def read_dtype(options: argparse.Namespace, calibration: Calibration) -> str:
 def base_training(options: argparse.Namespace, calibration: Calibration) -> Training:
     """What is trained, before it is laid out: by strategy hybrid, whose 16-bit steps hold and send 16 bits."""
     dtype = read_dtype(options, calibration)
+    narrow = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
     return Training(
         model=options.model,
         overrides=read_overrides(options),
         strategy="hybrid",
         dtype=dtype,
-        narrow=dtype in ("bf16", "fp16", "fp8"),
-        gradient_dtype="bf16" if dtype == "bf16" else "fp32",
+        narrow=dtype in narrow,
+        gradient_dtype=narrow.get(dtype, "fp32"),
         compiled=options.compiled,
     )
 
