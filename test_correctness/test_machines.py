@@ -248,7 +248,7 @@ def test_a_machine_replaces_what_a_calibration_measured_between_nodes(capsys, tm
     by_file = ("--calibration", str(tmp_path / "c.json"))
     alone = projected(capsys, "--platform", "v100", *by_file)
     there = projected(capsys, "--machine", "oneflow-4x8-v100", *by_file)
-    given = projected(capsys, "--platform", "v100", "--network", "8.75", *by_file)
+    given = projected(capsys, "--platform", "v100", "--network", "12.5", *by_file)
     assert alone["by_resource"]["network"] < 0.1 * there["by_resource"]["network"]
     assert there["by_resource"]["network"] == pytest.approx(given["by_resource"]["network"])
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
-from perfsuite.cli.project import elasticities
+from perfsuite.cli.sensitivity import elasticities
 from perfsuite.metrics.pipeline import step_bounds_s
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
@@ -126,6 +126,13 @@ def test_legal_layouts_are_read_as_they_are_written(tp, pp, dp, micro, count):
 def test_what_cannot_be_spread_names_what_can(text, options, message):
     with pytest.raises(InvalidParameter, match=message):
         Layout.parse(text, **options).check(find("llama2-7b"))
+
+
+def test_experts_under_tp_need_sequence_parallelism():
+    layout = Layout.parse("ep4-tp2", global_batch=4)
+    with pytest.raises(InvalidParameter, match="every row of model mixtral-8x7b 2 times; add --sequence-parallel"):
+        layout.check(find("mixtral-8x7b"))
+    dataclasses.replace(layout, sequence_parallel=True).check(find("mixtral-8x7b"))
 
 
 def test_a_layout_of_another_size_than_the_world_names_the_nearest():

@@ -227,19 +227,36 @@ def test_gathers_begin_late_where_the_host_waits_for_routes():
     assert parts(layout, late) == parts(layout, code)
 
 
-@pytest.mark.parametrize(("sequence_parallel", "messages"), [(False, 4 * 2), (True, 4 + 6)])
-def test_tensor_parallel_messages_of_a_block(sequence_parallel, messages):
-    """Four all-reduces; or gathers and scatters, and the inputs gathered again in the backward."""
+@pytest.mark.parametrize(
+    ("sequence_parallel", "again", "of_block", "of_ends"),
+    [(False, False, 4 * 2, 4), (True, False, 4 + 4, 4), (True, True, 4 + 6, 5)],
+)
+def test_tensor_parallel_messages_of_a_block(sequence_parallel, again, of_block, of_ends):
+    """Four all-reduces; or gathers and scatters, and in some software the inputs gathered again in the backward."""
     layout = Layout.parse("tp4", global_batch=1, sequence_parallel=sequence_parallel)
     whole = 2 * SMALL.tokens * SMALL.width
-    head = 2 * whole
-    assert (SMALL.layers * messages * whole + head) * 3 / 4 / 1e9 == pytest.approx(parts(layout)["link"])
+    loss = 2 * 3 * 4 * SMALL.tokens
+    norms = 2 * 2 * SMALL.width * (2 * SMALL.layers + 1) * sequence_parallel
+    sent = (SMALL.layers * of_block + of_ends) * whole + loss + norms
+    found = parts(layout, dataclasses.replace(CODE, gathers_again=again))["link"]
+    assert sent * 3 / 4 / 1e9 == pytest.approx(found)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_recomputation_repeats_the_messages_of_a_block_but_the_last_where_it_stops_early(again):
+    code = dataclasses.replace(CODE, stops_early=again)
+    kept, twice = (
+        parts(Layout.parse("tp4", global_batch=1, checkpointing=way), code)["link"] for way in ("none", "full")
+    )
+    repeated = 2 * (1 if again else 2) * 2 * SMALL.tokens * SMALL.width * 3 / 4
+    assert SMALL.layers * repeated / 1e9 == pytest.approx(twice - kept)
 
 
 def test_context_parallel_ring_hides_behind_attention_only():
     layout = Layout.parse("cp4", global_batch=1)
     behind = parts(layout)["attention"]
-    ring = 3 * SMALL.layers * 2 * (SMALL.tokens / 4) * 2 * SMALL.width * 3 / 1e9
+    keys = 2 * (SMALL.tokens / 4) * 2 * SMALL.width
+    ring = SMALL.layers * (3 + 3 + 4) * keys / 1e9  # their gradients go one step further, home
     gradients = 2 * 4 * SMALL.parameters * 3 / 4 / 1e9
     assert ring + gradients - behind == pytest.approx(parts(layout)["link"], rel=1e-6)
 
@@ -256,14 +273,18 @@ def test_stage_messages_and_bubble_of_a_pipeline():
     assert "link" not in hidden or hidden["link"] == 0
 
 
-def test_experts_are_sent_and_come_back_in_both_passes():
+@pytest.mark.parametrize(("mesh", "tp"), [("ep4", 1), ("ep4-tp2", 2)])
+def test_experts_are_sent_and_come_back_in_both_passes(mesh, tp):
+    """The rows of a rank's own tokens, along ep and then to each of tp."""
     model = Architecture.of(find("moe-tiny"))
-    layout = Layout.parse("ep4", global_batch=4)
-    share = Share(model=model, layout=layout, code=CODE)
+    share = Share(model=model, layout=Layout.parse(mesh, global_batch=4, sequence_parallel=tp > 1), code=CODE)
     passes = operations.block(share, experts=True)
-    sent = [one for one in (*passes.forward, *passes.backward_input) if isinstance(one, Collective)]
-    assert ["all_to_all"] * 4 == [one.collective for one in sent]
-    assert {2.0 * model.tokens * model.top_k * model.width} == {one.message_bytes for one in sent}
+    rows = 2.0 * model.tokens / tp * model.top_k * model.width
+    for part in (passes.forward, passes.backward_input):
+        sent = [one for one in part if isinstance(one, Collective) and one.collective == "all_to_all"]
+        assert [("ep", 2, rows), ("tp", 2, tp * rows)] == [
+            (one.axis, one.calls, one.message_bytes) for one in sent if one.calls == 2
+        ]
 
 
 def test_the_slowest_of_many_takes_longer_by_the_spread():

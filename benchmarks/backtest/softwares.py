@@ -39,7 +39,9 @@ _COMPOSER_PURE = dataclasses.replace(
 )
 _ENGINE = Implementation(
     name="Megatron core, TransformerEngine",
-    source="a block of fused kernels counted by hand; the weight gradient's product adds to the gradient itself",
+    source="a block of fused kernels counted by hand; the weight gradient's product adds to the gradient itself; "
+    "ColumnParallelLinear gathers its input again in the backward",
+    gathers_again=True,
     accumulation_bytes=0.0,
     weight_bytes=2.0,
     optimizer_state_bytes=12.0,
@@ -48,7 +50,9 @@ _ENGINE = Implementation(
 )
 _SCORES = Implementation(
     name="Megatron-LM 2022",
-    source="arXiv:2205.05198: scores are written; fused scale, mask and softmax, dropout apart",
+    source="arXiv:2205.05198: scores are written; fused scale, mask and softmax, dropout apart; tokens are gathered "
+    "again in the backward",
+    gathers_again=True,
     score_bytes=(8.0, 12.0),
     kept_score_bytes=5.0,
     causal_skips=False,

@@ -10,6 +10,7 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
+from perfsuite.cli.job_checks import check_options
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
 from perfsuite.projection.advisor import (
@@ -41,15 +42,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite advise``."""
+    check_options(options)
     if options.world is None:
         raise ConfigurationError("--world is missing: layouts are those of so many devices")
-    if options.world < 1 or options.global_batch < 1 or options.top < 1:
-        raise ConfigurationError(
-            f"--world={options.world}, --global-batch={options.global_batch} and --top={options.top} are counts; "
-            "give whole numbers from 1"
-        )
     device, calibration = read_platform(options)
     training = base_training(options, calibration)
+    if device.memory is None:
+        raise ConfigurationError(
+            f"no memory size of {device.name} is known, and a layout is chosen among those that fit; "
+            "give memory in a --platform-file"
+        )
     node = node_of(options, device, options.world)
     base = Job.of(training, device, node=dataclasses.replace(node, devices=node.devices or options.world))
     # Refuses where a figure is missing without which there is no time.

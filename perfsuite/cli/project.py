@@ -6,84 +6,33 @@ import argparse
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, get_args
 
-from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
+from perfsuite.cli.job_checks import check_options, read_curve, read_mtbf
 from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
+from perfsuite.cli.sensitivity import elasticities
 from perfsuite.models import find
 from perfsuite.models.base import Checkpointing
 from perfsuite.platforms import DeviceModel, load_catalog
-from perfsuite.projection.calibration import Calibration, Constant, read_calibration
+from perfsuite.projection.calibration import Calibration, achieved, read_calibration
 from perfsuite.projection.figures import figures
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.memory import MemoryBreakdown
-from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput, worlds_between
-from perfsuite.projection.step import RESOURCES, Projection, pipeline_timeline, project, projector_of, used_constants
+from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput
+from perfsuite.projection.step import RESOURCES, Projection, pipeline_timeline, project, used_constants
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Training
 from perfsuite.reports.timelines.files import trace_text
 
-# What a step would gain if one resource were faster: elasticities by differences of one percent.
-
-_FASTER = 0.01
-_RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "matmul": ("matmul_",),
-        "attention": ("attention_",),
-        "memory": ("memory_gb_per_s",),
-        "link": ("link_",),
-        "network": ("network_",),
-    }
-)
-"""Resource -> beginnings of the names of its constants; times shrink where rates grow."""
-
-
-def elasticities(job: Job, calibration: Calibration) -> dict[str, float]:
-    """Percent that the step gets shorter for one percent more of each resource, 0 to 1."""
-    base = projector_of(job, calibration).step(job.layout, simulated=False).seconds
-    moved = {}
-    for resource, beginnings in _RATES.items():
-        faster = _faster(calibration, resource, beginnings)
-        time = projector_of(job, faster).step(job.layout, simulated=False).seconds
-        moved[resource] = (base / time - 1) / _FASTER
-    return moved
-
-
-def _faster(calibration: Calibration, resource: str, beginnings: tuple[str, ...]) -> Calibration:
-    def scaled(name: str, constant: Constant) -> Constant:
-        if not name.startswith(beginnings):
-            return constant
-        factor = 1 / (1 + _FASTER) if constant.unit == "us" else 1 + _FASTER
-        return dataclasses.replace(constant, value=factor * constant.value)
-
-    kinds = {"matmul": ("matmul", "grouped_matmul"), "attention": ("attention_forward", "attention_backward")}
-    return dataclasses.replace(
-        calibration,
-        constants={name: scaled(name, constant) for name, constant in calibration.constants.items()},
-        kernels=tuple(
-            dataclasses.replace(point, time_s=point.time_s / (1 + _FASTER))
-            if point.kind in kinds.get(resource, ())
-            else point
-            for point in calibration.kernels
-        ),
-        collectives=tuple(
-            dataclasses.replace(
-                line, alpha_us=line.alpha_us / (1 + _FASTER), beta_gb_per_s=line.beta_gb_per_s * (1 + _FASTER)
-            )
-            if (resource == "link" and line.nodes == 1) or (resource == "network" and line.nodes > 1)
-            else line
-            for line in calibration.collectives
-        ),
-    )
-
-
 _COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "updating")
 SIMULATED = "calibrated on simulated devices: it says nothing of real ones"
+CHECKPOINT_S = 60.0
+"""Seconds that writing a checkpoint takes unless the user says otherwise."""
 _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 
@@ -110,7 +59,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="with --curve: device-hours per interruption, a number or llama3 "
         f"({LLAMA3_MTBF_DEVICE_H:g}: arXiv:2407.21783); adds goodput by Young's interval",
     )
-    parser.add_argument("--checkpoint-s", type=float, default=60.0, metavar="S", help="with --mtbf: seconds of a write")
+    parser.add_argument(
+        "--checkpoint-s",
+        type=float,
+        metavar="S",
+        help=f"with --mtbf: seconds that writing a checkpoint takes (default {CHECKPOINT_S:g})",
+    )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the simulated pipeline for Perfetto (.json)")
 
 
@@ -130,11 +84,18 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help="of perfsuite calibrate; default: the row alone"
     )
-    parser.add_argument("--network", type=float, metavar="GB/S", help="of a whole node, per direction")
+    parser.add_argument(
+        "--network",
+        type=float,
+        metavar="GB/S",
+        help="nominal rate of a whole node's adapters, per direction, such as 50 for two of 200 Gbit/s; default: the "
+        "platform's",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Project, print, write."""
+    check_options(options)
     training = choose_recipe(options)
     device, calibration = read_platform(options)
     job = _of_recipe(options, device, training) if training else _job(options, device, calibration)
@@ -143,15 +104,15 @@ def run(options: argparse.Namespace) -> int:
     gains = elasticities(job, calibration) if options.sensitivity or options.json else {}
     points: list[CurvePoint] = []
     missing: list[str] = []
+    mtbf, checkpoint_s = read_mtbf(options.mtbf), options.checkpoint_s or CHECKPOINT_S
     if options.curve:
-        points, missing = curve(job, calibration, _worlds(options.curve), weak=not options.strong)
+        points, missing = curve(job, calibration, read_curve(options.curve), weak=not options.strong)
     if options.trace:
         write_file(options.trace, trace_text(pipeline_timeline(job, calibration)))
-    mtbf = read_mtbf(options.mtbf)
     if options.json:
         plain = projection_json(found, metrics, gains)
         if options.curve:
-            plain["curve"] = [point_json(point, mtbf, options.checkpoint_s) for point in points]
+            plain["curve"] = [point_json(point, mtbf, checkpoint_s) for point in points]
             plain["curve_missing"] = missing
         print_json(plain)
         return EXIT_OK
@@ -159,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     print_lines(lines(found, metrics, shown, job, calibration))
     print_lines(published_lines(options.recipe, found) if options.recipe else ())
     if options.curve:
-        print_lines(["", *curve_lines(points, missing, mtbf, options.checkpoint_s)])
+        print_lines(["", *curve_lines(points, missing, mtbf, checkpoint_s)])
     if options.trace:
         print(f"wrote {options.trace}")
     return EXIT_OK
@@ -179,7 +140,7 @@ def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration
     if machine is not None:
         calibration = calibration.in_nodes_of(device)
     if options.network is not None:
-        calibration = calibration.with_network(Constant(value=options.network, unit="GB/s", source="--network"))
+        calibration = calibration.with_network(achieved("network", options.network, "--network"))
     return device, calibration
 
 
@@ -191,7 +152,7 @@ def read_overrides(options: argparse.Namespace) -> dict[str, Any]:
         if not sign or not value.lstrip("-").isdigit():
             raise ConfigurationError(f"--override {text} is no FIELD=NUMBER; write for example layers=4")
         overrides[name] = int(value)
-    if options.sequence_length:
+    if options.sequence_length is not None:
         overrides["sequence_length"] = options.sequence_length
         if hasattr(find(options.model), "context"):
             overrides["context"] = max(options.sequence_length, find(options.model).context)  # type: ignore[attr-defined]
@@ -209,13 +170,14 @@ def read_dtype(options: argparse.Namespace, calibration: Calibration) -> str:
 def base_training(options: argparse.Namespace, calibration: Calibration) -> Training:
     """What is trained, before it is laid out: by strategy hybrid, whose 16-bit steps hold and send 16 bits."""
     dtype = read_dtype(options, calibration)
+    narrow = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
     return Training(
         model=options.model,
         overrides=read_overrides(options),
         strategy="hybrid",
         dtype=dtype,
-        narrow=dtype in ("bf16", "fp16", "fp8"),
-        gradient_dtype="bf16" if dtype == "bf16" else "fp32",
+        narrow=dtype in narrow,
+        gradient_dtype=narrow.get(dtype, "fp32"),
         compiled=options.compiled,
     )
 
@@ -260,28 +222,6 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         sequence_parallel=layout.sequence_parallel,
     )
     return Job.of(training, device, node=node_of(options, device, layout.world_size))
-
-
-def _worlds(text: str) -> list[int]:
-    first, dots, last = text.partition("..")
-    if not dots or not first.isdigit() or not last.isdigit():
-        raise ConfigurationError(f"--curve {text} is no range; write for example 8..1024")
-    return worlds_between(int(first), int(last))
-
-
-def read_mtbf(text: str | None) -> float | None:
-    """Device-hours; None where no goodput was asked for."""
-    if text is None:
-        return None
-    if text == "llama3":
-        return LLAMA3_MTBF_DEVICE_H
-    try:
-        hours = float(text)
-    except ValueError:
-        raise ConfigurationError(f"--mtbf {text} is no number of hours; {did_you_mean(text, ['llama3'])}") from None
-    if not hours > 0:
-        raise ConfigurationError(f"--mtbf {text} is no time between failures; give hours above 0, or llama3")
-    return hours
 
 
 def lines(

@@ -20,12 +20,10 @@ from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.layouts import Layouts
-from perfsuite.projection.memory import Memories, MemoryBreakdown
+from perfsuite.projection.memory import MEMORY_LIMIT, Memories, MemoryBreakdown
 from perfsuite.projection.step import projector_of
 from perfsuite.record.result import Training
 
-MEMORY_SHARE = 0.92
-"""Of a device's memory: above it the allocator's retries slow a step down, and an estimate may be off."""
 DIFFERENCE_FLOOR = 0.01
 """Of a step, that no two layouts are told apart by: in every measured group of the back-test the measured best was
 projected within 0.7 % of the first choice."""
@@ -124,14 +122,13 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
 
     ``training`` says model, dtype and what does not depend on the layout; ``base`` is any job of it.
     """
-    capacity = base.capacity
     choices = _choices(base, world_size, global_batch)
     pricing = _Pricing(base, calibration)
     fitting, legal, too_large = [], 0, 0
     for layout in choices.legal():
         legal += 1
         memory = pricing.memory(layout)
-        if capacity and memory.total > MEMORY_SHARE * capacity:
+        if not memory.fits:
             too_large += 1
             continue
         fitting.append(Candidate(layout=layout, step=pricing.step(layout), memory=memory))
@@ -140,7 +137,7 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
     top.sort(key=lambda candidate: candidate.step.seconds)
     rejected = Counter(choices.rejected)
     if too_large:
-        rejected[f"more than {MEMORY_SHARE:.0%} of {capacity / GIB:.4g} GiB"] = too_large
+        rejected[f"more than {MEMORY_LIMIT:.0%} of {base.capacity / GIB:.4g} GiB"] = too_large
     errors = errors_of(calibration)
     return Advice(
         job=base,
@@ -251,8 +248,8 @@ def smallest_that_fits(
     while count <= _MOST_DEVICES:
         legal = _choices(base, count, max(global_batch, count)).legal()
         sized = ((pricing.memory(layout), layout) for layout in legal)
-        memory, layout = min(sized, key=lambda pair: pair[0].total)
-        if memory.total <= MEMORY_SHARE * base.capacity:
+        memory, layout = min(sized, key=lambda pair: pair[0].total, default=(None, None))
+        if memory and layout and memory.fits:
             return count, layout, memory
         count *= 2
     return None

@@ -138,26 +138,14 @@ class Calibration:
         constants: dict[str, Constant] = {}
         for dtype, peak in row.tflops.items():
             for kernel in ("matmul", "attention"):
-                share = TYPICAL[kernel]
-                constants[f"{kernel}_{dtype}_tflops"] = Constant(
-                    value=share.value * peak.value,
-                    unit="TFLOPS",
-                    source=f"{share.value:g} of {peak.value:g}: {peak.source}; {share.source}",
-                    relative_error=share.relative_error,
-                )
+                constants[f"{kernel}_{dtype}_tflops"] = achieved(kernel, peak.value, peak.source, "TFLOPS")
         for name, sheet in (
             ("memory_gb_per_s", row.memory_bandwidth),
             ("link_gb_per_s", row.link or row.host_link),
             ("network_gb_per_s", row.network),
         ):
             if sheet is not None:
-                share = TYPICAL[name.partition("_")[0]]
-                constants[name] = Constant(
-                    value=share.value * sheet.value,
-                    unit="GB/s",
-                    source=f"{share.value:g} of {sheet.value:g}: {sheet.source}; {share.source}",
-                    relative_error=share.relative_error,
-                )
+                constants[name] = achieved(name.partition("_")[0], sheet.value, sheet.source)
         if row.network is None:
             constants["network_gb_per_s"] = ASSUMED_NETWORK
         for name in ("link_us", "network_us", "kernel_us", "wave_outputs", "rank_spread_ratio"):
@@ -165,6 +153,21 @@ class Calibration:
         if row.family == "cpu":
             constants["wave_outputs"] = Constant(value=0.0, unit="outputs", source="cores share a product of any size")
         return cls(device=row.name, constants=constants)
+
+
+def achieved(kind: str, nominal: float, source: str, unit: str = "GB/s") -> Constant:
+    """The typical share of a nominal rate of matmul, attention, memory, link or network.
+
+    >>> achieved("network", 400.0, "--network").value
+    280.0
+    """
+    share = TYPICAL[kind]
+    return Constant(
+        value=share.value * nominal,
+        unit=unit,
+        source=f"{share.value:g} of {nominal:g}: {source}; {share.source}",
+        relative_error=share.relative_error,
+    )
 
 
 DEVICE_CONSTANTS: Mapping[str, str] = MappingProxyType(

@@ -48,14 +48,15 @@ class Links:
         for line in self.calibration.collectives:
             self._lines.setdefault(line.collective, []).append(line)
 
-    def seconds(self, collective: str, message_bytes: float, group: Group | None) -> Message:
-        """Of one collective of size S over a group."""
+    def seconds(self, collective: str, message_bytes: float, group: Group | None, calls: int = 1) -> Message:
+        """Of so many collectives of size S over a group."""
         if group is None or group.ranks == 1 or not message_bytes:
             return Message(0.0, 0.0)
         key = (collective, message_bytes, group)
         if key not in self._told:
             self._told[key] = self._seconds(collective, message_bytes, group)
-        return self._told[key]
+        one = self._told[key]
+        return one if calls == 1 else Message(calls * one.link_s, calls * one.network_s)
 
     def _seconds(self, collective: str, message_bytes: float, group: Group) -> Message:
         line = self._line(collective, group)

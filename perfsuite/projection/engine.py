@@ -5,6 +5,7 @@ A projector keeps what it priced, so that ten thousand layouts of one job cost a
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -17,7 +18,7 @@ from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.pipeline import PricedPipeline
-from perfsuite.projection.stages import NONE, Priced, Seconds, StagePrices, Stages
+from perfsuite.projection.stages import NONE, Priced, Seconds, StagePrices, Stages, together
 
 _SPREAD_OF = 8
 """Ranks whose slowest a calibrated step already waited for."""
@@ -117,19 +118,22 @@ class Projector:
         dense, expert = self._parameters[place]
         window = min(layout.shape.size("pp"), layout.num_micro_batches) if layout.stages_per_rank > 1 else 1
         backward_s, forward_s = window * first.backward_s, window * first.forward.total
-        for count, axis in ((dense, "data"), (expert, "dp")):
-            group = groups.get(axis)
-            if layout.sharding == "parameters" or group is None or group.ranks == 1 or not count:
-                continue
-            gradients = count * self.code.gradient_bytes
-            if layout.sharding == "none":
-                parts += self._reduced(count, seconds("all_reduce", gradients, group), backward_s, layout)
-            else:
-                parts += self._waits("gradients", seconds("reduce_scatter", gradients, group), backward_s, layout)
-                gather = seconds("all_gather", count * self.code.compute_bytes, group)
-                parts += self._waits("parameters", gather, forward_s, layout)
+        copied, shard, experts = layout.sharding == "none", groups["shard"], groups["experts"]
+        if copied:
+            for count, axes in ((dense, ("data",)), (expert, ("experts", "dp_replicate"))):
+                each = [seconds("all_reduce", count * self.code.gradient_bytes, groups.get(axis)) for axis in axes]
+                if any(message.seconds for message in each):
+                    parts += self._reduced(count, functools.reduce(together, each), backward_s, layout)
+        elif layout.sharding != "parameters":
+            gather, scatter = self._stages.sharded_messages(dense + expert, layout, groups, expert)
+            parts += self._waits("gradients", scatter, backward_s, layout)
+            parts += self._waits("parameters", gather, forward_s, layout)
+        if layout.sequence_parallel:
+            parts += self._waits("norms", self._norms(layout, groups), 0.0, layout)
         if self.model.tied and layout.shape.size("pp") > 1:
-            words = self.model.embedding_parameters / layout.shape.size("tp") * self.code.gradient_bytes
+            words = self.model.vocabulary * self.model.width / size("tp")
+            words *= self.code.kept_gradient_bytes or self.code.gradient_bytes
+            words /= shard.ranks if layout.sharding in ("gradients", "parameters") else 1
             pair = Group(
                 ranks=2,
                 per_node=1 if groups["pp"].nodes > 1 else 2,
@@ -138,12 +142,24 @@ class Projector:
                 concurrent=min(groups["pp"].stride, self.devices_per_node),
             )
             parts += self._waits("tied embedding", seconds("all_reduce", words, pair), 0.0, layout)
-        own = dense / (1 if layout.sharding == "none" else groups["data"].ranks)
-        own += expert / (1 if layout.sharding == "none" or "dp" not in groups else groups["dp"].ranks)
+        own = dense / (1 if copied else shard.ranks) + expert / (1 if copied else experts.ranks)
         optimizer_s = own * self.code.optimizer_bytes * self._stages.second_per_byte
         started_s = self.calibration.value("kernel_us") * 1e-6 * self._optimizer_kernels(layout)
         parts.append(("optimizer", "memory", self._optimizer * optimizer_s + started_s))
         return parts
+
+    def _norms(self, layout: Layout, groups: dict[str, Group]) -> Message:
+        """The sum over tp of the gradients of norms and routers, of which a rank has seen its own tokens.
+
+        FSDP2 has each of them as a parameter of its own, and so they are summed one by one.
+        """
+        model, code = self.model, self.code
+        layers = math.ceil(model.layers / layout.stages) * layout.stages_per_rank
+        norms = (2 * layers + 1) * (2 if model.biases else 1)
+        routers = min(layers, model.expert_layers)
+        size = code.compute_bytes * model.width * (norms + routers * model.experts)
+        calls = norms + routers if code.kept_gradient_bytes else 1
+        return self._links.seconds("all_reduce", size / calls, groups.get("tp"), calls)
 
     def _optimizer_kernels(self, layout: Layout) -> int:
         """For a list of all parameters, or for each where kernels take no lists."""

@@ -92,7 +92,7 @@ class Implementation:
     weight_bytes: float = 4.0
     """Of a parameter as it is kept."""
     compute_bytes: float = 2.0
-    """Of a parameter as it is sent and multiplied; equal to ``weight_bytes`` without a copy."""
+    """Of a parameter or a feature as it is sent and multiplied; equal to ``weight_bytes`` without a copy."""
     gradient_bytes: float = 4.0
     """Of a parameter's gradient as it is added up and sent."""
     kept_gradient_bytes: float = 0.0
@@ -109,6 +109,12 @@ class Implementation:
     """Of the weights of a block, for a gradient that is not yet added up."""
     buffer_bytes: float = 0.0
     """Of buckets and of the communication library."""
+    gathers_again: bool = False
+    """Whether the backward gathers tokens again for the gradients of weights under sequence parallelism (Megatron)."""
+    splits_positions: bool = False
+    """Whether tensor parallelism splits the embedding of positions."""
+    ring_gradient_bytes: float = 0.0
+    """Of a gradient of a key or value on its way round a ring; 0: as the key is sent."""
     tensor_overlap: float = 0.0
     """Share of tensor parallelism's messages that hides behind products."""
     data_overlap: float = 1.0
@@ -142,6 +148,8 @@ def counted(*, gated: bool, autocast: bool, compiled: bool) -> Implementation:
     return Implementation(
         name="perfsuite" + (", autocast" if autocast else "") + (", compiled" if compiled else ""),
         source="read from the code of perfsuite.models",
+        splits_positions=True,
+        ring_gradient_bytes=4.0,
         forward_width_bytes=scale * forward[0],
         forward_hidden_bytes=scale * forward[1],
         backward_width_bytes=scale * backward[0],

@@ -11,6 +11,7 @@ from perfsuite.platforms import DeviceModel
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.implementation import Implementation, implementation_of, on_family
 from perfsuite.projection.layout import Layout
+from perfsuite.projection.memory import USABLE
 from perfsuite.record.result import Training
 
 
@@ -86,8 +87,8 @@ class Job:
 
     @property
     def capacity(self) -> float:
-        """Bytes of a device's memory; 0: unknown."""
-        return self.device.memory.value * GIB if self.device.memory else 0.0
+        """Bytes of a device's memory that its driver leaves; 0: unknown."""
+        return USABLE * self.device.memory.value * GIB if self.device.memory else 0.0
 
     @property
     def devices_per_node(self) -> int:

@@ -58,6 +58,11 @@ class Layout:
                 raise InvalidParameter(f"{name}={getattr(self, name)} is no count; choose a whole number from 1")
         if self.schedule:
             find_schedule(self.schedule)
+        if self.stages_per_rank > 1 and self.shape.size("pp") == 1:
+            raise InvalidParameter(
+                f"stages_per_rank={self.stages_per_rank} cuts the layers of a pipeline, and layout {self} has no "
+                "pp; add pp2 or more, or leave it out"
+            )
 
     @classmethod
     def parse(
@@ -77,6 +82,14 @@ class Layout:
         A pipeline without a schedule gets 1f1b.  Raises InvalidParameter with the legal batches, the nearest first.
         """
         shape = MeshShape.parse(text)
+        for option, axis in (
+            (schedule and f"schedule {schedule}", "pp"),
+            (sequence_parallel and "sequence_parallel", "tp"),
+        ):
+            if option and shape.size(axis) == 1:
+                raise InvalidParameter(
+                    f"{option} is about {axis}, which layout {text} lacks; add {axis}2 or leave it out"
+                )
         if not schedule and shape.size("pp") > 1:
             schedule = "1f1b" if (stages_per_rank or 1) == 1 else "interleaved_1f1b"
         stages = stages_per_rank or (find_schedule(schedule).fewest_stages_per_rank if schedule else 1)
@@ -139,7 +152,9 @@ class Layout:
     def groups(self, devices_per_node: int) -> dict[str, Group]:
         """Where the groups of every axis with several ranks stand on nodes of so many devices.
 
-        Also ``data``: all ranks that hold the same parameters (dp, ep and cp together), ``dense`` gradients' group.
+        Also ``data``: all ranks that hold the same parameters (dp, ep and cp together); ``shard``: those of ``data``
+        that may share them out, without the copies along dp_replicate; ``experts``: those of ``shard`` that hold the
+        same experts.
         """
         return _groups(self.shape, devices_per_node)
 
@@ -186,6 +201,11 @@ class Layout:
         if model.experts % self.shape.size("ep"):
             what = f"the {model.experts} experts" if model.experts else "the missing experts"
             raise InvalidParameter(f"ep{self.shape.size('ep')} does not divide {what} of model {model.name}")
+        if model.experts and self.shape.size("tp") > 1 and not self.sequence_parallel:
+            raise InvalidParameter(
+                f"layout {self} without sequence parallelism would send every row of model {model.name} "
+                f"{self.shape.size('tp')} times; add --sequence-parallel, or leave tp out"
+            )
         if self.shape.size("ep") > 1 and not model.experts:
             raise InvalidParameter(f"model {model.name} has no experts; leave ep out of {self}")
 
@@ -200,6 +220,10 @@ def _groups(shape: MeshShape, devices_per_node: int) -> dict[str, Group]:
     tp = shape.size("tp")
     data = shape.replicas * shape.size("cp")
     groups["data"] = _group(data, tp, devices_per_node, shape.world_size)
+    sharded, ep = data // shape.size("dp_replicate"), shape.size("ep")
+    groups["shard"] = _group(sharded, tp, devices_per_node, shape.world_size)
+    apart = tp if sharded // ep == shape.size("cp") else ep * tp
+    groups["experts"] = _group(sharded // ep, apart, devices_per_node, shape.world_size)
     return groups
 
 

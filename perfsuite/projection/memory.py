@@ -7,6 +7,7 @@ has in flight; the rest is parameters over the ranks that share them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -51,7 +52,7 @@ class MemoryBreakdown:
     ema: float = 0.0
     """A moving average of the weights on the device."""
     capacity: float = 0.0
-    """Of the device; 0: unknown."""
+    """What the driver leaves of the device's; 0: unknown."""
 
     @property
     def total(self) -> float:
@@ -64,6 +65,11 @@ class MemoryBreakdown:
     def share(self) -> float | None:
         """Of the capacity; None where that is unknown."""
         return self.total / self.capacity if self.capacity else None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is below the limit; True where the capacity is unknown."""
+        return self.total <= MEMORY_LIMIT * (self.capacity or math.inf)
 
 
 def memory_of(model: Architecture, layout: Layout, code: Implementation, capacity: float = 0.0) -> MemoryBreakdown:

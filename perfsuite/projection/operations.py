@@ -5,6 +5,7 @@ t tokens of a rank, D width, F hidden features; every product is (m, n, k): m x 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,8 @@ from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout
 
 Pass = Literal["forward", "backward_input", "backward_weight"]
+_COUNT_BYTES = 8
+"""Of a number of rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +61,15 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """A message along an axis; its size S as nccl-tests counts it."""
+    """Messages along an axis; the size S of each as nccl-tests counts it."""
 
     collective: str
     message_bytes: float
     axis: str
     overlap: float = 0.0
     """Share that hides behind the work beside it."""
+    calls: int = 1
+    """Messages of this size, one after the other."""
 
 
 Operation = Matmul | Attention | Traffic | Collective
@@ -104,6 +109,13 @@ class Share:
         """Between the parts that tensor parallelism splits."""
         return self.tokens / self.tp if self.layout.sequence_parallel else self.tokens
 
+    def along_tp(self, collective: str, message_bytes: float | None = None, calls: int = 1) -> Operations:
+        """Messages of a tensor-parallel group, by default of all its tokens; none where the group has one rank."""
+        whole = self.code.compute_bytes * self.tokens * self.model.width
+        size, overlap = whole if message_bytes is None else message_bytes, self.code.tensor_overlap
+        message = Collective(collective=collective, message_bytes=size, axis="tp", overlap=overlap, calls=calls)
+        return (message,) if self.tp > 1 else ()
+
 
 @functools.lru_cache(maxsize=4096)
 def block(share: Share, *, experts: bool) -> Passes:
@@ -111,11 +123,12 @@ def block(share: Share, *, experts: bool) -> Passes:
     model, code, checkpointing = share.model, share.code, share.layout.checkpointing
     products = (*_projections(share), *(_expert_products(share) if experts else _dense_products(share)))
     scores = _scores(share)
-    sent, returned = _messages(share, experts=experts)
-    forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent)
+    sent, returned, last = _messages(share, experts=experts)
+    forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent, *last)
     recompute: Operations = ()
     if checkpointing == "full":
-        recompute = tuple(one for one in forward if not (code.stops_early and one is products[-1]))
+        left_out = (products[-1], *last) if code.stops_early else ()
+        recompute = tuple(one for one in forward if not any(one is other for other in left_out))
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
     elementwise = _elementwise(share, experts=experts, backward=True)
@@ -161,7 +174,7 @@ def _expert_products(share: Share) -> tuple[Matmul, ...]:
     model, tokens = share.model, share.tokens
     here = model.experts // share.layout.shape.size("ep")
     rows = tokens * model.top_k * (model.capacity_factor or 1.0) / here
-    router = Matmul(m=tokens, n=model.experts, k=model.width)
+    router = Matmul(m=share.outer_tokens, n=model.experts, k=model.width)
     routed = _mlp(rows, model.width, model.expert_hidden / share.tp, model, groups=here)
     shared = _mlp(tokens, model.width, model.shared_hidden / share.tp, model) if model.shared_hidden else ()
     return (router, *routed, *shared)
@@ -218,45 +231,65 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
     return (Traffic(moved_bytes=moved, kernels=kernels),)
 
 
-def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations]:
-    """(forward, backward) of one block."""
-    model, layout, code = share.model, share.layout, share.code
-    forward: list[Operation] = []
-    backward: list[Operation] = []
-    if share.tp > 1:
-        whole = 2.0 * share.tokens * model.width
-        gather, scatter, reduce = (
-            Collective(collective=name, message_bytes=whole, axis="tp", overlap=code.tensor_overlap)
-            for name in ("all_gather", "reduce_scatter", "all_reduce")
-        )
-        if layout.sequence_parallel:
-            forward += 2 * [gather, scatter]
-            backward += 2 * [gather, scatter, gather]
-        else:
-            forward += 2 * [reduce]
-            backward += 2 * [reduce]
-    if layout.shape.size("cp") > 1:
+def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
+    """(forward, backward, the forward's last sum) of one block."""
+    forward, backward, last = _tensor(share, experts=experts)
+    if share.layout.shape.size("cp") > 1:
         context = _context(share)
-        forward += context[0]
-        backward += context[1]
-    if experts and layout.shape.size("ep") > 1:
-        rows = share.tokens * model.top_k * (model.capacity_factor or 1.0)
-        routed = Collective(collective="all_to_all", message_bytes=2.0 * rows * model.width, axis="ep")
-        forward += 2 * [routed]
-        backward += 2 * [routed]
-    return tuple(forward), tuple(backward)
+        forward, backward = (*forward, *context[0]), (*backward, *context[1])
+    if experts:
+        routed, counts = _routed(share)
+        forward, backward = (*forward, *counts, *routed), (*backward, *routed)
+    return forward, backward, last
 
 
-def _context(share: Share) -> tuple[list[Operation], list[Operation]]:
-    """Keys and values go round the ring behind attention, or heads and tokens change places."""
-    model, ranks = share.model, share.layout.shape.size("cp")
-    keys = share.tokens * model.key_heads * (model.features + model.value_features) / share.tp
+def _tensor(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
+    """Attention and the MLP gather tokens and scatter sums; routed experts get their rows by :func:`_routed` alone."""
+    gather, scatter = share.along_tp("all_gather"), share.along_tp("reduce_scatter")
+    dense = not experts or bool(share.model.shared_hidden)
+    if not share.layout.sequence_parallel:
+        reduce = share.along_tp("all_reduce")
+        return reduce, (1 + dense) * reduce, share.along_tp("all_reduce") * dense
+    forward = (*gather, *scatter, *(gather * dense))
+    backward = (1 + dense) * (*scatter, *gather, *(gather * share.code.gathers_again))
+    return forward, backward, share.along_tp("reduce_scatter") * dense
+
+
+def _routed(share: Share) -> tuple[Operations, Operations]:
+    """(rows to their experts and back, numbers of rows before them): along ep, then to all ranks of tp.
+
+    A rank sends the rows of its own tokens; along tp every rank has a part of each expert.
+    """
+    model, tp = share.model, share.tp
+    rows = share.tokens / tp * model.top_k * (model.capacity_factor or 1.0)
+    size = share.code.compute_bytes * rows * model.width
+    away = Collective(collective="all_to_all", message_bytes=size, axis="ep", calls=2)
+    routed = (away, Collective(collective="all_to_all", message_bytes=tp * size, axis="tp", calls=2))
+    if model.capacity_factor:
+        return routed, ()
+    count = float(_COUNT_BYTES * model.experts)
+    counts = Collective(collective="all_to_all", message_bytes=count, axis="ep")
+    return routed, (counts, Collective(collective="all_gather", message_bytes=tp * count, axis="tp"))
+
+
+def _context(share: Share) -> tuple[Operations, Operations]:
+    """Keys and values go round the ring behind attention, or heads and tokens change places.
+
+    In the backward keys go round again, and their gradients one step further, home.
+    """
+    model, ranks, element = share.model, share.layout.shape.size("cp"), share.code.compute_bytes
+    features = model.features + model.value_features
+    keys = share.tokens * model.key_heads * features / share.tp
     if share.code.context == "ring":
-        ring = Collective(collective="ring", message_bytes=2.0 * keys * (ranks - 1), axis="cp", overlap=1.0)
-        return [ring], [ring, ring]
-    queries = share.tokens * model.heads * (model.features + model.value_features) / share.tp
-    turned = Collective(collective="all_to_all", message_bytes=2.0 * (keys + queries), axis="cp")
-    return [turned], [turned]
+        ring = Collective(collective="ring", message_bytes=element * keys, axis="cp", overlap=1.0, calls=ranks - 1)
+        size = (share.code.ring_gradient_bytes or element) * keys
+        return (ring,), (ring, dataclasses.replace(ring, message_bytes=size, calls=ranks))
+    queries = share.tokens * model.heads * features / share.tp
+    turned = tuple(
+        Collective(collective="all_to_all", message_bytes=element * size / 2, axis="cp", calls=2)
+        for size in (keys, queries)
+    )
+    return turned, turned
 
 
 @functools.lru_cache(maxsize=4096)
@@ -268,9 +301,17 @@ def embedding(share: Share) -> Passes:
     model, element = share.model, share.code.compute_bytes
     moved = element * share.outer_tokens * model.width
     table = element * model.embedding_parameters / share.tp * (4.0 if model.tied else 1.0)
+    sizes: list[float | None] = [None]
+    if share.code.splits_positions and model.positions:  # the same for all samples
+        sizes.append(element * share.tokens * model.width / share.layout.micro_batch_size)
+    split = share.layout.sequence_parallel
+    sums, back = (
+        tuple(one for size in sizes for one in share.along_tp(name, size)) if name else ()
+        for name in (("reduce_scatter", "all_gather") if split else ("all_reduce", ""))
+    )
     return Passes(
-        forward=(Traffic(moved_bytes=3.0 * moved, kernels=3),),
-        backward_weight=(Traffic(moved_bytes=5.0 * moved + table, kernels=3),),
+        forward=(Traffic(moved_bytes=3.0 * moved, kernels=3), *sums),
+        backward_weight=(Traffic(moved_bytes=5.0 * moved + table, kernels=3), *back),
     )
 
 
@@ -282,15 +323,16 @@ def head(share: Share) -> Passes:
         return Passes()
     words = model.vocabulary / share.tp
     product = Matmul(m=share.tokens, n=words, k=model.width)
-    gather: Operations = ()
-    if share.tp > 1:
-        whole = 2.0 * share.tokens * model.width
-        gather = (Collective(collective="all_gather", message_bytes=whole, axis="tp", overlap=code.tensor_overlap),)
+    gather, back = share.along_tp("all_gather"), share.along_tp("reduce_scatter")
+    if not share.layout.sequence_parallel:
+        gather, back = (), share.along_tp("all_reduce")
+    # The largest logit of a token, its sum of exponentials and its target's logit.
+    loss = share.along_tp("all_reduce", 4.0 * share.tokens, calls=3)
     forward = Traffic(moved_bytes=code.forward_logit_bytes * share.tokens * words, kernels=4)
     backward = Traffic(moved_bytes=code.backward_logit_bytes * share.tokens * words, kernels=4)
     return Passes(
-        forward=(product, forward, *gather),
-        backward_input=(_input_gradient(product), backward, *gather),
+        forward=(product, forward, *gather, *loss),
+        backward_input=(_input_gradient(product), backward, *back, *(gather * code.gathers_again)),
         backward_weight=(_weight_gradient(product),),
     )
 
@@ -306,6 +348,14 @@ def end_parameters(model: Architecture, layout: Layout, *, first: bool, last: bo
 
 def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
     """Parameters of one block on one rank."""
-    routed = model.experts * model.matrices * model.width * model.expert_hidden if experts else 0
-    rest = model.block_parameters(experts=experts) - routed
-    return (rest + routed / layout.shape.size("ep")) / layout.shape.size("tp")
+    rest = model.block_parameters(experts=experts)
+    if not experts:
+        return rest / layout.shape.size("tp")
+    routed = routed_share(model, layout)
+    return routed + rest / layout.shape.size("tp") - layout.shape.size("ep") * routed
+
+
+def routed_share(model: Architecture, layout: Layout) -> float:
+    """Parameters of the experts of one block on one rank."""
+    whole = model.experts * model.matrices * model.width * model.expert_hidden
+    return whole / layout.shape.size("ep") / layout.shape.size("tp")

@@ -16,7 +16,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.scaling import efficiency, speed_up
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
-from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, memory_of
+from perfsuite.projection.memory import memory_of
 from perfsuite.projection.step import Projection, project, projector_of
 from perfsuite.record.result import Training
 
@@ -115,10 +115,9 @@ def _within_groups(
         if group < replicas and replicas % group == 0:
             shape = MeshShape.of(dp_replicate=replicas // group, dp_shard=group, **rest)
             jobs[group] = dataclasses.replace(job, training=dataclasses.replace(flat, layout=str(shape)))
-    capacity = USABLE * job.capacity or math.inf
 
     def fits(one: Job) -> bool:
-        return memory_of(one.architecture, one.layout, one.implementation).total <= MEMORY_LIMIT * capacity
+        return memory_of(one.architecture, one.layout, one.implementation, job.capacity).fits
 
     fitting = {group: one for group, one in jobs.items() if fits(one)} or {0: jobs[0]}
     projector = projector_of(job, calibration)

@@ -135,7 +135,7 @@ class StagePrices:
 
     def of(self, layout: Layout, groups: dict[str, Group]) -> Stages:
         """The stages of a layout."""
-        sharded = (layout.shape, groups.get("dp_shard") or groups["data"]) if layout.sharding == "parameters" else ()
+        sharded = (layout.shape, groups["shard"]) if layout.sharding == "parameters" else ()
         block = (*_block_key(layout, groups), sharded)
         key = (block, groups.get("pp"), layout.schedule, layout.stages_per_rank)
         if key not in self._stages:
@@ -179,7 +179,8 @@ class StagePrices:
         free = {"attention": work.attention, "matmul": work.matmul}
         for operation in messages:
             behind = "attention" if operation.collective == "ring" else "matmul"
-            message = self.links.seconds(operation.collective, operation.message_bytes, groups.get(operation.axis))
+            group = groups.get(operation.axis)
+            message = self.links.seconds(operation.collective, operation.message_bytes, group, operation.calls)
             hidden = operation.overlap * min(message.seconds, free[behind])
             free[behind] = max(0.0, free[behind] - message.seconds)
             work = work.waiting(message, message.seconds - hidden)
@@ -280,10 +281,11 @@ class StagePrices:
         Where the host waits for routes, most of a block is over when the next one's gather begins.
         """
         code, parameters = self.code, operations.block_share(self.model, layout, experts=experts)
-        gather, scatter = self._sharded_messages(parameters, layout, groups)
+        routed = operations.routed_share(self.model, layout) if experts else 0.0
+        gather, scatter = self.sharded_messages(parameters, layout, groups, routed)
         backward = self._moving(block.backward_input, parameters * code.sharded_bytes)
         gather_waits_s = self.exposed(gather, backward.total + block.backward_weight.total, layout)
-        both = _together(gather, scatter)
+        both = together(gather, scatter)
         waits_s = self.exposed(both, backward.total + block.backward_weight.total, layout)
         hides_s = 0.0 if experts and code.waits_for_routes else block.forward.total
         forward_waits_s = self.exposed(gather, hides_s, layout)
@@ -300,8 +302,8 @@ class StagePrices:
         self, nearest: Gathered, embedding: Priced, parameters: float, layout: Layout, groups: dict[str, Group]
     ) -> Priced:
         """What a stage waits for besides, each micro-batch: its ends, of so many parameters, and its first block."""
-        gather, scatter = self._sharded_messages(parameters, layout, groups)
-        ranks = (groups.get("dp_shard") or groups["data"]).ranks
+        gather, scatter = self.sharded_messages(parameters, layout, groups)
+        ranks = groups["shard"].ranks
         moved = parameters * self.code.sharded_bytes / 2  # gathered once
         first_s = self.exposed(nearest.gather, embedding.forward.total + moved * self.second_per_byte, layout)
         forward = self._moving(NONE, moved * (1 + 1 / ranks)).waiting(gather, gather.seconds)
@@ -320,7 +322,7 @@ class StagePrices:
         each = operations.block_share(self.model, layout, experts=experts)
         moving = self._moving(NONE, (ends + blocks * each) * self.code.scattered_bytes)
         every = moving.waiting(nearest.scatter, blocks * nearest.scatter_waits_s)
-        _, scatter = self._sharded_messages(ends, layout, groups)
+        _, scatter = self.sharded_messages(ends, layout, groups)
         return every.plus(self._last(nearest, self._ends_of(layout, groups)[0], scatter, layout))
 
     def _last(self, nearest: Gathered, embedding: Priced, scatter: Message, layout: Layout) -> Seconds:
@@ -332,15 +334,17 @@ class StagePrices:
         waits = NONE.waiting(nearest.scatter, max(0.0, last_s - nearest.scatter_waits_s))
         return waits.waiting(scatter, scatter.seconds)
 
-    def _sharded_messages(self, parameters: float, layout: Layout, groups: dict[str, Group]) -> tuple[Message, Message]:
-        """(gather, scatter with the sum over copies) of so many parameters."""
-        group = groups.get("dp_shard") or groups["data"]
-        gather = self.links.seconds("all_gather", parameters * self.code.compute_bytes, group)
-        gradients = parameters * self.code.gradient_bytes
-        scatter = self.links.seconds("reduce_scatter", gradients, group)
-        if layout.shape.size("dp_replicate") > 1:
-            rest = self.links.seconds("all_reduce", gradients / group.ranks, groups["dp_replicate"])
-            scatter = _together(scatter, rest)
+    def sharded_messages(
+        self, parameters: float, layout: Layout, groups: dict[str, Group], routed: float = 0.0
+    ) -> tuple[Message, Message]:
+        """(gather, scatter with the sum over copies) of so many parameters, ``routed`` of them this rank's experts'."""
+        gather = scatter = Message(0.0, 0.0)
+        for count, group in ((parameters - routed, groups["shard"]), (routed, groups["experts"])):
+            gather = together(gather, self.links.seconds("all_gather", count * self.code.compute_bytes, group))
+            gradients = count * self.code.gradient_bytes
+            scatter = together(scatter, self.links.seconds("reduce_scatter", gradients, group))
+            copies = self.links.seconds("all_reduce", gradients / group.ranks, groups.get("dp_replicate"))
+            scatter = together(scatter, copies)
         return gather, scatter
 
     def _moving(self, seconds: Seconds, moved_bytes: float) -> Seconds:
@@ -353,7 +357,7 @@ class StagePrices:
         if layout.shape.size("pp") == 1:
             return Message(0.0, 0.0)
         share = Share(model=self.model, layout=layout, code=self.code)
-        size = 2.0 * share.outer_tokens * self.model.width
+        size = self.code.compute_bytes * share.outer_tokens * self.model.width
         if self.code.stage_messages == "split" and not layout.sequence_parallel:
             size /= share.tp
         message = self.links.seconds("send_recv", size, groups["pp"])
@@ -384,5 +388,6 @@ def _times(priced: Sequence[Priced], order: Sequence[int]) -> StageTimes:
     return StageTimes(forward_s=forward, backward_input_s=inputs, backward_weight_s=weights)
 
 
-def _together(first: Message, second: Message) -> Message:
+def together(first: Message, second: Message) -> Message:
+    """Return the seconds of two messages, one after the other."""
     return Message(first.link_s + second.link_s, first.network_s + second.network_s)

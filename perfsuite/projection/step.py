@@ -16,7 +16,7 @@ from perfsuite.models.program import Program
 from perfsuite.projection.calibration import Calibration, Regime
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
-from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, MemoryBreakdown, memory_of
+from perfsuite.projection.memory import MemoryBreakdown, memory_of
 from perfsuite.record.result import Training
 from perfsuite.record.step import Timeline
 from perfsuite.schedules import StageTimes, make_schedule, simulate
@@ -39,7 +39,7 @@ class Flag:
     """What one must know to read a projection."""
 
     name: str
-    """machine, memory-limit, host-bound, outside, software, network, tensor-across-nodes, stand-in."""
+    """machine, memory-limit, host-bound, tensor-across-nodes, stand-in, missing, or one of :data:`WIDENING`."""
     text: str
 
 
@@ -92,7 +92,7 @@ def project(
         projector = projector_of(job, calibration)
     layout = job.layout
     step_time = projector.step(layout)
-    memory = with_program(job, memory_of(job.architecture, layout, job.implementation, USABLE * job.capacity))
+    memory = with_program(job, memory_of(job.architecture, layout, job.implementation, job.capacity))
     beside = _program_parts(job, calibration, memory)
     step_time = step_time._replace(
         seconds=step_time.seconds + sum(seconds for _, _, seconds in beside), parts=(*step_time.parts, *beside)
@@ -102,7 +102,7 @@ def project(
         calibration.regime,
         nodes=-(-layout.world_size // job.devices_per_node),
         octaves=math.log2(max(1.0, layout.world_size / _seen(job, calibration))),
-        outside=any(flag.name == "outside" for flag in flags),
+        doubts=sum(flag.name in WIDENING for flag in flags),
     )
     return Projection(
         training=job.training,
@@ -208,8 +208,18 @@ def require_figures(job: Job, calibration: Calibration, *, simulated: bool = Fal
         )
         choose = f"choose --dtype {', '.join(known)}" if known else "calibrate it (perfsuite calibrate)"
         raise ConfigurationError(f"no rate of {dtype} products is known of {calibration.device}; {choose}")
+    wide = "bf16" if dtype == "fp8" else dtype
+    for name, figure in (
+        (f"matmul_{wide}_tflops", f"rate of {wide} products, in which the ends of a model run,"),
+        (f"attention_{wide}_tflops", f"rate of attention in {wide}"),
+        ("memory_gb_per_s", "memory bandwidth, which elementwise kernels and the optimizer wait for,"),
+    ):
+        if not calibration.value(name):
+            raise ConfigurationError(
+                f"no {figure} is known of {calibration.device}; give it in a --platform-file, or calibrate it"
+            )
     world = job.layout.world_size
-    if world > 1 and not calibration.value("link_gb_per_s") and not calibration.collectives:
+    if world > 1 and not calibration.value("link_gb_per_s"):
         raise ConfigurationError(
             f"no figure of the link between devices of {calibration.device} is known, and {world} of them talk; "
             "give link in a --platform-file, or calibrate collectives"
@@ -235,7 +245,7 @@ def _flags(
     if job.node.machine:
         flags.append(Flag(name="machine", text=job.node.machine))
     share = memory.share
-    if share is not None and share > MEMORY_LIMIT:
+    if share is not None and not memory.fits:
         bound = True
         fits = "does not fit" if share > 1 else "is at the limit: allocators retry, and steps took up to 36 % longer"
         flags.append(Flag(name="memory-limit", text=f"{100 * share:.0f} % of the memory by estimate: {fits}"))
@@ -254,6 +264,12 @@ def _flags(
     network = calibration.constant("network_gb_per_s")
     if job.layout.world_size > job.devices_per_node and network is not None and network.source.startswith("assumed"):
         flags.append(Flag(name="network", text=f"{network.value:g} GB/s of a node is {network.source}; give --network"))
+    if job.layout.world_size > LARGEST_NODE and job.device.devices_per_node is None:
+        text = f"nothing is known of its nodes: all {job.layout.world_size} devices are taken as one; give "
+        flags.append(Flag(name="node", text=f"{text}devices_per_node in a --platform-file, or --machine"))
+    if share is None:
+        text = "its size is not known, nor whether the step fits and runs undisturbed; give memory in a --platform-file"
+        flags.append(Flag(name="memory-unknown", text=text))
     standing = [name for name in used_constants(calibration, job.training.dtype) if _stands_in(calibration, name)]
     if standing:
         flags.append(Flag(name="stand-in", text=f"not measured here, typical of other devices: {', '.join(standing)}"))
@@ -284,8 +300,12 @@ PER_OCTAVE = 0.2
 llm-foundry on H100 the 90th percentile grows about as much."""
 LARGEST_TESTED = 2048
 """Devices of the largest row of the back-test."""
-OUTSIDE = 1.5
-"""By which it widens where kernels are outside of what was measured."""
+DOUBT = 0.5
+"""By which it widens for each of :data:`WIDENING`."""
+WIDENING = ("outside", "network", "node", "memory-unknown")
+"""Flags of figures that are assumed or missing."""
+LARGEST_NODE = 8
+"""Devices that a node is taken to have at the most where nothing is known of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +320,7 @@ class Band:
     """The back-test and its rows."""
 
 
-def find_band(regime: Regime, *, nodes: int, octaves: float, outside: bool = False) -> Band:
+def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0) -> Band:
     """The band of a projection so far from what its calibration saw.
 
     >>> band = find_band("platform row only", nodes=1, octaves=0.0)
@@ -308,13 +328,13 @@ def find_band(regime: Regime, *, nodes: int, octaves: float, outside: bool = Fal
     True
     """
     stored = _stored()[regime]
-    wide = 1 + PER_OCTAVE * octaves + (OUTSIDE - 1) * outside
+    wide = 1 + PER_OCTAVE * octaves + DOUBT * doubts
     place = "one node" if nodes == 1 else f"{nodes} nodes"
     beyond = f", {octaves:.1f} doublings beyond what was measured" if octaves >= 0.05 else ""
     return Band(
         low=1 / (1 + wide * (1 / min(stored["low"], 0.999) - 1)),
         high=1 + wide * (max(stored["high"], 1.001) - 1),
-        regime=f"{regime}, {place}{beyond}{', outside of the measured shapes' if outside else ''}",
+        regime=f"{regime}, {place}{beyond}{f', {doubts} figures assumed or missing' if doubts else ''}",
         source=f"80 % of {stored['rows']} rows of the back-test ({stored['tables']})",
     )
 

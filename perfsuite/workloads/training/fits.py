@@ -139,7 +139,7 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
     '192 GiB, 151 of activations'
     """
     from perfsuite.projection.job import Job
-    from perfsuite.projection.memory import USABLE, memory_of
+    from perfsuite.projection.memory import memory_of
     from perfsuite.projection.step import with_program
 
     moved = [option for option in _OFFLOADED if step.options.get(option)]
@@ -148,7 +148,7 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
     if training is None:
         return None
     job = Job.of(training, device)
-    memory = with_program(job, memory_of(job.architecture, job.layout, job.implementation, USABLE * job.capacity))
+    memory = with_program(job, memory_of(job.architecture, job.layout, job.implementation, job.capacity))
     return dataclasses.replace(memory, **{part: 0.0 for option in moved for part in _OFFLOADED[option]})
 
 

@@ -1,0 +1,77 @@
+"""Options of ``perfsuite project`` and ``advise`` that nothing can be projected with, refused before anything is."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, worlds_between
+
+MOST_DEVICES = 1_000_000
+_COUNTS: Mapping[str, int] = MappingProxyType(
+    {
+        "world": MOST_DEVICES,
+        "global_batch": 1_000_000_000,
+        "micro_batch": 1_000_000,
+        "stages_per_rank": 1_000,
+        "sequence_length": 100_000_000,
+        "top": 1_000_000,
+    }
+)
+"""Options that are counts, and the most that each may be."""
+_OF_CURVE = ("weak", "strong", "mtbf")
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise ConfigurationError for a count below 1, a rate or time that is not above 0, or an option without its other.
+
+    Options that the subcommand does not have are not looked at.
+    """
+    values = vars(options)
+    for name, most in _COUNTS.items():
+        value = values.get(name)
+        if value is not None and not 1 <= value <= most:
+            raise ConfigurationError(
+                f"{_spelled(name)}={value} is not a valid count; give a whole number from 1 to {most:,}"
+            )
+    for name, unit in (("network", "GB/s"), ("checkpoint_s", "seconds")):
+        value = values.get(name)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigurationError(f"{_spelled(name)}={value:g} is not valid; give {unit} above 0")
+    for name in _OF_CURVE:
+        if values.get(name) and not values["curve"]:
+            raise ConfigurationError(f"{_spelled(name)} is about a curve; add --curve, for example --curve 8..1024")
+    if values.get("checkpoint_s") is not None and not values["mtbf"]:
+        raise ConfigurationError("--checkpoint-s is about goodput; add --mtbf, for example --mtbf llama3")
+
+
+def read_curve(text: str) -> list[int]:
+    """The worlds of ``A..B``."""
+    first, dots, last = text.partition("..")
+    if not dots or not first.isdecimal() or not last.isdecimal() or len(last) > len(str(MOST_DEVICES)):
+        raise ConfigurationError(
+            f"--curve={text} is not a range of devices; give two numbers from 1 to {MOST_DEVICES:,}, such as 8..1024"
+        )
+    return worlds_between(int(first), int(last))
+
+
+def read_mtbf(text: str | None) -> float | None:
+    """Device-hours; None where no goodput was asked for."""
+    if text is None:
+        return None
+    if text == "llama3":
+        return LLAMA3_MTBF_DEVICE_H
+    try:
+        hours = float(text)
+    except ValueError:
+        raise ConfigurationError(f"--mtbf={text} is not a number of hours; {did_you_mean(text, ['llama3'])}") from None
+    if not 0 < hours < math.inf:
+        raise ConfigurationError(f"--mtbf={text} is not a time between failures; give hours above 0, or llama3")
+    return hours
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
