@@ -12,6 +12,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
+from perfsuite.models.describe import describe
 from perfsuite.projection.advisor import (
     Advice,
     Candidate,
@@ -70,6 +71,8 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
         f"{options.model} on {options.world} x {device.title}, {options.global_batch} samples in {dtype}: "
         f"{plural(advice.legal, 'legal layout')}, {len(advice.ranked)} fit"
     )
+    sizes = {one.layout.shape.size("tp") for one in advice.ranked}
+    yield from (f"  {line}" for line in describe(advice.job.published, sizes))
     if calibration.simulated:
         yield f"  {SIMULATED}"
     for reason, count in advice.rejected.items():
@@ -201,6 +204,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
     return {
         "model": options.model,
         "platform": options.platform,
+        "parameters": advice.job.published.parameters,
         "world_size": options.world,
         "global_batch": options.global_batch,
         "legal": advice.legal,

@@ -16,6 +16,7 @@ from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json,
 from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
 from perfsuite.models import find
 from perfsuite.models.base import Checkpointing
+from perfsuite.models.describe import describe
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, Constant, read_calibration
 from perfsuite.projection.figures import figures
@@ -296,6 +297,7 @@ def lines(
     )
     if calibration.simulated:
         yield SIMULATED
+    yield from (f"model            {line}" for line in describe(job.published, [layout.shape.size("tp")]))
     bound = "at least " if found.lower_bound else ""
     band = f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}"
     yield f"step time        {bound}{format_seconds(found.step_time_s)}   80 % band {band}"
@@ -338,6 +340,7 @@ def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping
         **to_json(found),
         "by_resource": dict(found.by_resource),
         "binding": found.binding,
+        "parameters": find(found.training.model, found.training.overrides).parameters,
         "memory_total_bytes": found.memory.total,
         "metrics": [to_json(metric) for metric in metrics],
         "elasticities": dict(gains),
@@ -361,8 +364,7 @@ def curve_lines(
             f"{point.tokens_per_s:>12.0f} {100 * point.efficiency:>8.1f} %  {found.binding}"
             f"{'' if share is None else f'  {100 * share:.1f} %'}{f'  {point.note}' if point.note else ''}"
         )
-    for line in missing:
-        yield f"left out {line}"
+    yield from (f"left out {line}" for line in missing)
 
 
 def _goodput(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> float | None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from perfsuite.base.units import GIB
+from perfsuite.models import find
+from perfsuite.models.language import LanguageModel
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
@@ -274,9 +276,12 @@ def case_of(training: Training, layout: Layout) -> str:
         options["reshard"] = False
     if staged and layout.schedule != "1f1b":
         options |= {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
+    model = find(training.model, training.overrides)
+    padding = model.padding(shape.size("tp")) if isinstance(model, LanguageModel) else {}
+    overrides = {**training.overrides, **padding}
     given = {
         "model": training.model,
-        **({"overrides": dict(training.overrides)} if training.overrides else {}),
+        **({"overrides": overrides} if overrides else {}),
         "strategy": strategy,
         "mesh": str(layout),
         **({"options": options} if options else {}),

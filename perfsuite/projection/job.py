@@ -70,7 +70,7 @@ class Job:
             training=training,
             device=device,
             node=node,
-            architecture=Architecture.of(model.padded(layout.shape.size("tp"))),
+            architecture=Architecture.of(model.built_for(layout.shape.size("tp"))),
             implementation=implementation,
         )
 
@@ -81,7 +81,12 @@ class Job:
 
     @functools.cached_property
     def model(self) -> Model:
-        """The model by its name."""
+        """The model with the words that its layout pads."""
+        return self.published.built_for(self.layout.shape.size("tp"))
+
+    @functools.cached_property
+    def published(self) -> Model:
+        """The model by its name, without padded words."""
         return find(self.training.model, self.training.overrides)
 
     @property
