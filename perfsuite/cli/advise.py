@@ -12,7 +12,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
-from perfsuite.models.describe import describe
+from perfsuite.models.describe import counts, describe
 from perfsuite.projection.advisor import (
     Advice,
     Candidate,
@@ -168,14 +168,17 @@ def _nothing_fits(advice: Advice) -> Iterator[str]:
 def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
     """Cases of the first few, and what narrows the band."""
     yield ""
-    yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
     told: dict[str, None] = {}
     for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked)):
         if case:
             told.setdefault(case)
         if len(told) == _MEASURED:
             break
-    yield from (f"  {case}" for case in told)
+    if told:
+        yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
+        yield from (f"  {case}" for case in told)
+    else:
+        yield f"the suite trains no case of these layouts of {advice.job.training.model}"
     missing = calibration.missing() if calibration.regime != "platform row only" else ()
     names = missing or ("matmul", "attention", "memory", "link", "network", "in_situ")
     yield "narrow the band, then perfsuite calibrate:"
@@ -204,7 +207,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
     return {
         "model": options.model,
         "platform": options.platform,
-        "parameters": advice.job.published.parameters,
+        **counts(advice.job.published),
         "world_size": options.world,
         "global_batch": options.global_batch,
         "legal": advice.legal,

@@ -14,9 +14,9 @@ from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
 from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
-from perfsuite.models import find
+from perfsuite.models import find_projected
 from perfsuite.models.base import Checkpointing
-from perfsuite.models.describe import describe
+from perfsuite.models.describe import counts, describe
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, Constant, read_calibration
 from perfsuite.projection.figures import figures
@@ -194,8 +194,8 @@ def read_overrides(options: argparse.Namespace) -> dict[str, Any]:
         overrides[name] = int(value)
     if options.sequence_length:
         overrides["sequence_length"] = options.sequence_length
-        if hasattr(find(options.model), "context"):
-            overrides["context"] = max(options.sequence_length, find(options.model).context)  # type: ignore[attr-defined]
+        if context := getattr(find_projected(options.model), "context", 0):
+            overrides["context"] = max(options.sequence_length, context)
     return overrides
 
 
@@ -248,7 +248,7 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         checkpointing=options.checkpointing,
         sequence_parallel=options.sequence_parallel,
     )
-    layout.check(find(base.model, base.overrides), world_size=options.world)
+    layout.check(find_projected(base.model, base.overrides), world_size=options.world)
     training = dataclasses.replace(
         base,
         layout=str(layout),
@@ -340,7 +340,7 @@ def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping
         **to_json(found),
         "by_resource": dict(found.by_resource),
         "binding": found.binding,
-        "parameters": find(found.training.model, found.training.overrides).parameters,
+        **counts(find_projected(found.training.model, found.training.overrides)),
         "memory_total_bytes": found.memory.total,
         "metrics": [to_json(metric) for metric in metrics],
         "elasticities": dict(gains),

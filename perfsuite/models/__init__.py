@@ -9,20 +9,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
-from perfsuite.models import dit, gpt, llama, moe
+from perfsuite.models import decoder, dit, gpt, llama, moe
 from perfsuite.models.base import Model, SampleTensor
 
-__all__ = ["MODELS", "Model", "SampleTensor", "find", "stated"]
+__all__ = ["MODELS", "PROJECTED", "Model", "SampleTensor", "find", "find_projected", "stated"]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}
 )
-"""Every model by name, in its published or small size."""
+"""Every model that the suite trains by name, in its published or small size."""
+PROJECTED: Mapping[str, Model] = MappingProxyType({model.name: model for model in decoder.MODELS})
+"""Models that the suite has no module of, by name: projections alone know them."""
 
 
 def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
@@ -30,15 +34,46 @@ def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
 
     Raises InvalidParameter for a name or field that there is not, and for sizes that do not fit each other.
     """
-    if name not in MODELS:
-        raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted(MODELS))}")
+    if name in MODELS:
+        return _replaced(MODELS[name], overrides)
+    if name in PROJECTED or _is_file(name):
+        raise InvalidParameter(
+            f"model {name} is for perfsuite project and advise only, the suite has no module of it; choose one of "
+            f"{', '.join(sorted(MODELS))}"
+        )
+    raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted(MODELS))}")
+
+
+def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
+    """The configuration of a name, of a ``config.json`` or of a folder with one, with some of its fields replaced.
+
+    Raises as :func:`find` does, and ConfigurationError for a file that has no model.
+    """
+    if name in MODELS or name in PROJECTED:
+        return _replaced(MODELS.get(name) or PROJECTED[name], overrides)
+    if _is_file(name):
+        from perfsuite.models.huggingface import read_config  # most projections read no file
+
+        return _replaced(read_config(Path(name)), overrides)
+    raise InvalidParameter(
+        f"model {name!r} is unknown; {did_you_mean(name, sorted({*MODELS, *PROJECTED}))} The path of a config.json is "
+        "read too"
+    )
+
+
+def _is_file(name: str) -> bool:
+    """Whether a name is that of a file or folder, there or not."""
+    return "/" in name or name.endswith(".json") or os.path.exists(name)
+
+
+def _replaced(model: Model, overrides: Mapping[str, Any] | None) -> Model:
     if not overrides:
-        return MODELS[name]
-    known = [field.name for field in dataclasses.fields(MODELS[name]) if field.name != "name"]
+        return model
+    known = [field.name for field in dataclasses.fields(model) if field.name not in ("name", "notes")]
     unknown = sorted(set(overrides) - set(known))
     if unknown:
-        raise InvalidParameter(f"model {name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
-    return dataclasses.replace(MODELS[name], **overrides)
+        raise InvalidParameter(f"model {model.name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
+    return dataclasses.replace(model, **overrides)
 
 
 def stated(parameters: Mapping[str, Any], tp: int = 1) -> dict[str, Any]:

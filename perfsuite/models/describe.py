@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel
+
+
+def counts(model: Model) -> dict[str, Any]:
+    """Return the parameters and the notes of a model, for JSON."""
+    return {
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "model_notes": list(model.notes),
+    }
 
 
 def describe(model: Model, sizes: Iterable[int]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from perfsuite.base.units import GIB
-from perfsuite.models import find
+from perfsuite.models import find_projected
+from perfsuite.models.decoder import Decoder
 from perfsuite.models.language import LanguageModel
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.engine import Projector, StepTime
@@ -261,7 +262,10 @@ def smallest_that_fits(
 
 
 def case_of(training: Training, layout: Layout) -> str:
-    """The call that measures a layout in a test of one's own; empty where no strategy of the suite spreads so."""
+    """The call that measures a layout in a test of one's own; empty where the suite has no such model or strategy."""
+    model = find_projected(training.model, training.overrides)
+    if isinstance(model, Decoder):
+        return ""
     shape = layout.shape
     options: dict[str, object] = {}
     strategy = "hybrid"
@@ -276,7 +280,6 @@ def case_of(training: Training, layout: Layout) -> str:
         options["reshard"] = False
     if staged and layout.schedule != "1f1b":
         options |= {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
-    model = find(training.model, training.overrides)
     padding = model.padding(shape.size("tp")) if isinstance(model, LanguageModel) else {}
     overrides = {**training.overrides, **padding}
     given = {
