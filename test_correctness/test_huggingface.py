@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from perfsuite import workloads
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
+from perfsuite.base.mesh import MeshShape
 from perfsuite.cli.main import TRACEBACK, main
-from perfsuite.models import MODELS, PROJECTED, find, find_projected
+from perfsuite.models import MODELS, PROJECTED, find, find_projected, stated
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.huggingface import FAMILIES, read_config
 from perfsuite.projection.architecture import Architecture
+from perfsuite.workloads.training.parity import TrainParity
 
 SAMPLES = Path(__file__).parent / "huggingface"
 PUBLISHED = {row["model"]: row for row in json.loads((SAMPLES / "published.json").read_text())}
@@ -82,7 +84,7 @@ def test_every_family_is_counted_by_torch_and_has_a_published_model():
     ],
 )
 def test_named_models_are_those_of_their_files(tmp_path, name, source):
-    model, filed = find_projected(name), read(tmp_path, PUBLISHED[source]["config"])
+    model, filed = find(name), read(tmp_path, PUBLISHED[source]["config"])
     filed = dataclasses.replace(filed, sequence_length=model.tokens_per_sample)
     assert model.parameters == filed.parameters == PUBLISHED[source]["parameters"]
     assert (model.active_parameters, model.forward_flops) == (filed.active_parameters, filed.forward_flops)
@@ -92,18 +94,31 @@ def test_named_models_are_those_of_their_files(tmp_path, name, source):
 
 def test_what_a_token_meets_of_experts():
     """Published: 3.3 of 30.5 and 37 of 671 billion parameters."""
-    active = {name: find_projected(name).active_parameters for name in ("qwen3-30b-a3b", "deepseek-v3")}
+    active = {name: find(name).active_parameters for name in ("qwen3-30b-a3b", "deepseek-v3")}
     assert active == {"qwen3-30b-a3b": 3353032704, "deepseek-v3": 37552297472}
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "qwen2.5-32b", "some/config.json"])
-def test_the_suite_refuses_models_for_projections_in_one_line(name):
-    with pytest.raises(InvalidParameter, match="is for perfsuite project and advise only") as raised:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deepseek-v3", "model deepseek-v3 is for perfsuite project and advise only, the suite has no module of it"),
+        ("qwen2.5-32b", "is for perfsuite project and advise only"),
+        ("some/config.json", "is a file, which perfsuite project and advise alone read; give a name"),
+    ],
+)
+def test_the_suite_refuses_models_for_projections_in_one_line(name, message):
+    with pytest.raises(InvalidParameter, match=message) as raised:
         workloads.TrainStep(model=name, strategy="ddp")
     assert "\n" not in str(raised.value)
-    with pytest.raises(InvalidParameter, match="has no module"):
-        find(name)
+    with pytest.raises(InvalidParameter, match=message):
+        TrainParity(model=name, strategy="ddp").plan(MeshShape.parse("dp2"))
     assert not {*PROJECTED} & {*MODELS}
+
+
+def test_a_journal_makes_no_report_read_a_file(tmp_path):
+    read(tmp_path, PUBLISHED[LLAMA]["config"])
+    assert stated({"model": str(tmp_path)}) == {}
+    assert stated({"model": "llama3-8b"})["hidden_size"] == 4096
 
 
 def test_a_name_comes_before_a_file_of_that_name(tmp_path, monkeypatch):

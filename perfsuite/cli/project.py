@@ -117,7 +117,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """What is trained and where: of every subcommand that projects."""
-    parser.add_argument("--model", required=required, metavar="NAME", help="a configuration, such as llama2-7b")
+    parser.add_argument("--model", required=required, metavar="NAME", help="name such as llama3-8b, or config.json")
     parser.add_argument("--platform", metavar="NAME", help="a row of perfsuite platforms; default: the machine's")
     parser.add_argument("--machine", metavar="NAME", help="project on these hosts, for example oneflow-4x8-v100")
     parser.add_argument("--world", type=int, metavar="N", help="devices; default: as many as the layout has")

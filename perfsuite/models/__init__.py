@@ -19,7 +19,7 @@ from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
 from perfsuite.models import decoder, dit, gpt, llama, moe
 from perfsuite.models.base import Model, SampleTensor
 
-__all__ = ["MODELS", "PROJECTED", "Model", "SampleTensor", "find", "find_projected", "stated"]
+__all__ = ["MODELS", "PROJECTED", "Model", "SampleTensor", "find", "find_projected", "find_trained", "stated"]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}
@@ -34,31 +34,33 @@ def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
 
     Raises InvalidParameter for a name or field that there is not, and for sizes that do not fit each other.
     """
-    if name in MODELS:
-        return _replaced(MODELS[name], overrides)
-    if name in PROJECTED or _is_file(name):
+    if name in MODELS or name in PROJECTED:
+        return _replaced(MODELS.get(name) or PROJECTED[name], overrides)
+    if _is_file(name):
+        raise InvalidParameter(f"model {name} is a file, which perfsuite project and advise alone read; give a name")
+    raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted({*MODELS, *PROJECTED}))}")
+
+
+def find_trained(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
+    """Return what :func:`find` does; InvalidParameter for a model that the suite has no module of."""
+    if name in PROJECTED:
         raise InvalidParameter(
             f"model {name} is for perfsuite project and advise only, the suite has no module of it; choose one of "
             f"{', '.join(sorted(MODELS))}"
         )
-    raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted(MODELS))}")
+    return find(name, overrides)
 
 
 def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """The configuration of a name, of a ``config.json`` or of a folder with one, with some of its fields replaced.
+    """Return what :func:`find` does, also for the path of a ``config.json`` or of a folder that has one.
 
-    Raises as :func:`find` does, and ConfigurationError for a file that has no model.
+    Raises ConfigurationError for a file that has no model.
     """
-    if name in MODELS or name in PROJECTED:
-        return _replaced(MODELS.get(name) or PROJECTED[name], overrides)
-    if _is_file(name):
-        from perfsuite.models.huggingface import read_config  # most projections read no file
+    if name in MODELS or name in PROJECTED or not _is_file(name):
+        return find(name, overrides)
+    from perfsuite.models.huggingface import read_config  # most projections read no file
 
-        return _replaced(read_config(Path(name)), overrides)
-    raise InvalidParameter(
-        f"model {name!r} is unknown; {did_you_mean(name, sorted({*MODELS, *PROJECTED}))} The path of a config.json is "
-        "read too"
-    )
+    return _replaced(read_config(Path(name)), overrides)
 
 
 def _is_file(name: str) -> bool:
