@@ -29,7 +29,7 @@ ROOMS = {
     "history": 1_390,
     "imports": 1_410,
     "metrics": 1_600,
-    "models": 3_960,
+    "models": 4_050,
     "platforms": 3_940,
     "plugin": 5_710,
     "projection": 4_850,

@@ -15,10 +15,20 @@ from perfsuite import workloads
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.cli.main import TRACEBACK, main
-from perfsuite.models import MODELS, PROJECTED, find, find_projected, stated
+from perfsuite.models import MODELS, PROJECTED, find, find_projected, stated, trained_like
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.huggingface import FAMILIES, read_config
+from perfsuite.platforms import load_catalog
+from perfsuite.projection import operations
+from perfsuite.projection.advisor import case_of
 from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.calibration import Calibration
+from perfsuite.projection.implementation import Implementation
+from perfsuite.projection.job import Job
+from perfsuite.projection.layout import Layout
+from perfsuite.projection.operations import Matmul
+from perfsuite.projection.step import project
+from perfsuite.record.result import Training
 from perfsuite.workloads.training.parity import TrainParity
 
 SAMPLES = Path(__file__).parent / "huggingface"
@@ -60,6 +70,70 @@ def test_operations_are_those_that_torch_counts(tmp_path, kind):
         row["flops"],
         row["parameters"],
     )
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_projection_prices_the_operations_that_torch_counts(tmp_path, kind):
+    """Products and attention of all blocks and the head, forward; parameters of all blocks and the ends."""
+    row = SMALL[kind]
+    model = Architecture.of(dataclasses.replace(read(tmp_path, row["config"]), sequence_length=row["tokens"]))
+    layout = Layout.parse("1", global_batch=1)
+    share = operations.Share(model=model, layout=layout, code=Implementation(name="", source="", causal_skips=False))
+    flops = sum(2 * one.m * one.n * one.k for one in operations.head(share).forward if isinstance(one, Matmul))
+    parameters = operations.end_parameters(model, layout, first=True, last=True)
+    for experts, layers in ((False, model.layers - model.expert_layers), (True, model.expert_layers)):
+        if layers:
+            block = operations.block(share, experts=experts).forward
+            products = sum(2 * one.groups * one.m * one.n * one.k for one in block if isinstance(one, Matmul))
+            scores = sum(one.flops for one in block if isinstance(one, operations.Attention))
+            flops += layers * (products + scores)
+            parameters += layers * operations.block_share(model, layout, experts=experts)
+    assert (flops, parameters) == (pytest.approx(row["flops"], rel=1e-12), row["parameters"])
+
+
+@pytest.mark.parametrize(
+    ("source", "like"),
+    [
+        ("meta-llama/Llama-2-7b-hf", ("llama2-7b", {})),
+        (LLAMA, ("llama3-8b", {"sequence_length": 4096})),
+        ("mistralai/Mistral-7B-v0.1", ("mixtral-8x7b-dense", {"hidden": 14336})),
+        ("mistralai/Mixtral-8x7B-v0.1", ("mixtral-8x7b", {})),
+        ("openai-community/gpt2", ("gpt2", {"sequence_length": 1024})),
+        ("mistralai/Mistral-Nemo-Base-2407", None),  # heads of their own width
+        ("Qwen/Qwen2.5-32B", None),
+        ("EleutherAI/gpt-neox-20b", None),
+        (QWEN_EXPERTS, None),
+        (DEEPSEEK, None),
+        ("google/gemma-2b", None),
+        ("nvidia/Minitron-4B-Base", None),
+    ],
+)
+@pytest.mark.parametrize("mesh", ["dp8", "dp4-tp2", "pp2-dp4", "dp2-cp4"])
+def test_a_file_with_modules_of_the_suite_is_projected_as_the_suite_s_own(tmp_path, source, like, mesh):
+    config = read(tmp_path, PUBLISHED[source]["config"])
+    assert trained_like(config) == like
+    layout = Layout.parse(mesh, global_batch=32)
+    training = Training(
+        model=str(tmp_path),
+        layout=mesh,
+        dtype="bf16",
+        num_micro_batches=layout.num_micro_batches,
+        schedule=layout.schedule,
+        strategy="hybrid",
+        narrow=True,
+    )
+    call = case_of(training, layout)
+    if like is None:
+        assert call == ""
+        return
+    step, _ = eval(call, {"perf": lambda step, on: (step, on), "workloads": workloads})
+    assert step.find_model() == find(*like).built_for(layout.shape.size("tp"))
+    device = load_catalog().find("h100")
+    own = dataclasses.replace(training, model=like[0], overrides=like[1])
+    calibration = Calibration.from_platform(device)
+    steps = [project(Job.of(one, device), calibration) for one in (training, own)]
+    assert steps[0].step_time_s == steps[1].step_time_s
+    assert steps[0].memory == steps[1].memory
 
 
 def test_every_family_is_counted_by_torch_and_has_a_published_model():

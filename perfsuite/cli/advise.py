@@ -12,6 +12,8 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
+from perfsuite.models import trained_like
+from perfsuite.models.decoder import Decoder
 from perfsuite.models.describe import counts, describe
 from perfsuite.projection.advisor import (
     Advice,
@@ -169,7 +171,8 @@ def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
     """Cases of the first few, and what narrows the band."""
     yield ""
     told: dict[str, None] = {}
-    for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked)):
+    trained = not isinstance(advice.job.published, Decoder) or trained_like(advice.job.published)
+    for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked) if trained):
         if case:
             told.setdefault(case)
         if len(told) == _MEASURED:

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,17 @@ from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
 from perfsuite.models import decoder, dit, gpt, llama, moe
 from perfsuite.models.base import Model, SampleTensor
 
-__all__ = ["MODELS", "PROJECTED", "Model", "SampleTensor", "find", "find_projected", "find_trained", "stated"]
+__all__ = [
+    "MODELS",
+    "PROJECTED",
+    "Model",
+    "SampleTensor",
+    "find",
+    "find_projected",
+    "find_trained",
+    "stated",
+    "trained_like",
+]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}
@@ -61,6 +73,26 @@ def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Mod
     from perfsuite.models.huggingface import read_config  # most projections read no file
 
     return _replaced(read_config(Path(name)), overrides)
+
+
+@functools.lru_cache(maxsize=16)
+def trained_like(model: Model) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the fewest overrides that give the suite's own model the sizes of another; None if none does.
+
+    >>> trained_like(dataclasses.replace(PROJECTED["qwen2.5-32b"], input_biases=False, layers=80, width=8192, heads=64))
+    ('llama2-70b', {'hidden': 27648, 'words': 152064})
+    """
+    count = (model.parameters, model.active_parameters, model.forward_flops)
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name, other in MODELS.items():
+        names = {field.name for field in dataclasses.fields(other)} - {"name"}
+        sizes = {field: getattr(model, field) for field in sorted(names) if hasattr(model, field)}
+        overrides = {field: size for field, size in sizes.items() if size != getattr(other, field)}
+        with contextlib.suppress(InvalidParameter):
+            same = dataclasses.replace(other, **overrides)
+            if (same.parameters, same.active_parameters, same.forward_flops) == count:
+                found.append((name, overrides))
+    return min(found, key=lambda pair: len(pair[1]), default=None)
 
 
 def _is_file(name: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from perfsuite.base.units import GIB
-from perfsuite.models import find_projected
+from perfsuite.models import find_projected, trained_like
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.language import LanguageModel
 from perfsuite.projection.calibration import Calibration
@@ -264,7 +264,8 @@ def smallest_that_fits(
 def case_of(training: Training, layout: Layout) -> str:
     """The call that measures a layout in a test of one's own; empty where the suite has no such model or strategy."""
     model = find_projected(training.model, training.overrides)
-    if isinstance(model, Decoder):
+    like = trained_like(model) if isinstance(model, Decoder) else (training.model, training.overrides)
+    if like is None:
         return ""
     shape = layout.shape
     options: dict[str, object] = {}
@@ -280,10 +281,11 @@ def case_of(training: Training, layout: Layout) -> str:
         options["reshard"] = False
     if staged and layout.schedule != "1f1b":
         options |= {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
+    model = find_projected(*like)
     padding = model.padding(shape.size("tp")) if isinstance(model, LanguageModel) else {}
-    overrides = {**training.overrides, **padding}
+    overrides = {**like[1], **padding}
     given = {
-        "model": training.model,
+        "model": like[0],
         **({"overrides": overrides} if overrides else {}),
         "strategy": strategy,
         "mesh": str(layout),
