@@ -29,7 +29,7 @@ ROOMS = {
     "history": 1_390,
     "imports": 2_400,
     "metrics": 1_600,
-    "models": 3_180,
+    "models": 4_050,
     "platforms": 3_940,
     "plugin": 5_790,
     "projection": 5_030,

@@ -13,6 +13,9 @@ from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.job_checks import check_options
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
+from perfsuite.models import trained_like
+from perfsuite.models.decoder import Decoder
+from perfsuite.models.describe import counts, describe
 from perfsuite.projection.advisor import (
     Advice,
     Candidate,
@@ -72,6 +75,8 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
         f"{options.model} on {options.world} x {device.title}, {options.global_batch} samples in {dtype}: "
         f"{plural(advice.legal, 'legal layout')}, {len(advice.ranked)} fit"
     )
+    sizes = {one.layout.shape.size("tp") for one in advice.ranked}
+    yield from (f"  {line}" for line in describe(advice.job.published, sizes))
     if calibration.simulated:
         yield f"  {SIMULATED}"
     for reason, count in advice.rejected.items():
@@ -167,14 +172,18 @@ def _nothing_fits(advice: Advice) -> Iterator[str]:
 def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
     """Cases of the first few, and what narrows the band."""
     yield ""
-    yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
     told: dict[str, None] = {}
-    for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked)):
+    trained = not isinstance(advice.job.published, Decoder) or trained_like(advice.job.published)
+    for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked) if trained):
         if case:
             told.setdefault(case)
         if len(told) == _MEASURED:
             break
-    yield from (f"  {case}" for case in told)
+    if told:
+        yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
+        yield from (f"  {case}" for case in told)
+    else:
+        yield f"the suite trains no case of these layouts of {advice.job.training.model}"
     missing = calibration.missing() if calibration.regime != "platform row only" else ()
     names = missing or ("matmul", "attention", "memory", "link", "network", "in_situ")
     yield "narrow the band, then perfsuite calibrate:"
@@ -203,6 +212,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
     return {
         "model": options.model,
         "platform": options.platform,
+        **counts(advice.job.published),
         "world_size": options.world,
         "global_batch": options.global_batch,
         "legal": advice.legal,

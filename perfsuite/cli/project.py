@@ -15,8 +15,9 @@ from perfsuite.cli.job_checks import check_options, read_curve, read_mtbf
 from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
 from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
 from perfsuite.cli.sensitivity import elasticities
-from perfsuite.models import find
+from perfsuite.models import find_projected
 from perfsuite.models.base import Checkpointing
+from perfsuite.models.describe import counts, describe
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, achieved, read_calibration
 from perfsuite.projection.figures import figures
@@ -70,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """What is trained and where: of every subcommand that projects."""
-    parser.add_argument("--model", required=required, metavar="NAME", help="a configuration, such as llama2-7b")
+    parser.add_argument("--model", required=required, metavar="NAME", help="name such as llama3-8b, or config.json")
     parser.add_argument("--platform", metavar="NAME", help="a row of perfsuite platforms; default: the machine's")
     parser.add_argument("--machine", metavar="NAME", help="project on these hosts, for example oneflow-4x8-v100")
     parser.add_argument("--world", type=int, metavar="N", help="devices; default: as many as the layout has")
@@ -154,8 +155,8 @@ def read_overrides(options: argparse.Namespace) -> dict[str, Any]:
         overrides[name] = int(value)
     if options.sequence_length is not None:
         overrides["sequence_length"] = options.sequence_length
-        if hasattr(find(options.model), "context"):
-            overrides["context"] = max(options.sequence_length, find(options.model).context)  # type: ignore[attr-defined]
+        if context := getattr(find_projected(options.model), "context", 0):
+            overrides["context"] = max(options.sequence_length, context)
     return overrides
 
 
@@ -209,7 +210,7 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         checkpointing=options.checkpointing,
         sequence_parallel=options.sequence_parallel,
     )
-    layout.check(find(base.model, base.overrides), world_size=options.world)
+    layout.check(find_projected(base.model, base.overrides), world_size=options.world)
     training = dataclasses.replace(
         base,
         layout=str(layout),
@@ -236,6 +237,7 @@ def lines(
     )
     if calibration.simulated:
         yield SIMULATED
+    yield from (f"model            {line}" for line in describe(job.published, [layout.shape.size("tp")]))
     bound = "at least " if found.lower_bound else ""
     band = f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}"
     yield f"step time        {bound}{format_seconds(found.step_time_s)}   80 % band {band}"
@@ -278,6 +280,7 @@ def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping
         **to_json(found),
         "by_resource": dict(found.by_resource),
         "binding": found.binding,
+        **counts(find_projected(found.training.model, found.training.overrides)),
         "memory_total_bytes": found.memory.total,
         "metrics": [to_json(metric) for metric in metrics],
         "elasticities": dict(gains),
@@ -301,8 +304,7 @@ def curve_lines(
             f"{point.tokens_per_s:>12.0f} {100 * point.efficiency:>8.1f} %  {found.binding}"
             f"{'' if share is None else f'  {100 * share:.1f} %'}{f'  {point.note}' if point.note else ''}"
         )
-    for line in missing:
-        yield f"left out {line}"
+    yield from (f"left out {line}" for line in missing)
 
 
 def _goodput(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> float | None:

@@ -8,21 +8,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
-from perfsuite.models import dit, gpt, llama, moe
+from perfsuite.models import decoder, dit, gpt, llama, moe
 from perfsuite.models.base import Model, SampleTensor
 
-__all__ = ["MODELS", "Model", "SampleTensor", "find", "stated"]
+__all__ = [
+    "MODELS",
+    "PROJECTED",
+    "Model",
+    "SampleTensor",
+    "find",
+    "find_projected",
+    "find_trained",
+    "stated",
+    "trained_like",
+]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
     {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}
 )
-"""Every model by name, in its published or small size."""
+"""Every model that the suite trains by name, in its published or small size."""
+PROJECTED: Mapping[str, Model] = MappingProxyType({model.name: model for model in decoder.MODELS})
+"""Models that the suite has no module of, by name: projections alone know them."""
 
 
 def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
@@ -30,15 +46,68 @@ def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
 
     Raises InvalidParameter for a name or field that there is not, and for sizes that do not fit each other.
     """
-    if name not in MODELS:
-        raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted(MODELS))}")
+    if name in MODELS or name in PROJECTED:
+        return _replaced(MODELS.get(name) or PROJECTED[name], overrides)
+    if _is_file(name):
+        raise InvalidParameter(f"model {name} is a file, which perfsuite project and advise alone read; give a name")
+    raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted({*MODELS, *PROJECTED}))}")
+
+
+def find_trained(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
+    """Return what :func:`find` does; InvalidParameter for a model that the suite has no module of."""
+    if name in PROJECTED:
+        raise InvalidParameter(
+            f"model {name} is for perfsuite project and advise only, the suite has no module of it; choose one of "
+            f"{', '.join(sorted(MODELS))}"
+        )
+    return find(name, overrides)
+
+
+def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
+    """Return what :func:`find` does, also for the path of a ``config.json`` or of a folder that has one.
+
+    Raises ConfigurationError for a file that has no model.
+    """
+    if name in MODELS or name in PROJECTED or not _is_file(name):
+        return find(name, overrides)
+    from perfsuite.models.huggingface import read_config  # most projections read no file
+
+    return _replaced(read_config(Path(name)), overrides)
+
+
+@functools.lru_cache(maxsize=16)
+def trained_like(model: Model) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the fewest overrides that give the suite's own model the sizes of another; None if none does.
+
+    >>> trained_like(dataclasses.replace(PROJECTED["qwen2.5-32b"], input_biases=False, layers=80, width=8192, heads=64))
+    ('llama2-70b', {'hidden': 27648, 'words': 152064})
+    """
+    count = (model.parameters, model.active_parameters, model.forward_flops)
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name, other in MODELS.items():
+        names = {field.name for field in dataclasses.fields(other)} - {"name"}
+        sizes = {field: getattr(model, field) for field in sorted(names) if hasattr(model, field)}
+        overrides = {field: size for field, size in sizes.items() if size != getattr(other, field)}
+        with contextlib.suppress(InvalidParameter):
+            same = dataclasses.replace(other, **overrides)
+            if (same.parameters, same.active_parameters, same.forward_flops) == count:
+                found.append((name, overrides))
+    return min(found, key=lambda pair: len(pair[1]), default=None)
+
+
+def _is_file(name: str) -> bool:
+    """Whether a name is that of a file or folder, there or not."""
+    return "/" in name or name.endswith(".json") or os.path.exists(name)
+
+
+def _replaced(model: Model, overrides: Mapping[str, Any] | None) -> Model:
     if not overrides:
-        return MODELS[name]
-    known = [field.name for field in dataclasses.fields(MODELS[name]) if field.name != "name"]
+        return model
+    known = [field.name for field in dataclasses.fields(model) if field.name not in ("name", "notes")]
     unknown = sorted(set(overrides) - set(known))
     if unknown:
-        raise InvalidParameter(f"model {name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
-    return dataclasses.replace(MODELS[name], **overrides)
+        raise InvalidParameter(f"model {model.name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
+    return dataclasses.replace(model, **overrides)
 
 
 def stated(parameters: Mapping[str, Any], tp: int = 1) -> dict[str, Any]:

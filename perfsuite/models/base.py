@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -91,6 +92,10 @@ class Model(ABC):
         """The configuration whose vocabulary, where one is padded, divides into so many equal parts."""
         return self
 
+    def built_for(self, tp: int) -> Model:
+        """Return the configuration that ``tp`` ranks share in a projection, its words padded where that is needed."""
+        return self.padded(tp)
+
     @property
     @abstractmethod
     def parameters(self) -> int:
@@ -105,6 +110,11 @@ class Model(ABC):
     def experts(self) -> int:
         """Experts of a block; 0 for a dense model."""
         return 0
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Remarks for whoever projects the model."""
+        return ()
 
     @property
     @abstractmethod

@@ -80,6 +80,10 @@ class Gpt(LanguageModel):
     def _padding(self, tp: int) -> str:
         return f"words_multiple={128 * tp}"
 
+    def padding(self, tp: int) -> Mapping[str, int]:
+        """Return the override with which :meth:`padded` makes ``tp`` divide the words."""
+        return {"words_multiple": 128} if self.padded(tp).vocabulary % tp else {}
+
     def padded(self, parts: int) -> Gpt:
         """A vocabulary that is padded gets as many rows in every part.
 

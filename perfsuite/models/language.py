@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -52,6 +53,16 @@ class LanguageModel(Model):
     def split_widths(self) -> Mapping[str, int]:
         """Sizes, by name, that tensor parallelism divides beside the heads and the vocabulary."""
         return {}
+
+    def padding(self, tp: int) -> Mapping[str, int]:
+        """Return the overrides that pad the words to a multiple of 128 x ``tp``; none where ``tp`` divides them."""
+        return {"words": multiple(128 * tp, self.vocabulary)} if self.padded(tp).vocabulary % tp else {}
+
+    def built_for(self, tp: int) -> LanguageModel:
+        """Return the configuration with its words padded as :meth:`padding` says."""
+        model = dataclasses.replace(self, **self.padding(tp)).padded(tp)  # type: ignore[arg-type] # fields of its kind
+        assert isinstance(model, LanguageModel)
+        return model
 
     def check_tensor_parallel(self, tp: int) -> None:
         """Raise InvalidParameter, the nearest choice first, unless ``tp`` ranks can share heads, features and words."""

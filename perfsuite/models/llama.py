@@ -1,6 +1,6 @@
-"""LLaMA 2 shapes: rotary positions, RMS norms, SwiGLU, grouped queries in the largest, untied embeddings, no biases.
+"""LLaMA 2 and 3 shapes: rotary positions, RMS norms, SwiGLU, grouped queries, untied embeddings, no biases.
 
-Source: Touvron et al. 2023 (LLaMA 2) and the published configurations.
+Source: Touvron et al. 2023 (LLaMA 2), Grattafiori et al. 2024 (LLaMA 3) and the published configurations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Llama(LanguageModel):
     words: int = 32000
     """Rows of the embedding and of the output projection (V)."""
     sequence_length: int = 4096
-    """Tokens of a sample (S); the published context is 4096."""
+    """Tokens of a sample (S); the published context is 4096, that of LLaMA 3 8192."""
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
         {
@@ -128,9 +128,14 @@ class Llama(LanguageModel):
         )
 
 
+_LLAMA3: Mapping[str, int] = MappingProxyType({"kv_heads": 8, "words": 128256, "sequence_length": 8192})
+
 MODELS = (
     Llama(name="llama2-7b", layers=32, width=4096, heads=32, kv_heads=32, hidden=11008),
     Llama(name="llama2-13b", layers=40, width=5120, heads=40, kv_heads=40, hidden=13824),
     Llama(name="llama2-70b", layers=80, width=8192, heads=64, kv_heads=8, hidden=28672),
+    Llama(name="llama3-8b", layers=32, width=4096, heads=32, hidden=14336, **_LLAMA3),
+    Llama(name="llama3-70b", layers=80, width=8192, heads=64, hidden=28672, **_LLAMA3),
+    Llama(name="llama3-405b", layers=126, width=16384, heads=128, hidden=53248, **_LLAMA3),
     Llama(name="llama2-tiny", layers=2, width=128, heads=4, kv_heads=2, hidden=344, words=512, sequence_length=64),
 )

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from perfsuite.base.units import GIB
+from perfsuite.models import find_projected, trained_like
+from perfsuite.models.decoder import Decoder
+from perfsuite.models.language import LanguageModel
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
@@ -256,7 +259,11 @@ def smallest_that_fits(
 
 
 def case_of(training: Training, layout: Layout) -> str:
-    """The call that measures a layout in a test of one's own; empty where no strategy of the suite spreads so."""
+    """The call that measures a layout in a test of one's own; empty where the suite has no such model or strategy."""
+    model = find_projected(training.model, training.overrides)
+    like = trained_like(model) if isinstance(model, Decoder) else (training.model, training.overrides)
+    if like is None:
+        return ""
     shape = layout.shape
     options: dict[str, object] = {}
     strategy = "hybrid"
@@ -271,9 +278,12 @@ def case_of(training: Training, layout: Layout) -> str:
         options["reshard"] = False
     if staged and layout.schedule != "1f1b":
         options |= {"schedule": layout.schedule, "stages_per_rank": layout.stages_per_rank}
+    model = find_projected(*like)
+    padding = model.padding(shape.size("tp")) if isinstance(model, LanguageModel) else {}
+    overrides = {**like[1], **padding}
     given = {
-        "model": training.model,
-        **({"overrides": dict(training.overrides)} if training.overrides else {}),
+        "model": like[0],
+        **({"overrides": overrides} if overrides else {}),
         "strategy": strategy,
         "mesh": str(layout),
         **({"options": options} if options else {}),

@@ -8,9 +8,10 @@ models that it does not build.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from perfsuite.models import Model
+from perfsuite.models.decoder import Decoder
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.llama import Llama
@@ -55,6 +56,10 @@ class Architecture:
     """Of experts that every token meets."""
     dense_layers: int = 0
     """First layers without experts."""
+    router_biases: bool = False
+    """A router has a bias for each expert."""
+    vectors: int = 0
+    """Numbers of a block's norms and biases; 0: two norms, and with ``biases`` those of all matrices."""
     capacity_factor: float | None = None
     token_groups: tuple[tuple[float, int, int], ...] = ()
     """Attention by parts: (attentions of a block, query tokens, key tokens) of one group; empty: causal, all tokens."""
@@ -97,6 +102,9 @@ class Architecture:
                 expert_hidden=model.hidden if experts else 0,
                 capacity_factor=model.capacity_factor if isinstance(model, Moe) else None,
             )
+        if isinstance(model, Decoder):
+            alike = {field.name: getattr(model, field.name) for field in fields(cls) if hasattr(model, field.name)}
+            return cls(**alike, tokens=model.tokens_per_sample, positions=model.context, biases=model.layer_norms)
         assert isinstance(model, Dit), f"{model.name} is of a kind that projections do not know"
         return _of_dit(model, base)
 
@@ -154,6 +162,8 @@ class Architecture:
     @property
     def block_extras(self) -> int:
         """Numbers of a block's norms and biases."""
+        if self.vectors:
+            return self.vectors
         gains = 2 * self.width
         if self.biases:
             gains += 2 * self.width + sum(outputs for outputs, _ in self.projections) + self.hidden + self.width
@@ -162,6 +172,7 @@ class Architecture:
     def block_parameters(self, *, experts: bool = False) -> int:
         """Numbers of one block."""
         matrices = self.attention_weights + self.mlp_weights(experts=experts) + self.more_block_parameters
+        matrices += self.experts * (experts and self.router_biases)
         return matrices + (0 if self.more_block_parameters else self.block_extras)
 
     @property

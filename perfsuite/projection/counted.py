@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from perfsuite.models import Model
+from perfsuite.models.decoder import Decoder
 from perfsuite.models.dit import Latte, Stdit
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.llama import Llama
@@ -149,7 +150,9 @@ def kind_of(model: Model, *, grouped: bool = True) -> str | None:
         return "moe" if grouped else "moe-each"
     if isinstance(model, Gpt):
         return "gpt"
-    if isinstance(model, Llama):
+    if isinstance(model, Decoder) and model.layer_norms and not model.gated:
+        return "gpt"
+    if isinstance(model, Llama | Decoder):
         return "llama" if model.kv_heads == model.heads else "llama-grouped"
     return "latte" if isinstance(model, Latte) else "stdit" if isinstance(model, Stdit) else None
 
@@ -167,7 +170,8 @@ def way_of(training: Training) -> Way:
 
 def kept_end_bytes(model: Model, training: Training) -> float:
     """Per token and width, behind the last block of a language model."""
-    return KEPT_END_BYTES["llama" if isinstance(model, Llama) else "gpt", way_of(training)]
+    gains = isinstance(model, Llama) or (isinstance(model, Decoder) and not model.layer_norms)
+    return KEPT_END_BYTES["llama" if gains else "gpt", way_of(training)]
 
 
 def counted(model: Model, training: Training, *, grouped: bool = True) -> BlockCounts | None:

@@ -233,7 +233,7 @@ _BUCKET_BYTES = 25.0 * MIB
 def _read_from_code(model: Model, training: Training) -> Implementation:
     plain = training.dtype in ("fp32", "tf32")
     own = counted(
-        gated=hasattr(model, "kv_heads"),
+        gated=(kind_of(model) or "").startswith(("llama", "moe")),
         autocast=not plain,
         compiled=training.compiled,
     )

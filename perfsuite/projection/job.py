@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from perfsuite.base.units import GIB
-from perfsuite.models import Model, find
+from perfsuite.models import Model, find_projected
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.implementation import Implementation, implementation_of, on_family
@@ -61,7 +61,7 @@ class Job:
         implementation: Implementation | None = None,
     ) -> Job:
         """The job of a model of perfsuite's; InvalidParameter names what is legal where it cannot be spread so."""
-        model = find(training.model, training.overrides)
+        model = find_projected(training.model, training.overrides)
         layout = Layout.of(training)
         layout.check(model)
         node = node or Node.of(device)
@@ -71,7 +71,7 @@ class Job:
             training=training,
             device=device,
             node=node,
-            architecture=Architecture.of(model.padded(layout.shape.size("tp"))),
+            architecture=Architecture.of(model.built_for(layout.shape.size("tp"))),
             implementation=implementation,
         )
 
@@ -82,8 +82,13 @@ class Job:
 
     @functools.cached_property
     def model(self) -> Model:
-        """The model by its name."""
-        return find(self.training.model, self.training.overrides)
+        """The model with the words that its layout pads."""
+        return self.published.built_for(self.layout.shape.size("tp"))
+
+    @functools.cached_property
+    def published(self) -> Model:
+        """The model by its name, without padded words."""
+        return find_projected(self.training.model, self.training.overrides)
 
     @property
     def capacity(self) -> float:

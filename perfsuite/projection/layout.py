@@ -167,9 +167,8 @@ class Layout:
                 f"layout {self} has {self.world_size} ranks for a world of {world_size}; choose {fitting}"
             )
         if isinstance(model, LanguageModel):
-            padded = model.padded(self.shape.size("tp"))
-            assert isinstance(padded, LanguageModel)
-            padded.check_tensor_parallel(self.shape.size("tp"))
+            tp = self.shape.size("tp")
+            model.built_for(tp).check_tensor_parallel(tp)
         elif set(self.shape.names) - {"dp", "dp_replicate", "dp_shard"}:
             raise InvalidParameter(f"model {model.name} is spread along dp only; {self} has other axes")
         self._check_stages(model)

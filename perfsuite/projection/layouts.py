@@ -71,10 +71,9 @@ class Layouts:
                 yield tp
 
     def _splits(self, tp: int) -> bool:
-        padded = self.model.padded(tp)
-        assert isinstance(padded, LanguageModel)
+        assert isinstance(self.model, LanguageModel)
         try:
-            padded.check_tensor_parallel(tp)
+            self.model.built_for(tp).check_tensor_parallel(tp)
         except InvalidParameter:
             return False
         return True

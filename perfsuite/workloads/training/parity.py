@@ -62,7 +62,7 @@ class TrainParity(Workload):
 
     def plan(self, shape: MeshShape) -> Plan:
         """What each rank trains on a mesh of this shape, or trains a part of."""
-        strategy, model = self.find_strategy(), models.find(self.model, self.overrides)
+        strategy, model = self.find_strategy(), models.find_trained(self.model, self.overrides)
         plan = Plan(
             model=strategy.twin(model, shape, self.accumulation),
             dtype=self.dtype,

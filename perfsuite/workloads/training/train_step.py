@@ -192,7 +192,7 @@ class TrainStep(Workload):
 
     def find_model(self) -> Model:
         """The configuration."""
-        model = models.find(self.model, self.overrides)
+        model = models.find_trained(self.model, self.overrides)
         return model.padded(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
 
     def find_strategy(self) -> Strategy:

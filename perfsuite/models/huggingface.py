@@ -1,0 +1,381 @@
+"""Read the ``config.json`` of a Hugging Face model as a :class:`Decoder`: for projections, without transformers.
+
+A file is refused where its count would be a guess; fields that are not understood are listed in the model's notes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from perfsuite.base.errors import ConfigurationError, InvalidParameter, did_you_mean, nearest
+from perfsuite.base.files import content, why
+from perfsuite.models.decoder import Decoder
+from perfsuite.record.codec import plain_json
+
+_MOST_BYTES = 1 << 20
+_LARGEST = 1 << 24
+_TOKENS = 4096
+"""Of a sample, unless the model has fewer positions: how long pretraining's samples are is not in the file."""
+_SIZES = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "vocab_size": "words",
+    "intermediate_size": "hidden",
+}
+_GROUPED = {**_SIZES, "num_key_value_heads": "kv_heads"}
+_OWN_HEADS = {**_GROUPED, "head_dim": "head_width"}
+_LATENT = {
+    **_SIZES,
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "top_k",
+    "moe_intermediate_size": "expert_hidden",
+    "kv_lora_rank": "key_rank",
+    "qk_rope_head_dim": "rope_width",
+    "v_head_dim": "value_width",
+}
+_BIASES = ("input_biases", "output_bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFields:
+    """How the configurations of one architecture are read."""
+
+    architecture: str
+    """As in the field ``architectures``."""
+    sizes: Mapping[str, str]
+    """Field of the file -> field of the decoder: without it there is no count."""
+    optional: Mapping[str, str]
+    """The same of sizes that may be absent."""
+    flags: Mapping[str, tuple[str, ...]]
+    """Field of the file -> fields of the decoder that are true with it."""
+    defaults: tuple[str, ...] = ()
+    """Fields of the file that are true where they are absent."""
+    always: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the decoder that every model of the architecture has."""
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    """Field of the file -> the value that is read; any other changes the count."""
+    besides: tuple[str, ...] = ()
+    """Fields of the file that :func:`_complete` reads, or that say nothing new."""
+
+
+_HEADS = {"head_dim": "head_width"}
+_LLAMA = FileFields(
+    architecture="LlamaForCausalLM",
+    sizes=_SIZES,
+    optional={**_HEADS, "num_key_value_heads": "kv_heads"},
+    flags={"attention_bias": _BIASES, "mlp_bias": ("mlp_biases",)},
+)
+_DEEPSEEK = FileFields(
+    architecture="DeepseekV3ForCausalLM",
+    sizes=_LATENT,
+    optional={"q_lora_rank": "query_rank"},
+    flags={},
+    always={"router_biases": True},
+    expected={"attention_bias": False, "moe_layer_freq": 1},
+    besides=(
+        *("first_k_dense_replace", "n_shared_experts", "qk_nope_head_dim"),
+        *("num_key_value_heads", "head_dim", "qk_head_dim"),
+    ),
+)
+_GEMMA = FileFields(
+    architecture="GemmaForCausalLM",
+    sizes=_OWN_HEADS,
+    optional={},
+    flags={"attention_bias": _BIASES},
+    defaults=("tie_word_embeddings",),
+)
+
+
+FAMILIES: Mapping[str, FileFields] = MappingProxyType(
+    {
+        "llama": _LLAMA,
+        "mistral": FileFields(architecture="MistralForCausalLM", sizes=_GROUPED, optional=_HEADS, flags={}),
+        "mixtral": FileFields(
+            architecture="MixtralForCausalLM",
+            sizes={**_GROUPED, "num_local_experts": "experts", "num_experts_per_tok": "top_k"},
+            optional=_HEADS,
+            flags={},
+        ),
+        "qwen2": FileFields(
+            architecture="Qwen2ForCausalLM",
+            sizes=_GROUPED,
+            optional=_HEADS,
+            flags={},
+            always={"input_biases": True},
+        ),
+        "qwen3": FileFields(
+            architecture="Qwen3ForCausalLM",
+            sizes=_OWN_HEADS,
+            optional={},
+            flags={"attention_bias": _BIASES},
+            always={"head_norms": True},
+        ),
+        "qwen3_moe": FileFields(
+            architecture="Qwen3MoeForCausalLM",
+            sizes={
+                **_GROUPED,
+                "num_experts": "experts",
+                "num_experts_per_tok": "top_k",
+                "moe_intermediate_size": "expert_hidden",
+            },
+            optional=_HEADS,
+            flags={"attention_bias": _BIASES},
+            always={"head_norms": True},
+            expected={
+                "decoder_sparse_step": 1,
+                "shared_expert_intermediate_size": 0,
+                "qkv_bias": False,
+                "use_qk_norm": True,
+            },
+            besides=("mlp_only_layers",),
+        ),
+        "gpt_neox": FileFields(
+            architecture="GPTNeoXForCausalLM",
+            sizes=_SIZES,
+            optional={},
+            flags={"attention_bias": _BIASES},
+            defaults=("attention_bias",),
+            always={"gated": False, "layer_norms": True, "mlp_biases": True},
+        ),
+        "gpt2": FileFields(
+            architecture="GPT2LMHeadModel",
+            sizes={
+                "n_embd": "width",
+                "n_layer": "layers",
+                "n_head": "heads",
+                "vocab_size": "words",
+                "n_positions": "context",
+            },
+            optional={"n_inner": "hidden"},
+            flags={},
+            defaults=("tie_word_embeddings",),
+            always={
+                "gated": False,
+                "layer_norms": True,
+                "input_biases": True,
+                "output_bias": True,
+                "mlp_biases": True,
+            },
+            expected={"add_cross_attention": False},
+        ),
+        "deepseek_v3": _DEEPSEEK,
+        "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}),
+        "gemma": _GEMMA,
+        "gemma2": replace(_GEMMA, architecture="Gemma2ForCausalLM", always={"block_norms": 4}),
+        "gemma3_text": replace(_GEMMA, architecture="Gemma3ForCausalLM", always={"block_norms": 4, "head_norms": True}),
+        "nemotron": replace(_LLAMA, architecture="NemotronForCausalLM", always={"gated": False, "layer_norms": True}),
+    }
+)
+"""By ``model_type``."""
+_SAME: Mapping[str, str] = MappingProxyType(
+    {
+        "kimi_k2": "deepseek_v3",
+        **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+        "qwen3_vl_text": "qwen3",
+        "qwen3_vl_moe_text": "qwen3_moe",
+    }
+)
+"""Model types whose language models have the fields and the modules of another."""
+_SYNONYMS: Mapping[str, str] = MappingProxyType({"num_experts": "num_local_experts"})
+"""Names that releases of transformers write for one field."""
+_NESTED = ("text_config", "language_config", "llm_config")
+_WITHOUT_COUNT = re.compile(
+    r"architectures|model_type|_?name_or_path|auto_map|tokenizer_class|transformers_version|(torch_)?dtype|use_cache|"
+    r"\w+_token_id|max_position_embeddings|max_length|tie_word_embeddings|quantization_config|unsloth_\w+|"
+    r"initializer_\w+|\w+_eps|layer_norm_epsilon|hidden_act(ivation)?|activation_function|\w*drop(out)?(_prob)?|"
+    r"rope_\w+|rotary(_\w+)?|partial_rotary_factor|use_mrope|original_max_position_embeddings|n_ctx|"
+    r"(use_|_)?sliding_window(_\w+)?|max_window_layers|layer_types|use_bidirectional_attention|scale_attn_\w+|"
+    r"_?attn_implementation\w*|reorder_and_upcast_attn|\w+_softcapping|query_pre_attn_scalar|cache_implementation|"
+    r"pretraining_tp|num_nextn_predict_layers|use_parallel_residual|output_\w+|return_dict|router_\w+|aux_loss_alpha|"
+    r"seq_aux|norm_topk_prob|topk_\w+|n_group|scoring_func|routed_scaling_factor|ep_size|summary_\w+|"
+    r"task_specific_params|chunk_size_feed_forward|id2label|label2id|num_labels|problem_type|"
+    r"is_(encoder_)?decoder|is_llama_config"
+)
+"""Fields that change no count and no operation, or that notes speak of."""
+
+
+def read_config(path: Path) -> Decoder:
+    """Return the model of a ``config.json``, or of a folder that has one.
+
+    Raises ConfigurationError, in one line, where the file has no model that can be counted.
+    """
+    file = path / "config.json" if os.path.isdir(path) else path
+    where, config, notes = _text_part(str(file), _object(file))
+    kind, family = _family(where, config, notes)
+    for name, synonym in _SYNONYMS.items():
+        if name in family.sizes and config.get(name) is None and synonym in config:
+            config = {**config, name: config[synonym], synonym: None}
+    values = {**family.always, **_sizes(where, family, config), **_flags(where, family, config)}
+    _complete(where, kind, config, values)
+    most = "max_position_embeddings"
+    positions = _TOKENS if config.get(most) is None else _size(where, config, most, 1)
+    values["sequence_length"] = min(_TOKENS, values.get("context", positions))
+    notes += _remarks(family, config)
+    try:
+        return Decoder(name=str(path), notes=tuple(notes), **values)
+    except InvalidParameter as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _object(file: Path) -> dict[str, Any]:
+    asked = "give the config.json of a model, its folder, or a model's name"
+    try:
+        plain = plain_json(content(file, _MOST_BYTES).decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigurationError(f"model {file} cannot be read: {why(error)}; {asked}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"model {file} is not UTF-8 at byte {error.start}; {asked}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"model {file}, line {error.lineno}: {error.msg}; {asked}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"model {file}: {error}; {asked}") from None
+    if not isinstance(plain, dict):
+        raise ConfigurationError(f"model {file} holds {_shown(plain)}, not an object; {asked}")
+    return plain
+
+
+def _text_part(file: str, plain: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
+    """(where, its fields, notes) of the language model in a file."""
+    for name in _NESTED:
+        config = plain.get(name)
+        if isinstance(config, dict) and ("hidden_size" in config or not plain.keys() & {"hidden_size", "n_embd"}):
+            config = dict(config)
+            if plain.get("tie_word_embeddings") is not None:  # the output projection is outside of the nested model
+                config["tie_word_embeddings"] = plain["tie_word_embeddings"]
+            others = sorted(key for key, value in plain.items() if isinstance(value, dict) and key.endswith("_config"))
+            left = ", ".join(key for key in others if key not in (name, "quantization_config")) or "the other modules"
+            return f"{file}, {name}", config, [f"only the language model of {name} is counted, without {left}"]
+    return file, plain, []
+
+
+def _family(where: str, config: Mapping[str, Any], notes: list[str]) -> tuple[str, FileFields]:
+    kind, names = config.get("model_type"), config.get("architectures") or []
+    if kind is not None and not isinstance(kind, str):
+        raise ConfigurationError(f"{where}: model_type={_shown(kind)} is not valid; give a name such as llama")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"{where}: architectures={_shown(names)} is not valid; give a list of one name")
+    if not kind and not names:
+        raise ConfigurationError(
+            f"{where} has neither model_type nor architectures, so it is not a model's config.json; give that file"
+        )
+    kind = _SAME.get(kind or "", kind or "")
+    by_architecture = {family.architecture: name for name, family in FAMILIES.items()}
+    if kind not in FAMILIES and names and names[0] in by_architecture:
+        notes.append(f"model_type {kind!r} is read as its architecture, {names[0]}")
+        kind = by_architecture[names[0]]
+    if kind not in FAMILIES:
+        asked = kind or names[0]
+        meant = f"{did_you_mean(asked, FAMILIES)} " if nearest(asked, FAMILIES, likeness=0.7) else ""
+        raise ConfigurationError(
+            f"{where}: the architecture {asked[:60]!r} is not read; {meant}Use one of {', '.join(FAMILIES)}"
+        )
+    family = FAMILIES[kind]
+    if names and names[0] != family.architecture:
+        notes.append(f"architectures has {names[0][:60]!r}; counted is a {family.architecture}")
+    return kind, family
+
+
+def _sizes(where: str, family: FileFields, config: Mapping[str, Any]) -> dict[str, int]:
+    missing = [name for name in family.sizes if config.get(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"{where} has no {', '.join(missing)}, which {family.architecture} needs; write {missing[0]} into the file"
+        )
+    sizes = {ours: _size(where, config, name, 1) for name, ours in family.sizes.items()}
+    given = {name: ours for name, ours in family.optional.items() if config.get(name) is not None}
+    return {**sizes, **{ours: _size(where, config, name, 1) for name, ours in given.items()}}
+
+
+def _flags(where: str, family: FileFields, config: Mapping[str, Any]) -> dict[str, bool]:
+    flags = {}
+    for name, fields in {**family.flags, "tie_word_embeddings": ("tied",)}.items():
+        value = config.get(name)
+        if value is None:
+            value = name in family.defaults
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{where}: {name}={_shown(value)} is not valid; give true or false")
+        flags.update(dict.fromkeys(fields, value))
+    for name, expected in family.expected.items():
+        value = config.get(name)
+        if value is not None and (type(value), value) != (type(expected), expected):
+            raise ConfigurationError(
+                f"{where}: {name}={_shown(value)} changes the count in a way that is not read; "
+                f"only {_shown(expected)} is"
+            )
+    return flags
+
+
+def _complete(where: str, kind: str, config: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Add the sizes that follow from others, and refuse lists of layers that a decoder cannot have."""
+    values.setdefault("kv_heads", values["heads"])
+    values.setdefault("hidden", 4 * values["width"])
+    if kind == "mixtral":
+        values["expert_hidden"] = values["hidden"]
+    if kind in ("deepseek_v2", "deepseek_v3"):
+        values["head_width"] = values["rope_width"] + _size(where, config, "qk_nope_head_dim", 1)
+        values["dense_layers"] = _size(where, config, "first_k_dense_replace", 0)
+        shared = 0 if config.get("n_shared_experts") is None else _size(where, config, "n_shared_experts", 0)
+        values["shared_hidden"] = shared * values["expert_hidden"]
+    dense = config.get("mlp_only_layers") or []
+    if kind == "qwen3_moe" and dense:
+        if not isinstance(dense, list) or dense != list(range(len(dense))):
+            raise ConfigurationError(
+                f"{where}: mlp_only_layers={_shown(dense)} is not read; dense layers have to be the first: 0, 1, ..."
+            )
+        values["dense_layers"] = len(dense)
+    if values.get("experts") and values.get("dense_layers", 0) >= values["layers"]:
+        values.update(dict.fromkeys(("experts", "top_k", "expert_hidden", "shared_hidden", "dense_layers"), 0))
+        values["router_biases"] = False
+    elif values.get("experts") and not values.get("dense_layers"):
+        values["hidden"] = values["expert_hidden"]  # no layer has an MLP without experts
+    kinds = config.get("layer_types")
+    attention = ("full_attention", "sliding_attention")
+    if kinds is not None and (not isinstance(kinds, list) or any(one not in attention for one in kinds)):
+        raise ConfigurationError(
+            f"{where}: layer_types has layers that are not read; only {' and '.join(attention)} are"
+        )
+
+
+def _remarks(family: FileFields, config: Mapping[str, Any]) -> list[str]:
+    """Notes on fields that the projection does not follow."""
+    notes = []
+    window = config.get("sliding_window")
+    used = config.get("use_sliding_window", family.architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"))
+    if window and used and "sliding_attention" in (config.get("layer_types") or ["sliding_attention"]):
+        notes.append(f"sliding_window={_shown(window)} is not priced: attention is counted over all tokens of a sample")
+    if config.get("num_nextn_predict_layers"):
+        notes.append("num_nextn_predict_layers: the layers that predict more than one token are not counted")
+    if config.get("quantization_config"):
+        notes.append("quantization_config: parameters are counted as before quantization")
+    read = {*family.sizes, *family.optional, *family.flags, *family.expected, *family.besides}
+    named = {name for name, value in config.items() if value is not None and not _WITHOUT_COUNT.fullmatch(name)}
+    others = sorted(named - read)
+    if others:
+        shown = ", ".join(name[:40] for name in others[:8]) + (f" and {len(others) - 8} more" if others[8:] else "")
+        notes.append(f"not read, and may change the count: {shown}")
+    return notes
+
+
+def _size(where: str, config: Mapping[str, Any], name: str, least: int) -> int:
+    value = config.get(name)
+    if type(value) is not int or not least <= value <= _LARGEST:
+        raise ConfigurationError(
+            f"{where}: {name}={_shown(value)} is not valid; give a whole number from {least} to {_LARGEST}"
+        )
+    return value
+
+
+def _shown(value: object) -> str:
+    """Return a value as JSON has it, short."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
