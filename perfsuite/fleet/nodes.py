@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError, JournalError
 from perfsuite.base.files import content, why
 from perfsuite.base.units import plural
+from perfsuite.baselines.hosts import UUID, HostIdentity, host_of
 from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
 from perfsuite.expectations.rows import Expectation
 from perfsuite.fleet.rounds import NodePair, node_pairs
@@ -23,7 +23,6 @@ from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.record.run import RunRecord
 
-_UUID = re.compile(r"\b(?:GPU|MIG|UUID)[-:]\S+|\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 PRIORS: Mapping[str, float] = {"memory": 0.01, "host link": 0.01, "compute": 0.02, "communication": 0.02, "other": 0.03}
 """Healthy spread between devices by kind of quantity, where no own row gives it; assumed, and rather too wide.
 
@@ -145,26 +144,19 @@ def uuids_of(run: RunRecord) -> frozenset[str]:
 
 
 def several_hosts(runs: Iterable[RunRecord]) -> tuple[str, ...]:
-    """Return the host names of runs of equal hardware on different machines; empty where it may be one machine.
-
-    Two runs are of one machine if they share a device UUID or a boot, or if their hosts have one name.
-    """
+    """Return the host names of runs of equal hardware on different hosts; empty where it may be one host."""
     first: RunRecord | None = None
     for run in runs:
         if first is None:
             first = run
-        elif run.fingerprint == first.fingerprint and _is_elsewhere(first, run):
+        elif run.fingerprint == first.fingerprint and _identity_of(first).is_other_than(_identity_of(run)):
             return (first.hostname, run.hostname)
     return ()
 
 
-def _is_elsewhere(one: RunRecord, other: RunRecord) -> bool:
-    mine, theirs = uuids_of(one), uuids_of(other)
-    if mine and theirs:
-        return not mine & theirs
-    if not (one.hostname and other.hostname) or one.hostname == other.hostname:
-        return False
-    return not (one.boot and one.boot == other.boot)  # containers of one host have its boot and names of their own
+def _identity_of(run: RunRecord) -> HostIdentity:
+    uuids = uuids_of(run) or host_of(run.environment).uuids
+    return HostIdentity(name=run.hostname, boot=run.boot, uuids=uuids)
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -291,7 +283,7 @@ def _run(
 def _uuid(device: str, known: Sequence[str]) -> str:
     index = device.rpartition(":")[2]
     text = known[int(index)] if index.isdecimal() and int(index) < len(known) else ""
-    found = _UUID.search(text)
+    found = UUID.search(text)
     return found[0] if found else ""
 
 
@@ -309,7 +301,7 @@ def _told(rank: RankFacts) -> str:
 def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
     """Return what must agree before two nodes are compared in a kernel of the device, by name."""
     environment = record.environment
-    devices = {_UUID.sub("", str(text)).strip(" ,") for text in environment.get("devices") or ()}
+    devices = {UUID.sub("", str(text)).strip(" ,") for text in environment.get("devices") or ()}
     caps = own_caps or {str(text) for text in environment.get("power_caps") or ()}
     key = {
         "platform": record.platform,
