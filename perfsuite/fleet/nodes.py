@@ -17,7 +17,7 @@ from perfsuite.base.units import plural
 from perfsuite.baselines.hosts import UUID, HostIdentity, host_of
 from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
 from perfsuite.expectations.rows import Expectation
-from perfsuite.fleet.rounds import NodePair, node_pairs
+from perfsuite.fleet.rounds import NodePair, SlowLink, node_pairs, slow_links
 from perfsuite.metrics import read_run
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import RankFacts, Result
@@ -97,6 +97,7 @@ class Fleet:
     quantities: Mapping[str, FleetQuantity]
     pairs: Mapping[str, Mapping[NodePair, float]] = field(default_factory=dict)
     """Log seconds of a message by pair of hosts, of cases with rounds of pairs."""
+    links: tuple[SlowLink, ...] = ()
     notes: tuple[str, ...] = ()
     """What was done with journals that were not plain: repeated nodes and host names, cases over several nodes."""
 
@@ -112,9 +113,10 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
     if doubled:
         raise ConfigurationError(f"{doubled[0]} is given twice; give every journal once")
     quantities: dict[str, FleetQuantity] = {}
-    over_several: dict[str, Mapping[NodePair, float]] = {}
+    over_several: dict[str, Result] = {}
     runs = [run for file in files for run in _runs_of(file, rows, quantities, over_several)]
-    pairs = {case: times for case, times in over_several.items() if times}
+    rounds = [result for result in over_several.values() if result.workload.endswith(":PairRounds")]
+    pairs = {result.case: times for result in rounds if (times := node_pairs(result))}
     notes = []
     if unjudged := sorted(set(over_several) - set(pairs)):
         notes.append(f"not judged here: {plural(len(unjudged), 'case')} over several nodes, as {unjudged[0]}")
@@ -133,7 +135,8 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
         if len(group) > 1:
             first = ordered[0].path
             notes.append(f"{name} has {len(group)} journals: {first} is compared, the later ones are second looks")
-    return Fleet(nodes=nodes, quantities=quantities, pairs=pairs, notes=tuple(notes))
+    links = tuple(link for result in rounds for link in slow_links(result))
+    return Fleet(nodes=nodes, quantities=quantities, pairs=pairs, links=links, notes=tuple(notes))
 
 
 def uuids_of(run: RunRecord) -> frozenset[str]:
@@ -172,7 +175,7 @@ def _runs_of(
     path: Path,
     rows: Sequence[Expectation],
     quantities: dict[str, FleetQuantity],
-    over_several: dict[str, Mapping[NodePair, float]],
+    over_several: dict[str, Result],
 ) -> list[NodeRun]:
     """Return a run for every host of a journal; an absent one for a journal that does not count."""
     try:
@@ -191,7 +194,7 @@ def _runs_of(
         for name in hosts:
             by_host[name].append(result)
         if len(hosts) > 1 and not on_every_device(result):
-            over_several[result.case] = node_pairs(result) if result.workload.endswith(":PairRounds") else {}
+            over_several[result.case] = result
     driver = next(iter(_leading_hosts(record)), host)
     return [
         _run(
@@ -247,7 +250,7 @@ def _run(
         case = result.case
         logs = {rank.device: math.log(rank.median_s) for rank in own if rank.median_s > 0}
         times[case] = logs if per_device else {"": math.log(measurement.median_s)} if measurement.median_s > 0 else {}
-        quantities.setdefault(case, _quantity(result, len(own)))
+        quantities.setdefault(case, quantity_of(result, len(own)))
         if whole:
             expected += judge_one(result, rows)
             if (value := result.values.get(quantities[case].metric)) is not None:
@@ -313,7 +316,8 @@ def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
     return {**key, "simulated": "yes"} if record.simulated else key
 
 
-def _quantity(result: Result, ranks: int) -> FleetQuantity:
+def quantity_of(result: Result, ranks: int) -> FleetQuantity:
+    """Return the quantity that a case measures."""
     work, metric = result.work, headline(result)
     if work.memory_path == "device":
         kind = "memory"
