@@ -31,7 +31,7 @@ ROOMS = {
     "metrics": 1_640,
     "models": 3_180,
     "platforms": 3_940,
-    "plugin": 5_710,
+    "plugin": 5_790,
     "projection": 4_830,
     "published": 1_950,
     "record": 2_410,
