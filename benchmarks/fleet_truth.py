@@ -14,13 +14,15 @@ The spreads and tails are assumptions: no healthy fleet is public.  Needs numpy.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
 from perfsuite.fleet.rounds import slow_in_pairs
 from perfsuite.fleet.rule import Outliers, compare, two_groups
-from perfsuite.workloads.pair_rounds import tournament
+from perfsuite.metrics.pairs import SLOW_LINK, beyond_ends
+from perfsuite.workloads.pair_rounds import AGAIN, tournament
 
 SPREADS = (0.005, 0.005, 0.01, 0.01, 0.015, 0.02, 0.02, 0.03)
 NOISES = (0.003, 0.003, 0.004, 0.005, 0.005, 0.006, 0.006, 0.010)
@@ -134,6 +136,36 @@ def pair_rates(nodes: int, repetitions: int, size: float) -> tuple[float, float]
     return 1000 * false / healthy, 100 * hits / slow_nodes
 
 
+def link_rates(nodes: int, repetitions: int, size: float) -> tuple[float, float, float]:
+    """(suspected links, healthy links named, per cent of slow links found) per fleet, by all rounds of pairs.
+
+    One link of 32 nodes is slow; noise as for pairs.  Suspects are tried again four times.
+    """
+    suspected = false = hits = slow_links = 0
+    least = np.log1p(SLOW_LINK)
+    for repetition in range(repetitions):
+        draw = np.random.default_rng([10, nodes, repetition])
+        pairs = list(itertools.combinations(range(nodes), 2))
+        node = draw.standard_normal(nodes) * 0.007
+        chosen = draw.permutation(len(pairs))[: max(1, nodes // 32)]
+        bad = {pairs[index] for index in chosen}
+        true = {pair: max(node[pair[0]], node[pair[1]]) + size * (pair in bad) for pair in pairs}
+
+        def noise(count: int, draw: np.random.Generator = draw) -> np.ndarray:
+            congested = (draw.random(count) < 0.02) * draw.uniform(0.05, 0.4, count)
+            return draw.standard_t(5.0, count) / np.sqrt(5 / 3) * 0.01 + congested
+
+        times = {pair: true[pair] + n for pair, n in zip(pairs, noise(len(pairs)), strict=True)}
+        suspects = [pair for pair, away in beyond_ends(times).items() if away > least]
+        again = {pair: true[pair] + float(np.median(noise(AGAIN))) for pair in suspects}
+        named = {pair for pair, away in beyond_ends(times, again).items() if away > least} if again else set()
+        suspected += len(suspects)
+        false += len(named - bad)
+        hits += len(named & bad)
+        slow_links += len(bad)
+    return suspected / repetitions, false / repetitions, 100 * hits / slow_links
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=1000)
@@ -166,6 +198,10 @@ def main() -> None:
         false = sum(one[0] for one in found) / 3
         shares = " / ".join(f"{one[1]:.0f}" for one in found)
         print(f"pairs of {size} nodes: {false:.2f} false per 1,000, 5 / 10 / 30 % slower: {shares} % found")
+    for size in (8, 16, 64):
+        once, large = (link_rates(size, max(20, 160 * count // size), slow) for slow in (0.10, 0.30))
+        found = f"10 / 30 % slower: {once[2]:.0f} / {large[2]:.0f} % found"
+        print(f"links of {size} nodes: {once[0]:.1f} suspected, {once[1]:.2f} named falsely, {found}")
     print(f"two groups told among 256 nodes: {told[0]} % of equal fleets, {told[1]} % with 30 % of them 4 % slower")
 
 

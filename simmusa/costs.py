@@ -35,7 +35,7 @@ class Costs:
     """Of every communication: its message size, as nccl-tests counts it, over this."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Factor by operation: ``aten::mm``, ``mccl::allreduce``, ``simmusa::copy``; ``mccl::link 1 to 2`` is of messages
-    from rank 1 of a group to its rank 2."""
+    from rank 1 of a group to its rank 2, ``device 3`` of the kernels of device 3."""
     jitter: float = 0.0
     """Every duration is multiplied by 1 + jitter x uniform(-1, 1), by ``seed`` and the number of the draw."""
     seed: int = 0

@@ -259,7 +259,7 @@ def _names() -> dict[str, Any]:
         "memory_stats": memory_stats,
         "reset_peak_memory_stats": lambda device=None: native().reset_peak(_index(device)),
         "seed": generator.seed,
-        "set_device": lambda device: native().set_device(_index(device)),
+        "set_device": _set_device,
         "set_rng_state": lambda state, device=None: generator.set_state(state),
         "set_rng_state_all": lambda states: generator.set_state(states[0]),
         "set_stream": set_stream,
@@ -318,6 +318,18 @@ def _under_settings(costs: Costs) -> Costs:
     names = ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce", "alltoall", "send", "recv")
     slow = {f"mccl::{name}": costs.slow.get(f"mccl::{name}", 1.0) * factor for name in names} if factor != 1 else {}
     return replace(costs, slow={**costs.slow, **slow})
+
+
+def _set_device(device: Any) -> None:
+    """Make a device the current one; ``slow["device 3"]`` is of the kernels of device 3."""
+    index = _index(device)
+    native().set_device(index)
+    costs = S4000.changed(os.environ.get(VARIABLE, "{}"))
+    factor = costs.slow.get(f"device {index}", 1.0)
+    if factor != 1.0:
+        rates = {dtype: rate / factor for dtype, rate in costs.flops_per_s.items()}
+        slower = replace(costs, flops_per_s=rates, bytes_per_s=costs.bytes_per_s / factor)
+        native().set_costs(_under_settings(slower).held(devices_asked(), Host()).as_dict())
 
 
 def _make_mccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

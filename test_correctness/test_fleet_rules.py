@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -18,11 +19,11 @@ from perfsuite.fleet.rounds import slow_in_pairs
 from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of
 from perfsuite.fleet.standing import judge_fleet
 from perfsuite.metrics import derive
-from perfsuite.metrics.pairs import message_times_s, name_of
+from perfsuite.metrics.pairs import message_times_s, name_again, name_of
 from perfsuite.platforms import load_catalog
 from perfsuite.platforms.host import Host, boot_of
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.result import Peaks, Result, Work
+from perfsuite.record.result import Peaks, Record, Result, Work
 from perfsuite.record.run import Header, RunEnd, RunRecord
 from perfsuite.record.step import Identity, SpanTotal
 from perfsuite.record.workload import Budget
@@ -202,17 +203,25 @@ def test_ranks_send_in_rounds_and_every_message_is_checked(tmp_path):
     assert all(time_s > 0 for time_s in times.values())
 
 
-def rounds_journal(folder, slow=(), nodes=8):
-    """Write the journal of a launch over nodes of two ranks each; pairs of ``slow`` nodes take twice as long."""
-    workload = PairRounds(message_bytes=1 << 20, ranks_per_node=2)
+def rounds_journal(folder, slow=(), *, nodes=8, rounds=4, links=None, again=None):
+    """Write the journal of a launch over nodes of two ranks each; pairs of ``slow`` nodes take twice as long.
+
+    ``links``: factor by pair of ranks; ``again``: the same of those that were tried again.
+    """
+    workload = PairRounds(message_bytes=1 << 20, ranks_per_node=2, rounds=rounds)
     draw = random.Random(1)
     ranks = [rank_facts(rank, host=f"gpu{rank // 2}", device=f"cuda:{rank % 2}") for rank in range(2 * nodes)]
     spans = []
     for pair in workload.pairs(2 * nodes):
         time_s = 1e-3 * (2 if {pair[0] // 2, pair[1] // 2} & set(slow) else 1) * (1 + draw.gauss(0, 0.004))
+        time_s *= (links or {}).get(pair, 1)
         name = name_of(pair, workload.messages, both=True)
         spans.append(SpanTotal(name=name, time_s=0.0, count=1, slowest_rank=0, slowest_s=time_s * workload.messages))
-    measurement = measurement_of([0.1], ranks, spans=tuple(spans))
+    records = [
+        Record(name=name_again(pair), value=1e-3 * factor, unit="s", reduce="max")
+        for pair, factor in (again or {}).items()
+    ]
+    measurement = measurement_of([0.1], ranks, spans=tuple(spans), records=tuple(records))
     work = Work(collective="pairs", message_bytes=float(1 << 20), dtype="fp32")
     path = folder / "launch.jsonl"
     writer = JournalWriter(path, Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0"))
@@ -253,3 +262,76 @@ def test_one_slow_partner_or_one_congested_message_names_nobody():
     (first, *_) = times
     assert [] == slow_in_pairs({**times, first: 0.4})
     assert [] == slow_in_pairs({})
+
+
+@pytest.mark.parametrize(
+    ("links", "again", "named"),
+    [
+        ({(4, 10): 1.5}, {(4, 10): 1.5}, ["gpu2 cuda:0", "gpu5 cuda:0"]),
+        ({(4, 10): 1.5}, {(4, 10): 1.02}, []),
+        ({(4, 10): 1.5}, {}, []),
+        ({}, {}, []),
+    ],
+    ids=["slow", "congested once", "of an older version, never tried again", "healthy"],
+)
+def test_a_link_that_stays_slow_is_named_and_no_node(tmp_path, capsys, links, again, named):
+    path = rounds_journal(tmp_path, rounds="all", links=links, again=again)
+    code, told = answer(capsys, path)
+    assert (bool(named), {}) == (bool(code), standings(told))
+    assert named == [end for link in told["slow_links"] for end in link["ends"]]
+    if named:
+        assert 1 == main(["fleet", str(path)])
+        said = capsys.readouterr().out
+        assert "SLOW         link gpu2 cuda:0 - gpu5 cuda:0: test_pair_rounds" in said
+        assert re.search(r"\+(49|50)(\.\d)? % time, \+(49|50)(\.\d)? % when tried again", said)
+        assert "FAIL: 1 link slow" in said
+
+
+def test_a_slow_node_has_no_slow_links(tmp_path, capsys):
+    again = {pair: 2.0 for pair in PairRounds(message_bytes=4, ranks_per_node=2).pairs(16) if 6 in pair or 7 in pair}
+    code, told = answer(capsys, rounds_journal(tmp_path, slow={3}, again=again))
+    assert (1, {"gpu3": "slow"}, []) == (code, standings(told), told["slow_links"])
+
+
+class Looks:
+    """Ranks whose message times are drawn; the runs of suspected rounds are counted."""
+
+    def __init__(self, ranks, slow, *, transient=0.0, seed=1):
+        self.ranks, self.slow, self.transient, self.draw = ranks, slow, transient, random.Random(seed)
+        self.asked = []
+
+    def __call__(self, workload, purpose):
+        self.asked.append(workload.again)
+        spans = []
+        for pair in workload.pairs(self.ranks):
+            time_s = 1e-3 * self.slow.get(pair, 1.0) * (1 + self.draw.gauss(0, 0.008))
+            time_s *= 1.3 if not workload.again and self.draw.random() < self.transient else 1
+            total = time_s * workload.messages
+            name = name_of(pair, workload.messages, both=True)
+            spans.append(SpanTotal(name=name, time_s=total, count=1, slowest_rank=0, slowest_s=total))
+        facts = [rank_facts(rank, host=f"gpu{rank}", device="cuda:0") for rank in range(self.ranks)]
+        return measurement_of([0.1], facts, spans=tuple(spans))
+
+
+def test_the_rounds_of_suspected_links_are_tried_again_four_times():
+    workload = PairRounds(message_bytes=1024, rounds="all")
+    looks = Looks(16, {(2, 9): 1.3})
+    settled, (record,) = workload.settle(looks)
+    (round_of_it,) = [number for number, pairs in enumerate(workload.schedule(16)) if (2, 9) in pairs]
+    assert (workload, [(), *[(round_of_it,)] * 4]) == (settled, looks.asked)
+    assert ("rank 2 and 9 again", pytest.approx(1.3e-3, rel=0.02)) == (record.name, record.value)
+    healthy = Looks(16, {})
+    assert ((), [()]) == (workload.settle(healthy)[1], healthy.asked)
+
+
+def test_links_congested_once_are_cleared_and_slow_ones_are_found():
+    """Of 64 nodes 2 % of the links are congested at first: all are suspected, and cleared."""
+    found = suspected = 0
+    for seed in range(4):
+        looks = Looks(64, {(5, 40): 1.1}, transient=0.02, seed=seed)
+        _, records = PairRounds(message_bytes=1024, rounds="all").settle(looks)
+        suspected += len(records)
+        slow = [record for record in records if record.value > 1.05e-3]
+        found += [record.name for record in slow] == ["rank 5 and 40 again"]
+    assert 4 == found
+    assert suspected > 80

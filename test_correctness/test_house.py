@@ -20,15 +20,15 @@ LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 ROOMS = {
     "audit": 2_270,
     "base": 1_550,
-    "baselines": 2_370,
+    "baselines": 2_430,
     "cli": 3_490,
     "expectations": 620,
     "exports": 340,
     "fleet": 1_440,
     "gate": 4_250,
-    "history": 1_390,
+    "history": 1_450,
     "imports": 2_400,
-    "metrics": 1_600,
+    "metrics": 1_640,
     "models": 4_050,
     "platforms": 3_940,
     "plugin": 5_790,
@@ -41,7 +41,7 @@ ROOMS = {
     "schedules": 1_210,
     "statistics": 850,
     "strategies": 5_000,
-    "workloads": 6_330,
+    "workloads": 6_360,
 }
 """Lines that a room may have: those of November 2026 and 2 %."""
 LOADS = {"perfsuite.cli.show": 9_000, "perfsuite.record.journal": 2_550, "perfsuite.gate.gate": 7_700}

@@ -9,7 +9,10 @@ import pytest
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import suite
+from test_correctness.helpers.measurements import rank_facts
 from test_correctness.helpers.scripted_driver import measurement, repository
+
+pytest_plugins = ["pytester"]
 
 # -- --perf-expect -----------------------------------------------------------------------------------------------
 
@@ -181,3 +184,47 @@ def test_devices_are_expected_by_the_row_in_the_acceptance_run_alone(pytester, m
 def test_no_device_at_all_is_not_a_number(pytester, monkeypatch):
     found = accepted(pytester, monkeypatch).run("--perf-expect-devices=0")
     found.stderr.fnmatch_lines(["ERROR: --perf-expect-devices: 0 is not a number of devices; give at least 1"])
+
+
+# -- devices and links that are slower than their like ------------------------------------------------------------
+
+
+def on_devices(job, slow):
+    """A measurement on a device for each rank, of which some take 20 % longer."""
+    ranks = [
+        rank_facts(rank, device=f"cuda:{rank}", median_s=0.5 * (1.2 if rank in slow else 1.0))
+        for rank in range(job.world_size)
+    ]
+    return dataclasses.replace(measurement(job), ranks=tuple(ranks), aligned=True)
+
+
+EVERYWHERE = """
+@world_sizes(8)
+def test_everywhere(perf, ranks):
+    perf(Product(), on=ranks)
+"""
+
+
+@pytest.mark.parametrize(
+    ("slow", "named", "runs"),
+    [
+        ([[3]], "SLOW: cuda:3 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
+        ([[3], []], "*test_everywhere*: cuda:3 takes 20 % longer at first, not in look 1", 2),
+        ([[3, 6], [6]], "SLOW: cuda:6 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
+        ([[]], "", 1),
+    ],
+    ids=["slow", "slow once", "one of two slow once", "healthy"],
+)
+def test_a_device_that_is_slower_than_the_others_in_every_look_fails_its_case(pytester, monkeypatch, slow, named, runs):
+    jobs = []
+
+    def script(job):
+        jobs.append(job)
+        return on_devices(job, slow[min(len(jobs), len(slow)) - 1])
+
+    found = repository(pytester, monkeypatch, EVERYWHERE, script).run("--perf-expect", "--perf-allow-unjudged")
+    said = [line for line in found.outlines if line.startswith("SLOW")]
+    assert (runs, named.startswith("SLOW")) == (len([job for job in jobs if job.world_size == 8]), len(said) == 1)
+    assert ("SLOW" in named) == (found.ret == pytest.ExitCode.TESTS_FAILED)
+    if named:
+        found.stdout.fnmatch_lines([named])

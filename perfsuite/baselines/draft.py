@@ -17,6 +17,7 @@ from perfsuite.baselines.baseline import (
     Entry,
     newest,
 )
+from perfsuite.baselines.hosts import by_host
 from perfsuite.baselines.runs import (
     CLEAN_RUNS,
     MIN_CLEAN,
@@ -173,6 +174,9 @@ class Draft:
         """A new epoch when another session of the machine shows the improvement as well."""
         node = new.case.node
         shown = confirming(old, runs, new.gains, self.machine_session)
+        if len(by_host(old.reference)) == 1 < len(by_host([*old.reference, *runs])):
+            self.notes[node] = "improved, on another host than that of the stored runs: no new epoch begins"
+            return self._appended(old, new.case, runs, into_reference=False)
         if not shown:
             self.notes[node] = "improved; a second session of the machine confirms it and begins a new epoch"
             return self._appended(old, new.case, runs, into_reference=False)

@@ -26,6 +26,7 @@ from perfsuite.baselines.baseline import (
 from perfsuite.baselines.decode import decode
 from perfsuite.baselines.draft import Draft, NewRuns, UpdateMode
 from perfsuite.baselines.encode import encode
+from perfsuite.baselines.hosts import told_hosts
 from perfsuite.baselines.lock import locked
 from perfsuite.baselines.text import Fault, dump, line_of, parse
 
@@ -48,6 +49,8 @@ class UpdateReport:
     """Those of them that are slower than what is stored, or no measurement at all: the run is to fail."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What a reader must know of a case that was stored, by node id."""
+    hosts: str = ""
+    """A sentence about the hosts of the file's runs; empty where they are of one."""
 
 
 def path_of(folder: Path, hardware: Hardware) -> Path:
@@ -146,6 +149,7 @@ def update(
         refused=draft.refused,
         alarming=tuple(draft.alarming),
         notes=draft.notes,
+        hosts=told_hosts(run for entry in entries.values() for run in entry.kept) if draft.added else "",
     )
 
 

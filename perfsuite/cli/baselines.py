@@ -12,6 +12,7 @@ from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry
+from perfsuite.baselines.hosts import told_hosts
 from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json
@@ -99,6 +100,7 @@ def _list(options: argparse.Namespace) -> int:
         facts = _facts(baseline)
         simulated = ", simulated" if baseline.hardware.simulated else ""
         print(f"{file}: {_counts(baseline)}, newest {facts['age']}{simulated}")
+        _print_hosts(baseline)
     if not files:
         print(_none_in(options.path))
     return EXIT_OK
@@ -188,7 +190,13 @@ def _verify(options: argparse.Namespace) -> int:
 def _merge(options: argparse.Namespace) -> int:
     whole = store.merge_files(options.path, options.sources, links=options.links)
     print(f"{options.path}: {_counts(whole)}")
+    _print_hosts(whole)
     return EXIT_OK
+
+
+def _print_hosts(baseline: Baseline) -> None:
+    if told := told_hosts(run for entry in baseline.entries.values() for run in entry.kept):
+        print(f"  {told}")
 
 
 def _merge_for_git(options: argparse.Namespace) -> int:

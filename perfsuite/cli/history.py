@@ -44,6 +44,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument(
         "--since", default="", metavar="REV", help="only changes after this revision, and what came of it"
     )
+    show.add_argument(
+        "--host",
+        default="",
+        metavar="NAME",
+        help="search sessions of this host only, or of all (default: most sessions)",
+    )
     show.add_argument("--html", type=Path, metavar="FILE", help="write the same as a page with charts, too")
     show.add_argument(
         "--fail-on",
@@ -83,7 +89,12 @@ def _show(options: argparse.Namespace) -> int:
     least = _least_of(options.fail_on)
     history = file.read(options.path)
     findings = searched(
-        history.sessions, Repository(root=options.repository), options.branch, options.case, options.since
+        history.sessions,
+        Repository(root=options.repository),
+        options.branch,
+        options.case,
+        options.since,
+        host=options.host,
     )
     print_lines(show_lines(history, findings))
     if options.html is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
@@ -14,6 +15,7 @@ from perfsuite.base.units import format_bytes, percent, plural, significant
 from perfsuite.expectations.judge import Expected
 from perfsuite.expectations.lines import AnswerLine
 from perfsuite.fleet.nodes import Fleet, FleetQuantity
+from perfsuite.fleet.rounds import SlowLink
 from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
 from perfsuite.fleet.standing import NodeStanding, Standings
 
@@ -39,6 +41,8 @@ def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterat
         who = f"all {of} nodes" if below == of else f"{below} of {of} nodes"
         text = f"{who}: {entry.question} {entry.size}: {_figure(entry)}: every node alike: software, not a device"
         yield _line("BELOW", text, mark="bad")
+    for link in standings.links:
+        yield _line("SLOW", f"link {' - '.join(link.ends)}: {bare_name(link.case)} {_again(link)}", mark="bad")
     findings = [line for node in standings.nodes.values() for line in _node_lines(node, fleet)]
     yield from findings[:most]
     if len(findings) > most:
@@ -131,6 +135,10 @@ def _node_lines(node: NodeStanding, fleet: Fleet) -> Iterator[AnswerLine]:
         yield _line("not judged", f"{node.node}: no expectation, and too few equal nodes", mark="doubt")
 
 
+def _again(link: SlowLink) -> str:
+    return f"{percent(link.slower, signed=True)} time, {percent(link.again, signed=True)} when tried again"
+
+
 def _slower(slow: Slow) -> str:
     return f"{percent(slow.slower, signed=True)} time (z {slow.deviations:.1f})"
 
@@ -152,6 +160,7 @@ def _why(standings: Standings) -> str:
     told = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]  # type: ignore[index]
     told += [f"{plural(len(standings.alike), 'question')} below expectation on all nodes"] * bool(standings.alike)
     told += [f"{plural(len({group for group, *_ in standings.groups}), 'group')} slow"] * bool(standings.groups)
+    told += [f"{plural(len(standings.links), 'link')} slow"] * bool(standings.links)
     return ", ".join(told) or "no node"
 
 
@@ -204,6 +213,7 @@ def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
         "every_node_alike": [{**told(entry), "nodes": below, "of": of} for entry, below, of in standings.alike],
         "slow_groups": [{"group": group, "case": case, "slower": slow.slower, "deviations": slow.deviations}
                         for group, case, slow in standings.groups],
+        "slow_links": [dataclasses.asdict(link) for link in standings.links],
         "two_groups": list(standings.modes),
         "notes": list(standings.notes),
     }  # fmt: skip

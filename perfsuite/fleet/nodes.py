@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,15 +14,15 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError, JournalError
 from perfsuite.base.files import content, why
 from perfsuite.base.units import plural
+from perfsuite.baselines.hosts import UUID, HostIdentity, host_of
 from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
 from perfsuite.expectations.rows import Expectation
-from perfsuite.fleet.rounds import NodePair, node_pairs
+from perfsuite.fleet.rounds import NodePair, SlowLink, node_pairs, slow_links
 from perfsuite.metrics import read_run
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.record.run import RunRecord
 
-_UUID = re.compile(r"\b(?:GPU|MIG|UUID)[-:]\S+|\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 PRIORS: Mapping[str, float] = {"memory": 0.01, "host link": 0.01, "compute": 0.02, "communication": 0.02, "other": 0.03}
 """Healthy spread between devices by kind of quantity, where no own row gives it; assumed, and rather too wide.
 
@@ -98,6 +97,7 @@ class Fleet:
     quantities: Mapping[str, FleetQuantity]
     pairs: Mapping[str, Mapping[NodePair, float]] = field(default_factory=dict)
     """Log seconds of a message by pair of hosts, of cases with rounds of pairs."""
+    links: tuple[SlowLink, ...] = ()
     notes: tuple[str, ...] = ()
     """What was done with journals that were not plain: repeated nodes and host names, cases over several nodes."""
 
@@ -113,9 +113,10 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
     if doubled:
         raise ConfigurationError(f"{doubled[0]} is given twice; give every journal once")
     quantities: dict[str, FleetQuantity] = {}
-    over_several: dict[str, Mapping[NodePair, float]] = {}
+    over_several: dict[str, Result] = {}
     runs = [run for file in files for run in _runs_of(file, rows, quantities, over_several)]
-    pairs = {case: times for case, times in over_several.items() if times}
+    rounds = [result for result in over_several.values() if result.workload.endswith(":PairRounds")]
+    pairs = {result.case: times for result in rounds if (times := node_pairs(result))}
     notes = []
     if unjudged := sorted(set(over_several) - set(pairs)):
         notes.append(f"not judged here: {plural(len(unjudged), 'case')} over several nodes, as {unjudged[0]}")
@@ -134,7 +135,8 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
         if len(group) > 1:
             first = ordered[0].path
             notes.append(f"{name} has {len(group)} journals: {first} is compared, the later ones are second looks")
-    return Fleet(nodes=nodes, quantities=quantities, pairs=pairs, notes=tuple(notes))
+    links = tuple(link for result in rounds for link in slow_links(result))
+    return Fleet(nodes=nodes, quantities=quantities, pairs=pairs, links=links, notes=tuple(notes))
 
 
 def uuids_of(run: RunRecord) -> frozenset[str]:
@@ -145,26 +147,19 @@ def uuids_of(run: RunRecord) -> frozenset[str]:
 
 
 def several_hosts(runs: Iterable[RunRecord]) -> tuple[str, ...]:
-    """Return the host names of runs of equal hardware on different machines; empty where it may be one machine.
-
-    Two runs are of one machine if they share a device UUID or a boot, or if their hosts have one name.
-    """
+    """Return the host names of runs of equal hardware on different hosts; empty where it may be one host."""
     first: RunRecord | None = None
     for run in runs:
         if first is None:
             first = run
-        elif run.fingerprint == first.fingerprint and _is_elsewhere(first, run):
+        elif run.fingerprint == first.fingerprint and _identity_of(first).is_other_than(_identity_of(run)):
             return (first.hostname, run.hostname)
     return ()
 
 
-def _is_elsewhere(one: RunRecord, other: RunRecord) -> bool:
-    mine, theirs = uuids_of(one), uuids_of(other)
-    if mine and theirs:
-        return not mine & theirs
-    if not (one.hostname and other.hostname) or one.hostname == other.hostname:
-        return False
-    return not (one.boot and one.boot == other.boot)  # containers of one host have its boot and names of their own
+def _identity_of(run: RunRecord) -> HostIdentity:
+    uuids = uuids_of(run) or host_of(run.environment).uuids
+    return HostIdentity(name=run.hostname, boot=run.boot, uuids=uuids)
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -180,7 +175,7 @@ def _runs_of(
     path: Path,
     rows: Sequence[Expectation],
     quantities: dict[str, FleetQuantity],
-    over_several: dict[str, Mapping[NodePair, float]],
+    over_several: dict[str, Result],
 ) -> list[NodeRun]:
     """Return a run for every host of a journal; an absent one for a journal that does not count."""
     try:
@@ -199,7 +194,7 @@ def _runs_of(
         for name in hosts:
             by_host[name].append(result)
         if len(hosts) > 1 and not on_every_device(result):
-            over_several[result.case] = node_pairs(result) if result.workload.endswith(":PairRounds") else {}
+            over_several[result.case] = result
     driver = next(iter(_leading_hosts(record)), host)
     return [
         _run(
@@ -255,7 +250,7 @@ def _run(
         case = result.case
         logs = {rank.device: math.log(rank.median_s) for rank in own if rank.median_s > 0}
         times[case] = logs if per_device else {"": math.log(measurement.median_s)} if measurement.median_s > 0 else {}
-        quantities.setdefault(case, _quantity(result, len(own)))
+        quantities.setdefault(case, quantity_of(result, len(own)))
         if whole:
             expected += judge_one(result, rows)
             if (value := result.values.get(quantities[case].metric)) is not None:
@@ -291,7 +286,7 @@ def _run(
 def _uuid(device: str, known: Sequence[str]) -> str:
     index = device.rpartition(":")[2]
     text = known[int(index)] if index.isdecimal() and int(index) < len(known) else ""
-    found = _UUID.search(text)
+    found = UUID.search(text)
     return found[0] if found else ""
 
 
@@ -309,7 +304,7 @@ def _told(rank: RankFacts) -> str:
 def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
     """Return what must agree before two nodes are compared in a kernel of the device, by name."""
     environment = record.environment
-    devices = {_UUID.sub("", str(text)).strip(" ,") for text in environment.get("devices") or ()}
+    devices = {UUID.sub("", str(text)).strip(" ,") for text in environment.get("devices") or ()}
     caps = own_caps or {str(text) for text in environment.get("power_caps") or ()}
     key = {
         "platform": record.platform,
@@ -321,7 +316,8 @@ def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
     return {**key, "simulated": "yes"} if record.simulated else key
 
 
-def _quantity(result: Result, ranks: int) -> FleetQuantity:
+def quantity_of(result: Result, ranks: int) -> FleetQuantity:
+    """Return the quantity that a case measures."""
     work, metric = result.work, headline(result)
     if work.memory_path == "device":
         kind = "memory"

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from perfsuite.fleet.rule import SLOWER_THAN, Slow
-from perfsuite.metrics.pairs import message_times_s
+from perfsuite.metrics.pairs import SLOW_LINK, beyond_ends, log_times, log_times_again, message_times_s
 from perfsuite.record.result import Result
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
@@ -22,6 +23,40 @@ FEWEST_PARTNERS = 3
 """Partners from which on a node is judged."""
 
 NodePair = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink:
+    """A link between two devices that is slow though both of them are not."""
+
+    case: str
+    ends: tuple[str, str]
+    """Host and device of each."""
+    slower: float
+    """Share of time beyond the usual one of both ends, at first."""
+    again: float
+    """The same, the median of the further tries."""
+
+
+def slow_links(result: Result) -> list[SlowLink]:
+    """Return the links that were suspected in the rounds of pairs, and were as slow when they were tried again."""
+    assert result.measurement is not None
+    measurement = result.measurement
+    times, ranks = log_times(measurement), {rank.rank: rank for rank in measurement.ranks}
+    tried, at_first = log_times_again(measurement), beyond_ends(times)
+    if not tried or not at_first:
+        return []
+    again = beyond_ends(times, tried)
+    middle = median(list(times.values()))
+    spread = MAD_TO_SIGMA * median([abs(value - middle) for value in times.values()])
+    least = max(math.log1p(SLOW_LINK), DEVIATIONS_OF_PAIRS * spread)
+    found = []
+    for (one, other), away in again.items():
+        if away > least:
+            first, second = (f"{ranks[rank].host} {ranks[rank].device}" for rank in (one, other))
+            slower = math.exp(at_first[one, other]) - 1
+            found.append(SlowLink(case=result.case, ends=(first, second), slower=slower, again=math.exp(away) - 1))
+    return sorted(found, key=lambda link: -link.again)
 
 
 def node_pairs(result: Result) -> dict[NodePair, float]:

@@ -13,7 +13,7 @@ from perfsuite.base.units import plural
 from perfsuite.expectations.judge import Expected, differences_of
 from perfsuite.expectations.rows import Expectation
 from perfsuite.fleet.nodes import PRIORS, Fleet, FleetQuantity, NodeRun
-from perfsuite.fleet.rounds import slow_in_pairs
+from perfsuite.fleet.rounds import SlowLink, slow_in_pairs
 from perfsuite.fleet.rule import FEWEST_GROUPS, Position, Slow, compare, level_of, two_groups
 from perfsuite.statistics.robust import median
 
@@ -84,6 +84,8 @@ class Standings:
     """Below expectation and every node alike: the entry of one node, how many are below, of how many."""
     groups: tuple[tuple[str, str, Slow], ...] = ()
     """Group, case and finding of slow groups."""
+    links: tuple[SlowLink, ...] = ()
+    """Slow links between nodes that are not slow."""
     modes: tuple[str, ...] = ()
     """Sentences on two groups of nodes that no recorded key explains."""
     missing_count: int = 0
@@ -94,7 +96,7 @@ class Standings:
     def passes(self) -> bool:
         """Whether everything expected is there, was judged, and is neither slow nor below expectation."""
         good = all(node.passes for node in self.nodes.values())
-        return bool(self.nodes) and good and not (self.alike or self.groups or self.missing_count)
+        return bool(self.nodes) and good and not (self.alike or self.groups or self.links or self.missing_count)
 
 
 def judge_fleet(
@@ -159,6 +161,7 @@ def judge_fleet(
         judgements=tuple(judgements),
         alike=tuple((entry, below, of) for entry, below, of in alike.values()),
         groups=tuple(slow_groups),
+        links=fleet.links,
         modes=tuple(dict.fromkeys(modes)),
         missing_count=missing_count,
         notes=tuple(notes),

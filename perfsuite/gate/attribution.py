@@ -131,7 +131,7 @@ def _all_of_today(asked: Question) -> list[float]:
 
 def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
     """Worse than stored, and what runs the same code is worse as well, or cannot be run: whose doing it is."""
-    work, changes = asked.work, asked.work.given.environment_changes
+    work, changes = asked.work, asked.work.given.changes
     told = f"slower than stored; {_controls(asked)}"
     control = asked.control([*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))])
     if control is not None:

@@ -13,8 +13,10 @@ from perfsuite.base.errors import BaselineError
 from perfsuite.base.units import plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware, flattened, hardware_differences
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment
+from perfsuite.baselines.hosts import by_host, host_of
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usable
 from perfsuite.gate.evidence import GateCase
+from perfsuite.record.verdict import GateSettings
 
 STALE_DAYS = 60
 """A baseline whose newest run is older is marked."""
@@ -29,6 +31,8 @@ _NO_CAUSES = frozenset({"hostname", "notes"})
 _WHICH_CORES = "cores.which"
 """A batch system gives other cores of the same kind to every job."""
 _UNKNOWN = "unknown"
+_ANOTHER_HOST = "another host of equal hardware"
+"""Without its name: reports and pages, which others read, repeat the causes of a verdict."""
 
 
 def gate_case(
@@ -41,10 +45,12 @@ def gate_case(
     tolerance: float | None = None,
     metric_tolerances: Mapping[str, float] | None = None,
     now: datetime | None = None,
+    boot: str = "",
 ) -> GateCase:
     """The case with the stored runs that it may be compared with, or the reason why there are none.
 
-    ``environment`` is the soft key of this session; ``folder`` is searched for other hardware when nothing fits.
+    ``environment`` is the soft key of this session, ``boot`` that of its host; ``folder`` is searched for other
+    hardware when nothing fits.
     """
     found = find(case, baseline=baseline, hardware=hardware, folder=folder)
     tolerances = dict(metric_tolerances or {})
@@ -60,9 +66,11 @@ def gate_case(
     # Runs of one session of the machine are one session: only those are known to scatter independently.
     sessions = baseline.machine_session if baseline else {}
     there = {run.key for run in found.reference}  # a key has the session that pytest gave
+    later = tuple(run for run in stored if run.key not in there)
+    compared, later, hosts, elsewhere = _of_this_host(found.reference if stored else (), later, environment, boot)
     reference, newest = (
         tuple(dataclasses.replace(run, session=sessions.get(run.session, run.session)) for run in runs)
-        for runs in (found.reference if stored else (), [run for run in stored if run.key not in there])
+        for runs in (compared, later)
     )
     before = _nearest([run.environment for run in reference], environment)
     changed = case.changed_metrics(found.case)
@@ -80,7 +88,31 @@ def gate_case(
         flags=flags if stored else (),
         soft_differences=shortened(soft_differences(environment, before)),
         environment_changes=shortened(causes(environment, before)),
+        hosts=hosts,
+        elsewhere=elsewhere,
     )
+
+
+def _of_this_host(
+    reference: tuple[RunSummary, ...], later: tuple[RunSummary, ...], environment: Mapping[str, Any], boot: str
+) -> tuple[tuple[RunSummary, ...], tuple[RunSummary, ...], str, tuple[str, ...]]:
+    """The runs to compare with, a sentence about their hosts, and the host as a difference of the environment.
+
+    Of a reference of several hosts the runs of this host, if there are enough.  Only where all runs are of one other
+    host can the host be the cause of a change: runs of several hosts scatter as hosts do.
+    """
+    here, hosts = host_of(environment, boot), by_host(reference)
+    own = [not any(host_of(run.environment, run.boot).is_other_than(here) for run in host) for host in hosts]
+    if own == [False]:
+        return reference, later, "all stored runs are of another host of equal hardware", (_ANOTHER_HOST,)
+    if len(hosts) < 2:
+        return reference, later, "", ()
+    mine = hosts[own.index(True)] if True in own else []
+    told = f"stored runs are of {len(hosts)} hosts of equal hardware, {len(mine)} of {len(reference)} of this host"
+    if usable(mine) < GateSettings.min_stored:
+        return reference, later, f"{told}: all are compared with, and differences between hosts count as noise", ()
+    later = tuple(run for run in later if not host_of(run.environment, run.boot).is_other_than(here))
+    return tuple(mine), later, f"{told}: only these are compared with", ()
 
 
 def _nearest(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> Mapping[str, Any]:

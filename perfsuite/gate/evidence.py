@@ -50,6 +50,15 @@ class GateCase:
     """Fields of the environment that differ from that of the runs which are compared with."""
     environment_changes: tuple[str, ...] = ()
     """Those of them that can make the case slower."""
+    hosts: str = ""
+    """A sentence about the hosts of the stored runs; empty where all are, or may be, of this host."""
+    elsewhere: tuple[str, ...] = ()
+    """The host as a cause where all stored runs are of one other host: a level that moved may be the host's."""
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Everything that differs from the stored runs and can make the case slower."""
+        return (*self.elsewhere, *self.environment_changes)
 
     @property
     def anchor(self) -> str:

@@ -290,7 +290,7 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
     if not shift.exceeds(settings):
         return _hidden(shift, settings, base, anchor, no_anchor)
     controls = _control_lines(shift, base, anchor, anchor_commit, no_anchor)
-    changes = Counter(key for work in works for key in work.given.environment_changes)
+    changes = Counter(key for work in works for key in work.given.changes)
     keys = [key for key, count in changes.items() if 2 * count > shift.cases]
     name: VerdictName = "drifted"
     if base is not None and base.shows(shift):

@@ -10,7 +10,7 @@ from itertools import accumulate
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
 from perfsuite.history.git import Repository
-from perfsuite.history.order import OrderedSessions, in_order, with_one_setting
+from perfsuite.history.order import OrderedSessions, in_order, of_one_host, with_one_setting
 from perfsuite.history.series import SeriesTable, table_of
 from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import LEAST_CHANGE, Levels, find_changes
@@ -158,10 +158,16 @@ class Findings:
 
 
 def searched(
-    sessions: Sequence[HistorySession], repository: Repository, branch: str = "", case: str = "", since: str = ""
+    sessions: Sequence[HistorySession],
+    repository: Repository,
+    branch: str = "",
+    case: str = "",
+    since: str = "",
+    *,
+    host: str = "",
 ) -> Findings:
-    """What sessions, oldest first by time, show on a branch; PerfsuiteError for an unknown branch or revision."""
-    ordered = in_order(sessions, repository, branch)
+    """What sessions, oldest first by time, show on a branch; PerfsuiteError for an unknown branch, revision or host."""
+    ordered = of_one_host(in_order(sessions, repository, branch), host)
     later = tuple(repository.first_parents(ordered.branch, since)) if since else ()
     return findings_of(ordered, case=case, since=since, since_commits=later)
 

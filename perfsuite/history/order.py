@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfsuite.base.text import escaped
+from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.text import escaped, listed
 from perfsuite.base.units import plural
+from perfsuite.baselines.hosts import NAMED_HOSTS, host_numbers, named
 from perfsuite.baselines.runs import moment
 from perfsuite.history.git import Repository, Tag
 from perfsuite.history.session import HistorySession, have_equal_settings
+from perfsuite.statistics.change_points import LEAST_VALUES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,46 @@ def with_one_setting(ordered: OrderedSessions) -> OrderedSessions:
         f"are not compared with the later ones, e.g. {escaped(case)}"
     )
     return replace(ordered, sessions=tuple(sessions), notes=(*ordered.notes, note))
+
+
+ALL_HOSTS = "all"
+
+
+def of_one_host(ordered: OrderedSessions, host: str = "") -> OrderedSessions:
+    """The sessions of one of several hosts with equal hardware, the others apart.
+
+    Without ``host`` it is the one with most sessions, if most sessions are of hosts that have enough to be searched;
+    otherwise, as for runners that live for one session, all stay together, and that is said.  Raises
+    ConfigurationError for a host that has no session.
+    """
+    number = host_numbers(session.host for session in ordered.sessions)
+    counts = Counter(number[session.host] for session in ordered.sessions)
+    names: dict[int, str] = {}
+    for identity, at in number.items():
+        names.setdefault(at, escaped(identity.name))
+    chosen = next((at for identity, at in number.items() if host and identity.name == host), None)
+    if host and host != ALL_HOSTS and chosen is None:
+        raise ConfigurationError(
+            f"--host {host!r} has no session on this branch; hosts are "
+            f"{listed([name for name in names.values() if name], NAMED_HOSTS) or 'unknown'}"
+        )
+    if len(counts) < 2:
+        return ordered
+    most = counts.most_common()
+    told = f"sessions are of several hosts of equal hardware: {named([(names[at], n) for at, n in most], 'session')}"
+    if chosen is None and (host or 2 * sum(n for _, n in most if n >= LEAST_VALUES) <= len(ordered.sessions)):
+        note = f"{told}; they are searched together, so differences between hosts count as noise"
+        return replace(ordered, notes=(*ordered.notes, note))
+    chosen = most[0][0] if chosen is None else chosen
+    kept = [at for at, session in enumerate(ordered.sessions) if number[session.host] == chosen]
+    others = (session for session in ordered.sessions if number[session.host] != chosen)
+    return replace(
+        ordered,
+        sessions=tuple(ordered.sessions[at] for at in kept),
+        places=tuple(ordered.places[at] for at in kept),
+        apart=(*ordered.apart, *((session, f"on host {session.host.name}") for session in others)),
+        notes=(*ordered.notes, f"{told}; only {names[chosen]} is searched (--host=NAME, --host={ALL_HOSTS})"),
+    )
 
 
 _DIRTY = "uncommitted changes"

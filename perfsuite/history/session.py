@@ -3,7 +3,7 @@
 ::
 
 {"schema": 2, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
- "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...},
+ "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...}, "boot": "...",
  "fields": {"key": {"parameter": digest of its default or 0, ...}, ...}, "own": {"memory": ["GiB", "lower"]},
  "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, "sum-key"], ...}}
 
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from perfsuite.base.text import escaped_json
+from perfsuite.baselines.hosts import HostIdentity, host_of
 from perfsuite.baselines.runs import MetricMeaning, RunSummary, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.metrics import is_headline
@@ -39,7 +40,7 @@ _LARGEST_LOG = 700.0
 """ln of a time that a float can hold, and more than anything takes."""
 _DIGESTS = 1 << 32
 """So many digests there are; sums of them are kept within."""
-_TEXTS = ("session", "time", "platform", "fingerprint", "commit", "branch", "subject")
+_TEXTS = ("session", "time", "platform", "fingerprint", "commit", "branch", "subject", "boot")
 
 
 class CasePoint(NamedTuple):
@@ -74,12 +75,19 @@ class HistorySession:
     revision: Revision = field(default_factory=Revision)
     environment: Mapping[str, Any] = field(default_factory=dict)
     """What may differ between runs on the same hardware."""
+    boot: str = ""
+    """Boot of the host, where the line has it."""
     cases: Mapping[str, CasePoint] = field(default_factory=dict)
     """By node id."""
     fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By key: the parameters of a workload, each with the digest of its default; 0 without a default."""
     own: Mapping[str, MetricMeaning] = field(default_factory=dict)
     """Unit and direction of each metric of one's own by name; of two in one session the last."""
+
+    @property
+    def host(self) -> HostIdentity:
+        """The host that it ran on."""
+        return host_of(self.environment, self.boot)
 
     @property
     def hardware(self) -> tuple[str, str, bool]:
@@ -138,6 +146,7 @@ def session_of(
     environment = measured[-1].environment if measured else {}
     fields: dict[str, Mapping[str, int]] = {}
     plain = json.loads(json.dumps(to_json(environment), default=str))
+    first = measured[0].measurement.ranks[0].identity if measured and measured[0].measurement else None
     return HistorySession(
         session=session,
         time=time,
@@ -146,6 +155,7 @@ def session_of(
         simulated=any(result.simulated for result in measured),
         revision=dataclasses.replace(revision, problem=""),
         environment={name: value for name, value in plain.items() if name not in _BULKY},
+        boot=first.boot if first is not None else "",
         cases={result.case: point for result in measured if (point := _point(result, fields))},
         fields=fields,
         own={
@@ -207,6 +217,7 @@ def line_of(session: HistorySession) -> str:
         "branch": revision.branch,
         "subject": revision.subject,
         "environment": session.environment,
+        **({"boot": session.boot} if session.boot else {}),
         **({"fields": session.fields} if session.fields else {}),
         **({"own": own} if own else {}),
         "cases": {case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())},
@@ -226,10 +237,10 @@ def read_line(line: bytes) -> HistorySession:
         raise ValueError(f"schema {plain['schema']} is newer than {SCHEMA}, the newest that this perfsuite reads")
     if plain["schema"] < 1:
         raise ValueError(f"schema {plain['schema']} is none that perfsuite wrote: they begin with 1")
+    plain = {"fields": {}, "boot": "", **plain}
     for name in _TEXTS:
         if not isinstance(plain.get(name), str):
             raise ValueError(f"{name} is {plain.get(name)!r:.60}, not a text")
-    plain.setdefault("fields", {})
     for name in ("environment", "cases", "fields"):
         if not isinstance(plain.get(name), dict):
             raise ValueError(f"{name} is {plain.get(name)!r:.60}, not an object")
@@ -250,6 +261,7 @@ def read_line(line: bytes) -> HistorySession:
             commit=plain["commit"], dirty=plain["dirty"], branch=plain["branch"], subject=plain["subject"]
         ),
         environment=plain["environment"],
+        boot=plain["boot"],
         own=_read_own(plain.get("own", {})),
         cases={case: _read_point(case, values) for case, values in plain["cases"].items()},
         fields={key: _read_fields(key, values) for key, values in plain["fields"].items()},

@@ -51,6 +51,51 @@ def message_times_s(measurement: Measurement) -> dict[Pair, float]:
     return times_s
 
 
+SLOW_LINK = 0.05
+"""Share of time beyond the usual one of both its ends from which on a link is suspected."""
+_PARTNERS = 3
+"""Partners from which on the usual time of a rank is known."""
+_AGAIN = re.compile(r"rank (\d+) and (\d+) again")
+
+
+def log_times(measurement: Measurement) -> dict[Pair, float]:
+    """Log seconds of a message by pair, each pair once, the lower rank first; of those that have a time."""
+    times_s = message_times_s(measurement).items()
+    return {pair: math.log(time_s) for pair, time_s in times_s if pair[0] < pair[1] and time_s > 0}
+
+
+def name_again(pair: Pair) -> str:
+    """Name of the record of a suspected pair's time, tried again."""
+    return f"rank {pair[0]} and {pair[1]} again"
+
+
+def log_times_again(measurement: Measurement) -> dict[Pair, float]:
+    """Log seconds of the suspected pairs that were tried again, by pair."""
+    found = ((_AGAIN.fullmatch(record.name), record.value) for record in measurement.records)
+    return {(int(match[1]), int(match[2])): math.log(value) for match, value in found if match and value > 0}
+
+
+def beyond_ends(times: Mapping[Pair, float], logs: Mapping[Pair, float] | None = None) -> dict[Pair, float]:
+    """By how much pairs take longer than both their ends usually do, as logarithms; empty for few partners.
+
+    ``times`` are those that tell what is usual; ``logs`` the pairs to look at, if they are others.  A slow rank is slow
+    with all its partners, a slow link with one.
+
+    >>> times = {(0, 1): 0.0, (0, 2): 0.0, (0, 3): 0.3, (1, 2): 0.0, (1, 3): 0.0, (2, 3): 0.0}
+    >>> {pair: away for pair, away in beyond_ends(times).items() if away > 0}
+    {(0, 3): 0.3}
+    """
+    partners: dict[int, list[float]] = {}
+    for pair, value in times.items():
+        for rank in pair:
+            partners.setdefault(rank, []).append(value)
+    if not times or min(map(len, partners.values())) < _PARTNERS:
+        return {}
+    middle = statistics.median(times.values())
+    usual = {rank: max(statistics.median(values), middle) for rank, values in partners.items()}
+    return {pair: value - max(usual[rank] for rank in pair) for pair, value in (logs or times).items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlowPair:
     """A pair that takes longer than those over links like its own."""

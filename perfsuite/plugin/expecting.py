@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError, first_line
-from perfsuite.base.units import plural
+from perfsuite.base.text import bare_name
+from perfsuite.base.units import percent, plural
 from perfsuite.expectations.judge import Expected, judge_one
 from perfsuite.expectations.lines import answer_lines, unused_line, verdict_of
 from perfsuite.expectations.rows import Expectation, load_expectations
+from perfsuite.fleet.nodes import PRIORS, quantity_of
+from perfsuite.fleet.rounds import slow_links
+from perfsuite.fleet.rule import compare
+from perfsuite.metrics.spec import on_every_device
 from perfsuite.plugin import collisions
 from perfsuite.plugin.ending import FAILED, Out, missing_key
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
+from perfsuite.reports.pairs import ONE_DEVICE, pair_matrices
 
 LOOKS = 3
 """Fresh runs of a case that is below expectation; it fails if all are."""
+
+
+def slow_members(result: Result) -> dict[str, str]:
+    """Return the devices and links of a result that are slower than their like, each with a sentence."""
+    if result.measurement is None:
+        return {}
+    if on_every_device(result):
+        ranks = result.measurement.ranks
+        values: dict[str, dict[str, float]] = {}
+        for rank in ranks:
+            values.setdefault(rank.host, {})[rank.device] = math.log(rank.median_s) if rank.median_s > 0 else 0.0
+        slow = compare(values, prior=PRIORS[quantity_of(result, len(ranks)).kind]).slow
+        names = {each.member: " ".join(each.member[len(values) < 2 :]).strip() for each in slow}
+        return {names[each.member]: f"{names[each.member]} takes {percent(each.slower)} longer" for each in slow}
+    if result.workload.endswith(":PairRounds"):
+        ends = ((" - ".join(link.ends), link) for link in slow_links(result))
+        return {name: f"link {name} takes {percent(link.again)} longer, tried again" for name, link in ends}
+    return {
+        f"{matrix.names[slow.pair[0]]} {matrix.names[slow.pair[1]]}": matrix.told(slow)
+        for matrix in pair_matrices([result])
+        for slow in matrix.slow
+        if slow.link != ONE_DEVICE
+    }
 
 
 class Expecting:
@@ -40,34 +71,62 @@ class Expecting:
         """By node id."""
         self.cleared: list[str] = []
         """Sentences on cases that a second look cleared."""
+        self.slow: list[str] = []
+        """Sentences on devices and links that are slower than their like."""
 
     def judge(self, result: Result) -> str:
         """Return the message with which the case of a result fails; empty where it does not.
 
-        A case that is below expectation is measured again in three fresh runs, and fails if it is below in all.
+        A case that is below expectation, or has a device or link that is slower than its like, is measured again in
+        three fresh runs, and fails if all agree.
         """
         if self.rows is None:
             return ""
-        entries = self.judged[result.case] = judge_one(result, self.rows)
+        one, other = itertools.tee(self._fresh_runs(result))  # each run is made once, when it is first asked for
+        return "\n".join(filter(None, (self._below(result, self.rows, one), self._slower_than_its_like(result, other))))
+
+    def _below(self, result: Result, rows: list[Expectation], fresh: Iterable[Result]) -> str:
+        entries = self.judged[result.case] = judge_one(result, rows)
         below = [entry for entry in entries if entry.verdict == "below"]
         if not below:
             return ""
-        looks, session = [], suite_of(self.config).session
+        looks: list[list[Expected]] = []
+        try:
+            for again in fresh:
+                looks.append(judge_one(again, rows))
+                if all(entry.verdict != "below" for entry in looks[-1]):
+                    self.judged[result.case] = looks[-1]
+                    metrics = ", ".join(entry.metric.name for entry in below)
+                    self.cleared.append(
+                        f"{result.case}: {metrics} below expectation at first, not in look {len(looks)} of {LOOKS}"
+                    )
+                    return ""
+        except PerfsuiteError as error:
+            return f"below expectation, and its second look failed: {first_line(error)}"
+        again_told = f" in all of {len(looks) + 1} runs" if looks else ""
+        return "\n".join(f"below expectation{again_told}: {entry.metric.name}: {entry.reason}" for entry in below)
+
+    def _slower_than_its_like(self, result: Result, fresh: Iterable[Result]) -> str:
+        slow, looks = slow_members(result), 0
+        try:
+            for again in fresh if slow and not result.workload.endswith(":PairRounds") else ():
+                looks += 1
+                here = slow_members(again)
+                gone = [name for name in slow if name not in here]
+                self.cleared += [f"{result.case}: {slow.pop(name)} at first, not in look {looks}" for name in gone]
+                if not slow:
+                    return ""
+        except PerfsuiteError as error:
+            return f"slower than its like, and its second look failed: {first_line(error)}"
+        told = f" in all of {looks + 1} runs" if looks else ""
+        self.slow += [f"{sentence}{told}: {bare_name(result.case)}" for sentence in slow.values()]
+        return "\n".join(f"slower than its like{told}: {sentence}" for sentence in slow.values())
+
+    def _fresh_runs(self, result: Result) -> Iterator[Result]:
+        session = suite_of(self.config).session
         assert session is not None
         for _ in range(LOOKS if result.case not in session.reused else 0):
-            try:
-                looks.append(judge_one(session.rerun(result.case), self.rows))
-            except PerfsuiteError as error:
-                return f"below expectation, and its second look failed: {first_line(error)}"
-            if all(entry.verdict != "below" for entry in looks[-1]):
-                self.judged[result.case] = looks[-1]
-                metrics = ", ".join(entry.metric.name for entry in below)
-                self.cleared.append(
-                    f"{result.case}: {metrics} below expectation at first, not in look {len(looks)} of {LOOKS}"
-                )
-                return ""
-        again = f" in all of {len(looks) + 1} runs" if looks else ""
-        return "\n".join(f"below expectation{again}: {entry.metric.name}: {entry.reason}" for entry in below)
+            yield session.rerun(result.case)
 
     @property
     def entries(self) -> list[Expected]:
@@ -86,6 +145,8 @@ class Expecting:
         ]
         failed = [case for case, why in missing.items() if why.startswith(FAILED) and case not in self.judged]
         cut = [case for case, why in missing.items() if "--perf-time-budget" in why]
+        if self.slow:
+            told.append(f"{plural(len(self.slow), 'result')} in which a device or link is slower than its like")
         told += [f"{plural(len(failed), 'case')} failed without a result"] if failed and self.rows is not None else []
         told += [f"the time budget left out {plural(len(cut), 'case')}"] if cut else []
         if self.is_acceptance:
@@ -117,6 +178,8 @@ class Expecting:
         out.section("perfsuite expectations")
         for line in answer_lines(self.entries):
             out.line(line.text, red=line.mark == "bad", yellow=line.mark == "doubt")
+        for sentence in self.slow:
+            out.fold(f"SLOW: {sentence}", red=True)
         for sentence in (*self.cleared, unused_line(self.rows, self.entries, suite.machine.name)):
             if sentence:
                 out.fold(sentence, yellow=True)

@@ -270,6 +270,7 @@ class Gating:
         self.update_lines.append(
             f"baseline {done.path}: {plural(count, 'run')} of {plural(len(done.added), 'case')} added"
         )
+        self.update_lines += [done.hosts] * bool(done.hosts)
         self.update_lines += [f"{node}: its older runs were replaced" for node in done.replaced]
         self.update_lines += [f"{node}: {note}" for node, note in done.notes.items()]
         self.update_lines += [f"{node}: not stored, {why}" for node, why in done.refused.items()]

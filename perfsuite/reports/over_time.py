@@ -11,6 +11,7 @@ from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
 from perfsuite.reports.document import Grid
+from perfsuite.reports.hosts import numbered
 
 NAMED = 4
 """Commits of a change that are named."""
@@ -32,7 +33,8 @@ def history_grids(over_time: OverTime) -> list[Grid]:
 
 
 def _changes(history: HistoryFile, findings: Findings) -> Grid:
-    rows = []
+    rows, names = [], {session.host.name for session in history.sessions} - {""}
+    hide = numbered(sorted(names, key=lambda name: (-len(name), name)))
     for change in findings.changes:
         commits = commits_told(findings.ordered, change, NAMED)
         place = [where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change)]
@@ -42,7 +44,7 @@ def _changes(history: HistoryFile, findings: Findings) -> Grid:
         title="Over time: changes of level, newest first",
         columns=("case", "time after over before", "where"),
         rows=tuple(rows),
-        notes=tuple(escaped(line) for line in head_lines(history, findings)),
+        notes=tuple(hide(escaped(line)) for line in head_lines(history, findings)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,8 @@ class Gatekeeper:
         self.suite: SuiteVerdict | None = None
         """The verdict on the session as a whole, where its cases are slower together."""
         self.clock = clock or Clock()
+        self._hosts: Counter[str] = Counter()
+        """Cases by what is to be said of the hosts of their stored runs."""
         self._open: Gate | None = None
         """The gate that is being settled, or was."""
 
@@ -191,7 +194,8 @@ class Gatekeeper:
     def _keep(self, gate: Gate, ended: str) -> Mapping[str, Verdict]:
         self.verdicts = gate.verdicts()
         self.covered = set(gate.covered)
-        self.banner = tuple(filter(None, (ended, *gate.banner())))
+        hosts = (f"{plural(count, 'case')}: {said}" for said, count in self._hosts.most_common())
+        self.banner = tuple(filter(None, (ended, *hosts, *gate.banner())))
         self.suite = gate.suite()
         return self.verdicts
 
@@ -262,6 +266,7 @@ class Gatekeeper:
             gate_case(
                 taken.identity,
                 environment=taken.first.environment,
+                boot=self._boot,
                 baseline=self.baseline,
                 hardware=self.hardware,
                 folder=self.folder,
@@ -272,6 +277,7 @@ class Gatekeeper:
             else GateCase(case=taken.identity, refusal="not-comparable", reasons=(taken.instrumented,))
             for taken in cases
         ]
+        self._hosts = Counter(case.hosts for case in given if case.hosts)
         gate = Gate(given, settings)
         for taken in cases:
             for run in taken.runs:
