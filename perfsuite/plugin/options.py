@@ -238,12 +238,8 @@ def _declare_gate(add: Callable[..., None]) -> None:
     add("--perf-require-baseline", action="store_true", help="with --perf-gate: a case without a baseline fails")
     add("--perf-allow-ungated", action="store_true", help="with --perf-gate: it is no error that nothing is gated")
     add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
-    add(
-        "--perf-accept",
-        metavar="environment|all",
-        help="store slower levels as right: those that another environment made (environment), or all of them (all: "
-        "the same as --perf-update=accept)",
-    )
+    accepts = "store slower levels as right: what another environment costs, or all (the same as --perf-update=accept)"
+    add("--perf-accept", metavar="environment|all", help=accepts)
     add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
     add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
     add(
