@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks.backtest import leave_one_out, runs, softwares
+from benchmarks.backtest import leave_one_out, runs
 from benchmarks.backtest.__main__ import main as backtest
 from benchmarks.backtest.fit import Free, fit
 from benchmarks.backtest.leave_one_out import Backtested
@@ -15,9 +15,10 @@ from benchmarks.backtest.rows import published_steps
 from benchmarks.backtest.tables import TABLES, contradicting, memory_share
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
-from perfsuite.projection import operations, stages
+from perfsuite.projection import operations, softwares, stages
 from perfsuite.projection.communication import Links, Message
 from perfsuite.projection.pipeline import PricedPipeline
+from perfsuite.record.codec import to_json
 
 FAST = ("megatron-2022-a100", "oneflow-v100")
 SLOW = tuple(name for name in TABLES if name not in FAST)
@@ -135,6 +136,7 @@ def test_bands_are_those_of_the_rows_and_hold_most_of_them():
     from perfsuite.projection.step import FILE
 
     assert json.loads(FILE.read_text()) == runs.bands()
+    assert json.loads(softwares.FILE.read_text()) == [to_json(one) for one in runs.all_constants()]
     band = json.loads(FILE.read_text())["in situ"]
     errors = [error for table in TABLES.values() for error in leave_one_out.run(table).errors]
     ratios = [error.row.step_time_s / error.predicted_s for error in errors]

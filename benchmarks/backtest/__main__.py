@@ -13,7 +13,9 @@ from benchmarks.backtest.leave_one_out import Backtested
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, json_argument, print_json, print_lines
+from perfsuite.projection import softwares
 from perfsuite.projection.step import FILE
+from perfsuite.record.codec import to_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("table", nargs="*", metavar="TABLE", help=f"of {', '.join(runs.NAMES)}; default: all")
     parser.add_argument("--rows", action="store_true", help="print every row, and those that were left out")
     parser.add_argument(
-        "--write-bands", action="store_true", help="write the bands of all regimes into perfsuite/projection/bands.json"
+        "--write-bands",
+        action="store_true",
+        help="write bands.json and software_constants.json of perfsuite/projection",
     )
     json_argument(parser)
     options = parser.parse_args(arguments)
@@ -33,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tested = [one for name in names for one in runs.run_named(name)]
     if options.write_bands:
         write_file(FILE, json.dumps(runs.bands(), indent=1) + "\n")
+        write_file(softwares.FILE, json.dumps([to_json(one) for one in runs.all_constants()], indent=1) + "\n")
     if options.json:
         print_json([_json(one) for one in tested])
     else:

@@ -14,9 +14,12 @@ from typing import NamedTuple
 from benchmarks.backtest.fit import Constants, fit
 from benchmarks.backtest.rows import PublishedStep, published_steps
 from benchmarks.backtest.tables import BacktestTable, platform_of
-from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, KernelPoint
+from perfsuite.models.decoder import Decoder
+from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, KernelPoint, achieved
 from perfsuite.projection.engine import Projector, StepTime
-from perfsuite.projection.implementation import Implementation
+from perfsuite.projection.implementation import Implementation, implementation_of, on_family
+from perfsuite.projection.softwares import constants_of
+from perfsuite.record.result import Training
 
 _LINKS_BY_GROUP = {2: 25.0, 4: 100.0, 8: 150.0}
 """GB/s of a V100's mesh by ranks of a group, as report 003's machine has it."""
@@ -92,30 +95,12 @@ def summary(percents: Sequence[float]) -> tuple[float, float, float]:
 
 def calibration_for(row: PublishedStep, values: Constants, kernels: tuple[KernelPoint, ...] = ()) -> Calibration:
     """Shares of the device's peaks, and traits as they are, as a calibration; what is not given is typical."""
-    device = platform_of(row)
-
-    def of(name: str) -> float:
-        return values.get(name, TYPICAL[name].value if name in TYPICAL else 0.0)
-
-    wide = "fp16" if row.dtype == "fp16" else "bf16"
-    sixteen = device.tflops[wide].value
-    numbers = {
-        f"matmul_{wide}_tflops": of("matmul") * sixteen,
-        f"attention_{wide}_tflops": of("attention") * sixteen,
-        f"attention_backward_{wide}_tflops": of("attention") * values.get("attention_backward", 1.0) * sixteen,
-        "link_gb_per_s": of("link") * (device.link.value if device.link else 0.0),
-        "network_gb_per_s": of("network") * row.network_gb_per_s,
-        "memory_gb_per_s": of("memory") * (device.memory_bandwidth.value if device.memory_bandwidth else 0.0),
-        **{name: of(name) for name in ("kernel_us", "link_us", "network_us", "wave_outputs")},
-    }
-    if "fp8" in device.tflops:
-        numbers["matmul_fp8_tflops"] = values.get("matmul_fp8", 0.55) * device.tflops["fp8"].value
+    device, values = platform_of(row), {"matmul_fp8": 0.55, **values}
+    constants = constants_of(device, values, source="back-test", network_gb_per_s=row.network_gb_per_s)
     if row.device == "v100":
-        numbers.update({f"link_{ranks}_gb_per_s": of("link") * rate for ranks, rate in _LINKS_BY_GROUP.items()})
-    for name in ("traffic_ratio", "in_situ_ratio", "overlap_ratio", "rank_spread_ratio", "host_step_s"):
-        if name in values:
-            numbers[name] = values[name]
-    constants = {name: Constant(value=value, unit="", source="back-test") for name, value in numbers.items()}
+        share = values.get("link", TYPICAL["link"].value)
+        for ranks, rate in _LINKS_BY_GROUP.items():
+            constants[f"link_{ranks}_gb_per_s"] = Constant(value=share * rate, unit="GB/s", source="back-test")
     return Calibration(device=device.name, constants=constants, kernels=kernels)
 
 
@@ -144,6 +129,37 @@ def steps_of(
             )
         found.append(projectors[key].step(row.layout, simulated=False))
     return found
+
+
+def own_step(row: PublishedStep) -> float:
+    """Seconds of a row's step as ``perfsuite project`` has it without a software: data sheet, perfsuite's modules."""
+    shape, layout, device = row.architecture, row.layout, platform_of(row)
+    model = Decoder(
+        name=shape.name, layers=shape.layers, width=shape.width, heads=shape.heads, kv_heads=shape.key_heads,
+        hidden=shape.hidden, words=shape.vocabulary, sequence_length=shape.tokens, context=shape.positions,
+        gated=shape.gated, tied=shape.tied, layer_norms=not shape.gated,
+    )  # fmt: skip
+    training = Training(
+        model=shape.name,
+        layout=str(layout),
+        strategy="hybrid",
+        dtype=row.dtype,
+        narrow=True,
+        gradient_dtype="fp16" if row.dtype == "fp16" else "bf16",
+        sharding=layout.sharding,
+        checkpointing=layout.checkpointing,
+    )
+    calibration = Calibration.from_platform(device)
+    if row.network_gb_per_s:
+        calibration = calibration.with_network(achieved("network", row.network_gb_per_s, "the table"))
+    projector = Projector(
+        model=shape,
+        code=on_family(implementation_of(model, training), model, training, device.family),
+        calibration=calibration,
+        devices_per_node=row.devices_per_node,
+        dtype=row.dtype,
+    )
+    return projector.step(layout, simulated=False).seconds
 
 
 def _code(software: str, row: PublishedStep, values: Constants) -> Implementation:

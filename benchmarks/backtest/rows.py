@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.backtest.softwares import software_of
 from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.mesh import MeshShape
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout, Sharding
+from perfsuite.projection.softwares import software_of
 
 DATA = Path(__file__).with_name("data")
 _SHARDING: Mapping[str, Sharding] = {

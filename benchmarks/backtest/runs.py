@@ -11,7 +11,7 @@ from types import MappingProxyType
 from benchmarks.backtest.choices import Choice, choices_of, choices_of_bloom
 from benchmarks.backtest.fit import Constants, Free, fit
 from benchmarks.backtest.kernels import measured_kernels
-from benchmarks.backtest.leave_one_out import Backtested, Error, MemoryRow, fitted, predict, run, steps_of
+from benchmarks.backtest.leave_one_out import Backtested, Error, MemoryRow, fitted, own_step, predict, run, steps_of
 from benchmarks.backtest.rows import PublishedStep, published_steps
 from benchmarks.backtest.tables import (
     ATTENTION,
@@ -21,10 +21,13 @@ from benchmarks.backtest.tables import (
     TRAFFIC,
     BacktestTable,
     kept,
+    platform_of,
 )
 from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.units import GIB
 from perfsuite.projection.memory import memory_of
+from perfsuite.projection.softwares import Fitted, constants_for
+from perfsuite.projection.step import FEWEST_ROWS, kinds_of
 
 B200: Mapping[str, float] = MappingProxyType(
     {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}
@@ -202,15 +205,94 @@ def run_named(name: str) -> tuple[Backtested, ...]:
     return runs[name]()
 
 
+def _without(table: BacktestTable, rows: Sequence[PublishedStep] = ()) -> list[Fitted]:
+    """The constants of all tables, of this one those of ``rows`` alone, or none."""
+    others = [one for one in all_constants() if one.table != table.name]
+    return [*others, _constants_of(table, rows)] if rows else others
+
+
+def _constants_of(table: BacktestTable, rows: Sequence[PublishedStep]) -> Fitted:
+    return Fitted(
+        table=table.name,
+        software=table.software,
+        device=platform_of(rows[0]).name,
+        rows=len(rows),
+        world=max(row.layout.world_size for row in rows),
+        values={name: round(value, 4) for name, value in fitted(table, rows).items()},
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def all_constants() -> tuple[Fitted, ...]:
+    """What every table gives its software on its device, as ``perfsuite project --software`` takes it."""
+    return tuple(_constants_of(table, kept(table)) for table in TABLES.values())
+
+
+def _as_commanded(table: BacktestTable, own: Sequence[PublishedStep], tables: Sequence[Fitted]) -> list[Error]:
+    """Rows by what the command takes from ``tables``."""
+    values = constants_for(table.software, platform_of(own[0]), tables)[0].values
+    return [Error(*pair) for pair in zip(own, predict(own, table.software, values), strict=True)]
+
+
+def run_other_sizes() -> tuple[Error, ...]:
+    """The largest and the smallest third of each table's models, and its steps on more nodes, from the other rows.
+
+    What a user projects is rarely a model between two of the table's.
+    """
+    errors: list[Error] = []
+    for table in TABLES.values():
+        rows = kept(table)
+        sizes = sorted({row.architecture.parameters for row in rows})
+        third = max(1, len(sizes) // 3)
+        parts = [set(sizes[:third]), set(sizes[-third:])] if len(sizes) > 2 else []
+        apart = [[row for row in rows if row.architecture.parameters in part] for part in parts]
+        least = min(row.layout.world_size for row in rows)
+        apart.append([row for row in rows if row.layout.world_size > max(least, row.devices_per_node)])
+        for own in apart:
+            others = [row for row in rows if row not in own]
+            if own and others:
+                errors += _as_commanded(table, own, _without(table, others))
+    return tuple(errors)
+
+
+def run_other_device() -> tuple[Error, ...]:
+    """Every table of llm-foundry, the one software with tables of several devices, by all tables but itself."""
+    tables = [table for table in TABLES.values() if table.software == "llm-foundry"]
+    return tuple(error for table in tables for error in _as_commanded(table, kept(table), _without(table)))
+
+
+def run_own_modules() -> tuple[Error, ...]:
+    """Every row by its platform's row and perfsuite's own modules, as the command projects it without --software."""
+    errors: list[Error] = []
+    for table in TABLES.values():
+        for row in kept(table):
+            errors.append(Error(row, own_step(row)))
+    return tuple(errors)
+
+
 def bands() -> dict[str, dict[str, float | str]]:
-    """10th and 90th percentile of measured over predicted, by regime."""
+    """10th and 90th percentile of measured over predicted, by regime, and by device and dtype where rows are enough."""
     kernels, dense, experts = run_kernels()
     situ = [error for table in TABLES.values() for error in run(table).errors]
-    found = {
+    sizes, elsewhere, own = run_other_sizes(), run_other_device(), run_own_modules()
+    found: dict[str, tuple[Sequence[Error | MemoryRow], str]] = {
         "in situ": ([*situ, *dense.errors, *experts.errors], "leave one model out; B200 by kernels and one step"),
-        "kernels only": (list(kernels.errors), "B200 by its kernels alone"),
-        "platform row only": (list(run_platform_row().errors), "all tables by their platforms' rows"),
+        "kernels only": (kernels.errors, "B200 by its kernels alone"),
+        "software and device": (sizes, "other sizes and more nodes than the constants were fitted to"),
+        "software, another device": (elsewhere, "llm-foundry by its constants of other devices"),
+        "platform row only": (own, "all tables by their platforms' rows and perfsuite's modules"),
     }
+    for regime in ("software and device", "software, another device", "platform row only"):
+        errors, tables = found[regime]
+        parts: dict[str, list[Error | MemoryRow]] = {}
+        for error in errors:
+            row = error.row
+            nodes = -(-row.layout.world_size // row.devices_per_node)
+            for kind in kinds_of(platform_of(row).name, row.dtype, nodes):
+                parts.setdefault(kind, []).append(error)
+        found |= {
+            f"{regime}, {kind}": (part, f"{tables}, {kind}") for kind, part in parts.items() if len(part) >= FEWEST_ROWS
+        }
     stored: dict[str, dict[str, float | str]] = {}
     for regime, (errors, tables) in found.items():
         ratios = [1 / (1 + error.percent / 100) for error in errors]

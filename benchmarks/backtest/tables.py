@@ -171,7 +171,7 @@ def _others() -> tuple[BacktestTable, ...]:
             name="bloom-a100",
             title="BLOOM on A100",
             file="bloom-a100",
-            software="bloom",
+            software="megatron-deepspeed",
             free=(MATMUL, SCORES, LINK),
             noise=0.05,
             budget=(5, 10, 12),

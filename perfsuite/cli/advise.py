@@ -12,7 +12,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.job_checks import check_options
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
-from perfsuite.cli.project import SIMULATED, base_training, job_arguments, node_of, read_platform
+from perfsuite.cli.project import SIMULATED, base_training, job_arguments, make_job, node_of, read_platform
 from perfsuite.models import trained_like
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.describe import counts, describe
@@ -27,7 +27,6 @@ from perfsuite.projection.advisor import (
 )
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
-from perfsuite.projection.job import Job
 from perfsuite.projection.step import project
 
 _MEASURED = 3
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             "give memory in a --platform-file"
         )
     node = node_of(options, device, options.world)
-    base = Job.of(training, device, node=dataclasses.replace(node, devices=node.devices or options.world))
+    base = make_job(options, training, device, dataclasses.replace(node, devices=node.devices or options.world))
     # Refuses where a figure is missing without which there is no time.
     project(base, calibration, simulated=calibration.simulated)
     advice = advise(

@@ -21,10 +21,18 @@ from perfsuite.models.describe import counts, describe
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, achieved, read_calibration
 from perfsuite.projection.figures import figures
+from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.memory import MemoryBreakdown
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput
+from perfsuite.projection.softwares import (
+    OWN,
+    SOFTWARES,
+    fitted_constants,
+    software_calibration,
+    software_implementation,
+)
 from perfsuite.projection.step import RESOURCES, Projection, pipeline_timeline, project, used_constants
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Training
@@ -86,6 +94,13 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
         "--calibration", type=Path, metavar="FILE", help="of perfsuite calibrate; default: the row alone"
     )
     parser.add_argument(
+        "--software",
+        default=OWN,
+        metavar="NAME",
+        help="project the code of a published software, by constants fitted to its published steps, or list them all "
+        "(list); default: %(default)s's own modules",
+    )
+    parser.add_argument(
         "--network",
         type=float,
         metavar="GB/S",
@@ -96,6 +111,9 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 
 def run(options: argparse.Namespace) -> int:
     """Project, print, write."""
+    if options.software == "list":
+        print_lines(software_lines())
+        return EXIT_OK
     check_options(options)
     training = choose_recipe(options)
     device, calibration = read_platform(options)
@@ -131,6 +149,13 @@ def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration
     """The platform's row, and what is known of it: a calibration file, else the row alone."""
     device, machine = load_catalog(options.platform_file).hosts(options.platform, options.machine)
     calibration = Calibration.from_platform(device)
+    if options.software != OWN:
+        calibration = software_calibration(options.software, device)
+        wrong = [name for name in ("calibration", "compiled") if getattr(options, name)]
+        if wrong:
+            raise ConfigurationError(
+                f"--{wrong[0]} is of perfsuite's own modules, the projection of {options.software}; leave one out"
+            )
     if options.calibration:
         calibration = read_calibration(options.calibration)
         if calibration.device != device.name:
@@ -193,8 +218,30 @@ def node_of(options: argparse.Namespace, device: DeviceModel, world_size: int = 
     return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=told)
 
 
+def software_lines() -> Iterator[str]:
+    """Every software with the published steps that its constants were fitted to, and where its traits come from."""
+    yield f"{OWN}: the suite's own modules, counted by dry runs"
+    for one in fitted_constants():
+        yield f"{one.software}: {one.rows} steps on {one.device}, up to {one.world} devices ({one.table})"
+        yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.values.items())
+        yield f"  traits: {SOFTWARES[one.software].source}"
+
+
+def _code_of(options: argparse.Namespace, training: Training, device: DeviceModel) -> Implementation | None:
+    """The traits of another software than perfsuite; None for its own, which the job finds."""
+    if options.software == OWN:
+        return None
+    model = find_projected(training.model, training.overrides)
+    return software_implementation(options.software, model, dtype=training.dtype, device=device)
+
+
+def make_job(options: argparse.Namespace, training: Training, device: DeviceModel, node: Node) -> Job:
+    """The job of a step by the software that the options name."""
+    return Job.of(training, device, node=node, implementation=_code_of(options, training, device))
+
+
 def _of_recipe(options: argparse.Namespace, device: DeviceModel, training: Training) -> Job:
-    return Job.of(training, device, node=node_of(options, device, Layout.of(training).world_size))
+    return make_job(options, training, device, node_of(options, device, Layout.of(training).world_size))
 
 
 def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibration) -> Job:
@@ -222,7 +269,7 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         checkpointing=layout.checkpointing,
         sequence_parallel=layout.sequence_parallel,
     )
-    return Job.of(training, device, node=node_of(options, device, layout.world_size))
+    return make_job(options, training, device, node_of(options, device, layout.world_size))
 
 
 def lines(
@@ -242,6 +289,8 @@ def lines(
     band = f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}"
     yield f"step time        {bound}{format_seconds(found.step_time_s)}   80 % band {band}"
     yield f"                 {found.regime}; {found.band_source}"
+    if software := calibration.software if calibration.regime.startswith("software") else "":
+        yield f"software         {software}"
     for metric in metrics:
         value = "unknown" if metric.value is None else f"{significant(metric.value)} {metric.unit}"
         note = f"   {metric.convention}" if metric.convention not in ("aggregate", "per device") else ""

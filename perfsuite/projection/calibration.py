@@ -29,8 +29,9 @@ KIND = "perfsuite calibration"
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType({"fp32": 4.0, "tf32": 4.0, "fp64": 8.0})
 """Of an element in memory; of all other dtypes 2: fp8 is written wide."""
 
-Regime = Literal["in situ", "kernels only", "platform row only"]
-"""in situ: a block's step was measured on this device; kernels only: kernels were; platform row only: a data sheet."""
+Regime = Literal["in situ", "kernels only", "software and device", "software, another device", "platform row only"]
+"""in situ: a block's step was measured on this device; kernels only: kernels were; software and device: published steps
+of the same software on it; software, another device: such steps elsewhere; platform row only: a data sheet."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,7 @@ def project(
     flags, lower_bound = _flags(job, calibration, projector, step_time, memory)
     band = find_band(
         calibration.regime,
+        kind=(job.device.name, job.training.dtype),
         nodes=-(-layout.world_size // job.devices_per_node),
         octaves=math.log2(max(1.0, layout.world_size / _seen(job, calibration))),
         doubts=sum(flag.name in WIDENING for flag in flags),
@@ -273,7 +274,7 @@ def _flags(
     standing = [name for name in used_constants(calibration, job.training.dtype) if _stands_in(calibration, name)]
     if standing:
         flags.append(Flag(name="stand-in", text=f"not measured here, typical of other devices: {', '.join(standing)}"))
-    if calibration.regime != "platform row only" and (unknown := calibration.missing()):
+    if calibration.regime in ("in situ", "kernels only") and (unknown := calibration.missing()):
         flags.append(Flag(name="missing", text=f"nothing is known of {', '.join(unknown)}"))
     return tuple(flags), bound
 
@@ -304,6 +305,8 @@ DOUBT = 0.5
 """By which it widens for each of :data:`WIDENING`."""
 WIDENING = ("outside", "network", "node", "memory-unknown")
 """Flags of figures that are assumed or missing."""
+FEWEST_ROWS = 20
+"""Rows from which a device and dtype have a band of their own."""
 LARGEST_NODE = 8
 """Devices that a node is taken to have at the most where nothing is known of it."""
 
@@ -320,14 +323,26 @@ class Band:
     """The back-test and its rows."""
 
 
-def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0) -> Band:
-    """The band of a projection so far from what its calibration saw.
+def kinds_of(device: str, dtype: str, nodes: int) -> tuple[str, ...]:
+    """Return the parts of a back-test that a step belongs to, the narrowest first.
+
+    >>> kinds_of("a100_40gb", "bf16", 1)
+    ('a100 in 16 bits on one node', 'a100 in 16 bits', 'one node')
+    """
+    kind = f"{device.partition('_')[0]} in {'fp8' if dtype == 'fp8' else '16 bits'}"
+    place = "one node" if nodes == 1 else "several nodes"
+    return f"{kind} on {place}", kind, place
+
+
+def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, kind: tuple[str, str] = ("", "")) -> Band:
+    """The band of a projection so far from what its calibration saw; ``kind`` is its device and dtype.
 
     >>> band = find_band("platform row only", nodes=1, octaves=0.0)
     >>> band.low < 1 < band.high
     True
     """
-    stored = _stored()[regime]
+    names = (*(f"{regime}, {each}" for each in kinds_of(*kind, nodes)), regime)
+    stored = next(_stored()[name] for name in names if name in _stored())
     wide = 1 + PER_OCTAVE * octaves + DOUBT * doubts
     place = "one node" if nodes == 1 else f"{nodes} nodes"
     beyond = f", {octaves:.1f} doublings beyond what was measured" if octaves >= 0.05 else ""

@@ -1,0 +1,191 @@
+"""Training softwares whose published steps projections were tested on: traits with their sources, fitted constants.
+
+``software_constants.json`` has the constants; ``python -m benchmarks.backtest --write-bands`` writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.base.units import plural
+from perfsuite.models import Model
+from perfsuite.platforms import DeviceModel, load_catalog
+from perfsuite.projection.architecture import Architecture
+from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, Regime
+from perfsuite.projection.implementation import Implementation
+from perfsuite.record.codec import from_json
+
+FILE = Path(__file__).with_name("software_constants.json")
+OWN = "perfsuite"
+"""The suite's own modules: no traits here, see implementation.py."""
+_SHARES = ("matmul", "matmul_fp8", "attention", "link")
+"""Constants that are shares of a device's peaks; all others but the network are traits of the software."""
+_FITTED = 0.05
+"""Relative error of a fitted constant."""
+
+TRAITS = Path(__file__).with_name("software_traits.json")
+SOFTWARES: Mapping[str, Implementation] = MappingProxyType(
+    {name: from_json(Implementation, plain) for name, plain in json.loads(TRAITS.read_text(encoding="utf-8")).items()}
+)
+"""By name; simumax is a simulator's table of measured steps, the pure one is Composer's mixed_precision PURE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The constants that one table of published steps gives a software on one device."""
+
+    table: str
+    software: str
+    device: str
+    """Platform name."""
+    rows: int
+    """Rows that they were fitted to."""
+    world: int
+    """Devices of the largest of them."""
+    values: Mapping[str, float]
+    """Shares of the device's peaks (matmul, matmul_fp8, attention, link, network), and traits by their own names."""
+
+
+@functools.lru_cache(maxsize=1)
+def fitted_constants() -> tuple[Fitted, ...]:
+    """Return the constants of all tables that ship."""
+    return tuple(Fitted(**row) for row in json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def choices() -> tuple[str, ...]:
+    """Return the softwares that can be projected by name."""
+    return (OWN, *dict.fromkeys(one.software for one in fitted_constants()))
+
+
+def constants_for(software: str, device: DeviceModel, tables: Sequence[Fitted] | None = None) -> tuple[Fitted, Regime]:
+    """Return what ``tables`` (default: those that ship) tell of a software on a device, and how near that is.
+
+    A table of the same software and device tells all but the network, which is its cluster's.  Else traits are those of
+    the software on the device with the nearest peak, and shares of peaks are the median of other softwares' on the
+    same chip, or typical.  Raises ConfigurationError that names the softwares that are known.
+    """
+    tables = fitted_constants() if tables is None else tables
+    own = [one for one in tables if one.software == software]
+    if not own:
+        raise ConfigurationError(f"software {software!r} is unknown; {did_you_mean(software, choices())}")
+    exact = next((one for one in own if one.device == device.name), None)
+    if exact is not None:
+        kept = {name: value for name, value in exact.values.items() if name != "network"}
+        return dataclasses.replace(exact, values=kept), "software and device"
+    peaks, peak = _peaks_of_tables(), _peak(device)
+    nearest = min(own, key=lambda one: abs(math.log(peaks[one.device] / peak)) if peak else 0.0)
+    chip = [one for one in tables if one.device.partition("_")[0] == device.name.partition("_")[0]]
+    values = {name: value for name, value in nearest.values.items() if name not in (*_SHARES, "network")}
+    for name in (name for name in _SHARES if name != "matmul_fp8" or name in nearest.values):
+        if shares := [one.values[name] for one in chip if name in one.values]:
+            values[name] = statistics.median(shares)
+    table = f"{nearest.table}, rates of {plural(len(chip), 'table')} of this chip" if chip else nearest.table
+    return dataclasses.replace(nearest, table=table, values=values), "software, another device"
+
+
+def _peak(device: DeviceModel) -> float:
+    """TFLOPS in 16 bits; 0: unknown."""
+    return next((device.tflops[dtype].value for dtype in ("bf16", "fp16") if dtype in device.tflops), 0.0)
+
+
+@functools.lru_cache(maxsize=1)
+def _peaks_of_tables() -> Mapping[str, float]:
+    catalog = load_catalog(())  # the tables' devices are rows that ship
+    return {one.device: _peak(catalog.find(one.device)) for one in fitted_constants()}
+
+
+def constants_of(
+    device: DeviceModel, values: Mapping[str, float], *, source: str, network_gb_per_s: float = 0.0
+) -> dict[str, Constant]:
+    """Return constants of a device: shares of its peaks and traits as in ``values``, what these lack from its row.
+
+    ``network_gb_per_s`` is the nominal rate of a whole node per direction; 0: the row's.
+    """
+
+    def known(value: float, unit: str) -> Constant:
+        return Constant(value=value, unit=unit, source=source, relative_error=_FITTED)
+
+    constants = dict(Calibration.from_platform(device).constants)
+    for dtype in ("bf16", "fp16"):
+        if dtype not in device.tflops:
+            continue
+        peak = device.tflops[dtype].value
+        if "matmul" in values:
+            constants[f"matmul_{dtype}_tflops"] = known(values["matmul"] * peak, "TFLOPS")
+        if "attention" in values:
+            constants[f"attention_{dtype}_tflops"] = known(values["attention"] * peak, "TFLOPS")
+        forward = constants[f"attention_{dtype}_tflops"]
+        backward = forward.value * values.get("attention_backward", 1.0)
+        constants[f"attention_backward_{dtype}_tflops"] = dataclasses.replace(forward, value=backward)
+    if "matmul_fp8" in values and "fp8" in device.tflops:
+        constants["matmul_fp8_tflops"] = known(values["matmul_fp8"] * device.tflops["fp8"].value, "TFLOPS")
+    if "memory" in values and device.memory_bandwidth:
+        constants["memory_gb_per_s"] = known(values["memory"] * device.memory_bandwidth.value, "GB/s")
+    if "link" in values and device.link:
+        constants["link_gb_per_s"] = known(values["link"] * device.link.value, "GB/s")
+    nominal = network_gb_per_s or (device.network.value if device.network else 0.0)
+    if nominal and ("network" in values or network_gb_per_s):
+        share = values.get("network", TYPICAL["network"].value)
+        constants["network_gb_per_s"] = known(share * nominal, "GB/s")
+    units = {"kernel_us": "us", "link_us": "us", "network_us": "us", "host_step_s": "s"}
+    for name in ("kernel_us", "link_us", "network_us", "traffic_ratio", "in_situ_ratio", "overlap_ratio",
+                 "rank_spread_ratio", "host_step_s"):  # fmt: skip
+        if name in values:
+            constants[name] = known(values[name], units.get(name, "ratio"))
+    return constants
+
+
+def software_calibration(software: str, device: DeviceModel) -> Calibration:
+    """Return what published steps of a software tell of a device; rates of fp32 and tf32 are not known then."""
+    found, regime = constants_for(software, device)
+    source = f"fitted to {found.rows} steps: {found.table}"
+    unknown = {"fp32", "tf32", "fp64", "int8", *(() if "matmul_fp8" in found.values else ("fp8",))}
+    constants = constants_of(device, found.values, source=source)
+    return Calibration(
+        device=device.name,
+        software=f"{software}, constants {source}",
+        regime=regime,
+        constants={name: one for name, one in constants.items() if not unknown & set(name.split("_"))},
+        largest_world=found.world,
+    )
+
+
+def software_implementation(software: str, model: Model, *, dtype: str, device: DeviceModel) -> Implementation:
+    """Return the traits of a software for a model, with those that its published steps fitted."""
+    code = software_of(software, dtype=dtype, gated=Architecture.of(model).gated)
+    values = constants_for(software, device)[0].values
+    return dataclasses.replace(code, tensor_overlap=values.get("tensor_overlap", code.tensor_overlap))
+
+
+def software_of(software: str, *, dtype: str, gated: bool, gradients_in_fp32: bool = True) -> Implementation:
+    """The traits of a software for one job: gated MLPs move more, fp8 casts what it multiplies.
+
+    ``gradients_in_fp32`` says whether FSDP adds gradients up in 32 bits; Composer's mixed_precision PURE does not.
+    """
+    code = SOFTWARES[software]
+    if software == "llm-foundry":
+        # Rows without autocast in their name, mixed_precision PURE, are of 2023-04-04 (commit 9fa3ceb9): torch 1.13.1,
+        # limit_all_gathers.  The others are of 2023-10-19 (b2a43a14): torch 2.1.0, whose checkpoints end early.  Both
+        # have Composer's BACKWARD_POST, but two gathers may be under way: the host asks for the next block's while the
+        # device computes the one behind.
+        return code if gradients_in_fp32 else SOFTWARES[f"{software} pure"]
+    if software in ("nemo", "simumax"):
+        casts = 16.0 if dtype == "fp8" else 0.0
+        return dataclasses.replace(
+            code,
+            forward_hidden_bytes=6.0 if gated else 4.0,
+            backward_hidden_bytes=10.0 if gated else 6.0,
+            kept_hidden_bytes=6.0 if gated else 4.0,
+            forward_width_bytes=code.forward_width_bytes + casts,
+            backward_width_bytes=code.backward_width_bytes + casts,
+        )
+    return code
