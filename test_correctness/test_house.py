@@ -32,7 +32,7 @@ ROOMS = {
     "models": 4_050,
     "platforms": 3_940,
     "plugin": 5_900,
-    "projection": 5_030,
+    "projection": 5_200,
     "published": 1_950,
     "record": 2_410,
     "reports": 10_520,

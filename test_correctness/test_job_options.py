@@ -207,7 +207,7 @@ def test_what_is_not_known_of_a_platform_is_said_and_widens_the_band(capsys, tmp
     flags = [{flag["name"] for flag in found["flags"]} for found in (known, unknown)]
     assert flags[1] - flags[0] == {"memory-unknown", "node"}
     widths = [found["high_s"] / found["step_time_s"] - 1 for found in (known, unknown)]
-    assert widths[1] == pytest.approx(2 * widths[0])
+    assert widths[1] > 1.5 * widths[0]
     assert "2 figures assumed or missing" in unknown["regime"]
     command = ["advise", "--model=gpt2", *ours, "--world=8", "--global-batch=8", f"--platform-file={plain}"]
     code, out, err = run(command, capsys)
