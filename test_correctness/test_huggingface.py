@@ -117,13 +117,14 @@ def test_a_projection_prices_the_operations_that_torch_counts(tmp_path, kind):
 def test_a_file_with_modules_of_the_suite_is_projected_as_the_suite_s_own(tmp_path, source, like, mesh):
     config = read(tmp_path, PUBLISHED[source]["config"])
     assert trained_like(config) == like
-    layout = Layout.parse(mesh, global_batch=32)
+    layout = Layout.parse(mesh, global_batch=32, sequence_parallel="tp" in mesh)
     training = Training(
         model=str(tmp_path),
         layout=mesh,
         dtype="bf16",
         num_micro_batches=layout.num_micro_batches,
         schedule=layout.schedule,
+        sequence_parallel="tp" in mesh,
         strategy="hybrid",
         narrow=True,
     )
