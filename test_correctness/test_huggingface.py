@@ -100,9 +100,9 @@ def test_a_projection_prices_the_operations_that_torch_counts(tmp_path, kind):
     ("source", "like"),
     [
         ("meta-llama/Llama-2-7b-hf", ("llama2-7b", {})),
-        (LLAMA, ("llama3-8b", {"sequence_length": 4096})),
-        ("mistralai/Mistral-7B-v0.1", ("mixtral-8x7b-dense", {"hidden": 14336})),
-        ("mistralai/Mixtral-8x7B-v0.1", ("mixtral-8x7b", {})),
+        (LLAMA, ("llama3-8b", {})),
+        ("mistralai/Mistral-7B-v0.1", ("llama3-8b", {"words": 32000})),
+        ("mistralai/Mixtral-8x7B-v0.1", ("mixtral-8x7b", {"sequence_length": 8192})),
         ("openai-community/gpt2", ("gpt2", {"sequence_length": 1024})),
         ("mistralai/Mistral-Nemo-Base-2407", None),  # heads of their own width
         ("Qwen/Qwen2.5-32B", None),
@@ -390,6 +390,28 @@ def test_project_and_advise_print_the_model_of_a_file(tmp_path, capsys):
     assert lines[1].startswith(f"  {name}: {parameters:,} parameters")
     assert lines[1].endswith("8,192 tokens per sample")
     assert f"the suite trains no case of these layouts of {name}" in lines
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "tokens"),
+    [
+        ("meta-llama/Llama-2-7b-hf", {}, 4096),
+        (LLAMA, {}, 8192),
+        ("meta-llama/Llama-3.1-405B", {}, 8192),
+        ("Qwen/Qwen2.5-32B", {}, 8192),
+        ("openai-community/gpt2", {}, 1024),
+        (DEEPSEEK, {}, 4096),
+        (
+            DEEPSEEK,
+            {"rope_scaling": ..., "rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 4096}},
+            4096,
+        ),
+        (DEEPSEEK, {"rope_scaling": {"original_max_position_embeddings": "4096"}}, 8192),
+        (LLAMA, {"max_position_embeddings": ...}, 8192),
+    ],
+)
+def test_samples_have_the_positions_before_a_rotary_scaling_and_8192_tokens_at_most(tmp_path, model, changes, tokens):
+    assert read(tmp_path, changed(model, **changes)).sequence_length == tokens
 
 
 def test_learned_positions_grow_with_the_tokens_of_a_sample(tmp_path, capsys):

@@ -21,8 +21,8 @@ from perfsuite.record.codec import plain_json
 
 _MOST_BYTES = 1 << 20
 _LARGEST = 1 << 24
-_TOKENS = 4096
-"""Of a sample, unless the model has fewer positions: how long pretraining's samples are is not in the file."""
+_TOKENS = 8192
+"""Most tokens of a sample: a file has the positions of the finished model, and pretraining has shorter samples."""
 _SIZES = {
     "hidden_size": "width",
     "num_hidden_layers": "layers",
@@ -215,14 +215,23 @@ def read_config(path: Path) -> Decoder:
             config = {**config, name: config[synonym], synonym: None}
     values = {**family.always, **_sizes(where, family, config), **_flags(where, family, config)}
     _complete(where, kind, config, values)
-    most = "max_position_embeddings"
-    positions = _TOKENS if config.get(most) is None else _size(where, config, most, 1)
-    values["sequence_length"] = min(_TOKENS, values.get("context", positions))
+    values["sequence_length"] = min(_TOKENS, values.get("context") or _positions(where, config))
     notes += _remarks(family, config)
     try:
         return Decoder(name=str(path), notes=tuple(notes), **values)
     except InvalidParameter as error:
         raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _positions(where: str, config: Mapping[str, Any]) -> int:
+    """Return the tokens that the model was made for, before a scaling of rotary positions."""
+    name = "max_position_embeddings"
+    positions = _TOKENS if config.get(name) is None else _size(where, config, name, 1)
+    for scaling in (config.get("rope_scaling"), config.get("rope_parameters")):
+        before = scaling.get(f"original_{name}") if isinstance(scaling, dict) else None
+        if type(before) is int and 1 <= before < positions:
+            return before
+    return positions
 
 
 def _object(file: Path) -> dict[str, Any]:
