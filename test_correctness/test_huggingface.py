@@ -238,7 +238,14 @@ def test_fields_that_change_the_count(tmp_path, model, changes, parameters):
         (LLAMA, {}, None),
         (LLAMA, {"adapter_width": 16}, "not read, and may change the count: adapter_width"),
         (LLAMA, {"n_shared_experts": 2}, "not read, and may change the count: n_shared_experts"),
-        (LLAMA, {"adapter_width": None}, None),
+        (LLAMA, {"adapter_width": None, "pruned_heads": {}, "is_encoder_decoder": False, "top_p": 1.0}, None),
+        (LLAMA, {"pruned_heads": {"0": [1]}}, "not read, and may change the count: pruned_heads"),
+        (LLAMA, {"router_bias": True}, "not read, and may change the count: router_bias"),
+        (
+            LLAMA,
+            {f"field{i}": i for i in range(10)},
+            "field0, field1, field2, field3, field4, field5, field6, field7 and 2",
+        ),
         (LLAMA, {"architectures": ["LlamaForSequenceClassification"]}, "counted is a LlamaForCausalLM"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "counted as before quantization"),
         (LLAMA, {"model_type": "my_llama"}, "model_type 'my_llama' is read as its architecture, LlamaForCausalLM"),
@@ -313,6 +320,8 @@ REFUSED = [
     (changed(QWEN_EXPERTS, shared_expert_intermediate_size=512), "shared_expert_intermediate_size=512 changes"),
     (changed(QWEN_EXPERTS, mlp_only_layers=[3]), "mlp_only_layers=a list is not read"),
     (changed(QWEN_EXPERTS, mlp_only_layers=3), "mlp_only_layers=3 is not read"),
+    (changed(DEEPSEEK, topk_method="greedy"), 'topk_method="greedy" changes the count'),
+    (changed(LLAMA, is_encoder_decoder=True), "is_encoder_decoder=true changes the count"),
     (changed("openai-community/gpt2", add_cross_attention=True), "add_cross_attention=true changes the count"),
 ]
 
