@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -67,6 +68,9 @@ def test_project_prints_parameters_and_padded_words(capsys):
     assert "50,257 words are padded to a multiple of 128 x tp: 50,560 at tp5 (1,558,096,000 parameters)" in said
     assert main([*command[:-4], "--layout", "dp2", "--global-batch", "8"]) == 0
     assert "padded" not in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert [plain[name] for name in ("parameters", "words", "padded_words")] == [1557611200, 50257, 50560]
 
 
 def test_advise_prints_the_model_and_the_words_of_each_tp(capsys):

@@ -211,7 +211,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
     return {
         "model": options.model,
         "platform": options.platform,
-        **counts(advice.job.published),
+        **counts(advice.job.published, str(chosen.layout) if chosen else ""),
         "world_size": options.world,
         "global_batch": options.global_batch,
         "legal": advice.legal,

@@ -329,7 +329,7 @@ def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping
         **to_json(found),
         "by_resource": dict(found.by_resource),
         "binding": found.binding,
-        **counts(find_projected(found.training.model, found.training.overrides)),
+        **counts(find_projected(found.training.model, found.training.overrides), found.training.layout),
         "memory_total_bytes": found.memory.total,
         "metrics": [to_json(metric) for metric in metrics],
         "elasticities": dict(gains),

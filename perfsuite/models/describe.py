@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel
 
 
-def counts(model: Model) -> dict[str, Any]:
-    """Return the parameters and the notes of a model, for JSON."""
+def counts(model: Model, layout: str) -> dict[str, Any]:
+    """Return the parameters, the words that a layout pads and the notes of a model, for JSON.
+
+    >>> from perfsuite.models import find
+    >>> counts(find("gpt3-13b"), "dp2-tp8")["padded_words"]
+    51200
+    """
     return {
+        "words": model.vocabulary,
+        "padded_words": model.built_for(MeshShape.parse(layout).size("tp")).vocabulary,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "model_notes": list(model.notes),

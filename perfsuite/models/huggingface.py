@@ -21,8 +21,8 @@ from perfsuite.record.codec import plain_json
 
 _MOST_BYTES = 1 << 20
 _LARGEST = 1 << 24
-_TOKENS = 4096
-"""Of a sample, unless the model has fewer positions: how long pretraining's samples are is not in the file."""
+_TOKENS = 8192
+"""Most tokens of a sample: a file has the positions of the finished model, and pretraining has shorter samples."""
 _SIZES = {
     "hidden_size": "width",
     "num_hidden_layers": "layers",
@@ -41,6 +41,7 @@ _LATENT = {
     "qk_rope_head_dim": "rope_width",
     "v_head_dim": "value_width",
 }
+_EXPECTED = {"is_encoder_decoder": False, "add_cross_attention": False}
 _BIASES = ("input_biases", "output_bias")
 
 
@@ -73,15 +74,16 @@ _LLAMA = FileFields(
     optional={**_HEADS, "num_key_value_heads": "kv_heads"},
     flags={"attention_bias": _BIASES, "mlp_bias": ("mlp_biases",)},
 )
+_EVERY_LAYER = {"attention_bias": False, "moe_layer_freq": 1}
 _DEEPSEEK = FileFields(
     architecture="DeepseekV3ForCausalLM",
     sizes=_LATENT,
     optional={"q_lora_rank": "query_rank"},
     flags={},
     always={"router_biases": True},
-    expected={"attention_bias": False, "moe_layer_freq": 1},
+    expected={**_EVERY_LAYER, "topk_method": "noaux_tc"},
     besides=(
-        *("first_k_dense_replace", "n_shared_experts", "qk_nope_head_dim"),
+        *("topk_method", "first_k_dense_replace", "n_shared_experts", "qk_nope_head_dim"),
         *("num_key_value_heads", "head_dim", "qk_head_dim"),
     ),
 )
@@ -164,10 +166,9 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
                 "output_bias": True,
                 "mlp_biases": True,
             },
-            expected={"add_cross_attention": False},
         ),
         "deepseek_v3": _DEEPSEEK,
-        "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}),
+        "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}, expected=_EVERY_LAYER),
         "gemma": _GEMMA,
         "gemma2": replace(_GEMMA, architecture="Gemma2ForCausalLM", always={"block_norms": 4}),
         "gemma3_text": replace(_GEMMA, architecture="Gemma3ForCausalLM", always={"block_norms": 4, "head_norms": True}),
@@ -189,15 +190,19 @@ _SYNONYMS: Mapping[str, str] = MappingProxyType({"num_experts": "num_local_exper
 _NESTED = ("text_config", "language_config", "llm_config")
 _WITHOUT_COUNT = re.compile(
     r"architectures|model_type|_?name_or_path|auto_map|tokenizer_class|transformers_version|(torch_)?dtype|use_cache|"
-    r"\w+_token_id|max_position_embeddings|max_length|tie_word_embeddings|quantization_config|unsloth_\w+|"
+    r"\w+_token_id|max_position_embeddings|tie_word_embeddings|quantization_config|unsloth_\w+|"
     r"initializer_\w+|\w+_eps|layer_norm_epsilon|hidden_act(ivation)?|activation_function|\w*drop(out)?(_prob)?|"
     r"rope_\w+|rotary(_\w+)?|partial_rotary_factor|use_mrope|original_max_position_embeddings|n_ctx|"
     r"(use_|_)?sliding_window(_\w+)?|max_window_layers|layer_types|use_bidirectional_attention|scale_attn_\w+|"
     r"_?attn_implementation\w*|reorder_and_upcast_attn|\w+_softcapping|query_pre_attn_scalar|cache_implementation|"
-    r"pretraining_tp|num_nextn_predict_layers|use_parallel_residual|output_\w+|return_dict|router_\w+|aux_loss_alpha|"
-    r"seq_aux|norm_topk_prob|topk_\w+|n_group|scoring_func|routed_scaling_factor|ep_size|summary_\w+|"
-    r"task_specific_params|chunk_size_feed_forward|id2label|label2id|num_labels|problem_type|"
-    r"is_(encoder_)?decoder|is_llama_config"
+    r"pretraining_tp|num_nextn_predict_layers|use_parallel_residual|aux_loss_alpha|seq_aux|norm_topk_prob|topk_group|"
+    r"n_group|scoring_func|routed_scaling_factor|ep_size|router_aux_loss_coef|router_jitter_noise|summary_\w+|"
+    r"output_(attentions|hidden_states|router_logits|past|scores)|return_dict\w*|task_specific_params|is_llama_config|"
+    r"chunk_size_feed_forward|id2label|label2id|num_labels|problem_type|is_decoder|finetuning_task|prefix|torchscript|"
+    # How text is generated: older files have it.
+    r"m(in|ax)_length|temperature|typical_p|top_[kp]|do_sample|num_beam\w*|\w+_penalty|\w+_ngram_size|early_stopping|"
+    r"num_return_sequences|remove_invalid_values|\w*suppress_tokens|bad_words_ids|use_bfloat16|tf_legacy_loss|"
+    r"tie_encoder_decoder"
 )
 """Fields that change no count and no operation, or that notes speak of."""
 
@@ -215,14 +220,23 @@ def read_config(path: Path) -> Decoder:
             config = {**config, name: config[synonym], synonym: None}
     values = {**family.always, **_sizes(where, family, config), **_flags(where, family, config)}
     _complete(where, kind, config, values)
-    most = "max_position_embeddings"
-    positions = _TOKENS if config.get(most) is None else _size(where, config, most, 1)
-    values["sequence_length"] = min(_TOKENS, values.get("context", positions))
+    values["sequence_length"] = min(_TOKENS, values.get("context") or _positions(where, config))
     notes += _remarks(family, config)
     try:
         return Decoder(name=str(path), notes=tuple(notes), **values)
     except InvalidParameter as error:
         raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _positions(where: str, config: Mapping[str, Any]) -> int:
+    """Return the tokens that the model was made for, before a scaling of rotary positions."""
+    name = "max_position_embeddings"
+    positions = _TOKENS if config.get(name) is None else _size(where, config, name, 1)
+    for scaling in (config.get("rope_scaling"), config.get("rope_parameters")):
+        before = scaling.get(f"original_{name}") if isinstance(scaling, dict) else None
+        if type(before) is int and 1 <= before < positions:
+            return before
+    return positions
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -303,7 +317,7 @@ def _flags(where: str, family: FileFields, config: Mapping[str, Any]) -> dict[st
         if not isinstance(value, bool):
             raise ConfigurationError(f"{where}: {name}={_shown(value)} is not valid; give true or false")
         flags.update(dict.fromkeys(fields, value))
-    for name, expected in family.expected.items():
+    for name, expected in {**_EXPECTED, **family.expected}.items():
         value = config.get(name)
         if value is not None and (type(value), value) != (type(expected), expected):
             raise ConfigurationError(
@@ -355,9 +369,9 @@ def _remarks(family: FileFields, config: Mapping[str, Any]) -> list[str]:
         notes.append("num_nextn_predict_layers: the layers that predict more than one token are not counted")
     if config.get("quantization_config"):
         notes.append("quantization_config: parameters are counted as before quantization")
-    read = {*family.sizes, *family.optional, *family.flags, *family.expected, *family.besides}
-    named = {name for name, value in config.items() if value is not None and not _WITHOUT_COUNT.fullmatch(name)}
-    others = sorted(named - read)
+    read = {*family.sizes, *family.optional, *family.flags, *family.expected, *_EXPECTED, *family.besides}
+    named = {name for name, value in config.items() if value not in (None, [], {}) and name not in read}
+    others = sorted(name for name in named if not _WITHOUT_COUNT.fullmatch(name))
     if others:
         shown = ", ".join(name[:40] for name in others[:8]) + (f" and {len(others) - 8} more" if others[8:] else "")
         notes.append(f"not read, and may change the count: {shown}")
