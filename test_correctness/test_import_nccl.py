@@ -112,9 +112,11 @@ def test_commands_that_do_not_decide(tmp_path):
     building = ["Linking  sendrecv.o > ../build/sendrecv_perf"]
     for before in (several, building):
         assert "fits all_reduce and sendrecv" in refusal(tmp_path, log(2, TWO, before=before))
-    other = ["$ ./build/broadcast_perf -b 8"]
-    assert "line 1 runs broadcast, but busbw / algbw is 1.750" in refusal(tmp_path, log(8, A100, before=other))
-    assert "runs broadcast, --collective says all_reduce" in refusal(
+    cut = ["reduce_perf -b 8K"]  # of all_reduce_perf: reduce prints a root
+    assert "fits all_reduce and sendrecv" in refusal(tmp_path, log(2, TWO, before=cut))
+    other = ["$ ./build/reduce_scatter_perf -b 8"]
+    assert "line 1 runs reduce_scatter, but busbw / algbw is 1.750" in refusal(tmp_path, log(8, A100, before=other))
+    assert "runs reduce_scatter, --collective says all_reduce" in refusal(
         tmp_path, log(8, A100, before=other), collective="all_reduce"
     )
     hypercube = ["# Collective test starting: hypercube_perf"]
@@ -399,6 +401,7 @@ WHOLE = {
     "three": (log(3, T4, OLD), {}),
     "sendrecv": (log(2, SENDRECV), {}),
     "gathered": (log(32, ALL), {"collective": "all_gather"}),
+    "reduced": (log(2, TWO, before=["$ mpirun ./build/all_reduce_perf -b 8K -e 64K"]), {}),
     "command": (log(2, TWO, before=["$ mpirun ./build/sendrecv_perf -b 8K -e 64K"]), {}),
     "runs": ([*log(8, A100), *log(4, K80, OLD)], {}),
 }

@@ -15,7 +15,18 @@ from perfsuite.base.errors import ImportFailed, did_you_mean
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.base.units import plural
-from perfsuite.imports import deepspeed, flagperf, flagperf_pretraining, nccl_tests, steps, superbench
+from perfsuite.imports import (
+    deepspeed,
+    flagperf,
+    flagperf_pretraining,
+    hccl,
+    nccl_tests,
+    nvbandwidth,
+    osu,
+    perftest,
+    steps,
+    superbench,
+)
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
 from perfsuite.record.codec import from_json, plain_json, to_json
 
@@ -73,6 +84,10 @@ FORMATS: tuple[Format, ...] = (
     steps.TORCHTITAN,
     steps.MEGATRON,
     deepspeed.FORMAT,
+    osu.FORMAT,
+    perftest.FORMAT,
+    nvbandwidth.FORMAT,
+    hccl.FORMAT,
     Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
 MAX_BYTES = 256 << 20

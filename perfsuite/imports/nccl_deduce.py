@@ -116,13 +116,15 @@ def _names(source: Source, log: Log, points: Sequence[LogPoint]) -> tuple[tuple[
         raise source.fault(
             log.named_line or log.line, f"{where} {named}, --collective says {asked}", "leave the option out"
         )
-    if named or asked:
+    if asked or (named and not log.named_line):
         return (named or asked,), True
-    unchecked = _is_unchecked(points)
     names = possible(
-        operation=points[-1].operation != "", root=points[-1].root, columns=log.columns, unchecked=unchecked
+        operation=points[-1].operation != "",
+        root=points[-1].root,
+        columns=log.columns,
+        unchecked=_is_unchecked(points),
     )
-    return names, False
+    return ((named,), True) if named in names else (names, False)  # the name in a command may be cut
 
 
 def _is_unchecked(points: Sequence[LogPoint]) -> bool:
