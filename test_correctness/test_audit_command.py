@@ -109,7 +109,10 @@ def test_json_of_a_user(tmp_path, capsys):
         (["{csv}"], "say what its columns mean"),
         (["{csv}", "--roles", "gpus"], "is not COLUMN=ROLE[:UNIT]"),
         (["{csv}", "--roles", "gpus=cards"], "'cards' is no role; choose from case, "),
-        (["{csv}", "--roles", "time=latency:hours"], "'hours' is no unit of latency; choose from us, ms, s, min"),
+        (
+            ["{csv}", "--roles", "time=latency:hours"],
+            "'hours' is no unit of latency; choose from us, ms, s, min, h, days",
+        ),
         (["{csv}", "--roles", "gpus=devices:ms"], "'ms' is no unit of devices; leave the unit out"),
         (["{csv}", "--roles", "cards=devices"], "no column 'cards'; its columns are batch, gpus"),
         (["{csv}", "--roles", "gpus=devices"], "no rule applies"),
@@ -206,3 +209,75 @@ def test_a_table_survives_the_way_through_a_file(tmp_path_factory, valid):
     (read,) = read_tables(path, {column.name: column for column in valid.columns}, valid.facts)
     assert [row.cells for row in valid.rows] == [row.cells for row in read.rows]
     assert [] == audit([read])
+
+
+SWEEP = "size,gpus,time us,algbw,busbw\n8388608,8,91.10,92.08,161.14\n1073741824,8,8142.6,131.87,230.77\n"
+OF_SWEEP = ("gpus=devices", "time us=communication_time:us", "--fact", "collective=all_reduce", "--roles")
+
+
+@pytest.mark.parametrize(
+    ("roles", "change", "expected"),
+    [
+        (["busbw=bandwidth:GB/s"], ("", ""), (0, "nothing found")),
+        (["busbw=busbw", "algbw=algbw", "size=message_size"], ("", ""), (0, "nothing found")),
+        (["busbw=bandwidth", "size=message_size"], ("230.77", "430.77"), (1, "size / time is 131.9 GB/s, busbw 230.8")),
+        (["busbw=busbw", "algbw=algbw"], ("161.14", "141.14"), (1, "busbw / algbw is 1.533, that of all_reduce on 8")),
+    ],
+)
+def test_a_sweep_of_message_sizes_is_checked_row_by_row(tmp_path, capsys, roles, change, expected):
+    path = tmp_path / "sweep.csv"
+    path.write_text(SWEEP.replace(*change) if change[0] else SWEEP)
+    code, says = expected
+    found, out, _ = run(capsys, path, "--roles", *OF_SWEEP, *roles)
+    assert (code, True) == (found, says in out)
+
+
+PEAKS = "model,gpus,tflops,mfu,peak\nGPT-3 175B,512,390,47%,1979\n"
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_found"),
+    [
+        (["device=H100"], True),
+        (["device=NVIDIA H100 SXM5 80GB", "dtype=bf16"], True),
+        (["device=H100", "dtype=fp8"], False),
+        (["device=Unheard 100"], False),
+        (["device=H100", "dense_peak_tflops=1979"], False),
+    ],
+)
+def test_a_stated_peak_is_compared_with_the_dense_one_of_the_catalog(tmp_path, capsys, facts, is_found):
+    path = tmp_path / "page.csv"
+    path.write_text(PEAKS)
+    roles = ["gpus=devices", "tflops=tflops", "mfu=mfu", "peak=stated_peak_tflops"]
+    _, out, _ = run(capsys, path, "--roles", *roles, "--fact", *facts)
+    assert ("peak 1979 is 2.001 times the dense peak 989 (twice" in out) == is_found
+
+
+def test_a_device_with_a_dtype_gives_the_peak_of_every_row(tmp_path, capsys):
+    path = tmp_path / "devices.csv"
+    path.write_text("device,dtype,tflops\nA100,bf16,330\nH100,bf16,330\nMTT S4000,fp16,98\n")
+    facts = ["parameters=7:B", "sequence_length=2048", "devices=8"]
+    code, out, _ = run(capsys, path, "--roles", "device=device", "dtype=dtype", "tflops=tflops", "--fact", *facts)
+    assert code == 1
+    assert ["1.058 times the peak of 312"] == [line.partition(", ")[2] for line in out.splitlines() if "times" in line]
+
+
+def test_zeros_and_empty_cells_are_mentioned(tmp_path, capsys):
+    path = tmp_path / "lm.csv"
+    path.write_text("kernel,gpus,s/ep,tok/s\nsdpa,0,0,0\nvectorized,1,80.139,5213.3\nvectorized,,113.767,\n")
+    roles = ["kernel=config", "gpus=devices", "s/ep=latency:s", "tok/s=tokens_per_s"]
+    code, out, _ = run(capsys, path, "--roles", *roles)
+    assert code == 0
+    for text in ("gpus is 0 in 1 of 3 rows", "s/ep is 0", "tok/s is 0 in 1 of 3 rows", "gpus is blank in 1 of 3 rows"):
+        assert text in out
+
+
+def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
+    """Llama 3 (arXiv 2407.21783), table 4."""
+    path = tmp_path / "llama3.csv"
+    path.write_text("gpus,tp,cp,pp,dp\n8192,8,1,16,64\n16384,8,1,16,128\n16384,8,16,16,8\n")
+    roles = [f"{name}={name}" for name in ("tp", "cp", "pp", "dp")]
+    assert run(capsys, path, "--roles", "gpus=devices", *roles)[0] == 0
+    path.write_text(path.read_text().replace("8,16,16,8", "8,16,16,4"))
+    code, out, _ = run(capsys, path, "--roles", "gpus=devices", *roles)
+    assert (code, True) == (1, "dp4 x tp8 x pp16 x cp16 are not 1.638e+04 devices" in out)

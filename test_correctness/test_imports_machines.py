@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,34 @@ def test_one_bad_line_costs_that_line(tmp_path):
     assert {"1 line left out: not JSON", "1 line left out: repeats another line"} <= set(found.notes)
     pretty = '{\n "mem-bw/h2d_bw:0": 26.1,\n "mem-bw/d2h_bw:0": 2\n "mem-bw/d2h_bw:1": 26.3\n}\n'
     assert [2, 4] == [row.line for row in read(tmp_path, pretty, "superbench").rows]
+
+
+def test_several_objects_in_an_array_or_one_after_the_other_stay_apart(tmp_path):
+    nodes = [{"node": name, "mem-bw/h2d_bw:0": value} for name, value in (("a", 26.1), ("b", 24.2))]
+    expected = {"mem-bw/h2d_bw on a": (26.1, "GB/s"), "mem-bw/h2d_bw on b": (24.2, "GB/s")}
+    indented = "\n".join(json.dumps(node, indent=1) for node in nodes)
+    lines = []
+    for text in (json.dumps(nodes), json.dumps(nodes, indent=1), indented, indented.replace(",", ",\nINFO", 1)):
+        found = read(tmp_path, text, "superbench")
+        assert expected == values(found)
+        assert not found.refused
+        lines.append([row.line for row in found.rows])
+    assert [[1, 1], [4, 8], [3, 7], [4, 8]] == lines
+
+
+def test_a_diagnosis_is_not_read_as_results(tmp_path):
+    """Its values are ratios to a baseline: 15.8 would be read as 15.8 ms."""
+    ratios = {"kernel-launch/event_overhead:0": 15.7785, "kernel-launch/return_code": 0}
+    for keys in ({"diagnosis/category": "KernelLaunch", "index": "a"}, {"Defective Details": "event", "Category": "x"}):
+        with pytest.raises(ImportFailed, match="ratios to a baseline"):
+            superbench(tmp_path, {**keys, **ratios})
+
+
+def test_a_nested_object_is_not_unfolded(tmp_path):
+    plain = json.dumps({"mem-bw/h2d_bw:0": 26.1, "other": {"mem-bw/d2h_bw:0": 1.5}}, indent=1)
+    found = read(tmp_path, plain, "superbench")
+    assert {"mem-bw/h2d_bw": (26.1, "GB/s")} == values(found)
+    assert ["other"] == [refused.text for refused in found.refused]
 
 
 def test_a_key_with_two_values_is_refused(tmp_path):
@@ -344,7 +373,7 @@ def is_one_of(row, rows):
     return any(
         (row.name, row.metric, row.unit, row.convention) == (other.name, other.metric, other.unit, other.convention)
         and row.settings.get("rank") in (None, other.settings.get("rank"))
-        and row.value == pytest.approx(other.value, rel=1e-3)  # GiB/s for GB/s, both rounded
+        and math.isclose(row.value, other.value, rel_tol=1e-3)  # GiB/s for GB/s, both rounded
         for other in rows
     )
 

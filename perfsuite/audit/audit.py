@@ -13,13 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from perfsuite.audit import compute, memory, parts, pipeline, rates, repeats, scaling
+from perfsuite.audit import communication, compute, memory, parts, pipeline, rates, repeats, scaling
 from perfsuite.audit.table import LAST_DIGIT, AuditTable, Hit, Row, Rule, Severity
 from perfsuite.published.records import LABELS, Label
 from perfsuite.published.roles import DEGREES
 
 RULES: tuple[Rule, ...] = tuple(
-    rule for family in (scaling, parts, compute, rates, memory, pipeline, repeats) for rule in family.RULES
+    rule
+    for family in (scaling, parts, compute, communication, rates, memory, pipeline, repeats)
+    for rule in family.RULES
 )
 """Every rule, by family; findings come in this order."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from perfsuite.audit.table import ONE, AuditTable, Hit, Row, Rule, Value, constant, hit_of, merged, product, quotient
-from perfsuite.base.collectives import TRAFFIC, busbw_factor
-from perfsuite.published.numbers import Interval
+from perfsuite.audit.table import ONE, AuditTable, Hit, Row, Rule, Value, constant, hit_of, product, quotient
 
 TERA = Fraction(10**12)
 CONVENTIONS = 2
@@ -122,12 +120,18 @@ def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
 
 
 def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
-    for column, row, stated in table.figures("stated_peak_tflops"):
-        ratio = quotient(stated, table.value(row, "dense_peak_tflops"))
-        if ratio and ratio.low > Fraction(102, 100):
-            twice = " (twice: sparse, or accumulated in 16 bit)" if abs(ratio.middle - 2) < 0.02 else ""
-            text = f"{column.printed_name} {table.raw(row, column)} is {ratio} times the dense peak{twice}"
-            yield hit_of(row, (column,), text)
+    """Stated peaks of columns, or one stated for the whole table."""
+    for row in table.rows:
+        columns = table.of_role("stated_peak_tflops")
+        for stated in [table.read(row, column) for column in columns] or [table.value(row, "stated_peak_tflops")]:
+            dense = table.value(row, "dense_peak_tflops")
+            ratio = quotient(stated, dense)
+            if stated and dense and ratio and ratio.low > Fraction(102, 100):
+                name = stated.columns[0].printed_name if stated.columns else "the stated peak"
+                twice = " (twice: sparse, or accumulated in 16 bit)" if abs(ratio.middle - 2) < Fraction(2, 100) else ""
+                figures = [f"{float(value.middle / TERA):.6g}" for value in (stated, dense)]
+                text = f"{name} {figures[0]} is {ratio} times the dense peak {figures[1]}{twice}"
+                yield hit_of(row, stated.columns, text)
 
 
 def _size_is_count(table: AuditTable) -> Iterator[Hit]:
@@ -144,26 +148,6 @@ def _size_is_count(table: AuditTable) -> Iterator[Hit]:
                     " it is the number of parameters, called bytes"
                 )
                 yield hit_of(row, size.columns, text)
-
-
-def _bandwidth_time(table: AuditTable) -> Iterator[Hit]:
-    """Time, bandwidth and collective of a row imply a message, which is the same in all rows."""
-    sized: list[tuple[Row, Value, Interval]] = []
-    for row in table.rows:
-        moved = product(table.value(row, "bandwidth"), table.value(row, "communication_time"))
-        count, collective = table.devices(row), table.text(row, "collective")
-        if not moved or not count or collective not in TRAFFIC or moved.high <= 0 or count.low < 2:
-            continue
-        factor = Fraction(busbw_factor(collective, int(count.low))).limit_denominator(10**6)
-        # the bandwidth may be S / t or S / t x factor: either is some author's bandwidth
-        span = Interval(low=1 / max(Fraction(1), factor), high=1 / min(Fraction(1), factor))
-        sized.append((row, moved, moved * span))
-    for row, moved, message in sized[1:]:
-        first, other, reference = sized[0]
-        if not message.meets(reference):
-            sizes = [f"{float(each.middle / 10**6):.3g} MB" for each in (moved, other)]
-            text = f"bandwidth x time is {sizes[0]}, that of {first.name} {sizes[1]}; the same result was exchanged"
-            yield hit_of(row, merged(moved, other), text, base=first)
 
 
 RULES = (
@@ -195,9 +179,5 @@ RULES = (
          roles=("model_size|memory_weights", "parameters"),
          checks="bytes of the weights / parameters >= 1.5 outside 8-bit formats",
          source="16-bit weights have 2 bytes, 32-bit weights 4"),
-    Rule("bandwidth-time", "contradiction", "X", "table", _bandwidth_time,
-         roles=("bandwidth", "communication_time", "collective", "devices"),
-         checks="bandwidth x time / busbw factor of the collective = the same message in all rows",
-         source="nccl-tests, doc/PERFORMANCE.md"),
 )  # fmt: skip
 """The rules of this family; findings come in this order."""

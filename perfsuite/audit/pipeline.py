@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from perfsuite.audit.table import AuditTable, Hit, Row, Rule, Value, hit_of, merged, product
 from perfsuite.published.roles import DEGREES
@@ -103,7 +103,7 @@ def _does_not_divide(table: AuditTable) -> Iterator[Hit]:
 
 
 def _layout_product(table: AuditTable) -> Iterator[Hit]:
-    """ep and sp may lie inside other axes."""
+    """cp, ep and sp may lie inside other axes."""
     for row in table.rows:
         stated = table.value(row, "devices") or product(table.value(row, "nodes"), table.value(row, "devices_per_node"))
         degrees = {role: value for role in DEGREES if (value := table.value(row, role))}
@@ -111,7 +111,8 @@ def _layout_product(table: AuditTable) -> Iterator[Hit]:
             continue
         allowed = [
             product(*(value for role, value in degrees.items() if role not in inside))
-            for inside in ((), ("ep",), ("sp",), ("ep", "sp"))
+            for count in range(4)
+            for inside in combinations(("cp", "ep", "sp"), count)
         ]
         if not any(value and stated.meets(value) for value in allowed):
             sizes = " x ".join(f"{role}{value}" for role, value in degrees.items())
@@ -164,7 +165,7 @@ RULES = (
          source="Shoeybi et al. 2019: whole heads per tensor-parallel rank"),
     Rule("layout-product", "contradiction", "X", "rows", _layout_product,
          roles=("devices|nodes", "dp", "tp", "pp"),
-         checks="devices = dp x tp x pp (x sp, x ep)",
+         checks="devices = dp x tp x pp (x cp, x sp, x ep)",
          source="every device has one place in the mesh"),
     Rule("more-devices-than-there-are", "contradiction", "R", "rows", _more_devices_than_there_are,
          roles=("devices", "available_devices"),

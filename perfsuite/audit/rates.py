@@ -199,6 +199,20 @@ def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
         yield from _in_step(table, "tokens/s of a device over MFU", costs)
 
 
+def _tflops_time(table: AuditTable) -> Iterator[Hit]:
+    """FLOPs of a sample from those of a step, and FLOPs of a whole training run."""
+    for column in table.of_role("tflops"):
+        rates = [(row, product(table.read(row, column), table.devices(row))) for row in table.rows]
+        steps = [
+            (row, quotient(product(rate, table.step_time(row)), table.global_batch(row)))
+            for row, rate in rates
+            if _has_steps(table, row)
+        ]
+        yield from _in_step(table, f"{column.printed_name} x time x devices / batch", steps)
+        runs = [(row, product(rate, table.value(row, "training_time"))) for row, rate in rates]
+        yield from _in_step(table, f"{column.printed_name} x training time x devices", runs)
+
+
 RULES = (
     Rule("rates-disagree", "contradiction", "X", "cells", _rates_disagree,
          roles=("tokens_per_s|tokens_per_s_per_device", "throughput|throughput_per_device|tokens_per_s", "devices"),
@@ -230,5 +244,10 @@ RULES = (
          roles=("tflops|mfu", "tokens_per_s|tokens_per_s_per_device", "model|parameters|active_parameters"),
          checks="TFLOPS (or MFU) / tokens/s of a device = the same FLOPs per token in all rows of the same work",
          source="a token of one model and length costs the same on any number of devices"),
+    Rule("tflops-time", "contradiction", "X", "table", _tflops_time,
+         roles=("tflops", "latency|iterations_per_s|training_time", "devices", "global_batch_size|training_time"),
+         checks="TFLOPS x step time x n / global batch, and TFLOPS x training time x n = the same in all rows of the "
+                "same work",
+         source="a sample, or a whole run, of one model and length costs the same on any number of devices"),
 )  # fmt: skip
 """The rules of this family; findings come in this order."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, why
+from perfsuite.platforms import Catalog
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import PublishedReport, PublishedRow, PublishedTable, Stated
 from perfsuite.published.roles import ROLES, SCALES
@@ -135,6 +136,24 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
             f"{path}: no column {named}; its columns are {', '.join(sorted(filter(None, titles)))}"
         )
     return tables
+
+
+def with_peaks(tables: Sequence[AuditTable], catalog: Catalog) -> list[AuditTable]:
+    """The tables with the dense peak of the device that each row names.
+
+    Without a dtype the peak is that of 16 bit, and only a stated peak is compared with it.
+    """
+    return [replace(table, rows=tuple(_with_peak(table, row, catalog) for row in table.rows)) for table in tables]
+
+
+def _with_peak(table: AuditTable, row: Row, catalog: Catalog) -> Row:
+    device, dtype = catalog.called(table.text(row, "device")), table.text(row, "dtype").lower()
+    peak = device.tflops.get(dtype or "bf16", device.tflops.get("fp16") if not dtype else None) if device else None
+    if peak is None:
+        return row
+    roles = ["dense_peak_tflops", *(["peak_tflops"] if dtype else [])]
+    peaks = {role: Fact(text=f"{peak.value:g}") for role in roles if not table.says(role)}
+    return replace(row, facts={**row.facts, **peaks})
 
 
 Grid = list[list[str]]

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import combinations
 
 from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
+from perfsuite.published.roles import NEVER_ZERO, ROLES
 
 MANY_DIGITS = 7
 """Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""
@@ -127,11 +128,25 @@ def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
 def _blank_metric(table: AuditTable) -> Iterator[Hit]:
     """Rows that ran out of memory are left aside."""
     rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
-    for column in table.of_kind("measured", "derived"):
+    counts = (column for column in table.of_kind("configuration") if column.role in NEVER_ZERO)
+    for column in (*table.of_kind("measured", "derived"), *counts):
         blank = [row for row in rows if row.cells.get(column.name) is None or row.cells[column.name].blank]
         if blank:
             text = f"{column.printed_name} is blank in {len(blank)} of {len(rows)} rows"
             yield Hit(message=text, rows=tuple(blank), columns=(column,))
+
+
+def _zero_figure(table: AuditTable) -> Iterator[Hit]:
+    """Zeros that are not figures: every other rule leaves them out."""
+    for column in (column for column in table.columns if column.role in NEVER_ZERO):
+        rows = [row for row in table.rows if (number := table.number(row, column)) and number.value == 0]
+        if column.meaning.dimension == "bandwidth":  # one device sends nothing
+            rows = [row for row in rows if not (count := table.devices(row)) or count.high > 1]
+        if rows:
+            text = f"{column.printed_name} is 0 in {len(rows)} of {len(table.rows)} rows"
+            names = ", ".join(row.name for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
+            text = f"{text} ({names}): not measured, or below the printed digits; no rule uses it"
+            yield Hit(message=text, rows=tuple(rows), columns=(column,))
 
 
 # ---- between tables ----
@@ -218,9 +233,13 @@ RULES = (
          checks="a cell x/48.0 of a 48 GB device stands in a memory column",
          source="sizes of device memories"),
     Rule("blank-metric", "note", None, "cells", _blank_metric,
-         roles=("throughput|latency|mfu|memory",),
+         roles=("throughput|throughput_per_device|tokens_per_s|tokens_per_s_per_device|latency|tflops|mfu|memory|bandwidth",),
          checks="every run that did not run out of memory has every metric of its table",
          source="a missing figure is no figure"),
+    Rule("zero-figure", "note", None, "cells", _zero_figure,
+         roles=("|".join(role for role in ROLES if role in NEVER_ZERO and ROLES[role].kind != "configuration"),),
+         checks="0 devices, 0 tokens/s, 0 ms or 0 GB/s are not figures",
+         source="a run that took place has devices, a time and a rate"),
     Rule("same-run-disagrees", "contradiction", "R", "table", across=_same_run_disagrees,
          roles=("throughput|latency", "model", "devices"),
          checks="one model with one batch on one device has one throughput (10 % allowed), in all tables",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from perfsuite.published.numbers import Interval, Number, Printed, printed
 from perfsuite.published.records import Label
-from perfsuite.published.roles import DEGREES, ROLES, Role, scale
+from perfsuite.published.roles import DEGREES, NEVER_ZERO, ROLES, Role, scale
 
 WORK_ROLES = frozenset(
     {"model", "sequence_length", "hidden_size", "num_layers", "num_heads", "parameters", "active_parameters"}
@@ -153,9 +153,9 @@ class AuditTable:
         return cell.number(column.index) if cell else None
 
     def raw(self, row: Row, column: AuditColumn) -> Interval | None:
-        """The printed number of a cell, unscaled: for ratios within one column.  A count is positive or no count."""
+        """The printed number of a cell, unscaled: for ratios within one column.  A count, rate or time is not 0."""
         number = self.number(row, column)
-        if number is None:
+        if number is None or (number.value == 0 and column.role in NEVER_ZERO):
             return None
         if column.meaning.exact:
             return Interval.exactly(number.value) if number.value > 0 else None

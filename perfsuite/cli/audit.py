@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.audit.audit import RULES, AuditFinding, applicable, audit, derived_label, more_with
-from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of
+from perfsuite.audit.read import parse_facts, parse_roles, read_tables, tables_of, with_peaks
 from perfsuite.audit.table import AuditTable
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
+from perfsuite.platforms import load_catalog
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import Label, LabelJudgement, PublishedReport, PublishedTable, read_report
 from perfsuite.published.roles import ROLES, SCALES
@@ -118,7 +119,7 @@ def _read(path: Path, options: argparse.Namespace) -> _Audited:
         return dataclasses.replace(_of(read_report(path)), is_given=True)
     if not options.roles:
         raise ConfigurationError(f"{path}: say what its columns mean: --roles 'step (ms)=latency' gpus=devices")
-    tables = read_tables(path, parse_roles(options.roles), parse_facts(options.fact))
+    tables = with_peaks(read_tables(path, parse_roles(options.roles), parse_facts(options.fact)), load_catalog(()))
     return _Audited(name=str(path), tables=tables, findings=audit(tables), is_given=True)
 
 

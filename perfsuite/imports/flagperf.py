@@ -365,11 +365,13 @@ def _of_toolkit(result: _Result, algbw: _Result | None) -> _Converted | str:
         )
     half = 0.005 * max(result.scale, algbw.scale)
     busbw = result.value / 2
-    ratios = (busbw - half / 2) / (algbw.value + half), (busbw + half / 2) / max(algbw.value - half, 1e-9)
-    counts = [count for count in range(2, 4097) if ratios[0] <= factor("all_reduce", count) <= ratios[1]]
-    if not counts:
+    low, high = (busbw - half / 2) / (algbw.value + half), (busbw + half / 2) / max(algbw.value - half, 1e-9)
+    # busbw / algbw = 2 (n - 1) / n, so n = 2 / (2 - ratio)
+    fewest = math.ceil(2 / (2 - max(low, 1.0))) if low < 2 else 0
+    most = math.floor(2 / (2 - high)) if high < 2 else math.inf
+    if not fewest or most < max(fewest, 2):
         return f"{result.value:.2f} GB/s is not twice the busbw of algbw {algbw.value:.2f} GB/s for any number of ranks"
-    ranks = counts[0] if len(counts) == 1 else None
+    ranks = fewest if fewest == most else None
     about = f"nccl-tests busbw{f' over {ranks} ranks, by algbw' if ranks else ''}; flagperf prints it doubled"
     more = {**_OF_ALL_REDUCE, "ranks": ranks}
     return _Converted(value=busbw, meaning=("busbw_gb_per_s", "GB/s", "higher"), convention=about, more=more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfsuite.base.units import plural
@@ -15,6 +15,8 @@ from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refuse
 _KEY = re.compile(r"^(?P<benchmark>[^/\s]+(?:/[^/\s]+)*)/(?P<metric>[^/\s]+?)(?::(?P<rank>\d+))?$")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
 _ENTRY = re.compile(r'^\s*"(?P<key>[^"\\]+)"\s*:\s*(?P<value>-?\d[\d.eE+-]*|null|"[^"\\]*")\s*(?P<end>,?)\s*$')
+_DIAGNOSIS = re.compile(r'"(diagnosis/\w+|Defective Details|Issue Details|Number Of Issues)"\s*:')
+"""Keys of `sb result diagnosis`."""
 _ANNOTATION = re.compile(r"^([^/:]+):[^/]*")
 _RUN = re.compile(r"/\d+(?=/)")
 _NCCL = re.compile(r"^(?P<collective>[a-z_]+)_(?P<size>\d+)_(?P<what>busbw|algbw|time)$")
@@ -122,44 +124,58 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _parsed(text: str) -> dict[str, object] | None:
+def _parsed(text: str) -> list[dict[str, object]]:
+    """The objects of a JSON text, of which an array may have several; none of anything else."""
     try:
         plain = json.loads(text, object_pairs_hook=_object, parse_constant=str)
     except (ValueError, RecursionError):
-        return None
-    return plain if isinstance(plain, dict) else None
+        return []
+    objects = plain if isinstance(plain, list) else [plain]
+    return objects if all(isinstance(each, dict) for each in objects) else []
 
 
 def _documents(source: Source, kept: _Kept) -> list[_Document]:
-    """One document per line, or the one of the whole file; a line that cannot be read costs that line."""
-    whole = _parsed(source.text)
-    if whole is not None and _is_whole(whole):
-        lines: dict[str, int] = {}
-        for number, line in enumerate(source.lines, start=1):
-            for match in _QUOTED.finditer(line):
-                lines.setdefault(match[1], number)
-        return [_document({key: (lines.get(key, 1), value) for key, value in whole.items()})]
+    """The objects of the file, or of each line; in a damaged file a line that cannot be read costs that line."""
+    if _DIAGNOSIS.search(source.text):
+        reason = "a diagnosis: its values are ratios to a baseline, not measurements"
+        raise source.fault(1, reason, "give results-summary.jsonl of the run")
+    objects = _parsed(source.text)
+    filled = [(number, line) for number, line in enumerate(source.lines, start=1) if line.strip()]
+    if objects and len(filled) > 1:
+        return _runs(_placed(filled, objects), kept)
     documents: list[_Document] = []
     loose: dict[str, tuple[int, object]] = {}
-    following = [line.strip() for line in source.lines if line.strip()]
-    for number, line in enumerate(source.lines, start=1):
-        if not line.strip():
-            continue
-        following.pop(0)
-        plain = _parsed(line[line.find("{") :]) if "{" in line else None
+    for index, (number, line) in enumerate(filled):
+        text = line.strip()
+        after = filled[index + 1][1].strip() if index + 1 < len(filled) else ""
+        objects = _parsed(text if text.startswith("[{") else line[line.find("{") :]) if "{" in line else []
         entry = _ENTRY.match(line)
-        if plain is not None and _is_whole(plain):
-            documents.append(_document({key: (number, value) for key, value in plain.items()}))
-        elif entry and (entry["end"] or (following and following[0] == "}")):
+        if objects and all(map(_is_whole, objects)):
+            documents += [_document({key: (number, value) for key, value in each.items()}) for each in objects]
+        elif entry and (entry["end"] or after.rstrip(",") == "}"):
             _add(loose, entry, number)
         elif _QUOTED.search(line):
             why = "the line is not a whole JSON object or entry: it was cut, or text was printed into it; copy it again"
-            kept.refused.append(Refused(line=number, text=line.strip()[:60], why=why))
-        elif line.strip() not in ("{", "}"):
+            kept.refused.append(Refused(line=number, text=text[:60], why=why))
+        elif text.strip("[],") in ("{", "}"):
+            documents += [_document(loose)] if loose else []
+            loose = {}
+        elif text.strip("[],"):
             kept.left_out["line", "not JSON"] += 1
-    if loose:
-        documents.append(_document(loose))
-    return _runs(documents, kept)
+    return _runs([*documents, *([_document(loose)] if loose else [])], kept)
+
+
+def _placed(filled: Sequence[tuple[int, str]], objects: Sequence[Mapping[str, object]]) -> list[_Document]:
+    """The objects with the line of each key: their order is that of the text."""
+    keys = iter([(match[1], number) for number, line in filled for match in _QUOTED.finditer(line)])
+    documents = []
+    for each in objects:
+        entries = {}
+        for key, value in each.items():
+            raw = json.dumps(key, ensure_ascii=False)[1:-1]
+            entries[key] = (next((number for name, number in keys if name in (key, raw)), 1), value)
+        documents.append(_document(entries))
+    return documents
 
 
 def _is_whole(plain: Mapping[str, object]) -> bool:
@@ -248,7 +264,7 @@ def _failures(document: _Document) -> Iterator[tuple[str, str | None, int, str]]
     for key, (line, value) in document.entries.items():
         match = _KEY.match(key)
         word = next((word for word in _MUST_BE if match and re.search(rf"(^|_){word}$", match["metric"])), "")
-        if match is None or not word or (type(value) in (int, float) and value == _MUST_BE[word]):
+        if match is None or not word or _number(value) == _MUST_BE[word]:
             continue
         name = "return code" if word == "return_code" else match["metric"]
         why = f"the benchmark's {name} is {value!r:.20}: it failed; run it again"

@@ -41,6 +41,11 @@ _KINDS = ("published", "measured", "nominal")
 _COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "int64")), "fp8", "fp4", "int4")
 
 
+_NOT_A_MODEL = re.compile(r"nvidia|amd|moore|threads|mtt|tesla|geforce|instinct|gpus?|[1-9]\d?x|x[1-9]\d?")
+_VARIANT = re.compile(r"sxm\d?|oam|\d+gb?|hbm\d?e?|gb")
+"""Words behind a model's name that do not change its peaks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
     """Every device model that is known here."""
@@ -106,6 +111,20 @@ class Catalog:
             if any(rank) and (best is None or rank >= best):
                 best, best_model = rank, model
         return best_model
+
+    def called(self, text: str) -> DeviceModel | None:
+        """The row of a device as a table writes it; None where no row has that name.
+
+        >>> [load_catalog().called(text).name for text in ("H100", "Tesla V100-SXM2-16GB", "MTT S4000", "RTX 4090")]
+        ['h100', 'v100', 's4000', 'rtx4090']
+        """
+        words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word and not _NOT_A_MODEL.fullmatch(word)]
+        for count in range(len(words), 0, -1):
+            names = "_".join(words[:count]), "".join(words[:count])
+            found = next((self.models[name] for name in names if name in self.models), None)
+            if found and all(_VARIANT.fullmatch(word) for word in words[count:]):
+                return found
+        return None
 
     def generic(self, family: str, title: str) -> DeviceModel:
         """The row for a device of ``family`` that no row matches: named after the family, without peaks."""

@@ -16,7 +16,9 @@ class Role:
     """What the figures of a column mean."""
 
     about: str
-    dimension: Literal["text", "count", "number", "time", "rate", "memory", "share", "flops", "bandwidth", "size"]
+    dimension: Literal[
+        "text", "count", "number", "time", "rate", "memory", "share", "flops", "bandwidth", "size", "message"
+    ]
     kind: Literal["configuration", "measured", "derived", "other"] = "other"
     """``configuration`` distinguishes runs, ``measured`` was read off a clock or an allocator, ``derived`` computed."""
 
@@ -52,6 +54,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         "dp": Role("data-parallel degree", "count", "configuration"),
         "tp": Role("tensor-parallel degree", "count", "configuration"),
         "pp": Role("pipeline-parallel degree", "count", "configuration"),
+        "cp": Role("context-parallel degree", "count", "configuration"),
         "sp": Role("sequence-parallel degree", "count", "configuration"),
         "ep": Role("expert-parallel degree", "count", "configuration"),
         "stages": Role("p, pipeline stages", "count", "configuration"),
@@ -60,6 +63,9 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         "top_k": Role("experts per token", "count", "configuration"),
         "parameters": Role("parameters of the model", "size", "configuration"),
         "active_parameters": Role("parameters that each token passes", "size", "configuration"),
+        "message_size": Role(
+            "size of the message of a collective, as nccl-tests counts it", "message", "configuration"
+        ),
         "setting": Role("a number that no rule looks at", "number"),
         "note": Role("a remark", "text"),
         "throughput": Role("samples per second of all devices", "rate", "measured"),
@@ -68,6 +74,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         "tokens_per_s_per_device": Role("tokens per second of one device", "rate", "measured"),
         "iterations_per_s": Role("steps per second", "rate", "measured"),
         "latency": Role("time of a step", "time", "measured"),
+        "training_time": Role("time of a whole training run", "time", "measured"),
         "whole": Role("time that the parts make up", "time", "measured"),
         "part": Role("a part of the step", "time", "measured"),
         "data_time": Role("part of the step: loading data", "time", "measured"),
@@ -89,6 +96,8 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         "memory_remainder": Role("memory of a device that no other column holds", "memory", "derived"),
         "memory_host": Role("memory of the host process", "memory", "measured"),
         "bandwidth": Role("bytes per second of a communication", "bandwidth", "measured"),
+        "algbw": Role("message size over time, as nccl-tests prints it", "bandwidth", "measured"),
+        "busbw": Role("algbw x factor of the collective, as nccl-tests prints it", "bandwidth", "measured"),
         "speedup": Role("ratio to the smallest run", "number", "derived"),
         "efficiency": Role("speed-up over the ratio of devices", "share", "derived"),
         "mfu": Role("model FLOPs over peak", "share", "derived"),
@@ -114,26 +123,45 @@ PARTS = (
 )  # fmt: skip
 """Roles of the parts of a step."""
 
-DEGREES = ("dp", "tp", "pp", "sp", "ep")
+DEGREES = ("dp", "tp", "pp", "cp", "sp", "ep")
 """Roles of the sizes of a mesh."""
+
+NEVER_ZERO = frozenset(
+    {
+        *("devices", "nodes", "devices_per_node", "sequence_length", "batch_size"),
+        *("local_batch_size", "micro_batch_size", "global_batch_size", "num_micro_batches"),
+        *("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device", "iterations_per_s"),
+        *("latency", "training_time", "whole", "memory", "bandwidth", "algbw", "busbw", "tflops"),
+    }
+)
+"""Roles of which 0 is not a figure: the run failed, or the value is below the printed digits."""
 
 _K, _M, _G = Fraction(10**3), Fraction(10**6), Fraction(10**9)
 
 SCALES: Mapping[str, Mapping[str, tuple[Fraction | int, ...]]] = MappingProxyType(
     {
-        "time": {"us": (1 / _M,), "ms": (1 / _K,), "s": (1,), "min": (60,)},
+        "time": {"us": (1 / _M,), "ms": (1 / _K,), "s": (1,), "min": (60,), "h": (3600,), "days": (86400,)},
         # a printed MB or GB is as often a power of two as of ten: either counts
         "memory": {"B": (1,), "KiB": (2**10,), "MiB": (2**20,), "GiB": (2**30,), "MB": (_M, 2**20), "GB": (_G, 2**30)},
         "share": {"": (1,), "%": (Fraction(1, 100),)},
         "flops": {"GFLOPS": (_G,), "TFLOPS": (_G * _K,), "PFLOPS": (_G * _M,)},
         "size": {"": (1,), "M": (_M,), "B": (_G,), "T": (_G * _K,)},
         "bandwidth": {"MB/s": (_M,), "GB/s": (_G,), "Gb/s": (_G / 8,)},
+        "message": {
+            "B": (1,),
+            "KiB": (2**10,),
+            "MiB": (2**20,),
+            "GiB": (2**30,),
+            "KB": (_K, 2**10),
+            "MB": (_M, 2**20),
+            "GB": (_G, 2**30),
+        },
     }
 )
 """Factors to SI by dimension and unit, two for an ambiguous unit; dimensions without an entry are not scaled."""
 
 DEFAULT_UNITS: Mapping[str, str] = MappingProxyType(
-    {"time": "s", "memory": "GB", "share": "", "flops": "TFLOPS", "bandwidth": "GB/s", "size": ""}
+    {"time": "s", "memory": "GB", "share": "", "flops": "TFLOPS", "bandwidth": "GB/s", "size": "", "message": "B"}
 )
 """Unit of a column that names none."""
 

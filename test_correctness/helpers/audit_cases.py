@@ -66,6 +66,13 @@ mfu-tflops
 mfu-tflops-peak
 + mfu:% tflops; 20.0 150.0 @ peak_tflops=312
 - mfu:% tflops; 40.0 160.0 @ peak_tflops=312
+tflops-time
++ devices tflops latency:s; 8 100 10.0; 16 100 10.0 @ model=gpt global_batch_size=512
++ devices tflops iterations_per_s local_batch_size; 8 100 0.100 4; 16 150 0.100 4 @ model=gpt
++ devices tflops training_time:days; 384 153 84; 768 149 84 @ parameters=174.6~B
+- devices tflops training_time:days config; 384 153 84 ptd; 768 149 43 ptd; 1536 141 23 ptd; 768 88 174 zero
+- devices tflops latency:s; 8 100 10.0; 16 96.0 5.21; 16 0 0 @ model=gpt global_batch_size=512
+- devices tflops latency:s global_batch_size sequence_length; 8 100 10.0 512 2048; 8 120 10.0 512 4096 @ model=gpt
 tflops-tokens
 + tflops tokens_per_s_per_device; 150 20000; 120 20000 @ model=gpt
 + mfu:% tokens_per_s_per_device; 40.0 20000; 30.0 20000 @ model=gpt device=A100
@@ -113,6 +120,7 @@ implied-parameters
 + throughput mfu:%; 2567 48.3 @ devices=256 peak_tflops=312 parameters=1.6~T experts=64 top_k=2 sequence_length=2048
 - devices local_batch_size sequence_length tflops latency:s parameters:M; 1 1 512 1.0 2.4 760
 peak-not-dense
++ tflops; 390 @ stated_peak_tflops=1979 dense_peak_tflops=989
 + device stated_peak_tflops dense_peak_tflops; 4090 330.3 165.2
 - device stated_peak_tflops dense_peak_tflops; a100 312 312; 4090 82.6 165.2
 size-is-count
@@ -120,8 +128,25 @@ size-is-count
 - model model_size:MB parameters:M; latte 914 457.1
 - model_size parameters:B; 1.828 0.4571
 bandwidth-time
-+ collective communication_time:ms bandwidth:GB/s; all_gather 0.1 8; all_reduce 2.1 45 @ devices=4
-- collective communication_time:ms bandwidth:GB/s; all_gather 1.00 45.0; all_reduce 2.00 45.0 @ devices=4
++ collective communication_time:ms bandwidth:GB/s whole:ms; all_gather 0.1 8 3.3; all_reduce 2.1 45 5.3 @ devices=4
+- collective communication_time:ms bandwidth:GB/s; all_gather 1.00 45.0; all_reduce 2.00 45.0 @ devices=4 model=mlp
+- devices communication_time:us bandwidth:GB/s; 8 91.10 161.14; 8 8142.6 230.77 @ collective=all_reduce  # a sweep
+- devices communication_time:us bandwidth:GB/s model; 8 91 161 a; 8 8142 230 a; 4 9 161 a @ collective=all_reduce
+bandwidth-size
++ message_size communication_time:us algbw; 8388608 91.10 82.08 @ devices=8 collective=all_reduce
++ message_size communication_time:us busbw; 8388608 91.10 92.08 @ devices=8 collective=AllReduce
++ message_size communication_time:us bandwidth; 8388608 91.10 184.2 @ devices=8
++ message_size:MiB latency:us algbw; 8 91.10 82.08
+- message_size communication_time:us algbw busbw; 8388608 91.10 92.08 161.14; 8 22.85 0.00 0.00 @ devices=8
+- message_size:MB communication_time:us bandwidth; 8 91.10 92.08; 8 91.10 161.1 @ devices=8 collective=all_reduce
+- message_size a=communication_time:us b=communication_time:us busbw; 8388608 91.10 80.00 183.5 @ devices=8
+- message_size communication_time:us bandwidth; 1048576 91.10 92.08 @ devices=8 collective=all_gather  # one part
+- message_size communication_time:us busbw; 8388608 91.10 12.08 @ devices=8 collective=unheard_of
+busbw-algbw
++ algbw busbw; 92.08 92.08 @ devices=8 collective=all_reduce
++ algbw busbw; 92.08 184.2 @ devices=8
+- algbw busbw devices; 92.08 161.14 8; 92.08 80.57 8; 92.08 92.08 8; 92.08 0.00 1
+- algbw busbw; 0.57 0.42 @ devices=4 collective=all_gather  # rounded to two digits
 more-devices-than-there-are
 + devices latency:s; 64 2.12; 128 1.34 @ available_devices=64
 - devices latency:s; 64 2.12 @ available_devices=64
@@ -175,6 +200,8 @@ does-not-divide
 - pp throughput; 24 10 @ num_layers=24
 layout-product
 + devices dp tp pp; 64 2 8 8
++ devices dp tp pp cp; 16384 8 8 16 8
+- devices dp tp pp cp; 16384 8 8 16 16; 8192 64 8 16 1; 1024 8 8 16 16
 - devices dp tp pp; 64 1 8 8
 - devices dp tp pp ep sp; 32 2 4 4 2 2; 128 2 4 4 2 2
 equal-digits
@@ -200,7 +227,12 @@ shifted-columns
 + loss memory:GiB; 44.2/48.0 3.20
 - loss memory:GiB; 3.20 44.2/48.0 @ memory_capacity=48~GB
 - throughput memory:GiB; 44.2/60.0 3.20 @ memory_capacity=48~GB
+zero-figure
++ devices tokens_per_s; 0 0; 8 7706
++ latency:ms; 0.0; 12.5 @ model=gpt
+- devices latency:ms communication_time:ms bubble overhead num_workers tp bandwidth; 1 12.5 0 0 0 0 0 0
 blank-metric
++ devices tokens_per_s; 8 100; _ 99
 + devices throughput mfu:%; 8 100 _; 16 _ 40
 - devices throughput mfu:%; 8 100 41; 16 OOM -
 same-run-disagrees
