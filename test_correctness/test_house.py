@@ -21,7 +21,7 @@ ROOMS = {
     "audit": 2_270,
     "base": 1_550,
     "baselines": 2_370,
-    "cli": 3_490,
+    "cli": 3_510,
     "expectations": 620,
     "exports": 300,
     "fleet": 1_440,

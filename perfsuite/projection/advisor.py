@@ -286,15 +286,15 @@ def case_of(training: Training, layout: Layout) -> str:
     return f"perf(workloads.TrainStep({fields}), on={layout.world_size})"
 
 
-def described(layout: Layout) -> str:
-    """A layout in one line.
+def described(layout: Layout, shardings: Sequence[str] = ()) -> str:
+    """A layout in one line; ``shardings`` are those that it may have instead of its own alone.
 
     >>> described(Layout.parse("dp4-tp2", global_batch=64, micro_batch_size=2, sharding="optimizer"))
     'dp4-tp2, optimizer sharded, 8 x 2 samples'
     """
     parts = [str(layout)]
     if layout.sharding != "none":
-        parts.append(f"{layout.sharding} sharded")
+        parts.append(f"{' or '.join(shardings or [layout.sharding])} sharded")
     if layout.schedule:
         parts.append(layout.schedule + (f" v{layout.stages_per_rank}" if layout.stages_per_rank > 1 else ""))
     if layout.checkpointing != "none":
