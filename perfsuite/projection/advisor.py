@@ -167,7 +167,7 @@ class _Pricing:
 
     def __init__(self, base: Job, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
-        self._kept: dict[tuple[int, bool, bool], tuple[Memories, Projector]] = {}
+        self._kept: dict[tuple[int, str, bool], tuple[Memories, Projector]] = {}
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
         """Of the fullest rank."""
@@ -186,9 +186,9 @@ class _Pricing:
         return self._kept[key]
 
 
-def _code_key(layout: Layout) -> tuple[int, bool, bool]:
-    """Padded words, spread parameters, gradients that are added up."""
-    return layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1
+def _code_key(layout: Layout) -> tuple[int, str, bool]:
+    """Padded words, whether FSDP2 spreads gradients or parameters, gradients that are added up."""
+    return layout.shape.size("tp"), layout.sharding, layout.num_micro_batches > 1
 
 
 def job_of(base: Job, layout: Layout) -> Job:

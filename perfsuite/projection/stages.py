@@ -131,7 +131,7 @@ class StagePrices:
         memory = trait("memory_gb_per_s") * 1e9
         self.second_per_byte = 1 / memory if memory else 0.0
         self._traffic_ratio, self._ratio = trait("traffic_ratio", 1.0), trait("in_situ_ratio", 1.0)
-        self._overlap = trait("overlap_ratio", self.code.data_overlap)
+        self._overlap = trait("overlap_ratio", 1.0) * self.code.data_overlap
 
     def of(self, layout: Layout, groups: dict[str, Group]) -> Stages:
         """The stages of a layout."""
