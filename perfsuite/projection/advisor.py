@@ -21,7 +21,7 @@ from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.layouts import Layouts
 from perfsuite.projection.memory import MEMORY_LIMIT, Memories, MemoryBreakdown
-from perfsuite.projection.step import projector_of
+from perfsuite.projection.step import fsdp2_waits, projector_of
 from perfsuite.record.result import Training
 
 DIFFERENCE_FLOOR = 0.01
@@ -167,7 +167,9 @@ class _Pricing:
 
     def __init__(self, base: Job, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
-        self._kept: dict[tuple[int, str, bool], tuple[Memories, Projector]] = {}
+        sharded = dataclasses.replace(base.training, sharding="gradients")
+        self._waits = fsdp2_waits(dataclasses.replace(base, training=sharded))
+        self._kept: dict[object, tuple[Memories, Projector]] = {}
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
         """Of the fullest rank."""
@@ -178,7 +180,7 @@ class _Pricing:
         return self._of(layout)[1].step(layout, simulated=simulated)
 
     def _of(self, layout: Layout) -> tuple[Memories, Projector]:
-        key = _code_key(layout)
+        key = _code_key(layout), self._waits and layout.sharding == "gradients"
         if key not in self._kept:
             job = job_of(self._base, layout)
             memories = Memories(model=job.architecture, code=job.implementation, capacity=job.capacity)
@@ -186,9 +188,9 @@ class _Pricing:
         return self._kept[key]
 
 
-def _code_key(layout: Layout) -> tuple[int, str, bool]:
-    """Padded words, whether FSDP2 spreads gradients or parameters, gradients that are added up."""
-    return layout.shape.size("tp"), layout.sharding, layout.num_micro_batches > 1
+def _code_key(layout: Layout) -> tuple[int, bool, bool]:
+    """Padded words, spread parameters, gradients that are added up."""
+    return layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1
 
 
 def job_of(base: Job, layout: Layout) -> Job:

@@ -176,7 +176,8 @@ class StagePrices:
             else:
                 messages.append(operation)
         work = Seconds(matmul * self._ratio, attention * self._ratio, memory * self._ratio)
-        free = {"attention": work.attention, "matmul": work.matmul}
+        ring = groups["cp"].ranks if "cp" in groups else 1  # the last step's keys are there before it begins
+        free = {"attention": work.attention * (1 - 1 / ring), "matmul": work.matmul}
         for operation in messages:
             behind = "attention" if operation.collective == "ring" else "matmul"
             group = groups.get(operation.axis)
