@@ -153,21 +153,26 @@ def test_command_tells_layout_band_and_what_to_measure(capsys):
 
 
 def test_layouts_that_take_as_long_are_one_line_with_all_names(capsys):
-    arguments = ["--model=llama2-7b", "--platform=h100", "--world=16", "--global-batch=64"]
+    """Optimizer and gradient sharding differ where FSDP2 gathers for each micro-batch and nothing hides it."""
+    arguments = ["--model=llama2-7b", "--platform=h100", "--world=16", "--global-batch=64", "--top=100000"]
     assert main(["advise", *arguments, "--json"]) == 0
-    both = Counter(
-        re.sub("(optimizer|gradients) ", "", one["layout"]) for one in json.loads(capsys.readouterr().out)["ties"]
+    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    times = Counter(
+        (re.sub("(optimizer|gradients|parameters) sharded, ", "", x["layout"]), x["step_time_s"]) for x in ranked
     )
-    assert max(both.values()) == 2
-    assert main(["advise", *arguments, "--top=100000"]) == 0
+    assert max(times.values()) == 2
+    assert main(["advise", *arguments]) == 0
     printed = capsys.readouterr().out
-    rows = [line[5:].partition(" samples")[0] for line in printed.splitlines() if line.endswith(" GiB")]
+    rows = [
+        line[5:].partition(" samples")[0]
+        for line in printed.splitlines()
+        if " samples " in line and line.endswith(" GiB")
+    ]
     assert "dp16, optimizer or gradients sharded, 4 x 1" in rows
-    assert len(set(rows)) == len(rows) > 800
-    assert not [name for name in rows if re.search(r", (optimizer|gradients) sharded", name)]
+    assert len(set(rows)) == len(rows) == len(times)
     tied = sum(line.startswith("tie ") for line in printed.splitlines())
+    assert tied > 1
     assert f"it is the simplest of {tied} that the error" in printed
-    assert 1 < tied < sum(both.values())
 
 
 @pytest.mark.parametrize("mesh", ["dp4", "dp2-tp2"])

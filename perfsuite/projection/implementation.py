@@ -124,6 +124,9 @@ class Implementation:
     """Share of tensor parallelism's messages that hides behind products."""
     data_overlap: float = 1.0
     """Share of the messages of data parallelism that hides where there is work to hide behind."""
+    gathers_each: bool = False
+    """Whether parameters whose gradients are sharded are gathered for each micro-batch, not once a step: FSDP2 frees
+    them after each backward, except in a pipeline."""
     bucket_bytes: float = 0.0
     """Most gradients that travel together; 0: how they are sent is not known."""
     bucket_copied_bytes: float = 0.0
@@ -272,6 +275,7 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         kept_head_bytes=4.0 if plain else 2.0,
         gradient_bytes=gradient,
         data_overlap=1.0 if training.overlap else 0.0,
+        gathers_each=training.strategy in ("fsdp", "hybrid"),
         # The first micro-batch's gradients are kept as they come; both are read and one written for the others.
         accumulation_bytes=3 * gradient * (1 - 1 / training.num_micro_batches),
         bucket_bytes=_BUCKET_BYTES if training.strategy == "ddp" else 0.0,
