@@ -1,11 +1,12 @@
 """How far projections are off where what things cost is known: on simulated devices, calibrated by kernels and depth.
 
-    python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32] [--here | --world 64]
+    python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32] [--here | --world 64 | --mesh cp2,cp4]
 
 ``--here`` takes the cores of this machine instead, where costs are not known and errors are those of a busy machine.
 Calibrates by products, copies, attention, all-reduces and steps of 1, 2 and 4 layers at two batches, then projects
 other depths, batches, widths and layouts and runs them.  ``--world`` projects data parallelism on so many simulated
-devices of one node from what up to 8 of them measured, and runs it on as many ranks.  Prints the errors of time and
+devices of one node from what up to 8 of them measured, and runs it on as many ranks.  ``--mesh`` projects steps of
+strategy hybrid on those meshes in place of the other cases.  Prints the errors of time and
 memory, the band and the parts of the projected step; gates nothing.
 """
 
@@ -16,13 +17,14 @@ import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.projection.calibration import Calibration
@@ -96,8 +98,15 @@ def kernels(dtype: str, groups: tuple[int, ...] = (2,)) -> Iterator[tuple[Worklo
                 yield kind(message_bytes=size), ranks
 
 
-def projected_cases(world: int = 0) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(name, ranks, what differs from a step of 2 layers); on ``world`` ranks alone if it is given."""
+def projected_cases(world: int = 0, meshes: Sequence[str] = ()) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(name, ranks, what differs from a step of 2 layers); on ``world`` ranks or ``meshes`` alone if they are given."""
+    for mesh in meshes:
+        ranks = MeshShape.parse(mesh).world_size
+        for size in (2, 4):
+            hybrid = {"strategy": "hybrid", "mesh": mesh, "micro_batch_size": size}
+            yield f"{mesh}, micro-batch of {size}", ranks, hybrid
+    if meshes:
+        return
     if world:
         for strategy in ("ddp", "fsdp"):
             yield f"{strategy} on {world}", world, {"strategy": strategy, "mesh": f"dp{world}"}
@@ -143,11 +152,11 @@ class Compared:
 
 
 def compared(
-    model: str = "gpt2-tiny", dtype: str = "fp32", *, here: bool = False, world: int = 0
+    model: str = "gpt2-tiny", dtype: str = "fp32", *, here: bool = False, world: int = 0, meshes: Sequence[str] = ()
 ) -> tuple[Calibration, list[Compared]]:
     """What simulated devices (or this machine) give for a calibration, and every case that is projected by it.
 
-    ``world``: so many simulated devices are one node, of which 8 at most calibrate.
+    ``world``: so many simulated devices are one node, of which 8 at most calibrate.  ``meshes``: of strategy hybrid.
     """
     catalog = load_catalog()
 
@@ -171,7 +180,7 @@ def compared(
         (made,) = calibrate([*seen, *(observed(session, depth) for depth in depths)], catalog)
         found = []
         node = Node(devices=world) if world else None
-        for name, ranks, changes in projected_cases(world):
+        for name, ranks, changes in projected_cases(world, meshes):
             truth = observed(session, step(**changes), ranks)
             assert truth.training is not None, "a training step says what it trains"
             job = Job.of(truth.training, catalog.find("cpu" if here else "s4000"), node=node)
@@ -195,12 +204,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--here", action="store_true", help="on this machine's cores")
     parser.add_argument("--world", type=int, default=0, help="project data parallelism on so many, and run it")
+    parser.add_argument("--mesh", default="", help="project strategy hybrid on these meshes, such as cp2,cp4")
     given = parser.parse_args()
     if given.world and (given.here or given.world < 8):
         parser.error(f"--world={given.world}: give 8 or more simulated devices, without --here")
     if not given.here:
         require_built()
-    calibration, cases = compared(given.model, given.dtype, here=given.here, world=given.world)
+    calibration, cases = compared(
+        given.model, given.dtype, here=given.here, world=given.world, meshes=[*filter(None, given.mesh.split(","))]
+    )
     for name, one in {**calibration.constants, **calibration.traits}.items():
         print(f"{name:32} {one.value:.4g} {one.unit}")
     for case in cases:

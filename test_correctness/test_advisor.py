@@ -152,6 +152,29 @@ def test_command_tells_layout_band_and_what_to_measure(capsys):
     assert plain["band_s"][0] < plain["chosen"]["step_time_s"] < plain["band_s"][1]
 
 
+def test_layouts_that_take_as_long_are_one_line_with_all_names(capsys):
+    """Optimizer and gradient sharding differ where FSDP2 gathers for each micro-batch and nothing hides it."""
+    arguments = ["--model=llama2-7b", "--platform=h100", "--world=16", "--global-batch=64", "--top=100000"]
+    assert main(["advise", *arguments, "--json"]) == 0
+    ranked = json.loads(capsys.readouterr().out)["ranked"]
+    times = Counter(
+        (re.sub("(optimizer|gradients|parameters) sharded, ", "", x["layout"]), x["step_time_s"]) for x in ranked
+    )
+    assert max(times.values()) == 2
+    assert main(["advise", *arguments]) == 0
+    printed = capsys.readouterr().out
+    rows = [
+        line[5:].partition(" samples")[0]
+        for line in printed.splitlines()
+        if " samples " in line and line.endswith(" GiB")
+    ]
+    assert "dp16, optimizer or gradients sharded, 4 x 1" in rows
+    assert len(set(rows)) == len(rows) == len(times)
+    tied = sum(line.startswith("tie ") for line in printed.splitlines())
+    assert tied > 1
+    assert f"it is the simplest of {tied} that the error" in printed
+
+
 @pytest.mark.parametrize("mesh", ["dp4", "dp2-tp2"])
 @pytest.mark.parametrize("sharding", ["none", "parameters"])
 def test_a_layout_takes_as_long_as_perfsuite_project_says(capsys, mesh, sharding):

@@ -23,7 +23,7 @@ SENT = {"send": ("ring", "send_recv")}
 
 
 def job_of(mesh: str, **case) -> tuple[Job, TrainStep]:
-    step = TrainStep(strategy="hybrid", mesh=mesh, **case)
+    step = TrainStep(**{"strategy": "hybrid", "mesh": mesh, **case})
     training = step.work(MeshShape.parse(mesh)).training
     return Job.of(training, load_catalog().find("a100")), step
 
@@ -75,6 +75,12 @@ WORDS, FEW = {"words_multiple": 512}, {"words": 512}
     ("mesh", "case"),
     [
         ("dp4", {"model": "llama2-7b"}),
+        ("dp4", {"model": "llama2-7b", "options": {"reshard": False}}),
+        ("dp4", {"model": "llama2-7b", "strategy": "fsdp"}),
+        ("dp4", {"model": "llama2-7b", "strategy": "fsdp", "options": {"reshard": False}}),
+        ("dp4", {"model": "llama2-7b", "strategy": "ddp"}),
+        ("dp_replicate2-dp_shard2", {"model": "llama2-7b"}),
+        ("pp2-dp_replicate2-dp_shard2", {"model": "llama2-7b"}),
         ("tp2", {"model": "llama2-7b"}),
         ("tp4", {"model": "gpt2", "overrides": WORDS, "micro_batch_size": 2}),
         ("tp4", {"model": "gpt2", "overrides": WORDS, "options": {"sequence_parallel": False}}),
@@ -94,7 +100,7 @@ WORDS, FEW = {"words_multiple": 512}, {"words": 512}
     ],
     ids=str,
 )
-def test_bytes_of_every_collective_are_those_of_strategy_hybrid(mesh, case, checkpointing, dtype):
+def test_bytes_of_every_collective_are_those_of_the_strategy(mesh, case, checkpointing, dtype):
     """Within a percent: a projection divides norms by tp, and leaves out the loads of experts, some KB."""
     job, step = job_of(mesh, dtype=dtype, checkpointing=checkpointing, accumulation=4, **case)
     shape, groups = job.layout.shape, job.layout.groups(PER_NODE)

@@ -147,6 +147,30 @@ def test_an_unknown_rate_is_refused_and_an_assumed_network_said():
     assert "network" in {flag.name for flag in found.flags}
 
 
+@pytest.mark.parametrize("strategy", ["hybrid", "ddp"])
+def test_fsdp2_does_not_overlap_on_an_s4000_unless_it_is_turned_on(strategy, monkeypatch):
+    """mp_22: gathers and scatters hide behind nothing; DDP's buckets and other architectures do."""
+    calibration = Calibration.from_platform(CATALOG.find("s4000"))
+    sharding = "parameters" if strategy == "hybrid" else "none"
+    fields = {"platform": "s4000", "strategy": strategy, "sharding": sharding, "num_micro_batches": 8, "narrow": True}
+    step = job("dp8", **fields)
+    off = project(step, calibration)
+    monkeypatch.setenv("TORCH_MUSA_FSDP2_DISABLE_OVERLAP", "0")
+    on = project(step, calibration)
+    assert "overlap" not in {flag.name for flag in on.flags}
+    if strategy == "ddp":
+        assert off == on
+        return
+    assert "overlap" in {flag.name for flag in off.flags}
+    assert off.by_resource["link"] > 3 * on.by_resource["link"]
+    measured = dataclasses.replace(calibration, traits={"overlap_ratio": Constant(value=1.0, unit="ratio", source="")})
+    monkeypatch.delenv("TORCH_MUSA_FSDP2_DISABLE_OVERLAP")
+    assert project(step, measured).by_resource["link"] == off.by_resource["link"]
+    assert "overlap" not in {
+        flag.name for flag in project(job("dp8", sharding="parameters", strategy="fsdp"), ROW).flags
+    }
+
+
 def test_tensor_parallelism_over_nodes_is_flagged():
     found = project(job("tp16-dp2"), ROW)
     assert "tensor-across-nodes" in {flag.name for flag in found.flags}

@@ -27,6 +27,16 @@ def test_steps_of_simulated_devices_are_projected():
 
 
 @pytest.mark.slow
+def test_steps_with_context_parallelism_are_projected():
+    """Rings of keys, the kernels of each step and what adds their parts up; memory is another matter."""
+    require_built()
+    _, cases = compared(meshes=["cp2", "cp4"])
+    for case in cases:
+        assert abs(case.time_error) <= SECONDS, case.name
+        assert case.found.low_s <= case.truth.time_s <= case.found.high_s, case.name
+
+
+@pytest.mark.slow
 def test_steps_with_experts_are_projected():
     """Experts are started one by one there, and the host waits for routes; beside DDP's accumulation of 3."""
     require_built()

@@ -254,11 +254,44 @@ def test_recomputation_repeats_the_messages_of_a_block_but_the_last_where_it_sto
 
 def test_context_parallel_ring_hides_behind_attention_only():
     layout = Layout.parse("cp4", global_batch=1)
-    behind = parts(layout)["attention"]
+    behind = parts(layout)["attention"] * 3 / 4  # the last step's keys are there before it begins
     keys = 2 * (SMALL.tokens / 4) * 2 * SMALL.width
     ring = SMALL.layers * (3 + 3 + 4) * keys / 1e9  # their gradients go one step further, home
     gradients = 2 * 4 * SMALL.parameters * 3 / 4 / 1e9
     assert ring + gradients - behind == pytest.approx(parts(layout)["link"], rel=1e-6)
+
+
+def test_a_ring_computes_a_kernel_for_each_step():
+    """Its own keys under the mask, then half of each other rank's: together a rank's part of all pairs."""
+    whole, shared = (
+        [one for one in operations.block(share, experts=False).forward if isinstance(one, Attention)]
+        for share in (Share(model=SMALL, layout=Layout.parse(mesh, global_batch=1), code=CODE) for mesh in ("1", "cp4"))
+    )
+    assert [(8, 8, True), *3 * [(8, 4, False)]] == [(one.queries, one.keys, one.causal) for one in shared]
+    assert sum(one.flops for one in shared) == pytest.approx(whole[0].flops / 4)
+
+
+def test_the_parts_of_a_ring_s_attention_are_added_up():
+    """Forward for each step after the first, of queries; backward for each, of queries, keys and values."""
+    code = dataclasses.replace(CODE, ring_bytes=(40.0, 12.0))
+    layout = Layout.parse("cp4", global_batch=1)
+    more = parts(layout, code)["memory"] - parts(layout)["memory"]
+    assert SMALL.layers * 8 * 64 * (40 * 3 + 12 * 4 * 3) / 1e9 == pytest.approx(more)
+    written = dataclasses.replace(CODE, score_bytes=(1.0, 1.0), ring_score_bytes=(48.0, 52.0))
+    plain = dataclasses.replace(written, ring_score_bytes=(1.0, 1.0))
+    pairs = 4 * (8 * 8 + 3 * 8 * 4)
+    more = parts(layout, written)["memory"] - parts(layout, plain)["memory"]
+    assert SMALL.layers * pairs * (48 + 52 - 2) / 1e9 == pytest.approx(more)
+
+
+def test_nothing_hides_the_way_home_of_the_last_gradients_of_keys():
+    slow = plain_rates()
+    rate = Constant(value=1e-9, unit="", source="")
+    slow = dataclasses.replace(slow, constants={**slow.constants, "attention_bf16_tflops": rate})
+    found = parts(Layout.parse("cp4", global_batch=1), constants=slow)["link"]
+    home = SMALL.layers * 2 * 8 * 2 * 64
+    gradients = 2 * 4 * SMALL.parameters * 3 / 4
+    assert (home + gradients) / 1e9 == pytest.approx(found, rel=1e-6)
 
 
 def test_stage_messages_and_bubble_of_a_pipeline():

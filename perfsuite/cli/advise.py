@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
@@ -27,6 +27,7 @@ from perfsuite.projection.advisor import (
 )
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
+from perfsuite.projection.layout import Layout
 from perfsuite.projection.step import project
 
 _MEASURED = 3
@@ -85,15 +86,18 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
         yield from _nothing_fits(advice)
         return
     yield ""
-    yield f"{'':4} {'layout':58} {'step':>10} {'slower':>7}  {'waits most for':16} {'memory':>10}"
+    ties, others = _once(advice.ties), _once(advice.others)
+    rows = (*ties, *others)[: options.top]
+    width = max(len(name) for name, _ in rows)
+    yield f"{'':4} {'layout':{width}} {'step':>10} {'slower':>7}  {'waits most for':16} {'memory':>10}"
     best = advice.ranked[0].step.seconds
-    for one in (*advice.ties, *advice.others)[: options.top]:
+    for name, one in rows:
         tie = "tie" if id(one) in advice.tied else ""
         yield (
-            f"{tie:4} {described(one.layout):58} {format_seconds(one.step.seconds):>10} "
+            f"{tie:4} {name:{width}} {format_seconds(one.step.seconds):>10} "
             f"{100 * (one.step.seconds / best - 1):6.1f}%  {_share(one):16} {one.memory.total / GIB:6.1f} GiB"
         )
-    more = len(advice.ties) - options.top
+    more = len(ties) - options.top
     if more > 0:
         yield f"     and {more} more that cannot be told apart"
     yield ""
@@ -101,6 +105,17 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
     if options.explain:
         yield from _explained(advice, options.explain)
     yield from _to_measure(advice, calibration)
+
+
+def _once(candidates: Iterable[Candidate]) -> list[tuple[str, Candidate]]:
+    """(description, candidate); layouts that differ in sharding alone and take as long are one, with all names."""
+    alike: dict[tuple[Layout, float], list[Candidate]] = {}
+    for one in candidates:
+        alike.setdefault((dataclasses.replace(one.layout, sharding="none"), one.step.seconds), []).append(one)
+    return [
+        (described(first.layout, [one.layout.sharding for one in (first, *rest)]), first)
+        for first, *rest in alike.values()
+    ]
 
 
 def _share(one: Candidate) -> str:
@@ -115,7 +130,7 @@ def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterato
         f"{format_seconds(projection.low_s)} to {format_seconds(projection.high_s)} (80 %; {projection.regime}; "
         f"{projection.band_source})"
     )
-    several = len(advice.ties)
+    several = len(_once(advice.ties))
     if several > 1:
         yield f"it is the simplest of {several} that the error of a difference cannot tell apart"
     other = next(iter(advice.others), None)

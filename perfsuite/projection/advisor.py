@@ -24,7 +24,7 @@ from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.layouts import Layouts
 from perfsuite.projection.memory import MEMORY_LIMIT, Memories, MemoryBreakdown
-from perfsuite.projection.step import projector_of
+from perfsuite.projection.step import fsdp2_waits, projector_of
 from perfsuite.record.result import Training
 
 DIFFERENCE_FLOOR = 0.01
@@ -170,7 +170,9 @@ class _Pricing:
 
     def __init__(self, base: Job, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
-        self._kept: dict[tuple[int, bool, bool], tuple[Memories, Projector]] = {}
+        sharded = dataclasses.replace(base.training, sharding="gradients")
+        self._waits = fsdp2_waits(dataclasses.replace(base, training=sharded))
+        self._kept: dict[object, tuple[Memories, Projector]] = {}
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
         """Of the fullest rank."""
@@ -181,7 +183,7 @@ class _Pricing:
         return self._of(layout)[1].step(layout, simulated=simulated)
 
     def _of(self, layout: Layout) -> tuple[Memories, Projector]:
-        key = _code_key(layout)
+        key = _code_key(layout), self._waits and layout.sharding == "gradients"
         if key not in self._kept:
             job = job_of(self._base, layout)
             memories = Memories(model=job.architecture, code=job.implementation, capacity=job.capacity)
@@ -296,15 +298,15 @@ def case_of(training: Training, layout: Layout) -> str:
     return f"perf(workloads.TrainStep({fields}), on={layout.world_size})"
 
 
-def described(layout: Layout) -> str:
-    """A layout in one line.
+def described(layout: Layout, shardings: Sequence[str] = ()) -> str:
+    """A layout in one line; ``shardings`` are those that it may have instead of its own alone.
 
     >>> described(Layout.parse("dp4-tp2", global_batch=64, micro_batch_size=2, sharding="optimizer"))
     'dp4-tp2, optimizer sharded, 8 x 2 samples'
     """
     parts = [str(layout)]
     if layout.sharding != "none":
-        parts.append(f"{layout.sharding} sharded")
+        parts.append(f"{' or '.join(shardings or [layout.sharding])} sharded")
     if layout.schedule:
         parts.append(layout.schedule + (f" v{layout.stages_per_rank}" if layout.stages_per_rank > 1 else ""))
     if layout.checkpointing != "none":

@@ -127,7 +127,10 @@ class Projector:
         elif layout.sharding != "parameters":
             gather, scatter = self._stages.sharded_messages(dense + expert, layout, groups, expert)
             parts += self._waits("gradients", scatter, backward_s, layout)
-            parts += self._waits("parameters", gather, forward_s, layout)
+            anew = self.code.gathers_each and layout.sharding == "gradients" and size("pp") == 1
+            times = layout.num_micro_batches if anew else 1
+            waits = self._waits("parameters", gather, forward_s, layout)
+            parts += [(name, resource, times * value) for name, resource, value in waits]
         if layout.sequence_parallel:
             parts += self._waits("norms", self._norms(layout, groups), 0.0, layout)
         if self.model.tied and layout.shape.size("pp") > 1:

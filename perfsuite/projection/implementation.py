@@ -115,10 +115,18 @@ class Implementation:
     """Whether tensor parallelism splits the embedding of positions."""
     ring_gradient_bytes: float = 0.0
     """Of a gradient of a key or value on its way round a ring; 0: as the key is sent."""
+    ring_bytes: tuple[float, float] = (0.0, 0.0)
+    """Forward, per feature of a query and step of a ring after the first, and backward, per feature of a query, key or
+    value and step: what adding up the parts of attention moves in memory; zeros where its kernels do so."""
+    ring_score_bytes: tuple[float, float] = (0.0, 0.0)
+    """As ``score_bytes``, of a step of a ring where scores are written."""
     tensor_overlap: float = 0.0
     """Share of tensor parallelism's messages that hides behind products."""
     data_overlap: float = 1.0
     """Share of the messages of data parallelism that hides where there is work to hide behind."""
+    gathers_each: bool = False
+    """Whether parameters whose gradients are sharded are gathered for each micro-batch, not once a step: FSDP2 frees
+    them after each backward, except in a pipeline."""
     bucket_bytes: float = 0.0
     """Most gradients that travel together; 0: how they are sent is not known."""
     bucket_copied_bytes: float = 0.0
@@ -255,6 +263,10 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         backward_width_bytes=double * own.backward_width_bytes,
         backward_hidden_bytes=double * own.backward_hidden_bytes,
         compute_bytes=2.0 if training.narrow else 4.0,
+        # Read in perfsuite.strategies.context.ring: in fp32; a kernel's narrow parts are made wide first.
+        ring_bytes=(40.0, 12.0) if plain else (46.0, 10.0),
+        # Its own products, in fp32: scaled, their logarithms of sums, exponentials; again, and their gradients.
+        ring_score_bytes=(48.0, 52.0),
         # Blocks that end with a sum need nothing of what they add; DeepSpeed asks for torch's older checkpoints.
         # What a compiler computes again is what the backward uses.
         stops_early=(training.compiled or kind_of(model) in ("gpt", "llama", "llama-grouped")) and not deepspeed,
@@ -263,6 +275,7 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         kept_head_bytes=4.0 if plain else 2.0,
         gradient_bytes=gradient,
         data_overlap=1.0 if training.overlap else 0.0,
+        gathers_each=training.strategy in ("fsdp", "hybrid"),
         # The first micro-batch's gradients are kept as they come; both are read and one written for the others.
         accumulation_bytes=3 * gradient * (1 - 1 / training.num_micro_batches),
         bucket_bytes=_BUCKET_BYTES if training.strategy == "ddp" else 0.0,

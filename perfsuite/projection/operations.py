@@ -15,6 +15,8 @@ from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout
 
 Pass = Literal["forward", "backward_input", "backward_weight"]
+_RING_KERNELS = (10, 4)
+"""That add up a step of a ring, forward and backward: see :attr:`Implementation.ring_bytes`."""
 _COUNT_BYTES = 8
 """Of a number of rows."""
 
@@ -109,6 +111,11 @@ class Share:
         """Between the parts that tensor parallelism splits."""
         return self.tokens / self.tp if self.layout.sequence_parallel else self.tokens
 
+    @property
+    def ring(self) -> int:
+        """Ranks that keys and values go round; 1 where they stay."""
+        return self.layout.shape.size("cp") if self.code.context == "ring" and not self.model.token_groups else 1
+
     def along_tp(self, collective: str, message_bytes: float | None = None, calls: int = 1) -> Operations:
         """Messages of a tensor-parallel group, by default of all its tokens; none where the group has one rank."""
         whole = self.code.compute_bytes * self.tokens * self.model.width
@@ -191,6 +198,10 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
     parts: list[tuple[float, float, float, bool]]
     if model.token_groups:
         parts = [(batch * count, rows, columns, False) for count, rows, columns in model.token_groups]
+    elif share.ring > 1 and code.causal_skips:
+        # Zig-zag: a rank's own keys, then of each other rank half of the keys for all queries, or all for half of them.
+        later = (float(batch), queries, queries / 2, False)
+        parts = [(float(batch), queries, queries, True), *(share.ring - 1) * [later]]
     else:
         parts = [(float(batch), queries, model.tokens, code.causal_skips)]
     sizes = {"heads": heads, "key_heads": keys, "features": model.features, "values": model.value_features}
@@ -204,7 +215,7 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
     if not any(code.score_bytes):
         return forward, backward
     pairs = sum(count * heads * rows * columns for count, rows, columns, _ in parts)
-    first, second = code.score_bytes
+    first, second = code.ring_score_bytes if share.ring > 1 else code.score_bytes
     plain = tuple(
         Matmul(m=rows, n=columns, k=model.features, groups=round(count * heads)) for count, rows, columns, _ in parts
     )
@@ -228,6 +239,12 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
         moved += (16.0 if backward else 8.0) * share.tokens * parts
     if experts:
         moved += rows * share.tokens * model.top_k * model.width
+    if share.ring > 1 and any(code.ring_bytes):
+        keys = backward * model.key_heads * (model.features + model.value_features)
+        parts = (model.heads * model.value_features + keys) / share.tp
+        steps = share.ring if backward else share.ring - 1
+        moved += code.ring_bytes[backward] * steps * share.tokens * parts
+        kernels += _RING_KERNELS[backward] * steps
     return (Traffic(moved_bytes=moved, kernels=kernels),)
 
 
@@ -275,7 +292,7 @@ def _routed(share: Share) -> tuple[Operations, Operations]:
 def _context(share: Share) -> tuple[Operations, Operations]:
     """Keys and values go round the ring behind attention, or heads and tokens change places.
 
-    In the backward keys go round again, and their gradients one step further, home.
+    In the backward keys go round again, and their gradients one step further, home, when nothing is left to compute.
     """
     model, ranks, element = share.model, share.layout.shape.size("cp"), share.code.compute_bytes
     features = model.features + model.value_features
@@ -283,7 +300,8 @@ def _context(share: Share) -> tuple[Operations, Operations]:
     if share.code.context == "ring":
         ring = Collective(collective="ring", message_bytes=element * keys, axis="cp", overlap=1.0, calls=ranks - 1)
         size = (share.code.ring_gradient_bytes or element) * keys
-        return (ring,), (ring, dataclasses.replace(ring, message_bytes=size, calls=ranks))
+        gradients = dataclasses.replace(ring, message_bytes=size)
+        return (ring,), (ring, gradients, dataclasses.replace(gradients, overlap=0.0, calls=1))
     queries = share.tokens * model.heads * features / share.tp
     turned = tuple(
         Collective(collective="all_to_all", message_bytes=element * size / 2, axis="cp", calls=2)

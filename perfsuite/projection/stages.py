@@ -131,7 +131,7 @@ class StagePrices:
         memory = trait("memory_gb_per_s") * 1e9
         self.second_per_byte = 1 / memory if memory else 0.0
         self._traffic_ratio, self._ratio = trait("traffic_ratio", 1.0), trait("in_situ_ratio", 1.0)
-        self._overlap = trait("overlap_ratio", self.code.data_overlap)
+        self._overlap = trait("overlap_ratio", 1.0) * self.code.data_overlap
 
     def of(self, layout: Layout, groups: dict[str, Group]) -> Stages:
         """The stages of a layout."""
@@ -176,7 +176,8 @@ class StagePrices:
             else:
                 messages.append(operation)
         work = Seconds(matmul * self._ratio, attention * self._ratio, memory * self._ratio)
-        free = {"attention": work.attention, "matmul": work.matmul}
+        ring = groups["cp"].ranks if "cp" in groups else 1  # the last step's keys are there before it begins
+        free = {"attention": work.attention * (1 - 1 / ring), "matmul": work.matmul}
         for operation in messages:
             behind = "attention" if operation.collective == "ring" else "matmul"
             group = groups.get(operation.axis)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.models.program import Program
+from perfsuite.platforms.quirks import architecture_number, quirks
 from perfsuite.projection.calibration import Calibration, Regime
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
@@ -39,7 +41,7 @@ class Flag:
     """What one must know to read a projection."""
 
     name: str
-    """machine, memory-limit, host-bound, tensor-across-nodes, stand-in, missing, or one of :data:`WIDENING`."""
+    """machine, memory-limit, host-bound, tensor-across-nodes, stand-in, missing, overlap or a :data:`WIDENING` one."""
     text: str
 
 
@@ -161,13 +163,28 @@ def _seen(job: Job, calibration: Calibration) -> int:
 
 def projector_of(job: Job, calibration: Calibration) -> Projector:
     """What prices the layouts of a job."""
+    code = job.implementation
+    if not calibration.simulated and fsdp2_waits(job):  # simulated devices have torch's own FSDP2
+        code = dataclasses.replace(code, data_overlap=0.0)
     return Projector(
         model=job.architecture,
-        code=job.implementation,
+        code=code,
         calibration=calibration,
         devices_per_node=job.devices_per_node,
         dtype=job.training.dtype,
     )
+
+
+def fsdp2_waits(job: Job) -> bool:
+    """Whether the device's FSDP2 computes nothing while it sends: by default on MUSA's architectures below mp_31.
+
+    The variable that turns the overlap on for a step turns it on for its projection as well.
+    """
+    training, device = job.training, job.device
+    if training.strategy not in ("fsdp", "hybrid") or training.sharding not in ("gradients", "parameters"):
+        return False
+    found = quirks(device.family, version="", architecture=architecture_number(device.architecture))
+    return any(quirk.name == "fsdp2-does-not-overlap" for quirk in found) and os.environ.get(OVERLAP_VARIABLE) != "0"
 
 
 def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
@@ -268,6 +285,9 @@ def _flags(
     if job.layout.world_size > LARGEST_NODE and job.device.devices_per_node is None:
         text = f"nothing is known of its nodes: all {job.layout.world_size} devices are taken as one; give "
         flags.append(Flag(name="node", text=f"{text}devices_per_node in a --platform-file, or --machine"))
+    if not calibration.simulated and fsdp2_waits(job):
+        text = f"FSDP2 does not overlap on {job.device.name} by default; set {OVERLAP_VARIABLE}=0 if the step has it"
+        flags.append(Flag(name="overlap", text=text))
     if share is None:
         text = "its size is not known, nor whether the step fits and runs undisturbed; give memory in a --platform-file"
         flags.append(Flag(name="memory-unknown", text=text))
@@ -307,6 +327,7 @@ WIDENING = ("outside", "network", "node", "memory-unknown")
 """Flags of figures that are assumed or missing."""
 FEWEST_ROWS = 20
 """Rows from which a device and dtype have a band of their own."""
+OVERLAP_VARIABLE = "TORCH_MUSA_FSDP2_DISABLE_OVERLAP"
 LARGEST_NODE = 8
 """Devices that a node is taken to have at the most where nothing is known of it."""
 
