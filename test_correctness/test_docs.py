@@ -12,7 +12,7 @@ from perfsuite.cli.main import COMMANDS as COMMAND_LINE
 from test_correctness.helpers.scripted_driver import ROOT
 
 EXAMPLES = ROOT / "examples"
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md"), *EXAMPLES.rglob("*.md"), *EXAMPLES.rglob("*.yml")])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *EXAMPLES.rglob("*.md"), *EXAMPLES.rglob("*.yml")])
 ROOMS = "perfsuite|test_correctness|test_perf|benchmarks|simmusa|tools|examples"
 COMMANDS = re.compile(r"python3? (benchmarks/\w+\.py[^`\n]*)")
 OPTION = re.compile(r"--[a-z-]+")

@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 
 from perfsuite.base.errors import UnsupportedCase
+from perfsuite.metrics import derive
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import suite
-from test_correctness.helpers.measurements import rank_facts
+from perfsuite.record.result import Peaks, Work
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 from test_correctness.helpers.scripted_driver import measurement, repository
 
 pytest_plugins = ["pytester"]
@@ -228,3 +230,59 @@ def test_a_device_that_is_slower_than_the_others_in_every_look_fails_its_case(py
     assert ("SLOW" in named) == (found.ret == pytest.ExitCode.TESTS_FAILED)
     if named:
         found.stdout.fnmatch_lines([named])
+
+
+# -- the soak ----------------------------------------------------------------------------------------------------
+
+SOAK = """
+import pytest
+from perfsuite import acceptance
+from perfsuite.workloads.matmul import Soak
+
+@acceptance()
+@pytest.mark.soak
+def test_aaa_soak(perf):
+    perf(Soak(m=64, k=64, n=64, seconds=7.0))
+
+@acceptance()
+def test_product(perf):
+    perf(Product())
+"""
+
+
+def test_the_soak_is_last_and_only_in_runs_that_ask_for_it(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, SOAK)
+    assert ["test_product[cpu]", "test_aaa_soak[cpu]"] == names(repo.run("-m", "acceptance", "--collect-only", "-q"))
+    for plain in ((), ("-k", "cpu"), ("-m", "not slow"), ("-m", "acceptance", "-k", "not soak")):
+        assert ["test_product[cpu]"] == names(repo.run("--collect-only", "-q", *plain))
+    assert ["test_aaa_soak[cpu]"] == names(repo.run("--collect-only", "-q", "-k", "soak"))
+    assert ["test_aaa_soak[cpu]"] == names(repo.run("--collect-only", "-q", "test_it.py::test_aaa_soak"))
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [((), 7.0), (("--perf-sustain=9s",), 9.0)])
+def test_the_end_of_a_soak_is_compared_with_its_beginning(pytester, monkeypatch, asked, seconds):
+    times_s = (0.010,) * 30 + (0.0125,) * 40
+    repo = repository(pytester, monkeypatch, SOAK, lambda job: measurement(job, times_s, iterations=1000))
+    found = repo.run("-m", "acceptance", "--perf-expect", "--perf-allow-unjudged", *asked)
+    found.stdout.fnmatch_lines(["soak: the last minute has 80 % of the first one's rate: test_aaa_soak[[]cpu[]]"])
+    soaks = [job.budget.sustain_s for job in repo.driver.jobs if type(job.workload).__name__ == "Soak"]
+    assert [seconds] == soaks
+
+
+@pytest.mark.parametrize(
+    ("times_s", "iterations", "percent", "note"),
+    [
+        ((1.0,) * 60 + (2.0,) * 60, 1, 50.0, ""),
+        ((1.0,) * 60, 1, 100.0, "of 20 s instead of a minute"),
+        ((0.1,) * 10 + (0.2,) * 10, 10, 50.0, "of 10 s instead of a minute"),
+        ((1.0,) * 5, 1, None, "it takes 6 samples to compare the end of a run with its beginning"),
+    ],
+)
+def test_the_rate_of_the_last_minute(times_s, iterations, percent, note):
+    (metric,) = derive(
+        ["last_minute_percent"],
+        work=Work(flops={"exact": 1.0}),
+        measurement=measurement_of(times_s, [rank_facts()], iterations=iterations),
+        peaks=Peaks(),
+    )
+    assert (pytest.approx(percent) if percent else None, note) == (metric.value, metric.note)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfsuite.base.text import listed
+from perfsuite.base.text import bare_name, listed
 from perfsuite.base.units import plural, significant
 from perfsuite.expectations.judge import Expected
 from perfsuite.expectations.rows import Expectation
+from perfsuite.record.result import Result
 
 Mark = Literal["", "bad", "doubt"]
 _WORDS = {"below": "LOW", "look": "look", "pass": "pass", "not judged": "not judged"}
@@ -86,6 +87,20 @@ def answer_lines(judged: Sequence[Expected]) -> Iterator[AnswerLine]:
     if unjudged:
         named = listed([f"{entry.question} ({entry.reason})" for entry in unjudged], _NAMED, joint="; ")
         yield AnswerLine(text=f"not judged: {plural(len(unjudged), 'question')}: {named}", mark="doubt")
+
+
+KEPT_FROM = 90.0
+"""Per cent of the first minute's rate below which a soak is marked; assumed, no source says what healthy devices do."""
+
+
+def soak_lines(results: Iterable[Result]) -> Iterator[AnswerLine]:
+    """Yield a line for every sustained product: the rate at its end beside that at its beginning."""
+    for result in results:
+        value = result.values.get("last_minute_percent")
+        if value is not None:
+            note = result.metric("last_minute_percent").note
+            text = f"soak: the last minute has {value:.3g} % of the first one's rate{f' ({note})' if note else ''}"
+            yield AnswerLine(text=f"{text}: {bare_name(result.case)}", mark="doubt" if value < KEPT_FROM else "")
 
 
 def unused_line(rows: Sequence[Expectation], judged: Sequence[Expected], platform: str) -> str:

@@ -7,8 +7,11 @@ addition for each of mkn products), never read from a profiler.  Peaks are dense
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from itertools import accumulate
 
-from perfsuite.base.units import seconds_to_us, tflops
+from perfsuite.base.units import format_seconds, seconds_to_us, tflops
 from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
@@ -74,6 +77,27 @@ def _launch_cost(work: Work, measurement: Measurement, peaks: Peaks) -> MetricVa
     return MetricValue(value=max(0.0, seconds_to_us(measurement.median_s) - kernel.value))
 
 
+MINUTE_S = 60.0
+_FEWEST_SAMPLES = 6
+
+
+def _last_minute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
+    times_s = measurement.times_s
+    if len(times_s) < _FEWEST_SAMPLES:
+        return unknown(f"it takes {_FEWEST_SAMPLES} samples to compare the end of a run with its beginning")
+    window_s = min(MINUTE_S, sum(times_s) * measurement.iterations / 3)
+    first_s, last_s = (_mean_of(ends, window_s / measurement.iterations) for ends in (times_s, times_s[::-1]))
+    note = "" if window_s == MINUTE_S else f"of {format_seconds(window_s)} instead of a minute"
+    return MetricValue(value=100 * first_s / last_s, note=note)
+
+
+def _mean_of(times_s: Sequence[float], window_s: float) -> float:
+    """Mean of the samples up to the one with which they last as long as the window, at least one."""
+    least_s = (1 - 1e-9) * window_s
+    count = next((count for count, whole in enumerate(accumulate(times_s), 1) if whole >= least_s), len(times_s))
+    return math.fsum(times_s[:count]) / count
+
+
 METRICS = (
     MetricSpec("tflops", "TFLOPS", "higher", "exact", _total,
                doc="Operations per second of all devices together, 1e12 per second."),
@@ -85,4 +109,6 @@ METRICS = (
                doc="Time of one kernel on the device, among a hundred in a captured graph."),
     MetricSpec("launch_cost_us", "us", "lower", "median", _launch_cost, observed=True,
                doc="What a kernel takes longer where the host starts each by itself than in a captured graph."),
+    MetricSpec("last_minute_percent", "percent", "higher", "mean", _last_minute, observed=True,
+               doc="Rate of the last minute over that of the first; of runs below three minutes a third of the time."),
 )  # fmt: skip

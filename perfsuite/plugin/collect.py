@@ -192,18 +192,24 @@ def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     if suite is None:
         return
     items[:] = [item for item in items if item.get_closest_marker("perf_nothing") is None]
-    chosen = set(re.findall(r"[\w.]+", config.getoption("markexpr") or "")) - {"perf", "not", "and", "or"}
-    if config.getoption("keyword") or chosen:
-        return
+    keyword, expression = config.getoption("keyword") or "", config.getoption("markexpr") or ""
+    if "soak" not in keyword + expression and "acceptance" not in keyword + expression:
+        _leave_out(config, items, [item for item in items if item.get_closest_marker("soak") is not None])
+    if not keyword and not set(re.findall(r"[\w.]+", expression)) - {"perf", "not", "and", "or"}:
+        suite.left_out = _leave_out(config, items, [item for item in items if _is_extended(item, suite)])
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], cases: Sequence[pytest.Item]) -> int:
+    """Deselect these cases unless a node id on the command line selects them; returns how many."""
     named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
     given = tuple(f"{name}{end}" for name in named for end in ("[", "::"))
-    ids = {item: item.nodeid.partition("::")[2] for item in items if _is_extended(item, suite)}
+    ids = {item: item.nodeid.partition("::")[2] for item in cases}
     left_out = [item for item, name in ids.items() if name not in named and not name.startswith(given)]
     if left_out:
-        suite.left_out = len(left_out)
         kept = set(items) - set(left_out)
         items[:] = [item for item in items if item in kept]
         config.hook.pytest_deselected(items=left_out)
+    return len(left_out)
 
 
 def _is_extended(item: pytest.Item, suite: Suite) -> bool:

@@ -15,7 +15,7 @@ from perfsuite.base.errors import ConfigurationError, PerfsuiteError, first_line
 from perfsuite.base.text import bare_name
 from perfsuite.base.units import percent, plural
 from perfsuite.expectations.judge import Expected, judge_one
-from perfsuite.expectations.lines import answer_lines, unused_line, verdict_of
+from perfsuite.expectations.lines import answer_lines, soak_lines, unused_line, verdict_of
 from perfsuite.expectations.rows import Expectation, load_expectations
 from perfsuite.fleet.nodes import PRIORS, quantity_of
 from perfsuite.fleet.rounds import slow_links
@@ -125,7 +125,8 @@ class Expecting:
     def _fresh_runs(self, result: Result) -> Iterator[Result]:
         session = suite_of(self.config).session
         assert session is not None
-        for _ in range(LOOKS if result.case not in session.reused else 0):
+        is_long = session.cases[result.case].budget.sustain_s is not None  # and so no burst that a second look clears
+        for _ in range(0 if is_long or result.case in session.reused else LOOKS):
             yield session.rerun(result.case)
 
     @property
@@ -180,6 +181,8 @@ class Expecting:
             out.line(line.text, red=line.mark == "bad", yellow=line.mark == "doubt")
         for sentence in self.slow:
             out.fold(f"SLOW: {sentence}", red=True)
+        for line in soak_lines(suite.session.results.values() if suite.session is not None else ()):
+            out.line(line.text, yellow=line.mark == "doubt")
         for sentence in (*self.cleared, unused_line(self.rows, self.entries, suite.machine.name)):
             if sentence:
                 out.fold(sentence, yellow=True)

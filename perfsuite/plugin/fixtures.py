@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -115,12 +115,13 @@ def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: 
             raise InvalidParameter("perf was asked for by getfixturevalue; name it among the arguments of the test")
         from perfsuite.run.session import Case  # there since collection
 
-        suite = suite_of(item.config)
+        suite, workload = suite_of(item.config), make_workload(what, parameters)
+        budget = budget_of(item, suite.settings.budget)
         case = Case(
             id=item.nodeid,
-            workload=make_workload(what, parameters),
+            workload=workload,
             world_size=_world_size(item, on),
-            budget=budget_of(item, suite.settings.budget),
+            budget=replace(budget, sustain_s=budget.sustain_s or workload.sustained_s()),
             platform=perf_platform.name,
             fresh=suite.settings.fresh,
             test_module=item.module.__name__,

@@ -26,6 +26,7 @@ MARKERS = (
     'published(report, table): the case reproduces a row of a published report, e.g. report="002", '
     'table="002/performance"; set where --perf-published or -m asks for it',
     "acceptance: the case belongs to the acceptance run of a node, see docs/acceptance.md",
+    "soak: the case takes minutes: it runs last, and only if -m acceptance, -k soak or a node id selects it",
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
     "perf_world_sizes: set by the decorator perfsuite.world_sizes",

@@ -82,6 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     published.select(config, items, cases, {suite.machine.name, *suite.named} if suite else ())
     collect.leave_out_extended(config, items)
     returned = yield  # other plugins select too
+    items.sort(key=lambda item: item.get_closest_marker("soak") is not None)  # the others stay in order
     config.stash[_selected_key] = True
     return returned
 

@@ -272,6 +272,10 @@ class Workload(ABC):
         """The short dtype name the device must compute natively; empty when any device will do."""
         return ""
 
+    def sustained_s(self) -> float | None:
+        """Seconds for which it is timed, whatever the run's budget says; None leaves that to the budget."""
+        return None
+
     def needs_accelerator(self) -> str:
         """What of the case no CPU can do; empty where it runs on one."""
         return ""

@@ -14,7 +14,7 @@ _NAMES = MappingProxyType(
             *("OneDirection", "Reduce", "ReduceScatter", "RingShift", "Scatter", "SendRecv"),
         ),
         "contention": ("MatmulBesideAllReduce",),
-        "matmul": ("Matmul",),
+        "matmul": ("Matmul", "Soak"),
         "memory_bandwidth": ("HostDeviceCopy", "MemoryCopy", "MemoryTriad"),
         "moe_layer": ("MoeLayer",),
         "pairs": ("Pairs",),

@@ -105,6 +105,25 @@ class Matmul(MatrixProduct):
         require_product("C", self, step.a, step.b, step.out, dtype=self.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Soak(Matmul):
+    """The same product for so long that a device which cannot keep its speed shows it."""
+
+    seconds: float
+    """How long it is timed, unless ``--perf-sustain`` asks for another time."""
+
+    metrics: ClassVar[tuple[str, ...]] = ("tflops", "last_minute_percent")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.seconds, (int, float)) and 0 < self.seconds < 1e6):
+            raise InvalidParameter(f"seconds={self.seconds!r} is not a time; choose for example 300.0")
+
+    def sustained_s(self) -> float:
+        """The time that was asked for."""
+        return self.seconds
+
+
 class MatmulStep(ProductStep):
     """A, B and C of one dtype, or C in int32."""
 
