@@ -88,7 +88,7 @@ def _some(lines: Sequence[str], most: int | None, what: str) -> Iterator[str]:
 
 
 IMPORT = Command(
-    help="read results of nccl-tests, SuperBench, FlagPerf, torchtitan, Megatron, DeepSpeed or pytest-benchmark",
+    help="read results of nccl-tests, SuperBench, FlagPerf, training programs or pytest-benchmark",
     arguments=_import_arguments,
     run=run_import,
     found="a figure was refused, or contradicts another",

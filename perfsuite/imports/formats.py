@@ -14,8 +14,8 @@ from perfsuite.base.errors import ImportFailed, did_you_mean
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.base.units import plural
-from perfsuite.imports import deepspeed, flagperf, flagperf_pretraining, nccl_tests, steps, superbench
-from perfsuite.imports.row import Format, Imported, ImportedRow, Source, Told
+from perfsuite.imports import deepspeed, flagperf, flagperf_pretraining, megatron, nccl_tests, superbench, trainers
+from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
 from perfsuite.record.codec import from_json, plain_json, to_json
 
 
@@ -69,8 +69,13 @@ FORMATS: tuple[Format, ...] = (
     superbench.FORMAT,
     flagperf.FORMAT,
     flagperf_pretraining.FORMAT,
-    steps.TORCHTITAN,
-    steps.MEGATRON,
+    trainers.TORCHTITAN,
+    megatron.MEGATRON,
+    megatron.GPT_NEOX,
+    megatron.PRIMUS,
+    trainers.LATTE,
+    trainers.LIBAI,
+    trainers.ONEFLOW,
     deepspeed.FORMAT,
     Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
@@ -91,17 +96,30 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
     source = Source(path=path, text=_text(path), told=told)
     if known is None:
         fits = [form for form in FORMATS if form.recognises(source)]
+        if len(fits) > 1:  # DeepSpeed's lines stand in the logs of other programs, whose formats read them
+            fits = [form for form in fits if form is not deepspeed.FORMAT]
         names = ", ".join(form.name for form in fits or FORMATS)
         if len(fits) != 1:
             many = "is of several formats" if fits else "is of no format that is known"
             raise ImportFailed(f"{path} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
         known = fits[0]
     imported = known.read(replace(source, tool=known.name))
-    for row in imported.rows:
-        if row.unit and row.value < 0:
-            reason = f"{row.metric} is {row.printed!r:.40}, below 0 {row.unit}"
-            raise source.fault(row.line, reason, "remove the line, or run again")
-    return imported
+    return _without_negative(source, imported)
+
+
+def _without_negative(source: Source, imported: Imported) -> Imported:
+    """Refuse the figures below 0; ImportFailed where no other is left."""
+    below = [row for row in imported.rows if row.unit and row.value < 0]
+    refused = [
+        Refused(
+            line=row.line, text=f"{row.name}: {row.printed}", why=f"{row.metric} is {row.printed}, below 0 {row.unit}"
+        )
+        for row in below
+    ]
+    if below and len(below) == len(imported.rows):
+        raise source.fault(below[0].line, refused[0].why, "remove the line, or run again")
+    rows = tuple(row for row in imported.rows if not (row.unit and row.value < 0))
+    return replace(imported, rows=rows, refused=(*imported.refused, *refused))
 
 
 def _text(path: Path) -> str:
