@@ -42,9 +42,13 @@ def lines_of(name):
 def test_a_run_that_began_again_keeps_its_figures_and_names_the_line():
     resumed = read("megatron/resume.log")
     assert [5361.6, 5470.7, 9361.6, 9470.7, 9411.0] == values(resumed, "step_time_ms")
-    assert "line 5: step 71 follows step 72: a new run begins, named run 2" in resumed.notes
-    assert ["step 71", "run 2 step 71"] == [row.name for row in resumed.rows if row.settings["step"] == "71"][::3]
+    assert "line 5: step 71 follows step 72: run 2 begins" in resumed.notes
+    assert ["step 71 run 1", "step 71 run 2"] == [row.name for row in resumed.rows if row.settings["step"] == "71"][::3]
     assert {"2"} == {row.settings["run"] for row in resumed.rows if row.line > 4}
+    second = read_file(SAMPLES / "megatron/resume.log", Told(run=2))
+    assert [9361.6, 9470.7, 9411.0] == values(second, "step_time_ms")
+    with pytest.raises(ImportFailed, match="the log has no run 3"):
+        read_file(SAMPLES / "megatron/resume.log", Told(run=3))
     assert () == doubts(resumed)  # losses of the second run repeat those of the first
 
 
@@ -69,7 +73,7 @@ def titan(step, *, rank="", time="10:00:00,000", tps="7,034"):
 def test_ranks_and_runs_are_told_apart_by_step_time_and_rank(tmp_path, lines, runs):
     imported = read_file(written(tmp_path, *lines), Told())
     assert runs == len({row.settings.get("run", "1") for row in imported.rows})
-    assert runs - 1 == sum("a new run begins" in note for note in imported.notes)
+    assert runs - 1 == sum("begins" in note for note in imported.notes)
 
 
 # ---- figures that are none ----

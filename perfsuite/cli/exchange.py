@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError, ImportFailed
 from perfsuite.base.files import write_file
 from perfsuite.base.text import escaped, printable
 from perfsuite.base.units import plural, significant
@@ -21,7 +23,9 @@ from perfsuite.imports.plausibility import Doubt, doubts
 from perfsuite.imports.row import Imported, Told
 from perfsuite.metrics import read_run
 from perfsuite.platforms import load_catalog
+from perfsuite.record.workload import DTYPES
 
+_DTYPES = (*DTYPES, "fp8", "fp4", "int4")
 SHOWN = 12
 """Figures, refusals and doubts of a file that are printed; --all prints every one."""
 
@@ -33,33 +37,81 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="+",
         metavar="[FORMAT] FILE",
-        help=f"files, after their format ({', '.join(known.name for known in FORMATS)}) where that is not unambiguous",
+        help=f"files, - for standard input, after their format ({', '.join(known.name for known in FORMATS)}) "
+        "if it is not recognised",
     )
     parser.add_argument(
-        "--platform", default="", metavar="NAME", help="what they were measured on: holds its peaks to them"
+        "--platform",
+        default="",
+        metavar="NAME",
+        help="compare the figures with this platform's peaks, for example h200",
     )
-    parser.add_argument("--collective", default="", metavar="NAME", help="of a log that does not name its own")
+    parser.add_argument(
+        "--collective",
+        default="",
+        metavar="NAME",
+        help="name the collective of logs that do not, for example all_gather",
+    )
+    parser.add_argument("--ranks", type=_count, metavar="N", help="number of ranks of logs that do not list them")
+    parser.add_argument(
+        "--run", type=_count, dest="nth", metavar="N", help="read run N of files with several (default: all)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=_DTYPES,
+        default="",
+        metavar="NAME",
+        help="dtype of logs that do not say it, for example bf16",
+    )
     parser.add_argument("--ranks-per-node", type=int, metavar="N", help="of FlagPerf's bandwidth between nodes")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write them for perfsuite report --imported FILE")
     parser.add_argument("--all", action="store_true", help="print every figure, not the first ones of each file")
     platform_file_argument(parser)
 
 
+def _count(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,6}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
 def run_import(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite import``; EXIT_FOUND where a figure was refused or contradicts another."""
+    """Carry out ``perfsuite import``; EXIT_FOUND where a figure or a file was refused, or one contradicts another."""
     catalog = load_catalog(options.platform_file)
     device = catalog.find(options.platform) if options.platform else None
-    known = find_format(options.what[0]) if options.what[0] in {known.name for known in FORMATS} else None
+    names = {known.name for known in FORMATS}
+    known = find_format(options.what[0]) if options.what and options.what[0] in names else None
     paths = [Path(text) for text in options.what[1 if known else 0 :]]
     if not paths:
-        raise ConfigurationError(f"no file is named; perfsuite import {options.what[0]} FILE")
-    told = Told(platform=options.platform, collective=options.collective, ranks_per_node=options.ranks_per_node)
-    files = [read_file(path, told, known) for path in paths]
-    is_doubtful = False
+        raise ConfigurationError(f"no file is named; perfsuite import {known.name if known else 'FORMAT'} FILE")
+    told = Told(
+        platform=options.platform,
+        collective=options.collective,
+        ranks_per_node=options.ranks_per_node,
+        ranks=options.ranks,
+        dtype=options.dtype,
+        run=options.nth,
+    )
+    files: list[Imported] = []
+    errors: list[ImportFailed] = []
+    for path in paths:
+        try:
+            files.append(read_file(path, told, known))
+        except ImportFailed as error:
+            errors.append(error)
+    if not files:
+        raise (
+            errors[-1]
+            if len(errors) == 1
+            else ImportFailed(f"none of {len(errors)} files: {'; '.join(map(str, errors))}")
+        )
+    is_doubtful = bool(errors)
     for imported in files:
         doubted = doubts(imported, device)
         print_lines(_lines(imported, doubted, None if options.all else SHOWN))
         is_doubtful |= bool(imported.refused) or any(doubt.severity == "contradiction" for doubt in doubted)
+    for failed in errors:
+        print(f"perfsuite: not imported: {escaped(str(failed))}", file=sys.stderr)
     if options.out:
         write_imported(options.out, files)
         print(f"{options.out}: {sum(len(imported.rows) for imported in files)} figures")
@@ -91,7 +143,8 @@ IMPORT = Command(
     help="read results of nccl-tests, SuperBench, FlagPerf, training programs or pytest-benchmark",
     arguments=_import_arguments,
     run=run_import,
-    found="a figure was refused, or contradicts another",
+    found="a figure or a file was refused, or figures contradict each other",
+    mixes=True,
 )
 
 

@@ -63,6 +63,8 @@ class Command:
     """Does the work and returns the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
     found: str = ""
     """What EXIT_FOUND says of this command; empty where it never ends so."""
+    mixes: bool = False
+    """Whether options may also stand between the positional arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,6 +92,7 @@ def _run(argv: Sequence[str] | None) -> int:
         command.arguments(sub)
         sub.epilog = "  ".join(filter(None, [sub.epilog, exit_codes(command.found)]))
         sub.set_defaults(run=command.run)
+        sub.mixes = command.mixes
     arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)
@@ -167,6 +170,19 @@ def print_lines(lines: Iterable[str]) -> None:
 
 class _Parser(argparse.ArgumentParser):
     """argparse with our exit code for wrong usage."""
+
+    mixes = False
+    """Whether options may also stand between the positional arguments."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments; where they are mixed, options first."""
+        if not self.mixes:
+            return super().parse_known_args(args, namespace)
+        self.mixes = False  # argparse calls this method for both parts
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.mixes = True
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

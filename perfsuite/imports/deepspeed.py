@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from perfsuite.imports import deepspeed_comms, deepspeed_timers
 from perfsuite.imports.row import Format, Imported, Meaning, Source
-from perfsuite.imports.steps import Found, imported
+from perfsuite.imports.steps import LogFigures, imported
 
 _PROFILER = "DeepSpeed Flops Profiler"
 _MS: Mapping[str, float] = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -48,9 +48,9 @@ _SAMPLES_OFF = 0.01
 """The latency is printed with three to five digits."""
 
 
-def found_in(source: Source) -> Found:
+def found_in(source: Source) -> LogFigures:
     """Return what DeepSpeed printed in a file, which may be the log of another program."""
-    found = Found()
+    found = LogFigures()
     for profile, lines in enumerate(_profiles(source)):
         found.add(_Profile(source, "profiled step" if profile == 0 else f"profiled step ({profile + 1})").read(lines))
     found.add(deepspeed_comms.tables_in(source))
@@ -83,11 +83,11 @@ class _Profile:
     def __init__(self, source: Source, name: str) -> None:
         self._source = source
         self._name = name
-        self._found = Found()
+        self._found = LogFigures()
         self._counts: dict[str, int] = {}
         self._unread: dict[str, None] = {}
 
-    def read(self, lines: list[tuple[int, str]]) -> Found:
+    def read(self, lines: list[tuple[int, str]]) -> LogFigures:
         """Return the figures of all lines of the summary."""
         parts = [(number, match) for number, line in lines if (match := _PROFILED.match(line))]
         for number, match in parts:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from perfsuite.base.units import GIB, KIB, MIB, TIB, plural
 from perfsuite.imports.lines import split_lines
 from perfsuite.imports.row import ImportedRow, Meaning, Source
-from perfsuite.imports.steps import Found, any_line
+from perfsuite.imports.steps import LogFigures, any_line
 
 _LOGGER = re.compile(r"\bComm\. Op\s+Message Size\s+Count\s+Total Latency")
 _STRAGGLERS = re.compile(r"\bComm\. Op\s+Message Size\s+Count\s+Total comm lat")
@@ -42,7 +42,7 @@ def has_tables(source: Source) -> bool:
     return any_line(source.lines, _LOGGER)
 
 
-def tables_in(source: Source) -> Found:
+def tables_in(source: Source) -> LogFigures:
     """Return the rows of the tables that have rates."""
     tables = _Tables(source)
     for number, (line, raw) in enumerate(zip(source.lines, split_lines(source.text), strict=True), start=1):
@@ -64,7 +64,7 @@ class _Tables:
         self._operation = ""
         self._has_unit = False
         self._is_straggler = False
-        self._found = Found()
+        self._found = LogFigures()
         self._empty = self._stragglers = 0
 
     def begin(self, number: int, line: str) -> None:
@@ -100,7 +100,7 @@ class _Tables:
         else:
             self._found.rows += _row(self._source, number, self._operation, self.count, match)
 
-    def result(self) -> Found:
+    def result(self) -> LogFigures:
         """Return what all tables gave."""
         found = self._found
         found.notes += ["every call was synchronised while it was logged"] if found.rows else []

@@ -10,7 +10,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.imports.row import Meaning, Source
-from perfsuite.imports.steps import Found, StepFigure, StepLine, StepProgram, any_line, fields_of, figures_of, found_in
+from perfsuite.imports.steps import (
+    LogFigures,
+    StepFigure,
+    StepLine,
+    StepProgram,
+    any_line,
+    fields_of,
+    figures_of,
+    found_in,
+)
 
 _PARTS: Mapping[str, str] = {
     **dict.fromkeys(("forward", "fwd"), "forward_ms"),
@@ -72,7 +81,7 @@ def has_timers(source: Source) -> bool:
     return any_line(source.lines, _BREAKDOWN) or any_line(source.lines, _RATES.mark)
 
 
-def timers_in(source: Source) -> Found:
+def timers_in(source: Source) -> LogFigures:
     """Return what the timers printed."""
     found = figures_of(source, list(_breakdowns(source)), _TIMES)
     if found.rows or found.refused:

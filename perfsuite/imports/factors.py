@@ -1,4 +1,4 @@
-"""busbw over algbw of each collective as nccl-tests counts it, and what the ratio tells of a log that names none."""
+"""busbw over algbw of each collective as nccl-tests counts it, and the collectives that print given columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def collective_named(text: str) -> str:
     ('all_reduce', 'reduce_scatter', '')
     """
     flat = "".join(letter for letter in text.lower() if letter.isalpha())
-    for ending in ("perf", "intotensor", "tensor", "base"):
+    for ending in ("perfmpi", "perf", "intotensor", "tensor", "base"):
         flat = flat.removesuffix(ending)
     name = _SPELLINGS.get(flat, flat)
     return name if name in KINDS else ""
@@ -45,16 +45,28 @@ def factor(collective: str, ranks: int) -> float:
     >>> factor("all_reduce", 8), factor("broadcast", 8)
     (1.75, 1.0)
     """
-    return 1.0 if collective in _WHOLE else busbw_factor(collective, ranks)
+    return 1.0 if collective in _WHOLE else busbw_factor(collective, 2) * 2 * (ranks - 1) / ranks
 
 
-def fitting(ratio: float, ranks: int, *, reduces: bool, root: int | None) -> tuple[str, ...]:
-    """The collectives whose factor is ``ratio``, by whether an operation is printed and which root (None: no column).
+def possible(*, operation: bool, root: int | None, columns: frozenset[str] | None, unchecked: bool) -> tuple[str, ...]:
+    """Return the collectives that print rows such as these.
 
-    >>> fitting(1.75, 8, reduces=True, root=-1), fitting(0.875, 8, reduces=False, root=None)
-    (('all_reduce',), ('all_gather', 'all_to_all', 'gather', 'scatter'))
+    ``operation``: one is printed; ``root``: None without a column; ``columns``: those of redop and root in the table,
+    None where unknown; ``unchecked``: out of place was checked, in place was not, as only all_to_all and sendrecv do.
+    sendrecv loops over operations as if it reduced, and had neither column before both were in every table.
+
+    >>> possible(operation=True, root=-1, columns=frozenset({"redop", "root"}), unchecked=False)
+    ('all_reduce', 'reduce_scatter', 'sendrecv')
+    >>> possible(operation=True, root=None, columns=frozenset({"redop"}), unchecked=False)
+    ('all_reduce', 'reduce_scatter')
     """
-    names = (name for name in KINDS if abs(factor(name, ranks) - ratio) < 0.01)
-    return tuple(
-        name for name in names if (name in _REDUCING) == reduces and (root is None or (root >= 0) == (name in _ROOTED))
-    )
+    names = [
+        name
+        for name in KINDS
+        if ((name in _REDUCING) == operation or name == "sendrecv")
+        and (root is None or (root >= 0) == (name in _ROOTED))
+        and not (unchecked and name not in ("all_to_all", "sendrecv"))
+        and not (name == "sendrecv" and columns is not None and len(columns) == 1)
+        and not (name in _ROOTED and columns is not None and "root" not in columns)
+    ]
+    return tuple(names)

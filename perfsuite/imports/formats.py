@@ -6,6 +6,7 @@ Imported figures are a file of their own (``perfsuite import --out``), which is 
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +82,7 @@ FORMATS: tuple[Format, ...] = (
 )
 MAX_BYTES = 256 << 20
 """Larger files are refused unread."""
+_STANDARD_INPUT = Path("-")
 
 
 def find_format(name: str) -> Format:
@@ -93,7 +95,8 @@ def find_format(name: str) -> Format:
 
 def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
     """The figures of a file, in the format given or the only one that recognises it.  Raises ImportFailed."""
-    source = Source(path=path, text=_text(path), told=told)
+    shown = Path("standard input") if path == _STANDARD_INPUT else path
+    source = Source(path=shown, text=_text(path), told=told)
     if known is None:
         fits = [form for form in FORMATS if form.recognises(source)]
         if len(fits) > 1:  # DeepSpeed's lines stand in the logs of other programs, whose formats read them
@@ -101,36 +104,49 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
         names = ", ".join(form.name for form in fits or FORMATS)
         if len(fits) != 1:
             many = "is of several formats" if fits else "is of no format that is known"
-            raise ImportFailed(f"{path} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
+            raise ImportFailed(f"{shown} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
         known = fits[0]
-    imported = known.read(replace(source, tool=known.name))
-    return _without_negative(source, imported)
+    source = replace(source, tool=known.name)
+    return _checked(source, known.read(source))
 
 
-def _without_negative(source: Source, imported: Imported) -> Imported:
-    """Refuse the figures below 0; ImportFailed where no other is left."""
-    below = [row for row in imported.rows if row.unit and row.value < 0]
-    refused = [
-        Refused(
-            line=row.line, text=f"{row.name}: {row.printed}", why=f"{row.metric} is {row.printed}, below 0 {row.unit}"
-        )
-        for row in below
-    ]
-    if below and len(below) == len(imported.rows):
-        raise source.fault(below[0].line, refused[0].why, "remove the line, or run again")
-    rows = tuple(row for row in imported.rows if not (row.unit and row.value < 0))
-    return replace(imported, rows=rows, refused=(*imported.refused, *refused))
+def _checked(source: Source, imported: Imported) -> Imported:
+    """Return what a format read, with the dtype that the file does not say, and without figures below 0."""
+    dtype = source.told.dtype
+    rows: list[ImportedRow] = []
+    refused = list(imported.refused)
+    for row in imported.rows:
+        if dtype and row.dtype not in ("", dtype):
+            reason = f"the figure is of {row.dtype}, --dtype says {dtype}"
+            raise source.fault(row.line, reason, "leave the option out")
+        if row.unit and row.value < 0:
+            why = f"{row.metric} is {row.printed!r:.40}, below 0 {row.unit}; remove the line, or run again"
+            refused.append(Refused(line=row.line, text=row.printed, why=why))
+        else:
+            rows.append(replace(row, dtype=row.dtype or dtype))
+    if imported.rows and not rows:
+        reason, _, remedy = refused[-1].why.rpartition("; ")
+        raise source.fault(refused[-1].line, reason, remedy)
+    return replace(imported, rows=tuple(rows), refused=tuple(refused))
 
 
 def _text(path: Path) -> str:
     try:
-        return content(path, MAX_BYTES, pipe=True).decode("utf-8-sig", "replace")
+        data = _standard_input() if path == _STANDARD_INPUT else content(path, MAX_BYTES, pipe=True)
+        return data.decode("utf-8-sig", "replace")
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise ImportFailed(
                 f"{path} has more than {MAX_BYTES} bytes; give the part of it with the figures"
             ) from None
         raise ImportFailed(f"{path} cannot be read: {why(error)}; give a log or result file") from None
+
+
+def _standard_input() -> bytes:
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES} bytes")
+    return data
 
 
 SCHEMA = 1

@@ -30,10 +30,10 @@ _OTHER = re.compile(
     rf"\s*\[{_STAMP}\]\s|\s*{_STAMP}(?: std(?:out|err) [FP])?(?: \d\d[OE][ +]?)?(?:\s|$)"
     rf"|\[?{_TIME}\]?\s\s?|[A-Z][a-z]{{2}} {_MONTHS} [ \d]\d {_TIME} \d{{4}}(?=\[)"
     rf"|[^\t]*\t[^\t]*\t(?={_DAY}T{_TIME}Z)"  # gh run view --log
-    r"|\((?:\w+ )?pid=\d+(?:, ip=[\d.a-f:]+)?\) "  # Ray
+    r"|\([^()]*\bpid=\d+[^()]*\) "  # Ray
     r"|\[(?:pod|container)/[^\]\s]+\] "  # kubectl logs --prefix
     r"|\[(?:DEBUG|INFO|WARNING|WARN|ERROR)\] |(?:- (?:[\w.]+ - )?)?(?:DEBUG|INFO|WARNING|ERROR)(?::[\w.]*:|: | - )"
-    r"|\[[\w.-]+\.py:\d+(?::\w+)?\] "
+    r"|\[[\w.-]+\.py:\d+(?::\w+)?\] |\s*>+ (?=\S)|\w+\(\), [\w./-]+:\d+, ?"
 )
 _HOST = re.compile(r"(?P<host>(?=[^\s:|]*\d)(?=[^\s:|]*[A-Za-z])[\w.@/-]+?)(?::\s?| +\| ?)(?!\d)")
 """pdsh, clush and docker compose: ``node-1: ``, ``worker-1  | ``; believed where most lines of a file have one."""

@@ -1,51 +1,26 @@
 """nccl-tests and what is built of it (rccl-tests, mccl): text of all ages, and the JSON of ``-J``.
 
-algbw is printed with two decimals, so it is taken from size and time, and busbw from it.  A row of text is read from
-its right end, because columns were added on the left and a blank operation shifts them.
+algbw is printed with two decimals, so it is taken from size and time, and busbw from it.  A file may hold several runs,
+each with its own collective and ranks.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from perfsuite.base.errors import ImportFailed
 from perfsuite.base.masking import is_secret_name, masked
 from perfsuite.base.units import gb_per_s, plural
-from perfsuite.imports.factors import KINDS, collective_named, factor, fitting
+from perfsuite.imports.factors import factor
+from perfsuite.imports.nccl_deduce import BYTES, Found, decide, figure, from_time, meets
+from perfsuite.imports.nccl_text import BEGIN, Log, LogPoint, is_table, read_runs
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogPoint:
-    """One size, one side."""
-
-    line: int
-    size: int
-    dtype: str
-    reduces: bool
-    root: int | None
-    in_place: bool
-    time_us: float
-    printed: tuple[str, str, str]
-    """time, algbw, busbw."""
-    wrong: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Log:
-    """What a run of nccl-tests printed."""
-
-    points: tuple[LogPoint, ...]
-    ranks: int
-    named: str
-    """The collective, where the log names one; else empty."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
+from perfsuite.published.numbers import Interval, printed
 
 # The JSON that nccl-tests writes with ``-J``: version 3, and whatever newer one has the same fields.
 
@@ -68,11 +43,16 @@ def _read_json(source: Source) -> Log:
     try:
         names = ("nthreads", "ngpus")
         of_process = [source.whole(source.line_of(f'"{name}"'), config[name], name, 1) for name in names]
-        ranks = max(1, len(config["devices"])) * math.prod(of_process)
+        groups = Counter(str(device.get("group", 0)) for device in config["devices"] if isinstance(device, dict))
+        if len(set(groups.values())) > 1:
+            reason = "groups of NCCL_TESTS_SPLIT with different numbers of ranks"
+            raise source.fault(source.line_of('"devices"'), reason, "give the text instead")
+        ranks = max(1, len(config["devices"]) // max(1, len(groups))) * math.prod(of_process)
         if ranks > _MOST_RANKS:
             reason = f"{ranks} ranks are more than any machine has"
             raise source.fault(source.line_of('"config"'), reason, "give the text instead")
-        points = tuple(_json_points(source, results))
+        refused: list[Refused] = []
+        points = tuple(_json_points(source, results, refused))
         named = {str(result.get("experiment_name", "")) for result in results}
         variables = [text.partition("=") for text in plain.get("env") or () if isinstance(text, str)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -84,113 +64,52 @@ def _read_json(source: Source) -> Log:
     settings = {f"environment {name}": masked(value) for name, value in kept.items()}
     if "nccl_version" in plain:
         settings["nccl_version"] = str(plain["nccl_version"])
-    return Log(points=points, ranks=ranks, named=collective_named("".join(named)), settings=settings)
+    return Log(
+        points=points,
+        ranks=ranks,
+        groups=max(1, len(groups)),
+        named="".join(named),
+        units=True,
+        cpu_time=any("cpu_time" in (result.get(side) or {}) for result in results for side in _SIDES),
+        settings=settings,
+        refused=tuple(refused),
+    )
 
 
-def _json_points(source: Source, results: Sequence[Mapping[str, Any]]) -> Iterator[LogPoint]:
+_SIDES = ("out_of_place", "in_place")
+
+
+def _json_points(source: Source, results: Sequence[Mapping[str, Any]], refused: list[Refused]) -> Iterator[LogPoint]:
     for index, result in enumerate(results):
         line = source.line_of('"size"', index)
-        for side in ("out_of_place", "in_place"):
+        for side in _SIDES:
             values = result.get(side)
             if values is None:
                 continue
             time = values["time"] if "time" in values else values["cpu_time"]
             figures = (("time", time), ("alg_bw", values["alg_bw"]), ("bus_bw", values["bus_bw"]))
-            numbers = [source.number(line, value, what) for what, value in figures]
+            try:
+                numbers = [source.number(line, value, what) for what, value in figures]
+            except ImportFailed as error:
+                refused.append(Refused(line=line, text=f"{side} {result['size']} B", why=_reason(source, error)))
+                continue
+            wrong = values.get("nwrong")
             yield LogPoint(
                 line=line,
                 size=source.whole(line, result["size"], "size"),
                 dtype=str(result["type"]),
-                reduces=str(result.get("redop", "none")).strip() not in ("", "none"),
+                operation=str(result.get("redop", "none")).strip().replace("none", ""),
                 root=int(result["root"]) if str(result.get("root", "")).strip() else None,
                 in_place=side == "in_place",
                 time_us=numbers[0],
                 printed=(str(time), str(values["alg_bw"]), str(values["bus_bw"])),
-                wrong=str(values.get("nwrong", "N/A")),
+                wrong="N/A" if wrong is None else str(wrong),
             )
 
 
-# ---- text, of all ages ----
-
-_BEGIN = re.compile(r"# nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s")
-_NAMED = re.compile(r"# Collective test starting:\s*(\S+)")
-_PREFIX = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
-_ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
-_STAMP = re.compile(r"^\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\s")
-"""What ``-S`` puts before a row."""
-
-
-def _read_text(source: Source) -> Log:
-    """What a log says; ImportFailed with line, reason and remedy."""
-    lines = [_PREFIX.sub("", line) for line in source.lines]
-    begins = [number for number, line in enumerate(lines, start=1) if _BEGIN.search(line)]
-    if not begins and source.text.lstrip().startswith("{"):
-        reason = "no JSON of -J (version, config, results): it is cut, or of another tool"
-        raise source.fault(1, reason, "give all of it")
-    if not begins:
-        raise source.fault(1, "no line '# nThread ... nGpus ...', so this is no log of nccl-tests", "name its format")
-    if len(begins) > 1:
-        raise source.fault(begins[1], f"another run begins here, the first in line {begins[0]}", "give a file for each")
-    named = [(number, match[1]) for number, line in enumerate(lines, start=1) if (match := _NAMED.search(line))]
-    if len({name for _, name in named}) > 1:
-        raise source.fault(named[1][0], f"a second collective, {named[1][1]}", "give a file for each")
-    ranks = sum(bool(_RANK.match(line)) for line in lines)
-    if not ranks:
-        reason = "no line '#  Rank', so it is unknown how many ranks there were"
-        raise source.fault(begins[0], reason, "keep the header")
-    sides = _sides(source, lines)
-    points = tuple(_text_points(source, lines, sides))
-    cut = () if any("Out of bounds values" in line for line in lines) else ("the log ends before its last lines",)
-    name = collective_named(named[0][1]) if named else ""
-    return Log(points=points, ranks=ranks, named=name, notes=cut)
-
-
-def _sides(source: Source, lines: Sequence[str]) -> int:
-    """Columns of each side: 4, or 8 with the extremes of single iterations (``-I 1``)."""
-    for number, line in enumerate(lines, start=1):
-        words = line.lstrip("# ").split()
-        if words[:3] == ["size", "count", "type"]:
-            if "(us)" not in " ".join(lines[number : number + 1]):
-                raise source.fault(number, "the units below the columns' names are missing", "keep the whole header")
-            times = [index for index, word in enumerate(words) if word == "time"]
-            return times[1] - times[0] if len(times) == 2 else 4
-    raise source.fault(1, "no line with the names of the columns (size count type)", "keep the whole header")
-
-
-def _text_points(source: Source, lines: Sequence[str], side: int) -> Iterator[LogPoint]:
-    columns = 0
-    for number, line in enumerate(lines, start=1):
-        row = _STAMP.sub("", line)
-        if not _ROW.match(row):
-            continue
-        words = row.split()
-        columns = columns or len(words)
-        left = words[: len(words) - 2 * side]
-        if len(words) != columns or not 3 <= len(left) <= 5:
-            reason = f"the row has {len(words)} columns, others {columns}: it was cut"
-            raise source.fault(number, reason, "remove it, or run again")
-        size = source.whole(number, left[0], "size")
-        has_root = len(left) > 3 and re.fullmatch(r"-?\d+", left[-1]) is not None
-        operation = left[3] if len(left) > 3 + has_root else ""
-        for in_place in (False, True):
-            start = len(words) - side * (1 if in_place else 2)
-            time, algbw, busbw = words[start : start + 3]
-            if time == "N/A":
-                continue
-            for what, text in (("time", time), ("algbw", algbw), ("busbw", busbw)):
-                source.number(number, text, what)
-            yield LogPoint(
-                line=number,
-                size=size,
-                dtype=left[2],
-                reduces=operation not in ("", "none"),
-                root=int(left[-1]) if has_root else None,
-                in_place=in_place,
-                time_us=source.number(number, time, "time"),
-                printed=(time, algbw, busbw),
-                wrong=words[start + 3],
-            )
+def _reason(source: Source, error: ImportFailed) -> str:
+    """Return what an error says of a line, without file and line."""
+    return re.sub(r"^:\d+: ", "", str(error).removeprefix(str(source.path)))
 
 
 # ---- figures ----
@@ -199,105 +118,168 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
     {"float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "int8": "int8", "int32": "int32"}
 )
 _CONVENTION = "nccl-tests; from size and time"
-_LAST_DIGIT = 0.0051
-"""Bandwidths are printed to 0.01 GB/s; and"""
-_TIME_DIGITS = 1e-3
-"""times to four digits."""
 _LEAST_US = 1e-3
 """No clock tells less than a nanosecond."""
+_LIMITS: Mapping[str, float] = MappingProxyType({"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12})
+"""Largest deviation per rank that nccl-tests before August 2022 takes for right; 0 for whole numbers."""
 
 
 def _read(source: Source) -> Imported:
-    log = _read_json(source) if _is_json(source) else _read_text(source)
-    sized = [point for point in log.points if point.size > 0]
-    if not sized:
-        raise source.fault(1, "no row with a size above 0", "run a larger message")
-    collective = _collective(source, sized, log.ranks, log.named)
-    empty = len(log.points) - len(sized)
-    left_out = (f"{plural(empty, 'figure')} of size 0 left out: nothing was sent",) if empty else ()
+    logs = [_read_json(source)] if _is_json(source) else _read_text(source)
+    number = source.told.run
+    if number and number > len(logs):
+        reason = f"--run {number} of {plural(len(logs), 'run')}"
+        raise source.fault(logs[-1].line, reason, f"choose 1 to {len(logs)}")
+    chosen = [(index, log) for index, log in enumerate(logs, start=1) if number in (None, index)]
     rows: list[ImportedRow] = []
     refused: list[Refused] = []
+    notes: list[str] = []
+    for index, log in chosen:
+        run = f"run {index} line {log.line}" if len(logs) > 1 else ""
+        try:
+            read, left_out, said = _run(source, log, run and f"run {index}")
+        except ImportFailed as error:
+            if len(chosen) == 1:
+                raise
+            at = re.match(r":(\d+): ", str(error).removeprefix(str(source.path)))
+            line = int(at[1]) if at else log.line
+            refused.append(Refused(line=line, text=f"all of {run}", why=_reason(source, error)))
+            continue
+        rows += read
+        refused += left_out
+        notes += [f"{run}: {', '.join(said)}" if run else said[0], *(() if run else said[1:])]
+    if not rows and len(chosen) > 1:
+        raise source.fault(refused[0].line, refused[0].why.partition(";")[0], "give the log of a run that ended")
+    many = [f"{len(logs)} runs"] if len(logs) > 1 else []
+    return source.imported(rows, refused=sorted(refused, key=lambda one: one.line), notes=[*many, *notes])
+
+
+def _read_text(source: Source) -> list[Log]:
+    if source.text.lstrip().startswith("{") and not any(BEGIN.search(line) for line in source.lines):
+        reason = "no JSON of -J (version, config, results): it is cut, or of another tool"
+        raise source.fault(1, reason, "give all of it")
+    return read_runs(source)
+
+
+def _run(source: Source, log: Log, run: str) -> tuple[list[ImportedRow], list[Refused], list[str]]:
+    """Return figures, refusals and notes of a run; ImportFailed for one that cannot be read."""
+    refused = list(log.refused)
+    if not log.points and refused:
+        raise source.fault(refused[0].line, *_halves(refused[0].why))
+    sized = [point for point in log.points if point.size > 0]
+    if not sized:
+        raise source.fault(log.line, "no row with a size above 0", "run a larger message")
+    found = decide(source, log, sized)
+    empty = len(log.points) - len(sized)
+    left_out = (f"{plural(empty, 'figure')} of size 0 left out: nothing was sent",) if empty else ()
+    names: dict[tuple[object, ...], int] = {}
+    rows: list[ImportedRow] = []
     for point in sized:
-        why = _why_refused(point, collective, log.ranks)
+        why = _why_refused(point, found, log)
         if why:
             refused.append(Refused(line=point.line, text=" ".join(point.printed), why=why))
-        else:
-            rows += _rows(source, point, collective, log)
-    notes = (f"{collective} on {plural(log.ranks, 'rank')}", *left_out, *log.notes)
-    return source.imported(rows, refused=refused, notes=notes)
+            continue
+        more = [
+            *([point.operation] if point.operation not in ("", "sum") else []),
+            *([f"root {point.root}"] if (point.root or 0) > 0 else []),
+            *([run] if run else []),
+        ]
+        same = (point.size, point.dtype, point.in_place, *more)
+        names[same] = names.get(same, 0) + 1
+        more += [f"repeat {names[same]}"] if names[same] > 1 else []
+        rows += _rows(source, point, found, log, more)
+    groups = f" in each of {log.groups} groups" if log.groups > 1 else ""
+    notes = [f"{found.title} on {plural(found.ranks, 'rank')}{groups}", *left_out, *log.notes, *found.notes]
+    if all(point.wrong == "N/A" for point in sized):
+        notes.append("values were not checked")
+    return rows, refused, notes
 
 
-def _collective(source: Source, points: Sequence[LogPoint], ranks: int, named: str) -> str:
-    """As the log names it, else as told, else the only one that fits the ratio of busbw to algbw."""
-    told = source.told.collective
-    asked = collective_named(told)
-    if told and not asked:
-        raise source.fault(1, f"--collective {told!r} is none of {', '.join(KINDS)}", "choose one of these")
-    if named and asked and named != asked:
-        raise source.fault(1, f"the log is of {named}, --collective says {asked}", "leave the option out")
-    largest = max(points, key=lambda point: point.size)
-    algbw, busbw = (float(text) for text in largest.printed[1:])
-    fits = fitting(busbw / algbw, ranks, reduces=largest.reduces, root=largest.root) if algbw > 0 else tuple(KINDS)
-    if named:
-        return named
-    if asked and algbw > 0 and abs(factor(asked, ranks) - busbw / algbw) > 0.01:
-        raise source.fault(
-            largest.line,
-            f"busbw / algbw is {busbw / algbw:.3f}, that of {asked} on {ranks} ranks {factor(asked, ranks):.3f}",
-            f"it may be {' or '.join(fits) or 'none that is known'}",
-        )
-    if asked or len(fits) == 1:
-        return asked or fits[0]
-    raise source.fault(
-        largest.line,
-        f"the log does not name its collective, and busbw / algbw fits {' and '.join(fits) or 'none'}",
-        "say which: --collective NAME",
-    )
+def _halves(why: str) -> tuple[str, str]:
+    reason, _, remedy = why.rpartition("; ")
+    return reason or why, remedy
 
 
-def _why_refused(point: LogPoint, collective: str, ranks: int) -> str:
-    if point.wrong not in ("N/A", "0", "0.0") and not re.fullmatch(r"0e\+0+", point.wrong):
-        return f"{point.wrong} values were wrong: what did not compute the right thing is no measurement"
+def _why_refused(point: LogPoint, found: Found, log: Log) -> str:
+    if why := _why_wrong(point, found, log):
+        return why
     if point.time_us < _LEAST_US:
         return f"a time of {point.time_us:g} us is none"
-    algbw = gb_per_s(point.size, point.time_us / 1e6)
-    for what, text, value in (
-        ("algbw", point.printed[1], algbw),
-        ("busbw", point.printed[2], algbw * factor(collective, ranks)),
-    ):
-        if abs(float(text) - value) > 2 * _LAST_DIGIT + _TIME_DIGITS * value:
-            return f"{what} {text} is not what size and time give, {value:.4g} GB/s: the row is not consistent"
+    whole = (point.count or 0) * BYTES.get(point.dtype, 0)
+    if whole and point.size not in (whole, whole * found.ranks):
+        return f"{point.size} B is not {point.count} elements of {point.dtype}, of one rank or all: the row is broken"
+    algbw, busbw = (figure(text) for text in point.printed[1:])
+    exact = from_time(point)
+    ratio = Interval.exactly(factor(found.collective, found.ranks)) if found.collective else None
+    if log.cpu_time:
+        exact = algbw
+    checked = (("algbw", algbw, exact), ("busbw", busbw, exact * ratio if exact and ratio else None))
+    for (what, value, right), text in zip(checked, point.printed[1:], strict=True):
+        if right is not None and not meets(value, right):
+            return f"{what} {text} is not what size and time give, {right} GB/s: the row is not consistent"
     return ""
 
 
-def _rows(source: Source, point: LogPoint, collective: str, log: Log) -> Iterator[ImportedRow]:
+def _why_wrong(point: LogPoint, found: Found, log: Log) -> str:
+    """Return why the values of a row are wrong; empty where they are right or were not checked."""
+    try:
+        wrong = 0.0 if point.wrong == "N/A" else float(point.wrong)
+    except ValueError:
+        wrong = math.inf
+    if not math.isfinite(wrong):
+        return f"{point.wrong!r:.40} is not a number of wrong values: the row is broken"
+    if wrong == 0:
+        unseen = log.verdict == "FAILED" and (point.wrong == "N/A" or log.deviations)
+        return "the last lines say FAILED, and not of which row: run it again" if unseen else ""
+    if not log.deviations and wrong == int(wrong):
+        return f"{point.wrong} values were wrong: what did not compute the right thing is no measurement"
+    limit = _LIMITS.get(point.dtype, 0.0)
+    if log.verdict == "OK":  # nccl-tests allows it for each rank that is added
+        limit *= max(1, found.ranks - 1)
+    if wrong > limit:
+        return f"a deviation of {point.wrong}, more than {limit:g} for {point.dtype}: the result is wrong"
+    return "the last lines say FAILED, and not of which row: run it again" if log.verdict == "FAILED" else ""
+
+
+def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequence[str]) -> Iterator[ImportedRow]:
+    """Return the figures of a point; ``more`` tells rows of one size apart."""
+    ratio = factor(found.collective, found.ranks) if found.collective else 0.0
     algbw = gb_per_s(point.size, point.time_us / 1e6)
+    number = printed(point.printed[0]).number()
+    is_printed = log.cpu_time or (number is not None and number.digits < 3)
+    if is_printed:
+        algbw = float(point.printed[1])
     dtype = _DTYPES.get(point.dtype, point.dtype)
     place = "in place" if point.in_place else "out of place"
-    figures: tuple[tuple[Meaning, float, str], ...] = (
-        (("latency_us", "us", "lower"), point.time_us, "nccl-tests"),
-        (("algbw_gb_per_s", "GB/s", "higher"), algbw, _CONVENTION),
-        (("busbw_gb_per_s", "GB/s", "higher"), algbw * factor(collective, log.ranks), _CONVENTION),
-    )
-    for (meaning, value, convention), printed in zip(figures, point.printed, strict=True):
+    groups = f" in each of {log.groups} groups" if log.groups > 1 else ""
+    name = f"{found.title} {point.size} B {dtype} {plural(found.ranks, 'rank')}{groups} {place}"
+    counted = "nccl-tests; as printed" if is_printed else _CONVENTION
+    time: Meaning = ("cpu_time_us" if log.cpu_time else "latency_us", "us", "lower")
+    figures: list[tuple[Meaning, float, str, str]] = [(time, point.time_us, point.printed[0], "nccl-tests")]
+    figures.append((("algbw_gb_per_s", "GB/s", "higher"), algbw, point.printed[1], counted))
+    if found.ranks > 1:
+        busbw = float(point.printed[2]) if log.cpu_time else algbw * ratio
+        figures.append((("busbw_gb_per_s", "GB/s", "higher"), busbw, point.printed[2], counted))
+    said = {"operation": point.operation, "root": "" if point.root in (None, -1) else str(point.root)}
+    for meaning, value, text, convention in figures:
         yield source.row(
             point.line,
-            f"{collective} {point.size} B {dtype} {log.ranks} ranks {place}",
+            ", ".join([name, *more]),
             meaning,
             value,
-            printed=printed,
-            convention=convention,
-            collective=collective,
+            printed=text,
+            convention="; ".join([convention, *more, *([groups.strip()] if groups else [])]),
+            collective=found.collective,
             message_bytes=float(point.size),
             dtype=dtype,
-            ranks=log.ranks,
-            settings={"place": place, **log.settings},
+            ranks=found.ranks,
+            settings={"place": place, **{key: one for key, one in said.items() if one}, **log.settings},
         )
 
 
 FORMAT = Format(
     name="nccl-tests",
     about="nccl-tests, rccl-tests, mccl: text, or JSON of -J",
-    recognises=lambda source: any(_BEGIN.search(line) for line in source.lines) or _is_json(source),
+    recognises=lambda source: any(BEGIN.search(line) or is_table(line) for line in source.lines) or _is_json(source),
     read=_read,
 )

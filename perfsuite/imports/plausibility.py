@@ -62,7 +62,8 @@ def _tables(imported: Imported, device: DeviceModel | None) -> Iterator[AuditTab
     tables: dict[tuple[str, str], dict[str, list[ImportedRow]]] = {}
     for row in imported.rows:
         if row.metric in _ROLES and not row.collective:
-            kind = (row.settings.get("run", ""), row.name.rstrip("0123456789") if "step" in row.settings else "")
+            step = row.settings.get("step")
+            kind = (row.settings.get("run", ""), row.name.partition(step)[0] if step else "")
             tables.setdefault(kind, {}).setdefault(row.name, []).append(row)
     for rows in (list(by_name.values()) for by_name in tables.values()):
         for start in range(0, len(rows), _MOST_ROWS):

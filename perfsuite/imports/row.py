@@ -78,6 +78,12 @@ class Told:
     """Of a log that does not name its own."""
     ranks_per_node: int | None = None
     """Of a log whose bandwidth was counted with it."""
+    ranks: int | None = None
+    """Ranks of a collective whose log does not list them."""
+    dtype: str = ""
+    """Of a log that does not say its own."""
+    run: int | None = None
+    """The run to read of a file with several, from 1."""
 
 
 Meaning = tuple[str, str, Better]

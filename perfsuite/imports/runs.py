@@ -62,7 +62,7 @@ class Runs:
         """Return the step of a line, and whether the line is the first of it; begin a new run where one began."""
         if why := self._why_new(step, rank, time, text):
             self.count += 1
-            self.notes.append(f"line {line}: {why}: a new run begins, named run {self.count}")
+            self.notes.append(f"line {line}: {why}: run {self.count} begins")
             self._seen, self._last = {}, {}
         is_first = step not in self._seen
         seen = self._seen.setdefault(step, StepSeen(time=time, text=text))

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
 
@@ -98,7 +98,7 @@ class StepProgram:
 
 
 @dataclass(kw_only=True)
-class Found:
+class LogFigures:
     """What the lines of a program gave."""
 
     rows: list[ImportedRow] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Found:
         """Leave a text of a line out, and say why."""
         self.refused.append(Refused(line=line, text=text.strip()[:200], why=why))
 
-    def add(self, other: Found) -> None:
+    def add(self, other: LogFigures) -> None:
         """Take over what other lines gave."""
         self.rows += other.rows
         self.refused += other.refused
@@ -121,8 +121,13 @@ def read_steps(source: Source, program: StepProgram) -> Imported:
     return imported(source, found_in(source, program))
 
 
-def imported(source: Source, found: Found) -> Imported:
-    """Return what was found in a file; ImportFailed for nothing."""
+def imported(source: Source, found: LogFigures) -> Imported:
+    """Return what was found in a file, of the run that is asked for; ImportFailed for nothing."""
+    run = source.told.run
+    if run is not None and found.rows:
+        found.rows = [row for row in found.rows if row.settings.get("run", "1") == str(run)]
+        if not found.rows:
+            raise source.fault(1, f"the log has no run {run}", "see the runs without --run")
     if not found.rows and found.refused:
         first = found.refused[0]
         raise source.fault(first.line, first.why, "no line has a figure; give a whole log")
@@ -131,9 +136,9 @@ def imported(source: Source, found: Found) -> Imported:
     return source.imported(found.rows, refused=found.refused, notes=found.notes)
 
 
-def found_in(source: Source, program: StepProgram) -> Found:
+def found_in(source: Source, program: StepProgram) -> LogFigures:
     """Return what the lines of a program's steps give."""
-    found = Found()
+    found = LogFigures()
     lines = list(_step_lines(source, program, found))
     if "phase" in program.step.groupindex and any(line.time is not None for line in lines):
         for line in lines:
@@ -147,7 +152,7 @@ def found_in(source: Source, program: StepProgram) -> Found:
     return found
 
 
-def _step_lines(source: Source, program: StepProgram, found: Found) -> Iterator[StepLine]:
+def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iterator[StepLine]:
     """Yield the lines of steps; refuse what is left of lines that were cut, and note other phases."""
     raw = split_lines(source.text)
     phases: Counter[str] = Counter()
@@ -188,9 +193,9 @@ def figures_of(
     figures: Mapping[str, Sequence[StepFigure]],
     settings: Mapping[str, str] = MappingProxyType({}),
     ignored: frozenset[str] = frozenset(),
-) -> Found:
+) -> LogFigures:
     """Return the figures of lines; of ranks that print the same step the first that prints a figure counts."""
-    reading = _Reading(source, figures, settings, ignored, _open_ends(lines))
+    reading = _Reader(source, figures, settings, ignored, _open_ends(lines))
     for line in lines:
         reading.take(line)
     return reading.result()
@@ -215,7 +220,7 @@ def _pattern(form: str) -> re.Pattern[str]:
     return re.compile(form.replace("@", f"(?P<number>{_NUMBER})").replace("#", _NUMBER), re.IGNORECASE)
 
 
-class _Reading:
+class _Reader:
     """Turns lines of steps into figures, one after the other."""
 
     def __init__(
@@ -232,8 +237,8 @@ class _Reading:
         self._ignored = ignored
         self._open_end = open_end
         self._runs = Runs()
-        self._found = Found()
-        self._steps: set[str] = set()
+        self._found = LogFigures()
+        self._steps: set[tuple[int, str]] = set()
         self._repeated = 0
         self._unread: dict[str, None] = {}
         self._empty: dict[tuple[str, str], list[int]] = {}
@@ -243,11 +248,8 @@ class _Reading:
         seen, is_first, name = StepSeen(time=None, text=""), True, line.name
         if line.step is not None:
             seen, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
-            name = line.name if self._runs.count == 1 else f"run {self._runs.count} {line.name}"
-            self._steps.add(name)
-        settings = {} if line.step is None else {"step": str(line.step)}
-        if self._runs.count > 1:
-            settings["run"] = str(self._runs.count)
+            self._steps.add((self._runs.count, name))
+        settings = {} if line.step is None else {"step": str(line.step), "run": str(self._runs.count)}
         settings |= {
             self._settings[one.name]: one.value
             for one in line.fields
@@ -324,7 +326,7 @@ class _Reading:
         self._found.rows.append(row)
         return True
 
-    def result(self) -> Found:
+    def result(self) -> LogFigures:
         """Return what all lines gave."""
         notes = [plural(len(self._steps), "step"), "the first steps of a run are warm-up"] if self._steps else []
         notes += self._runs.notes
@@ -337,7 +339,17 @@ class _Reading:
         if self._unread:
             notes.append(f"not imported: {', '.join(self._unread)}")
         self._found.notes = notes
+        self._found.rows = [self._of_run(row) for row in self._found.rows]
         return self._found
+
+    def _of_run(self, row: ImportedRow) -> ImportedRow:
+        """Return a figure that names its run, where there are several."""
+        run = row.settings.get("run")
+        if run is None:
+            return row
+        if self._runs.count > 1:
+            return replace(row, name=f"{row.name} run {run}")
+        return replace(row, settings={name: text for name, text in row.settings.items() if name != "run"})
 
 
 def any_line(lines: Iterable[str], pattern: re.Pattern[str]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.imports.row import Format, Imported, Meaning, Source
 from perfsuite.imports.steps import (
-    Found,
+    LogFigures,
     StepField,
     StepFigure,
     StepLine,
@@ -140,14 +140,14 @@ _MEMORY: Mapping[str, Sequence[StepFigure]] = {
 
 def _read_oneflow(source: Source) -> Imported:
     found = found_in(source, _ONEFLOW)
-    tables = Found()
+    tables = LogFigures()
     found.add(figures_of(source, list(_table(source, tables)), _ONEFLOW.figures, ignored=_ONEFLOW.ignored))
     found.add(tables)
     found.add(figures_of(source, list(_memory(source)), _MEMORY))
     return imported(source, found)
 
 
-def _table(source: Source, found: Found) -> Iterator[StepLine]:
+def _table(source: Source, found: LogFigures) -> Iterator[StepLine]:
     """Yield the rows of the tables of steps; refuse rows that do not fit the columns' names."""
     columns: list[str] = []
     for number, line in enumerate(source.lines, start=1):

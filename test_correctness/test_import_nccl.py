@@ -1,0 +1,446 @@
+"""Logs of nccl-tests as people post them: what is read, what is asked, and that one bad line costs that line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.base.errors import ImportFailed
+from perfsuite.cli import main as cli
+from perfsuite.imports.formats import find_format, read_file, read_imported
+from perfsuite.imports.row import Told
+
+BEGIN = "# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20 validation: 1"
+END = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.0", "#"]
+FORMAT = find_format("nccl-tests")
+INFO = "node-a:11:22 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
+
+
+def header(names, wrong="#wrong"):
+    sides = f"time   algbw   busbw {wrong}     " * 2
+    units = "(us)  (GB/s)  (GB/s)            " * 2
+    return [f"#       size         count      type   {names}     {sides}", f"#        (B)    (elements)      {units}"]
+
+
+BOTH = header("redop    root")
+OLD = header("redop", "error")
+
+
+def ranks(count, group=lambda rank: 0):
+    return [
+        "# Using devices",
+        *(
+            f"#  Rank {rank:2} Group {group(rank):2} Pid  {100 + rank} on node-a device  {rank % 8} [0x0{rank % 8}] A"
+            for rank in range(count)
+        ),
+        "#",
+    ]
+
+
+def log(count, rows, columns=BOTH, before=(), end=END):
+    return [*before, BEGIN, "#", *ranks(count), *columns, *rows.strip("\n").split("\n"), *end]
+
+
+SENDRECV = """
+         256            64     float     sum      -1    34.24    0.01    0.01      0    33.65    0.01    0.01    N/A
+        4096          1024     float     sum      -1    30.74    0.13    0.13      0    30.69    0.13    0.13    N/A
+"""
+"""sendrecv_perf loops over the operations: an issue of nccl-tests, 2 x A40 on two nodes."""
+TWO = """
+        8192          2048     float     sum      -1    35.15    0.23    0.23      0    30.33    0.27    0.27      0
+       65536         16384     float     sum      -1    67.93    0.96    0.96      0    64.71    1.01    1.01      0
+"""
+K80 = """
+    33554432       8388608     float     sum    19902    1.69    2.53  2e-07    19898    1.69    2.53  2e-07
+    67108864      16777216     float     sum    39770    1.69    2.53  2e-07    39763    1.69    2.53  2e-07
+"""
+"""nccl-tests of 2021 on 4 x K80: README of a public example."""
+A100 = """
+   536870912     134217728     float     sum      -1    10052   53.41   93.46      0   9676.9   55.48   97.09      0
+  1073741824     268435456     float     sum      -1    20079   53.48   93.58      0    19265   55.74   97.54      0
+"""
+"""Only the table: an issue of nccl-tests."""
+T4 = """
+   104857600      26214400     float     sum   202872    0.52    0.69    N/A   224616    0.47    0.62    N/A
+   105906176      26476544     float     sum   249852    0.42    0.57    N/A   261420    0.41    0.54    N/A
+"""
+"""3 x T4 over Ethernet, without checks: a blog."""
+ALL = """
+       65536           512     float    none      -1    107.5    0.61    0.59      0    105.6    0.62    0.60      0
+     1048576          8192     float    none      -1   1456.6    0.72    0.70      0   1304.0    0.80    0.78      0
+"""
+"""32 ranks: an issue of rccl."""
+
+
+def write(tmp_path, lines, name="nccl.log"):
+    path = tmp_path / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def read(tmp_path, lines, **told):
+    return read_file(write(tmp_path, lines), Told(**told))
+
+
+def kinds(imported):
+    return {(row.collective, row.ranks) for row in imported.rows}
+
+
+def refusal(tmp_path, lines, **told):
+    with pytest.raises(ImportFailed) as failed:
+        read(tmp_path, lines, **told)
+    return str(failed.value).partition("nccl.log:")[2]
+
+
+def test_one_signature_of_two_collectives_is_asked_for_or_decided_by_other_evidence(tmp_path):
+    assert {("sendrecv", 2)} == kinds(read(tmp_path, log(2, SENDRECV)))  # N/A in place
+    assert "fits all_reduce and sendrecv; say which: --collective NAME" in refusal(tmp_path, log(2, TWO))
+    assert {("all_reduce", 2)} == kinds(read(tmp_path, log(2, TWO), collective="all_reduce"))
+    command = ["$ mpirun -np 2 -H a,b ./build/sendrecv_perf -b 8K -e 64K -f 2 -g 1"]
+    assert {("sendrecv", 2)} == kinds(read(tmp_path, log(2, TWO, before=command)))
+    named = ["# Collective test starting: all_reduce_perf_mpi"]
+    assert {("all_reduce", 2)} == kinds(read(tmp_path, log(2, TWO, before=named)))
+    unchecked = read(tmp_path, log(2, SENDRECV), collective="all_reduce")
+    assert "in place was not checked, as of all_to_all and sendrecv only: is it all_reduce?" in unchecked.notes
+    old = TWO.replace("sum      -1", "sum")  # sendrecv had no column of the operation before it had both
+    assert {("all_reduce", 2)} == kinds(read(tmp_path, log(2, old, OLD)))
+
+
+def test_commands_that_do_not_decide(tmp_path):
+    several = ["for test in all_reduce_perf sendrecv_perf; do"]
+    building = ["Linking  sendrecv.o > ../build/sendrecv_perf"]
+    for before in (several, building):
+        assert "fits all_reduce and sendrecv" in refusal(tmp_path, log(2, TWO, before=before))
+    other = ["$ ./build/broadcast_perf -b 8"]
+    assert "line 1 runs broadcast, but busbw / algbw is 1.750" in refusal(tmp_path, log(8, A100, before=other))
+    assert "runs broadcast, --collective says all_reduce" in refusal(
+        tmp_path, log(8, A100, before=other), collective="all_reduce"
+    )
+    hypercube = ["# Collective test starting: hypercube_perf"]
+    assert "the log is of hypercube, which is none of all_reduce" in refusal(tmp_path, log(2, TWO, before=hypercube))
+
+
+def test_deviations_of_old_versions_are_judged_by_their_limits_or_the_last_lines(tmp_path):
+    imported = read(tmp_path, log(4, K80, OLD))
+    assert (12, ()) == (len(imported.rows), imported.refused)
+    assert [2.53, 2.53] == [round(row.value, 2) for row in imported.rows if row.metric == "busbw_gb_per_s"][:2]
+    for dtype, within, above in (("float", "9e-06", "2e-05"), ("half", "9e-03", "2e-02"), ("double", "9e-13", "2e-12")):
+        rows = K80.replace("float", dtype).replace(
+            "8388608 ", f"{33554432 // {'float': 4, 'half': 2, 'double': 8}[dtype]} "
+        )
+        rows = rows.strip("\n").split("\n")[0]
+        fine = read(tmp_path, log(4, rows.replace("2e-07", within), OLD, end=[]))
+        assert (6, ()) == (len(fine.rows), fine.refused), dtype
+        wrong = read(tmp_path, log(4, rows.replace("2e-07", above), OLD, end=[]))
+        assert (0, 2) == (len(wrong.rows), len(wrong.refused)), dtype
+        assert f"a deviation of {above}, more than" in wrong.refused[0].why
+    between = K80.replace("2e-07", "2e-05")  # nccl-tests allows 1e-5 for each rank after the first
+    assert 12 == len(read(tmp_path, log(4, between, OLD)).rows)
+    failed = [END[0].replace("0 OK", "4 FAILED"), *END[1:]]
+    for lines in (log(4, K80, OLD, end=failed), log(3, T4, OLD, end=failed)):
+        imported = read(tmp_path, lines)
+        assert ([], 4) == (list(imported.rows), len(imported.refused))
+        assert "the last lines say FAILED" in imported.refused[0].why
+
+
+def test_rows_of_several_operations_roots_and_cycles_have_names_of_their_own(tmp_path):
+    row = A100.strip("\n").split("\n")[0]
+    again = row.replace("10052   53.41   93.46", "10053   53.40   93.46")
+    rows = [row, row.replace("sum", "max"), row.replace("sum", "min"), again]
+    imported = read(tmp_path, log(8, "\n".join(rows)))
+    assert 4 * 6 == len({(each.name, each.metric) for each in imported.rows}) == len(imported.rows)
+    assert ["", "max", "min", "repeat 2"] == [
+        each.name.partition("out of place")[2].strip(", ")
+        for each in imported.rows
+        if each.metric == "latency_us" and "out of" in each.name
+    ]
+    rooted = [row.replace("sum      -1", f"none       {root}").replace("93.46", "53.41") for root in range(3)]
+    rooted = [line.replace("97.09", "55.48") for line in rooted]
+    imported = read(tmp_path, log(8, "\n".join(rooted)), collective="broadcast")
+    assert 3 * 6 == len({(each.name, each.metric) for each in imported.rows})
+    assert {"0", "1", "2"} == {each.settings["root"] for each in imported.rows}
+
+
+def test_a_row_that_is_printed_twice_word_by_word_counts_once(tmp_path):
+    imported = read(tmp_path, log(8, A100 + A100.strip("\n").split("\n")[1]))
+    assert (12, "line 17 repeats line 16 word by word: left out") == (len(imported.rows), imported.notes[1])
+
+
+def test_groups_of_split_communicators_are_not_one_world(tmp_path):
+    lines = [BEGIN, "#", *ranks(8, lambda rank: rank // 2), *BOTH, *TWO.strip("\n").split("\n"), *END]
+    imported = read(tmp_path, lines, collective="sendrecv")
+    assert {("sendrecv", 2)} == kinds(imported)
+    assert all("in each of 4 groups" in row.name and "in each of 4 groups" in row.convention for row in imported.rows)
+    unequal = [BEGIN, "#", *ranks(8, lambda rank: rank // 3), *BOTH, *TWO.strip("\n").split("\n"), *END]
+    assert "3 groups of NCCL_TESTS_SPLIT whose ranks cannot be counted" in refusal(tmp_path, unequal)
+
+
+def test_printed_digits_are_intervals(tmp_path):
+    imported = read(tmp_path, log(3, T4, OLD))
+    assert ({("all_reduce", 3)}, 12, ()) == (kinds(imported), len(imported.rows), imported.refused)
+    assert "values were not checked" in imported.notes
+    alone = (
+        "        2048           512     float     sum     4.85    0.42    0.00  0e+00     0.57    3.57    0.00  0e+00"
+    )
+    imported = read(tmp_path, log(1, alone, OLD))
+    assert ["latency_us", "algbw_gb_per_s"] * 2 == [row.metric for row in imported.rows]
+    assert (
+        3.57 == imported.rows[3].value
+    )  # 2048 B over 0.57 us is 3.56 to 3.63 GB/s: the printed figure has more digits
+    assert "one rank: nothing is sent, so busbw is left out" in imported.notes
+    assert {"all_reduce or reduce_scatter 2048 B fp32 1 rank"} == {
+        row.name.rpartition(" rank ")[0] + " rank" for row in imported.rows
+    }
+    wrong = read(tmp_path, log(3, T4.replace("0.57", "0.59"), OLD))
+    assert ["busbw 0.59 is not what size and time give, 0.5652 GB/s: the row is not consistent"] == [
+        one.why for one in wrong.refused
+    ]
+
+
+PREFIXES = [
+    "run(), common.cu:967, ",
+    " 0: ",
+    "[0] ",
+    "[1,0]<stdout>:",
+    "2026-03-11T10:26:41.123Z ",
+    "2026-03-11T10:26:41Z stdout F ",
+    "node-1: ",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_prefixes_of_launchers_change_no_figure(tmp_path, prefix):
+    plain = read(tmp_path, log(32, ALL), collective="all_gather")
+    prefixed = read(tmp_path, [prefix + line for line in log(32, ALL)], collective="all_gather")
+    assert 12 == len(plain.rows)
+    assert plain == prefixed
+    assert [{"all_gather"}, {32}] == [{row.collective for row in plain.rows}, {row.ranks for row in plain.rows}]
+
+
+def test_processes_that_each_ran_alone_are_not_one_table(tmp_path):
+    """mpirun with a build without MPI, after an issue of nccl-tests: headers and ranks of both in turn."""
+    rows = TWO.strip("\n").replace("0.23      0", "0.00      0").replace("0.27      0", "0.00      0")
+    lines = log(1, rows.replace("0.96      0", "0.00      0").replace("1.01      0", "0.00      0"))
+    other = [line.replace("Pid  100", "Pid  200") for line in lines]
+    mixed = [line for pair in zip(lines, other, strict=True) for line in pair]
+    assert "rank 0 is listed twice, so processes that each ran alone print into one table" in refusal(tmp_path, mixed)
+    labelled = [f"{index % 2}: {line}" for index, line in enumerate(mixed)]
+    runs = read(tmp_path, labelled, collective="all_reduce")
+    assert "2 runs" in runs.notes[0]
+    assert len({(row.name, row.metric) for row in runs.rows}) == len(runs.rows) == 16
+
+
+def test_one_bad_line_costs_that_line(tmp_path):
+    first, second = A100.strip("\n").split("\n")
+    half = first.index("10052")
+    cases = {
+        "info": [first[:half] + INFO, first[half:], second],
+        "cut": [first[:70], second],
+        "nan": [first.replace("53.41", "nan"), second],
+        "shifted": [first.replace("sum      -1", "1.5     -1"), second],
+    }
+    for what, rows in cases.items():
+        imported = read(tmp_path, log(8, "\n".join(rows)))
+        assert {1073741824.0} == {row.message_bytes for row in imported.rows}, what
+        assert 6 == len(imported.rows), what
+        assert imported.refused, what
+        assert 15 == imported.refused[0].line, what
+    behind = read(tmp_path, log(8, "\n".join([INFO + first, second])))
+    assert 12 == len(behind.rows)
+    lost = [line for line in log(8, A100) if "Rank  7" not in line]
+    assert "7 lines of ranks, but busbw / algbw is that of 8 ranks" in read(tmp_path, lost).notes
+
+
+def test_several_runs_are_told_apart(tmp_path, capsys):
+    both = [*log(8, A100), "", "CASE 2", *log(8, A100.replace("10052   53.41   93.46", "11052   48.58   85.01"))]
+    imported = read(tmp_path, both)
+    second = len(log(8, A100)) + 3
+    notes = ["2 runs", "run 1 line 1: all_reduce on 8 ranks", f"run 2 line {second}: all_reduce on 8 ranks"]
+    assert notes == list(imported.notes)
+    assert 24 == len({(row.name, row.metric) for row in imported.rows})
+    assert {"run 1", "run 2"} == {row.name.rpartition(", ")[2] for row in imported.rows}
+    only = read(tmp_path, both, run=2)
+    assert [row for row in imported.rows if "run 2" in row.name] == list(only.rows)
+    assert "--run 3 of 2 runs; choose 1 to 2" in refusal(tmp_path, both, run=3)
+    mixed = [*log(8, A100, before=["# Collective test starting: all_reduce_perf"]), *log(32, ALL)]
+    half = read(tmp_path, mixed)
+    assert ({("all_reduce", 8)}, "all of run 2 line 21") == (kinds(half), half.refused[0].text)
+    assert "--collective NAME" in half.refused[0].why
+
+
+def test_a_table_alone_is_read_with_ranks_given_or_deduced(tmp_path):
+    table = [*BOTH, *A100.strip("\n").split("\n"), *END]
+    deduced = read(tmp_path, table)
+    assert ({("all_reduce", 8)}, True) == (kinds(deduced), "ranks deduced from busbw / algbw: 8" in deduced.notes)
+    stated = read(tmp_path, table, ranks=8)
+    assert deduced.rows == stated.rows
+    assert "busbw / algbw is 1.750, that of all_reduce 1.500" in refusal(tmp_path, table, ranks=4)
+    rows_only = read_file(write(tmp_path, A100.strip("\n").split("\n")), Told(), FORMAT)
+    assert deduced.rows == tuple(rows_only.rows) or len(rows_only.rows) == 12
+    unknown = [*BOTH, *A100.replace("93.46", "53.41").replace("97.09", "55.48").split("\n")[:2]]
+    assert "--collective NAME --ranks N" in refusal(tmp_path, unknown)
+    assert "fits 1 ranks and more; say it: --ranks N" in refusal(tmp_path, unknown, collective="sendrecv")
+    gathered = [*BOTH, *ALL.strip("\n").split("\n"), *END]  # size over count and type is the number of ranks
+    assert {("all_gather", 32)} == kinds(read(tmp_path, gathered, collective="all_gather"))
+
+
+def test_a_table_of_one_side_is_read(tmp_path):
+    """Of a cloud provider's guide, which leaves in place out."""
+    names = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+    half = [" ".join(line.split()[:9]) if line.startswith("  ") else line for line in log(8, A100, [names, BOTH[1]])]
+    imported = read(tmp_path, half)
+    assert [10052.0, 20079.0] == [row.value for row in imported.rows if row.metric == "latency_us"]
+    assert (6, {"out of place"}) == (len(imported.rows), {row.settings["place"] for row in imported.rows})
+
+
+def test_lines_between_the_ranks_and_the_table_are_no_ranks(tmp_path):
+    """rccl-tests prints versions below the list; a row that sends to itself does not say how many there are."""
+    lines = log(2, SENDRECV)
+    below = ["RCCL version : 2.27.7-HEAD:0d2c4fd", "HIP version  : 7.2.26015", "Hostname     : node-a"]
+    at = next(index for index, line in enumerate(lines) if "Rank  1" in line) + 1
+    assert {("sendrecv", 2)} == kinds(read(tmp_path, [*lines[:at], *below, *lines[at:]]))
+
+
+def test_elided_ranks_and_contradictions(tmp_path):
+    lines = log(
+        16,
+        A100.replace("93.46", "100.14")
+        .replace("97.09", "104.02")
+        .replace("93.58", "100.27")
+        .replace("97.54", "104.50"),
+    )
+    elided = [line for line in lines if not any(f"Rank {rank:2} " in line for rank in range(2, 15))]
+    imported = read(tmp_path, elided)
+    assert ({("all_reduce", 16)}, True) == (kinds(imported), "the list of ranks has 3 of 16" in imported.notes)
+    assert "the log has 16 ranks, --ranks says 8; leave the option out" in refusal(tmp_path, lines, ranks=8)
+    one_process = [line.replace("nGpus 1", "nGpus 16") for line in elided]
+    assert {("all_reduce", 16)} == kinds(
+        read(tmp_path, [line.replace(line[25:36], "Pid 100") if "Rank" in line else line for line in one_process])
+    )
+
+
+def test_a_failed_run_says_how(tmp_path):
+    failure = ["node-a: Test NCCL failure all_reduce.cu:44 'unhandled cuda error (run with NCCL_DEBUG=INFO)'"]
+    empty = [line for line in log(2, TWO, end=failure) if not line.startswith("  ")]
+    assert "9: the run failed (line 9: Test NCCL failure all_reduce.cu:44 'unhandled cuda error" in refusal(
+        tmp_path, empty
+    )
+    later = read(tmp_path, log(8, A100, end=failure))
+    assert 12 == len(later.rows)
+    assert (17, True) == (later.refused[0].line, "rows after line 16 are missing" in later.refused[0].why)
+    ended = [line for line in log(2, TWO, end=[]) if not line.startswith("  ")]
+    assert "the log ends before the first row of its table" in refusal(tmp_path, ended)
+
+
+def test_units_are_stated_or_proven(tmp_path):
+    lines = log(8, A100)
+    without = [line for line in lines if "(us)" not in line]
+    imported = read(tmp_path, without)
+    assert 12 == len(imported.rows)
+    assert any("us and GB/s, because size over time gives algbw" in note for note in imported.notes)
+    tiny = (
+        "           8             2     float     sum      -1    12.90    0.00    0.00      0    12.87  0.00  0.00  0"
+    )
+    bare = [line for line in log(8, tiny) if "(us)" not in line]
+    assert "the units are missing, and no row has an algbw of 0.1" in refusal(tmp_path, bare, collective="all_reduce")
+    others = [line.replace("(us)", "(ms)") for line in lines]
+    assert "the units below the columns' names are not us and GB/s, but ms" in refusal(tmp_path, others)
+
+
+def test_cpu_time_is_not_the_latency(tmp_path):
+    columns = [BOTH[0].replace(" time", " cputime"), BOTH[1]]
+    imported = read(tmp_path, log(8, A100.replace("10052", "12.05"), columns))
+    assert {"cpu_time_us", "algbw_gb_per_s", "busbw_gb_per_s"} == {row.metric for row in imported.rows}
+    assert [12.05, 53.41, 93.46] == [row.value for row in imported.rows[:3]]
+
+
+def run(capsys, *arguments):
+    code = cli.main(["import", *map(str, arguments)])
+    return code, capsys.readouterr()
+
+
+def test_options_stand_anywhere_and_files_do_not_cost_each_other(tmp_path, capsys, monkeypatch):
+    gathered = write(tmp_path, log(32, ALL), "a.log")
+    reduced = write(tmp_path, log(8, A100), "b.log")
+    broken = write(tmp_path, ["nothing"], "c.log")
+    for order in (
+        ("nccl-tests", "--collective", "all_gather", gathered),
+        ("--collective=all_gather", "nccl-tests", gathered),
+        (gathered, "--collective", "all_gather"),
+    ):
+        code, shown = run(capsys, *order)
+        assert (0, True) == (code, "12 figures; all_gather on 32 ranks" in shown.out)
+    out = tmp_path / "out.json"
+    code, shown = run(capsys, "nccl-tests", reduced, "--out", out, broken, gathered)
+    assert (1, 12) == (code, sum(len(one.rows) for one in read_imported(out)))
+    assert "not imported" in shown.err
+    assert "c.log:1: no line '# nThread" in shown.err
+    assert "a.log:40: the log does not name its collective" in shown.err
+    code, shown = run(capsys, broken, gathered)
+    assert (4, True) == (code, "none of 2 files" in shown.err)
+    with open(reduced, "rb") as file:
+        monkeypatch.setattr("sys.stdin", type("Input", (), {"buffer": file}))
+        code, shown = run(capsys, "-", "--ranks=8")
+    assert (0, True) == (code, "standard input: nccl-tests, 12 figures" in shown.out)
+    code, shown = run(capsys, reduced, "--dtype", "bf16")
+    assert (4, True) == (code, "the figure is of fp32, --dtype says bf16" in shown.err)
+    for wrong in (("--dtype", "float"), ("--ranks", "0"), ("--run", "x")):
+        with pytest.raises(SystemExit):
+            cli.main(["import", str(reduced), *wrong])
+    assert "'x' is not a number from 1 on" in capsys.readouterr().err
+
+
+WHOLE = {
+    "all_reduce": (log(8, A100, before=["# Collective test starting: all_reduce_perf"]), {}),
+    "deduced": (log(8, A100), {}),
+    "table": ([*BOTH, *A100.strip("\n").split("\n"), *END], {}),
+    "old": (log(4, K80, OLD), {}),
+    "three": (log(3, T4, OLD), {}),
+    "sendrecv": (log(2, SENDRECV), {}),
+    "gathered": (log(32, ALL), {"collective": "all_gather"}),
+    "command": (log(2, TWO, before=["$ mpirun ./build/sendrecv_perf -b 8K -e 64K"]), {}),
+    "runs": ([*log(8, A100), *log(4, K80, OLD)], {}),
+}
+
+
+def known(imported):
+    """Name without the mark of a repeated row, metric and value of every figure."""
+    return {
+        (row.name.partition(", repeat")[0].partition(", run")[0], row.metric, row.value, row.unit)
+        for row in imported.rows
+    }
+
+
+@settings(max_examples=500)
+@given(data=st.data())
+def test_a_damaged_line_never_gives_a_figure_that_the_whole_log_does_not_have(tmp_path_factory, data):
+    lines, told = WHOLE[data.draw(st.sampled_from(sorted(WHOLE)))]
+    path = tmp_path_factory.getbasetemp() / "property.log"
+    path.write_text("\n".join(lines))
+    whole = known(read_file(path, Told(**told), FORMAT))
+    index = data.draw(st.integers(0, len(lines) - 1))
+    line = lines[index]
+    at = data.draw(st.integers(1, max(1, len(line))))
+    damage = data.draw(st.sampled_from(["right", "left", "doubled", "prefixed", "inside", "before", "split"]))
+    damaged = {
+        "right": [line[:at]],
+        "left": [line[at - 1 :]],
+        "doubled": [line, line],
+        "prefixed": [data.draw(st.sampled_from(PREFIXES)) + line],
+        "inside": [line[:at] + INFO + line[at:]],
+        "before": [INFO + line],
+        "split": [line[:at] + INFO, line[at:]],
+    }[damage]
+    path.write_text("\n".join([*lines[:index], *damaged, *lines[index + 1 :]]))
+    try:
+        imported = read_file(path, Told(**told), FORMAT)
+    except ImportFailed:
+        return
+    assert known(imported) <= whole, damaged
+    for row in imported.rows:
+        assert row.unit
+        assert row.convention.startswith("nccl-tests")
+        assert len(imported.rows) == len({(each.name, each.metric) for each in imported.rows})
+    if damage in ("doubled", "prefixed"):
+        assert known(imported) == whole
