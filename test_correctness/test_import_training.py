@@ -165,6 +165,18 @@ def test_seconds_and_the_factor_of_a_formula_are_read(tmp_path):
     assert "4 x forward" in found["tflops_per_device"]
 
 
+def test_nemos_iterations_and_megatrons_own_timers(tmp_path):
+    nemo = "Training epoch 0, iteration 120/149 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 |"
+    imported = read_file(written(tmp_path, nemo), Told())
+    assert [(1.233, "loss"), (pytest.approx(31.46), "step_time_ms")] == [
+        (row.value, row.metric) for row in imported.rows
+    ]
+    timers = "time (ms) | forward: 2181.55 | backward: 4000.10 | backward-clip-grad: 3.20 | optimizer: 12.30"
+    imported = read_file(written(tmp_path, *lines_of("gpt-neox/rank0.log"), timers), Told())
+    assert 13 == len(imported.rows)
+    assert "not imported: timer forward, timer backward, timer backward-clip-grad, timer optimizer" in imported.notes
+
+
 def test_numbers_without_a_meaning_are_listed():
     notes = "; ".join(read("primus/rank-7.log").notes)
     for name in ("consumed samples", "hip mem usage", "learning rate", "loss scale", "grad norm", "nan iterations"):
@@ -187,6 +199,21 @@ def test_rows_of_the_communication_logger():
     debug = read("deepspeed/comms-logger-debug.txt")
     assert ["broadcast", "reduce_scatter"] == list(dict.fromkeys(row.collective for row in debug.rows))
     assert 6 == len(debug.rows)
+
+
+def test_the_size_of_a_part_is_not_that_of_an_all_gather(tmp_path):
+    """DeepSpeed prints what one rank gives since 2025; its throughput counts what all give."""
+    lines = [
+        line.replace("63.47", "507.76").replace("55.54", "444.29") for line in lines_of("deepspeed/comms-logger-0B.txt")
+    ]
+    found = {row.name: row.message_bytes for row in read_file(written(tmp_path, *lines), Told()).rows}
+    assert None is found["all_gather_into_tensor 50.0 MB"]
+    assert (
+        50.0 * 2**20
+        == {row.name: row.message_bytes for row in read("deepspeed/comms-logger-0B.txt").rows}[
+            "all_gather_into_tensor 50.0 MB"
+        ]
+    )
 
 
 def test_a_name_that_was_cut_is_not_another_collective(tmp_path):
@@ -244,6 +271,14 @@ def test_a_log_without_any_figure_is_refused_with_the_reason(tmp_path):
     path = written(tmp_path, "step: 1  loss: 3.1INFO 4  tps: 7")
     with pytest.raises(ImportFailed, match=r":1: loss is '3.1INFO 4': the line was cut.*; no line has a figure"):
         read_file(path, Told(), find_format("torchtitan"))
+
+
+@pytest.mark.parametrize("name", ["megatron/resume.log", "torchtitan/nan-loss.log", "deepspeed/comms-logger.txt"])
+@pytest.mark.parametrize("long", ["a" * 300_000, "1" * 300_000 + "x", "a: 1 " * 60_000, " " * 300_000 + "x"])
+def test_a_line_of_any_length_is_left_out(tmp_path, name, long):
+    lines = lines_of(name)
+    imported = read_file(written(tmp_path, *lines, long, f"step: 1  loss: 3.1  {long}  mfu: 1.00%"), Told())
+    assert [row.value for row in read(name).rows] == [row.value for row in imported.rows]
 
 
 INSERTED = (

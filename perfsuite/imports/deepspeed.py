@@ -85,7 +85,7 @@ class _Profile:
         self._name = name
         self._found = LogFigures()
         self._counts: dict[str, int] = {}
-        self._unread: dict[str, None] = {}
+        self._unread: list[tuple[int, str]] = []
 
     def read(self, lines: list[tuple[int, str]]) -> LogFigures:
         """Return the figures of all lines of the summary."""
@@ -95,13 +95,15 @@ class _Profile:
                 self._take_count(number, match)
         for number, match in parts:
             self._take(number, match)
+        last = max((row.line for row in self._found.rows), default=0)
+        unread = dict.fromkeys(title for number, title in self._unread if number < last)
         self._check_samples()
         batch = self._counts.get("batch size per GPU")
         settings = {} if batch is None else {"local_batch_size": str(batch)}
         ranks = self._counts.get("world size")
         self._found.rows = [replace(row, ranks=ranks, settings=settings) for row in self._found.rows]
-        if self._unread:
-            self._found.notes.append(f"not imported: {', '.join(self._unread)}")
+        if unread:
+            self._found.notes.append(f"not imported: {', '.join(unread)}")
         return self._found
 
     def _take_count(self, number: int, match: re.Match[str]) -> None:
@@ -136,7 +138,7 @@ class _Profile:
             )
             return
         if value is not None and title not in _COUNTS:
-            self._unread[title.partition(" = ")[0]] = None
+            self._unread.append((number, title.partition(" = ")[0]))
 
     def _check_samples(self) -> None:
         """Refuse samples per second that do not follow from batch, ranks and time: one of the four lines was cut."""

@@ -1,6 +1,7 @@
 """The summary of DeepSpeed's communication logger: a table of operations by size, and one of stragglers without rates.
 
-Rates are Gbit/s and sizes MiB printed as MB.  Its throughput of all_reduce counts 2 S, so only busbw is taken.
+Rates are Gbit/s and sizes MiB printed as MB.  Its throughput of all_reduce counts 2 S, so only busbw is taken.  If the
+throughput of an all_gather counts more than its size, the size is that of one rank.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _SIZE = re.compile(
 )
 _LIKE_SIZE = re.compile(r"^\s*\d[\d.]* ?[KMGT]?B\s+\d+\s|^[\s\dKMGTB.]*\d[\s\dKMGTB.]*$|(?:\s\d+\.\d\d){4}\s*$")
 """A row of the logger, or what is left of one."""
+_LONGEST = 400
+"""Characters of a row."""
 _OWN_LINE = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR)\b|\d\d:\d\d:\d\d")
 """In lines that are not the logger's; any other line may be what is left of the name of an operation."""
 _OPERATIONS: Mapping[str, str] = {
@@ -84,8 +87,8 @@ class _Tables:
         elif match := _OPERATION.match(line):
             self._operation = match["name"]
         elif self._is_straggler or not self._has_unit:
-            self._stragglers += self._is_straggler and bool(_LIKE_SIZE.search(line))
-        elif _LIKE_SIZE.search(line):
+            self._stragglers += self._is_straggler and len(line) <= _LONGEST and bool(_LIKE_SIZE.search(line))
+        elif len(line) <= _LONGEST and _LIKE_SIZE.search(line):
             self._take_row(number, line)
         elif _may_name(line.strip()) or not (line[:1].isspace() or _OWN_LINE.search(raw)):
             self._operation = line.strip()[:40]
@@ -134,6 +137,9 @@ def _why_not(operation: str, match: re.Match[str]) -> str:
 def _row(source: Source, number: int, operation: str, table: int, match: re.Match[str]) -> Iterator[ImportedRow]:
     size = f"{match['size']} {match['unit']}"
     name = f"{operation} {size}" if table == 1 else f"table {table}: {operation} {size}"
+    printed_bytes = float(match["size"]) * _BYTES[match["unit"]]
+    counted_bytes = float(match["tput"]) * 1e9 / 8 * float(match["average"]) / 1e3
+    is_part = _OPERATIONS[operation] == "all_gather" and counted_bytes > 1.5 * printed_bytes
     figures: tuple[tuple[Meaning, str, float, str], ...] = (
         (("latency_us", "us", "lower"), match["average"], 1e3, "deepspeed: mean of all calls, in ms"),
         (("busbw_gb_per_s", "GB/s", "higher"), match["busbw"], 1 / 8, "nccl-tests busbw; printed in Gbit/s"),
@@ -147,6 +153,6 @@ def _row(source: Source, number: int, operation: str, table: int, match: re.Matc
             printed=text,
             convention=convention,
             collective=_OPERATIONS[operation],
-            message_bytes=float(match["size"]) * _BYTES[match["unit"]],
-            settings={"count": match["count"], "printed size": f"{size}, a power of two"},
+            message_bytes=None if is_part else printed_bytes,
+            settings={"count": match["count"], "printed size": f"{size}, a power of two{', of one rank' * is_part}"},
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from perfsuite.imports.row import Meaning, Source
 from perfsuite.imports.steps import (
@@ -32,7 +33,9 @@ _PARTS: Mapping[str, str] = {
     "optimizer_step": "optimizer_step_ms",
 }
 _BREAKDOWN = re.compile(r"\btime \(ms\)(?= \| [a-z])")
-_BREAKDOWN_FIELDS = re.compile(r"\|\s*(?P<name>[A-Za-z]\w*):\s*(?P<value>[^|]*?)\s*(?P<end>(?=\|)|$)")
+_BREAKDOWN_FIELDS = re.compile(r"\|\s*(?P<name>[A-Za-z][\w -]*):\s*(?P<value>[^|]*?)\s*(?P<end>(?=\|)|$)")
+_OTHERS = re.compile(r"\| (?:[a-z_]+[ -][a-z -]+|optimizer): ")
+"""Names of Megatron's timers, which print the same begin of a line."""
 
 
 def _part(metric: str, of: str) -> tuple[StepFigure, ...]:
@@ -84,7 +87,7 @@ def has_timers(source: Source) -> bool:
 def timers_in(source: Source) -> LogFigures:
     """Return what the timers printed."""
     found = figures_of(source, list(_breakdowns(source)), _TIMES)
-    if found.rows or found.refused:
+    if found.rows:
         found.notes.insert(0, "timers are named by report: not every one says its step")
     found.add(found_in(source, _RATES))
     return found
@@ -98,6 +101,8 @@ def _breakdowns(source: Source) -> Iterator[StepLine]:
         if match is None:
             continue
         fields = tuple(fields_of(line[match.end() :], _BREAKDOWN_FIELDS))
+        if _OTHERS.search(line):
+            fields = tuple(replace(one, name=f"timer {one.name}") for one in fields)
         names = {one.name for one in fields}
         if any(name.endswith("_microstep") for name in names):
             micro += 1

@@ -78,14 +78,18 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "throughput (tokens/s)": (
         StepFigure(meaning=("tokens_per_s", "tokens/s", "higher"), convention=f"of all devices; {_SINCE}"),
     ),
+    "train_step_timing in s": (
+        StepFigure(meaning=_STEP_MS, convention="nemo: last iteration, printed in s", scales={"": 1e3}),
+    ),
+    "reduced_train_loss": (StepFigure(meaning=("loss", "", "lower"), convention="nemo: last iteration"),),
     "lm loss": _LOSS,
     "lm_loss": _LOSS,
 }
 PROGRAM = StepProgram(
-    step=re.compile(r"(?:[A-Za-z/]+:\s*[^\s|]+\s*\|\s*)?\biteration\s+(?P<step>\d+)/\s*\d+\s*\|"),
+    step=re.compile(r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d+)/\s*\d+\s*\|"),
     fields=re.compile(r"(?P<name>[A-Za-z][^|:]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures=_FIGURES,
-    mark=re.compile(r"elapsed time per iteration \(m?s\):"),
+    mark=re.compile(r"elapsed time per iteration \(m?s\):|\btrain_step_timing in s:"),
     settings={"global batch size": "global_batch_size", "actual seqlen": "sequence_length"},
 )
 _NEOX = re.compile(r"\bsamples/sec:.*\biteration\s+\d+/|\biteration\s+\d+/.*\bapprox flops per GPU:")
@@ -120,7 +124,7 @@ MEGATRON, GPT_NEOX, PRIMUS = (
         read=_read,
     )
     for name, about in (
-        ("megatron", "Megatron-LM and Megatron-DeepSpeed iteration lines"),
+        ("megatron", "iteration lines of Megatron-LM, Megatron-DeepSpeed and NeMo"),
         ("gpt-neox", "GPT-NeoX iteration lines"),
         ("primus", "iteration lines of AMD's Primus"),
     )

@@ -22,6 +22,8 @@ from perfsuite.imports.runs import Runs, StepSeen, seconds
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
+_LONGEST = 20_000
+"""Characters of a line of steps."""
 _TRAINING = ("", "train", "training")
 """Words before ``step`` that say nothing else."""
 
@@ -94,7 +96,7 @@ class StepProgram:
 
     def begins(self, source: Source) -> bool:
         """Whether a file has a step of the program."""
-        return any(self.step.search(line) for line in source.lines)
+        return any_line(source.lines, self.step)
 
 
 @dataclass(kw_only=True)
@@ -157,6 +159,11 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
     raw = split_lines(source.text)
     phases: Counter[str] = Counter()
     for line in source.labelled:
+        if len(line.text) > _LONGEST:
+            if program.mark.search(line.text):
+                why = f"the line has more than {_LONGEST} characters, so it is not the line of a step"
+                found.refuse(line.number, line.text, why)
+            continue
         matches = list(program.step.finditer(line.text))
         before = line.text[: matches[0].start()] if matches else line.text
         if program.mark.search(before):
@@ -353,5 +360,5 @@ class _Reader:
 
 
 def any_line(lines: Iterable[str], pattern: re.Pattern[str]) -> bool:
-    """Return whether a line has the pattern."""
-    return any(pattern.search(line) for line in lines)
+    """Return whether a line has the pattern, and not more characters than lines of steps have."""
+    return any(pattern.search(line) for line in lines if len(line) <= _LONGEST)

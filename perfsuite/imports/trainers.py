@@ -174,7 +174,7 @@ def _memory(source: Source) -> Iterator[StepLine]:
     for number, line in enumerate(source.lines, start=1):
         if _MEMORY_COLUMNS in line:
             device = 0
-        elif device is not None and (match := re.search(r"\d+ %,.*|.*\d MiB\s*$", line)):
+        elif device is not None and len(line) < 100 and (match := re.search(r"\d+ %,.*|.*\d MiB\s*$", line)):
             field = StepField(name="memory", value=match[0].strip(), is_closed=False)
             yield StepLine(line=number, name=f"device {device}", fields=(field,))
             device += 1
