@@ -62,6 +62,7 @@ def titan(step, *, rank="", time="10:00:00,000", tps="7,034"):
         ([titan(1), titan(1), titan(2), titan(1)], 1),  # a rank whose line came late
         ([titan(1), titan(2, time="10:00:09,000"), titan(1, time="10:05:00,000")], 2),
         ([titan(10), titan(10, time="10:05:00,000")], 2),  # one report a run
+        ([titan(10), titan(10, time="10:00:08,000"), titan(20, time="10:00:02,000")], 1),  # clocks without a label
         ([titan(1, time="10:05:00,000"), titan(2)], 2),  # time goes back
         ([titan(1, rank="[rank0]:"), titan(1, rank="[rank1]:", time="10:00:40,000")], 1),  # clocks of two hosts
         ([titan(step, rank=f"[rank{rank}]:") for rank in (0, 1) for step in (1, 2)], 1),  # one rank after the other
@@ -133,7 +134,8 @@ def test_negative_timers_cost_their_figures():
         ("primus/both-shapes-26.5.log", "mean_tflops_per_device", 1162.8, "mean of recent iterations"),
         ("torchtitan/wps-2024-12.log", "tokens_per_s_per_device", 48512.0, "of one device"),
         ("torchtitan/colours-without-esc.log", "tokens_per_s_per_device", 12345.0, "of one device"),
-        ("torchtitan/fork-with-total.log", "tokens_per_s_per_device", 7272.0, "of one device"),
+        ("torchtitan/fork-with-total.log", "tokens_per_s_per_device", 52142.0, "of one device"),
+        ("megatron/megatron-bridge.log", "tflops_per_device", 62.4, "megatron-bridge: model FLOPs: 3 x forward"),
         ("latte/latte.log", "steps_per_s", 1.52, "mean since the last report"),
         ("libai/events-2022.log", "step_time_ms", pytest.approx(417.9), "printed in s"),
         ("libai/events-2022.log", "samples_per_s", 38.28, "of all devices"),
@@ -160,6 +162,7 @@ def test_seconds_and_the_factor_of_a_formula_are_read(tmp_path):
     assert [76020.0] == values(read_file(written(tmp_path, line), Told()), "step_time_ms")
     lines = [line.replace("= 2 *", "= 3 *").replace("= 3 * fwd flops per GPU / (fwd", "= 4 * fwd flops per GPU / (fwd")
              for line in lines_of("deepspeed/flops-profiler.txt")]  # fmt: skip
+    lines = [line.replace("per GPU", "per device").replace("TFLOPS", "TFLOPs") for line in lines]
     found = {row.metric: row.convention for row in read_file(written(tmp_path, *lines), Told()).rows}
     assert "3 x forward" in found["backward_tflops_per_device"]
     assert "4 x forward" in found["tflops_per_device"]
@@ -181,7 +184,9 @@ def test_numbers_without_a_meaning_are_listed():
     notes = "; ".join(read("primus/rank-7.log").notes)
     for name in ("consumed samples", "hip mem usage", "learning rate", "loss scale", "grad norm", "nan iterations"):
         assert name in notes
-    assert "not imported: grad_norm, lr, memory in percent" in read("torchtitan/fork-with-total.log").notes
+    fork = read("torchtitan/fork-with-total.log")
+    assert "not imported: memory in percent, lr, it/s, im/s" in fork.notes
+    assert (12, [3.09] * 3) == (len(fork.rows), values(fork, "mfu_percent"))
 
 
 # ---- DeepSpeed's communication logger ----
@@ -248,6 +253,7 @@ def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
         ("torchtitan/rank0-2025-07.log", "step:  3", "ep:  3", 1, "it does not say its step"),
         ("megatron/megatron-deepspeed.log", "76015.3 |", "76 INFO: 3 ok015.3 |", 1, "another line was printed into it"),
         ("megatron/megatron-deepspeed.log", "iteration        1/", "ation        1/", 1, "it does not say its step"),
+        ("megatron/megatron-deepspeed.log", "| lm loss", "|\n lm loss", 2, "it does not say its step"),
         ("deepspeed/flops-profiler.txt", "76.67 ms", "76.67", 19, "the unit is ''"),
         ("deepspeed/flops-profiler.txt", f"size:{' ' * 51}1", "size: 0", 10, "world size is '0', not a whole"),
         ("deepspeed/flops-profiler.txt", "433.07", "43", 26, "world size x batch / iter latency is 433.1"),

@@ -41,7 +41,7 @@ _FIGURES: tuple[tuple[str, Meaning, Mapping[str, float], str], ...] = (
 """Pattern of a line up to its colon; meaning; factors by printed unit; convention, {} for the formula's factor."""
 _PROFILED = re.compile(r"^(?P<title>[A-Za-z][^:]*):\s*(?P<value>[-+]?\d[\d.]*(?:e[-+]?\d+)?|nan|-?inf)?(?P<unit>.*)$")
 _COUNTS = ("world size", "batch size per GPU")
-_ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per GPU")
+_ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per (?:GPU|device)")
 
 
 _SAMPLES_OFF = 0.01
@@ -89,7 +89,8 @@ class _Profile:
 
     def read(self, lines: list[tuple[int, str]]) -> LogFigures:
         """Return the figures of all lines of the summary."""
-        parts = [(number, match) for number, line in lines if (match := _PROFILED.match(line))]
+        plain = [(number, line.replace("per device", "per GPU")) for number, line in lines]
+        parts = [(number, match) for number, line in plain if (match := _PROFILED.match(line))]
         for number, match in parts:
             if match["title"] in _COUNTS:
                 self._take_count(number, match)
@@ -115,7 +116,7 @@ class _Profile:
             self._found.refuse(number, match[0], why)
 
     def _take(self, number: int, match: re.Match[str]) -> None:
-        title, value, unit = match["title"], match["value"], match["unit"].strip()
+        title, value, unit = match["title"], match["value"], match["unit"].strip().replace("FLOPs", "FLOPS")
         for pattern, meaning, scales, convention in _FIGURES:
             fits = re.fullmatch(pattern, title, re.IGNORECASE)
             if fits is None:

@@ -15,7 +15,7 @@ from perfsuite.imports.row import ImportedRow, Meaning, Source
 from perfsuite.imports.steps import LogFigures, any_line
 
 _LOGGER = re.compile(r"\bComm\. Op\s+Message Size\s+Count\s+Total Latency")
-_STRAGGLERS = re.compile(r"\bComm\. Op\s+Message Size\s+Count\s+Total comm lat")
+_STRAGGLERS = re.compile(r"(?i)straggler|\bTotal comm lat")
 _OPERATION = re.compile(r"^(?P<name>\w+)(?: \| \[Caller Func: [^\]]*\]?)?\s*$")
 _SIZE = re.compile(
     r"^\s+(?P<size>\d+(?:\.\d+)?) ?(?P<unit>B|KB|MB|GB|TB)\s+(?P<count>\d+)\s+(?P<total>\d+\.\d\d)"

@@ -7,11 +7,20 @@ Megatron-DeepSpeed and GPT-NeoX add the forward pass that recomputation repeats.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.imports import deepspeed
 from perfsuite.imports.row import Format, Imported, Meaning, Source
-from perfsuite.imports.steps import StepFigure, StepProgram, any_line, found_in, imported
+from perfsuite.imports.steps import (
+    StepField,
+    StepFigure,
+    StepLine,
+    StepProgram,
+    any_line,
+    figures_of,
+    found_in,
+    imported,
+)
 
 _STEP_MS: Meaning = ("step_time_ms", "ms", "lower")
 _TOKENS: Meaning = ("tokens_per_s_per_device", "tokens/s", "higher")
@@ -42,7 +51,7 @@ def _alone_or_last(meaning: Meaning, how: str, *, harmonic: str = "mean") -> tup
 
 
 _FIGURES: Mapping[str, Sequence[StepFigure]] = {
-    "elapsed time per iteration (ms)": _alone_or_last(_STEP_MS, "megatron-lm"),
+    "elapsed time per iteration (ms)": _alone_or_last(_STEP_MS, "wall time"),
     "elapsed time per iteration (s)": (
         StepFigure(meaning=_STEP_MS, convention=f"printed in s; {_SINCE}", scales={"": 1e3}),
     ),
@@ -71,6 +80,7 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
             "tokens per gpu per second (tgs)",
             "tokens per second per gpu (tok/s/gpu)",
             "tokens-per-second-per-gpu",
+            "tokens/sec/gpu",
             "tgs",
         ),
         (StepFigure(meaning=_TOKENS, convention=f"of one device; {_SINCE}"),),
@@ -89,9 +99,18 @@ PROGRAM = StepProgram(
     step=re.compile(r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d+)/\s*\d+\s*\|"),
     fields=re.compile(r"(?P<name>[A-Za-z][^|:]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures=_FIGURES,
-    mark=re.compile(r"elapsed time per iteration \(m?s\):|\btrain_step_timing in s:"),
-    settings={"global batch size": "global_batch_size", "actual seqlen": "sequence_length"},
+    mark=re.compile(r"elapsed time per iteration \(m?s\):|\btrain_step_timing in s:|\blm[ _]loss: +\d"),
+    settings={
+        "global batch size": "global_batch_size",
+        "actual seqlen": "sequence_length",
+        "actual seq length": "sequence_length",
+    },
 )
+_BRIDGE = re.compile(r"\bStep Time : (?P<time>[\d.]+s) GPU utilization: (?P<rate>[\d.]+MODEL_TFLOP/s/GPU)\s*$")
+_BRIDGE_FIGURES: Mapping[str, Sequence[StepFigure]] = {
+    "time": (StepFigure(meaning=_STEP_MS, convention="megatron-bridge: printed in s", form="@s", scales={"": 1e3}),),
+    "rate": (StepFigure(meaning=_TFLOPS, convention=f"megatron-bridge: {_MODEL}", form="@MODEL_TFLOP/s/GPU"),),
+}
 _NEOX = re.compile(r"\bsamples/sec:.*\biteration\s+\d+/|\biteration\s+\d+/.*\bapprox flops per GPU:")
 _PRIMUS = re.compile(r"\biteration\s+\d+/.*(?:tokens/s/GPU|hip mem usage|per iteration \(ms\):\s*[\d.]+/[\d.]+)")
 
@@ -112,8 +131,17 @@ def family(source: Source) -> str:
 
 def _read(source: Source) -> Imported:
     found = found_in(source, PROGRAM)
+    found.add(figures_of(source, list(_bridge(source)), _BRIDGE_FIGURES))
     found.add(deepspeed.found_in(source))
     return imported(source, found)
+
+
+def _bridge(source: Source) -> Iterator[StepLine]:
+    """Yield the lines of Megatron-Bridge that do not say their iteration."""
+    reports = ((number, match) for number, line in enumerate(source.lines, start=1) if (match := _BRIDGE.search(line)))
+    for report, (number, match) in enumerate(reports, start=1):
+        fields = tuple(StepField(name=name, value=match[name], is_closed=True) for name in _BRIDGE_FIGURES)
+        yield StepLine(line=number, name=f"report {report}", fields=fields)
 
 
 MEGATRON, GPT_NEOX, PRIMUS = (

@@ -13,6 +13,8 @@ from datetime import datetime
 _STAMP = re.compile(r"(?<!\d)(\d{4})[-/]?(\d\d)[-/]?(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _SAME_S = 5.0
 """A rank that prints a step again within this time prints it twice."""
+_AGAIN_S = 30.0
+"""Clocks of ranks without a label differ by less."""
 _BACK_S = 60.0
 """Clocks and buffers let time go back by less."""
 _OTHER_S = 600.0
@@ -80,7 +82,7 @@ class Runs:
             return ""
         if step < last_step:
             return f"step {step} follows step {last_step}"
-        if step == last_step and later is not None:
+        if step == last_step and later is not None and later > _AGAIN_S:
             return f"step {step} comes again {later:.0f} s later"
         is_again = step == last_step and rank.isdigit() and seen is not None and seen.text != text and time is None
         back = last_time - time if time is not None and last_time is not None else 0.0

@@ -22,6 +22,8 @@ from perfsuite.imports.runs import Runs, StepSeen, seconds
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
+_OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
+"""Words of other phases, also where another line was printed between them and the step."""
 _LONGEST = 20_000
 """Characters of a line of steps."""
 _TRAINING = ("", "train", "training")
@@ -171,6 +173,8 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
             found.refuse(line.number, before, why)
         for match, after in zip(matches, [*matches[1:], None], strict=False):
             phase = (match.groupdict().get("phase") or "").lower()
+            if "phase" in match.groupdict() and (other := _OTHER_PHASE.search(before)):
+                phase = other[0]
             if phase not in _TRAINING:
                 phases[phase] += 1
                 continue
@@ -314,7 +318,7 @@ class _Reader:
         """Return whether a number is a figure or refused, and not a place that was left empty."""
         printed = match["number"]
         value = float(printed.replace(",", "")) * figure.scales[match.groupdict().get("unit") or ""]
-        metric, unit, better = figure.meaning
+        metric, unit, _ = figure.meaning
         if not math.isfinite(value) or (unit and value < 0):
             rule = "no finite number" if not math.isfinite(value) else f"below 0 {unit}"
             self._found.refuse(line, f"{name}: {match[0]}", f"{metric} is {printed}, {rule}")
@@ -324,7 +328,7 @@ class _Reader:
                 (metric, f"{printed}: a rank without the last pipeline stage prints no loss"), []
             ).append(line)
             return False
-        if value == 0 and (better == "higher" or unit == "ms"):
+        if value == 0 and unit:
             self._empty.setdefault((metric, f"{printed}: not computed, or less than the digits show"), []).append(line)
             return False
         row = self._source.row(

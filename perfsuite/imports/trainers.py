@@ -31,14 +31,16 @@ _TOKENS: Meaning = ("tokens_per_s_per_device", "tokens/s", "higher")
 
 def _spaced(known: str) -> re.Pattern[str]:
     """Return the pattern of fields that two blanks, or one blank and a known name, separate."""
-    value = r"(?P<name>[a-z]\w*(?: samples)?):\s*(?P<value>.*?)"
+    value = r"(?P<name>[a-z][\w/]*(?: samples)?):\s*(?P<value>.*?)"
     return re.compile(rf"{value}(?P<end>\s{{2,}}(?=[a-z][\w/]*(?: [a-z]+)?:)|\s+(?=(?:{known}):)|\s*$)")
 
 
 _TITAN_TOKENS = (StepFigure(meaning=_TOKENS, convention="torchtitan: of one device"),)
 _TITAN = StepProgram(
-    step=re.compile(r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d+)(?:\s*/\s*\d+)?\s+(?=loss:)"),
-    fields=_spaced("step|loss|grad_norm|memory|tps|wps|tflops|mfu"),
+    step=re.compile(
+        r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d+)(?:\s*/\s*\d+(?:\s*=\s*[\d.]+%)?)?\s+(?=loss:)"
+    ),
+    fields=_spaced("step|loss|grad_norm|memory|tps|wps|tflops|mfu|it/s|im/s"),
     figures={
         "loss": (StepFigure(meaning=_LOSS, convention="torchtitan: mean over the ranks"),),
         "memory": (
