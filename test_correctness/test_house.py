@@ -27,7 +27,7 @@ ROOMS = {
     "fleet": 1_440,
     "gate": 4_250,
     "history": 1_450,
-    "imports": 3_000,
+    "imports": 3_260,
     "metrics": 1_670,
     "models": 4_050,
     "platforms": 4_030,

@@ -1,122 +1,167 @@
-"""DeepSpeed: the summaries of its FLOPs profiler and its communication logger.
+"""DeepSpeed: the summaries of its FLOPs profiler, its communication logger and its timers.
 
-The logger's rates are Gbit/s and its sizes MiB printed as MB; its throughput of all_reduce counts 2 S, so only busbw is
-taken.  The profiler's backward FLOPs are an assumed 2 x forward.
+The profiler's FLOPs of the backward are an assumed multiple of the forward's; its formulas print the factor.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from perfsuite.base.units import GIB, KIB, MIB
-from perfsuite.imports.factors import collective_named
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
+from perfsuite.imports import deepspeed_comms, deepspeed_timers
+from perfsuite.imports.row import Format, Imported, Meaning, Source
+from perfsuite.imports.steps import LogFigures, imported
 
 _PROFILER = "DeepSpeed Flops Profiler"
-_LOGGER = re.compile(r"^\s*Comm\. Op\s+Message Size\s+Count")
-_SIZE = re.compile(
-    r"^\s+(?P<size>[\d.]+) (?P<unit>B|KB|MB|GB)\s+(?P<count>\d+)\s+(?P<total>\S+)\s+(?P<average>\S+)"
-    r"\s+(?P<tput>\S+)\s+(?P<busbw>\S+)\s*$"
-)
-_BYTES: Mapping[str, int] = {"B": 1, "KB": KIB, "MB": MIB, "GB": GIB}
-_MS: Mapping[str, float] = {"us": 1e-3, "ms": 1.0, "s": 1e3}
-_TERA: Mapping[str, float] = {"GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS": 1e3}
+_MS: Mapping[str, float] = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+_TERA: Mapping[str, float] = {
+    **{"uFLOPS": 1e-18, "mFLOPS": 1e-15, "FLOPS": 1e-12, "KFLOPS": 1e-9, "MFLOPS": 1e-6, "GFLOPS": 1e-3},
+    **{"TFLOPS": 1.0, "PFLOPS": 1e3},
+}
 _PARTS = "deepspeed: synchronised parts"
+_COUNTED = "deepspeed: counted FLOPs of the forward"
 _FIGURES: tuple[tuple[str, Meaning, Mapping[str, float], str], ...] = (
     ("fwd latency", ("forward_ms", "ms", "lower"), _MS, _PARTS),
     ("bwd latency", ("backward_ms", "ms", "lower"), _MS, _PARTS),
     ("step latency", ("optimizer_ms", "ms", "lower"), _MS, _PARTS),
     ("iter latency", ("step_time_ms", "ms", "lower"), _MS, _PARTS),
-    ("fwd FLOPS per GPU", ("forward_tflops_per_device", "TFLOPS", "higher"), _TERA,
-     "deepspeed: counted FLOPs of the forward"),
-    ("fwd+bwd FLOPS per GPU", ("tflops_per_device", "TFLOPS", "higher"), _TERA,
-     "deepspeed: backward is an assumed 2 x forward"),
+    (r"fwd FLOPS per GPU = fwd flops per GPU / fwd latency", ("forward_tflops_per_device", "TFLOPS", "higher"), _TERA,
+     _COUNTED),
+    (r"bwd FLOPS per GPU = (?P<factor>[\d.]+) \* fwd flops per GPU / bwd latency",
+     ("backward_tflops_per_device", "TFLOPS", "higher"), _TERA, "deepspeed: backward is an assumed {} x forward"),
+    (r"fwd\+bwd FLOPS per GPU = (?P<factor>[\d.]+) \* fwd flops per GPU / \(fwd\+bwd latency\)",
+     ("tflops_per_device", "TFLOPS", "higher"), _TERA, "deepspeed: forward and backward are an assumed {} x forward"),
+    (r"FLOPS per GPU = (?P<factor>[\d.]+) \* fwd flops per GPU / iter latency",
+     ("iteration_tflops_per_device", "TFLOPS", "higher"), _TERA,
+     "deepspeed: an assumed {} x forward over the time of the whole iteration"),
     ("samples/second", ("samples_per_s", "samples/s", "higher"), {"": 1.0}, "deepspeed: of all devices"),
 )  # fmt: skip
-"""Begin of a profiler's line, up to its colon or its formula; meaning; factors by printed unit; convention."""
+"""Pattern of a line up to its colon; meaning; factors by printed unit; convention, {} for the formula's factor."""
+_PROFILED = re.compile(r"^(?P<title>[A-Za-z][^:]*):\s*(?P<value>[-+]?\d[\d.]*(?:e[-+]?\d+)?|nan|-?inf)?(?P<unit>.*)$")
+_COUNTS = ("world size", "batch size per GPU")
+_ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per (?:GPU|device)")
+
+
+_SAMPLES_OFF = 0.01
+"""The latency is printed with three to five digits."""
+
+
+def found_in(source: Source) -> LogFigures:
+    """Return what DeepSpeed printed in a file, which may be the log of another program."""
+    found = LogFigures()
+    for profile, lines in enumerate(_profiles(source)):
+        found.add(_Profile(source, "profiled step" if profile == 0 else f"profiled step ({profile + 1})").read(lines))
+    found.add(deepspeed_comms.tables_in(source))
+    found.add(deepspeed_timers.timers_in(source))
+    return found
+
+
+def has_any(source: Source) -> bool:
+    """Return whether DeepSpeed printed something in a file."""
+    return _PROFILER in source.text or deepspeed_comms.has_tables(source) or deepspeed_timers.has_timers(source)
+
+
+def _profiles(source: Source) -> Iterator[list[tuple[int, str]]]:
+    """Yield the numbered lines of each summary of the profiler."""
+    lines: list[tuple[int, str]] | None = None
+    for number, line in enumerate(source.lines, start=1):
+        if _PROFILER in line or _ENDS.search(line):
+            if lines:
+                yield lines
+            lines = [] if _PROFILER in line else None
+        elif lines is not None:
+            lines.append((number, line))
+    if lines:
+        yield lines
+
+
+class _Profile:
+    """Reads one summary of the profiler."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._source = source
+        self._name = name
+        self._found = LogFigures()
+        self._counts: dict[str, int] = {}
+        self._unread: list[tuple[int, str]] = []
+
+    def read(self, lines: list[tuple[int, str]]) -> LogFigures:
+        """Return the figures of all lines of the summary."""
+        plain = [(number, line.replace("per device", "per GPU")) for number, line in lines]
+        parts = [(number, match) for number, line in plain if (match := _PROFILED.match(line))]
+        for number, match in parts:
+            if match["title"] in _COUNTS:
+                self._take_count(number, match)
+        for number, match in parts:
+            self._take(number, match)
+        last = max((row.line for row in self._found.rows), default=0)
+        unread = dict.fromkeys(title for number, title in self._unread if number < last)
+        self._check_samples()
+        batch = self._counts.get("batch size per GPU")
+        settings = {} if batch is None else {"local_batch_size": str(batch)}
+        ranks = self._counts.get("world size")
+        self._found.rows = [replace(row, ranks=ranks, settings=settings) for row in self._found.rows]
+        if unread:
+            self._found.notes.append(f"not imported: {', '.join(unread)}")
+        return self._found
+
+    def _take_count(self, number: int, match: re.Match[str]) -> None:
+        text = f"{match['value'] or ''}{match['unit']}".strip()
+        if re.fullmatch(r"0*[1-9]\d{0,8}", text):
+            self._counts[match["title"]] = int(text)
+        else:
+            why = f"{match['title']} is {text!r:.40}, not a whole number from 1 on"
+            self._found.refuse(number, match[0], why)
+
+    def _take(self, number: int, match: re.Match[str]) -> None:
+        title, value, unit = match["title"], match["value"], match["unit"].strip().replace("FLOPs", "FLOPS")
+        for pattern, meaning, scales, convention in _FIGURES:
+            fits = re.fullmatch(pattern, title, re.IGNORECASE)
+            if fits is None:
+                continue
+            if value is None or unit not in scales:
+                why = (
+                    f"the unit is {unit!r:.40}, not {', '.join(scales)}" if value and "" not in scales else "no number"
+                )
+                self._found.refuse(number, match[0], f"{why}: the line was cut, or another was printed into it")
+                return
+            figure = float(value) * scales[unit]
+            if not math.isfinite(figure) or figure < 0:
+                rule = f"below 0 {meaning[1]}" if figure < 0 else "no finite number"
+                self._found.refuse(number, match[0], f"{meaning[0]} is {value} {unit}".rstrip() + f", {rule}")
+                return
+            how = convention.format(fits.groupdict().get("factor", ""))
+            printed = f"{value} {unit}".strip()
+            self._found.rows.append(
+                self._source.row(number, self._name, meaning, figure, printed=printed, convention=how)
+            )
+            return
+        if value is not None and title not in _COUNTS:
+            self._unread.append((number, title.partition(" = ")[0]))
+
+    def _check_samples(self) -> None:
+        """Refuse samples per second that do not follow from batch, ranks and time: one of the four lines was cut."""
+        rows = {row.metric: row for row in self._found.rows}
+        samples, step = rows.get("samples_per_s"), rows.get("step_time_ms")
+        if samples is None or step is None or not step.value or not set(_COUNTS) <= set(self._counts):
+            return
+        expected = math.prod(self._counts.values()) / step.value * 1e3
+        if abs(samples.value - expected) > _SAMPLES_OFF * expected + 0.01:
+            why = f"world size x batch / iter latency is {expected:.4g} samples/s: one of these lines was cut"
+            self._found.refuse(samples.line, f"samples/second: {samples.printed}", why)
+            self._found.rows.remove(samples)
+            self._counts.clear()
 
 
 def _read(source: Source) -> Imported:
-    rows = list(_profiled(source))
-    refused: list[Refused] = []
-    operation = ""
-    in_table = False
-    for number, line in enumerate(source.lines, start=1):
-        if _LOGGER.match(line):
-            if "Gbps" not in line:
-                raise source.fault(number, "the unit of the rates (Gbps) is missing", "give the logger's own summary")
-            in_table = True
-        elif in_table and re.fullmatch(r"\w+", line.strip()) and not line[0].isspace():
-            operation = line.strip()
-        elif in_table and line[:1].isspace() and line.strip():
-            match = _SIZE.match(line)
-            if match is None:
-                raise source.fault(number, "the row is cut or has no unit", "remove it, or copy the log again")
-            if collective_named(operation):
-                rows += _logged(source, number, operation, match)
-            else:
-                why = f"{operation or 'nothing'} is no collective"
-                refused.append(Refused(line=number, text=line.strip(), why=why))
-    if not rows:
-        raise source.fault(1, "neither a summary of the FLOPs profiler nor of the communication logger", "give one")
-    notes = ["every call was synchronised while it was logged"] if in_table else []
-    return source.imported(rows, refused=refused, notes=notes)
-
-
-def _profiled(source: Source) -> Iterator[ImportedRow]:
-    if _PROFILER not in source.text:
-        return
-    counts = {
-        match[1]: source.whole(number, match[2], match[1], 1)
-        for number, line in enumerate(source.lines, start=1)
-        if (match := re.match(r"(world size|batch size per GPU):\s+(\d+)", line))
-    }
-    batch = counts.get("batch size per GPU")
-    for number, line in enumerate(source.lines, start=1):
-        name, _, text = line.rpartition(":")
-        printed, _, unit = text.strip().partition(" ")
-        for title, meaning, scales, convention in _FIGURES:
-            if name.partition(" = ")[0] != title:
-                continue
-            if unit not in scales:
-                reason = f"the unit is {unit!r}, not {', '.join(scales)}"
-                raise source.fault(number, reason, "repair or remove the line")
-            yield source.row(
-                number,
-                "profiled step",
-                meaning,
-                source.number(number, printed, title) * scales[unit],
-                printed=text.strip(),
-                convention=convention,
-                ranks=counts.get("world size"),
-                settings={} if batch is None else {"local_batch_size": str(batch)},
-            )
-
-
-def _logged(source: Source, number: int, operation: str, match: re.Match[str]) -> Iterator[ImportedRow]:
-    size = source.number(number, match["size"], "size") * _BYTES[match["unit"]]
-    figures: tuple[tuple[Meaning, str, float, str], ...] = (
-        (("latency_us", "us", "lower"), match["average"], 1e3, "deepspeed: mean of all calls, in ms"),
-        (("busbw_gb_per_s", "GB/s", "higher"), match["busbw"], 1 / 8, "nccl-tests busbw; printed in Gbit/s"),
-    )
-    for meaning, text, scale, convention in figures:
-        yield source.row(
-            number,
-            f"{operation} {match['size']} {match['unit']}",
-            meaning,
-            source.number(number, text, meaning[0]) * scale,
-            printed=text,
-            convention=convention,
-            collective=collective_named(operation),
-            message_bytes=size,
-            settings={"count": match["count"], "printed size": f"{match['size']} {match['unit']}, a power of two"},
-        )
+    return imported(source, found_in(source))
 
 
 FORMAT = Format(
     name="deepspeed",
-    about="DeepSpeed's FLOPs profiler and communication logger",
-    recognises=lambda source: _PROFILER in source.text or any(_LOGGER.match(line) for line in source.lines),
+    about="DeepSpeed's timers, FLOPs profiler and communication logger",
+    recognises=has_any,
     read=_read,
 )

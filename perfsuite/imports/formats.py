@@ -20,12 +20,13 @@ from perfsuite.imports import (
     flagperf,
     flagperf_pretraining,
     hccl,
+    megatron,
     nccl_tests,
     nvbandwidth,
     osu,
     perftest,
-    steps,
     superbench,
+    trainers,
 )
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
 from perfsuite.record.codec import from_json, plain_json, to_json
@@ -81,8 +82,13 @@ FORMATS: tuple[Format, ...] = (
     superbench.FORMAT,
     flagperf.FORMAT,
     flagperf_pretraining.FORMAT,
-    steps.TORCHTITAN,
-    steps.MEGATRON,
+    trainers.TORCHTITAN,
+    megatron.MEGATRON,
+    megatron.GPT_NEOX,
+    megatron.PRIMUS,
+    trainers.LATTE,
+    trainers.LIBAI,
+    trainers.ONEFLOW,
     deepspeed.FORMAT,
     osu.FORMAT,
     perftest.FORMAT,
@@ -109,6 +115,8 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
     source = Source(path=shown, text=_text(path), told=told)
     if known is None:
         fits = [form for form in FORMATS if form.recognises(source)]
+        if len(fits) > 1:  # DeepSpeed's lines stand in the logs of other programs, whose formats read them
+            fits = [form for form in fits if form is not deepspeed.FORMAT]
         names = ", ".join(form.name for form in fits or FORMATS)
         if len(fits) != 1:
             many = "is of several formats" if fits else "is of no format that is known"

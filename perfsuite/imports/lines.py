@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b_[^\x07]*\x07")
-_LOST_ESC = re.compile(r"\[(?:0|1|2|4|0?[012];3\d|3\d|4[0-79]|9\d|[34]8;[25];[\d;]+)?m(?!\s*\d+(?:\.\d+)?s\b| left|\])")
-"""A colour code without ESC: ``[31m``, ``[38;2;180;60;0m``; not a duration such as ``[30m 2s]``."""
+_LOST_ESC = re.compile(
+    r"(?:\\x1b|\\u001b|\\033|\\e|\^\[|\u241b)?"
+    r"\[(?:0|1|2|4|0?[012];3\d|3\d|4[0-79]|9\d|[34]8;[25];[\d;]+)?m(?!\s*\d+(?:\.\d+)?s\b| left|\])"
+)
+"""A colour code without ESC, or with its name: ``[31m``, ``[38;2;180;60;0m``; not a duration such as ``[30m 2s]``."""
 
 _DAY = r"\d{4}[-/]\d\d[-/]\d\d"
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"

@@ -28,6 +28,8 @@ _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Role and unit of a metric in an audited table."""
+_MOST_ROWS = 50
+"""Rows of a table: rules compare rows in pairs, and logs have thousands of steps."""
 _SETTINGS = ("global_batch_size", "local_batch_size", "sequence_length")
 
 
@@ -43,30 +45,38 @@ class Doubt:
 
 def doubts(imported: Imported, device: DeviceModel | None = None) -> tuple[Doubt, ...]:
     """What is wrong with the figures of a file; ``device`` is what is published of the platform that they are of."""
-    findings = audit([table]) if (table := _table(imported, device)) else []
+    findings = (one for table in _tables(imported, device) for one in audit([table]))
     return (
         *(Doubt(rule=one.rule, severity=one.severity, message=one.message) for one in findings),
         *_above_peaks(imported.rows, device),
     )
 
 
-def _table(imported: Imported, device: DeviceModel | None) -> AuditTable | None:
-    """Figures of training steps as a table: a row per name, a column per metric."""
-    names = list(dict.fromkeys(row.name for row in imported.rows if row.metric in _ROLES and not row.collective))
-    by_name: dict[str, list[ImportedRow]] = {name: [] for name in names}
-    for row in imported.rows:
-        if row.name in by_name and row.metric in _ROLES:
-            by_name[row.name].append(row)
-    metrics = list(dict.fromkeys(row.metric for rows in by_name.values() for row in rows))
-    if not metrics:
-        return None
+def _tables(imported: Imported, device: DeviceModel | None) -> Iterator[AuditTable]:
+    """Yield figures of training steps as tables: a row per name, a column per metric; steps apart, and each run.
+
+    A run that began again repeats the losses of the first: they are not compared.
+    """
     facts = {}
     if device is not None and device.memory is not None:
         facts["memory_capacity"] = Fact(text=f"{device.memory.value:g}", unit="GiB")
+    tables: dict[tuple[str, str], dict[str, list[ImportedRow]]] = {}
+    for row in imported.rows:
+        if row.metric in _ROLES and not row.collective:
+            step = row.settings.get("step")
+            kind = (row.settings.get("run", ""), row.name.partition(step)[0] if step else "")
+            tables.setdefault(kind, {}).setdefault(row.name, []).append(row)
+    for rows in (list(by_name.values()) for by_name in tables.values()):
+        for start in range(0, len(rows), _MOST_ROWS):
+            yield _table(imported.source, rows[start : start + _MOST_ROWS], facts)
+
+
+def _table(source: str, by_name: Sequence[Sequence[ImportedRow]], facts: Mapping[str, Fact]) -> AuditTable:
+    metrics = dict.fromkeys(row.metric for rows in by_name for row in rows)
     return AuditTable(
-        name=imported.source,
-        columns=tuple(AuditColumn(name=metric, role=_ROLES[metric][0], unit=_ROLES[metric][1]) for metric in metrics),
-        rows=tuple(_row(imported.source, index, rows) for index, rows in enumerate(by_name.values())),
+        name=source,
+        columns=tuple(AuditColumn(name=one, role=_ROLES[one][0], unit=_ROLES[one][1]) for one in metrics),
+        rows=tuple(_row(source, index, rows) for index, rows in enumerate(by_name)),
         facts=facts,
     )
 

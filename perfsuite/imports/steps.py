@@ -1,99 +1,368 @@
 """Trainers' logs: a line per step with figures by name, of which every rank may print its own.
 
-Megatron-LM and Megatron-DeepSpeed: TFLOPs are of one GPU, samples of all.  torchtitan: tps is of one device; MFU counts
-by torchtitan's own convention.
+A program is a table: what begins a step, how its fields are written, and the meaning of each field.  A number without a
+meaning is listed as not imported.  A number that may be cut is refused: nothing stands behind it, and other lines have
+more fields.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import MappingProxyType
 
 from perfsuite.base.units import plural
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
+from perfsuite.imports.lines import split_lines
+from perfsuite.imports.row import Imported, ImportedRow, Meaning, Refused, Source
+from perfsuite.imports.runs import Runs, StepSeen, seconds
 
-Figure = tuple[str, Meaning, str]
-"""What stands before the number, with @ in its place; meaning; convention."""
+_NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
+_ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
+_OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
+"""Words of other phases, also where another line was printed between them and the step."""
+_LONGEST = 20_000
+"""Characters of a line of steps."""
+_TRAINING = ("", "train", "training")
+"""Words before ``step`` that say nothing else."""
 
-_NUMBER = r"([-+\d.,eE]+|nan|inf)"
+
+@dataclass(frozen=True, kw_only=True)
+class StepFigure:
+    """A number of a field."""
+
+    meaning: Meaning
+    convention: str
+    form: str = "@"
+    """Pattern of the whole field: @ is the number, # a number beside it; a group ``unit`` selects the factor."""
+    scales: Mapping[str, float] = field(default_factory=lambda: _ONE)
+    """Factor by unit."""
+    is_whole: bool = False
+    """Whether a number that was cut cannot have the form though nothing stands behind it."""
+    beside: str = ""
+    """The number beside it, where that is not imported."""
+
+    @property
+    def shows_cut(self) -> bool:
+        """Whether a field that was cut does not have the form."""
+        return self.is_whole or not self.form.endswith(("@", "#"))
 
 
-def _read_steps(
+@dataclass(frozen=True, kw_only=True)
+class StepField:
+    """A field of a line, as printed."""
+
+    name: str
+    """In small letters."""
+    value: str
+    is_closed: bool
+    """Whether something stands behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLine:
+    """A line of a step, or the part of a line that is of one step."""
+
+    line: int
+    name: str
+    """What the figures are of."""
+    fields: tuple[StepField, ...]
+    step: int | None = None
+    """None where the line does not say it."""
+    rank: str = ""
+    time: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProgram:
+    """How a program writes its steps."""
+
+    step: re.Pattern[str]
+    """Begins a step; groups ``step`` and, where the word before it may name another phase, ``phase``."""
+    fields: re.Pattern[str]
+    """A field: groups ``name`` and ``value``, and ``end`` for what stands behind every field."""
+    figures: Mapping[str, Sequence[StepFigure]]
+    """By name of field."""
+    mark: re.Pattern[str]
+    """In every line of a step: without the begin of one the line was cut."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Name of a setting by name of field."""
+    ignored: frozenset[str] = frozenset({"step", "iteration"})
+    """Fields that are no figures."""
+    noun: str = "step"
+    """Its steps in the names of figures."""
+
+    def begins(self, source: Source) -> bool:
+        """Whether a file has a step of the program."""
+        return any_line(source.lines, self.step)
+
+
+@dataclass(kw_only=True)
+class LogFigures:
+    """What the lines of a program gave."""
+
+    rows: list[ImportedRow] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def refuse(self, line: int, text: str, why: str) -> None:
+        """Leave a text of a line out, and say why."""
+        self.refused.append(Refused(line=line, text=text.strip()[:200], why=why))
+
+    def add(self, other: LogFigures) -> None:
+        """Take over what other lines gave."""
+        self.rows += other.rows
+        self.refused += other.refused
+        self.notes += [note for note in other.notes if note not in self.notes]
+
+
+def read_steps(source: Source, program: StepProgram) -> Imported:
+    """Return all figures of a log of a program.  Raises ImportFailed where there are none."""
+    return imported(source, found_in(source, program))
+
+
+def imported(source: Source, found: LogFigures) -> Imported:
+    """Return what was found in a file, of the run that is asked for; ImportFailed for nothing."""
+    run = source.told.run
+    if run is not None and found.rows:
+        found.rows = [row for row in found.rows if row.settings.get("run", "1") == str(run)]
+        if not found.rows:
+            raise source.fault(1, f"the log has no run {run}", "see the runs without --run")
+    if not found.rows and found.refused:
+        first = found.refused[0]
+        raise source.fault(first.line, first.why, "no line has a figure; give a whole log")
+    if not found.rows:
+        raise source.fault(1, "no line of a step has a figure", "give the log of a run that reached its first report")
+    return source.imported(found.rows, refused=found.refused, notes=found.notes)
+
+
+def found_in(source: Source, program: StepProgram) -> LogFigures:
+    """Return what the lines of a program's steps give."""
+    found = LogFigures()
+    lines = list(_step_lines(source, program, found))
+    if "phase" in program.step.groupindex and any(line.time is not None for line in lines):
+        for line in lines:
+            if line.time is None:
+                why = (
+                    "it has no time stamp, other lines of steps have one: its begin was cut, and may name another phase"
+                )
+                found.refuse(line.line, line.text, why)
+        lines = [line for line in lines if line.time is not None]
+    found.add(figures_of(source, lines, program.figures, program.settings, program.ignored))
+    return found
+
+
+def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iterator[StepLine]:
+    """Yield the lines of steps; refuse what is left of lines that were cut, and note other phases."""
+    raw = split_lines(source.text)
+    phases: Counter[str] = Counter()
+    for line in source.labelled:
+        if len(line.text) > _LONGEST:
+            if program.mark.search(line.text):
+                why = f"the line has more than {_LONGEST} characters, so it is not the line of a step"
+                found.refuse(line.number, line.text, why)
+            continue
+        matches = list(program.step.finditer(line.text))
+        before = line.text[: matches[0].start()] if matches else line.text
+        if program.mark.search(before):
+            why = "it does not say its step: the line was cut, or another line was printed into it"
+            found.refuse(line.number, before, why)
+        for match, after in zip(matches, [*matches[1:], None], strict=False):
+            phase = (match.groupdict().get("phase") or "").lower()
+            if "phase" in match.groupdict() and (other := _OTHER_PHASE.search(before)):
+                phase = other[0]
+            if phase not in _TRAINING:
+                phases[phase] += 1
+                continue
+            text = line.text[match.start() : after.start() if after else None].rstrip()
+            yield StepLine(
+                line=line.number,
+                name=f"{program.noun} {int(match['step'])}",
+                fields=tuple(fields_of(text, program.fields)),
+                step=int(match["step"]),
+                rank=line.label,
+                time=seconds(raw[line.number - 1], line.text[match.start() :]),
+                text=text,
+            )
+    found.notes += [f"{plural(count, 'line')} of another phase ({name}) left out" for name, count in phases.items()]
+
+
+def fields_of(text: str, pattern: re.Pattern[str]) -> Iterator[StepField]:
+    """Yield the fields of a text."""
+    for match in pattern.finditer(text):
+        is_closed = bool(match["end"].strip()) or match.end() < len(text)
+        yield StepField(name=match["name"].strip().lower(), value=match["value"].strip(), is_closed=is_closed)
+
+
+def figures_of(
     source: Source,
-    step: re.Pattern[str],
-    figures: Sequence[Figure],
-    needed: str,
-    settings: Sequence[tuple[str, str]] = (),
-) -> Imported:
-    """All steps of a log; of ranks that print the same step the first counts.
-
-    ``step`` finds a step's line, group 1 its number.  A line without ``needed`` was cut.  Raises ImportFailed.
-    """
-    patterns = [(re.compile(text.replace("@", rf"\s*{_NUMBER}")), meaning, how) for text, meaning, how in figures]
-    rows: list[ImportedRow] = []
-    again = 0
-    seen: set[str] = set()
-    for number, line in enumerate(source.lines, start=1):
-        match = step.search(line)
-        if match is None:
-            continue
-        if needed not in line:
-            raise source.fault(number, f"the line of step {match[1]} ends before {needed!r}: it was cut", "remove it")
-        if match[1] in seen:
-            again += 1
-            continue
-        seen.add(match[1])
-        context = {name: hit[1] for name, pattern in settings if (hit := re.search(pattern, line))}
-        context = {"step": match[1], **context}
-        for number_at, meaning, convention in patterns:
-            if hit := number_at.search(line):
-                value, name = source.number(number, hit[1], meaning[0]), f"step {match[1]}"
-                how = {"printed": hit[1], "convention": convention}
-                rows.append(source.row(number, name, meaning, value, **how, settings=context))
-    if not rows:
-        raise source.fault(1, "no line of a step", "give the log of a run that reached its first report")
-    notes = [plural(len(seen), "step"), "the first steps of a run are warm-up"]
-    notes += [f"{plural(again, 'line')} of other ranks for the same steps left out"] if again else []
-    return source.imported(rows, notes=notes)
+    lines: Sequence[StepLine],
+    figures: Mapping[str, Sequence[StepFigure]],
+    settings: Mapping[str, str] = MappingProxyType({}),
+    ignored: frozenset[str] = frozenset(),
+) -> LogFigures:
+    """Return the figures of lines; of ranks that print the same step the first that prints a figure counts."""
+    reading = _Reader(source, figures, settings, ignored, _open_ends(lines))
+    for line in lines:
+        reading.take(line)
+    return reading.result()
 
 
-_MEGATRON_STEP = re.compile(r"\biteration\s+(\d+)/\s*\d+\s*\|")
-_MEGATRON: tuple[Figure, ...] = (
-    (r"elapsed time per iteration \(ms\):@", ("step_time_ms", "ms", "lower"), "megatron: mean since the last report"),
-    (r"samples per second:@", ("samples_per_s", "samples/s", "higher"), "megatron: of all devices"),
-    (r"(?:TFLOPs|throughput per GPU \(TFLOP/s/GPU\)):@", ("tflops_per_device", "TFLOPS", "higher"),
-     "megatron: its own count of FLOPs, recomputation included where it is on"),
-    (r"lm loss:@", ("loss", "", "lower"), "megatron"),
-)  # fmt: skip
-_MEGATRON_SETTINGS = (
-    ("global_batch_size", r"global batch size:\s*(\d+)"),
-    ("sequence_length", r"actual seqlen:\s*(\d+)"),
-)
+def _open_ends(lines: Sequence[StepLine]) -> tuple[str, str]:
+    """Return name and form of the last field, where nothing stands behind it in any of several lines."""
+    ends = [line.fields[-1] for line in lines if line.fields]
+    if len(ends) < 2 or any(end.is_closed or end.name != ends[0].name for end in ends):
+        return "", ""
+    return ends[0].name, Counter(_form(end.value) for end in ends).most_common(1)[0][0]
 
-MEGATRON = Format(
-    name="megatron",
-    about="Megatron-LM and Megatron-DeepSpeed iteration lines",
-    recognises=lambda source: bool(_MEGATRON_STEP.search(source.text)),
-    read=lambda source: _read_steps(
-        source, _MEGATRON_STEP, _MEGATRON, "elapsed time per iteration (ms):", _MEGATRON_SETTINGS
-    ),
-)
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_TITAN_STEP = re.compile(r"\bstep:\s*(\d+)\s+loss:")
-_TITAN: tuple[Figure, ...] = (
-    (r"loss:@", ("loss", "", "lower"), "torchtitan"),
-    (r"memory:@GiB", ("reserved_memory_gib", "GiB", "lower"), "torchtitan: peak reserved since the last report"),
-    (r"tps:@", ("tokens_per_s_per_device", "tokens/s", "higher"), "torchtitan: of one device"),
-    (r"tflops:@", ("tflops_per_device", "TFLOPS", "higher"), "torchtitan: 6 (N - embedding) + 12 L h s a token"),
-    (r"mfu:@%", ("mfu_percent", "percent", "higher"),
-     "torchtitan: its tflops over the peak that it takes for the device"),
-)  # fmt: skip
+def _form(value: str) -> str:
+    """Return a value with 9 for every group of digits, all of them for decimals: ``3.14`` is ``9.99``."""
+    head, point, tail = value.partition(".")
+    return re.sub(r"\d+", "9", head) + point + re.sub(r"\d", "9", tail)
 
-TORCHTITAN = Format(
-    name="torchtitan",
-    about="torchtitan's metric lines",
-    recognises=lambda source: bool(_TITAN_STEP.search(_COLOURS.sub("", source.text))) and "tps:" in source.text,
-    read=lambda source: _read_steps(replace(source, text=_COLOURS.sub("", source.text)), _TITAN_STEP, _TITAN, "tps:"),
-)
+
+@cache
+def _pattern(form: str) -> re.Pattern[str]:
+    return re.compile(form.replace("@", f"(?P<number>{_NUMBER})").replace("#", _NUMBER), re.IGNORECASE)
+
+
+class _Reader:
+    """Turns lines of steps into figures, one after the other."""
+
+    def __init__(
+        self,
+        source: Source,
+        figures: Mapping[str, Sequence[StepFigure]],
+        settings: Mapping[str, str],
+        ignored: frozenset[str],
+        open_end: tuple[str, str],
+    ) -> None:
+        self._source = source
+        self._figures = figures
+        self._settings = settings
+        self._ignored = ignored
+        self._open_end = open_end
+        self._runs = Runs()
+        self._found = LogFigures()
+        self._steps: set[tuple[int, str]] = set()
+        self._repeated = 0
+        self._unread: dict[str, None] = {}
+        self._empty: dict[tuple[str, str], list[int]] = {}
+
+    def take(self, line: StepLine) -> None:
+        """Take the figures of a line that no line before gave."""
+        seen, is_first, name = StepSeen(time=None, text=""), True, line.name
+        if line.step is not None:
+            seen, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
+            self._steps.add((self._runs.count, name))
+        settings = {} if line.step is None else {"step": str(line.step), "run": str(self._runs.count)}
+        settings |= {
+            self._settings[one.name]: one.value
+            for one in line.fields
+            if one.name in self._settings and one.is_closed and re.fullmatch(r"\d+", one.value)
+        }
+        metrics: set[str] = set()
+        rows = len(self._found.rows)
+        values: dict[str, set[str]] = {}
+        for one in line.fields:
+            values.setdefault(one.name, set()).add(one.value)
+        for one in line.fields:
+            if one.name in self._figures and len(values[one.name]) > 1:
+                why = f"the line has two values of {one.name}: another line was printed into it"
+                self._found.refuse(line.line, f"{name}: {one.name}: {one.value}", why)
+                continue
+            metrics |= self._take_field(line, one, name, settings, seen.metrics)
+        seen.metrics |= metrics
+        self._repeated += not is_first and len(self._found.rows) == rows
+
+    def _take_field(
+        self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], known: set[str]
+    ) -> set[str]:
+        """Return the metrics of a field that need no other line."""
+        figures = self._figures.get(one.name)
+        if figures is None:
+            if any(f"{other}:" in one.value.lower() for other in self._figures):
+                self._found.refuse(line.line, f"{one.name}: {one.value}", "another line was printed into it")
+            elif one.name not in self._ignored and one.name not in self._settings and re.search(r"\d", one.value):
+                self._unread[one.name] = None
+            return set()
+        fits: dict[str, tuple[StepFigure, re.Match[str]]] = {}
+        for figure in figures:
+            if match := _pattern(figure.form).fullmatch(one.value):
+                fits.setdefault(figure.meaning[0], (figure, match))
+        metrics = set(fits) or {figures[0].meaning[0]}
+        if metrics <= known:
+            return set()
+        if not fits or not (one.is_closed or any(figure.shows_cut for figure, _ in fits.values()) or self._ends(one)):
+            why = "the line was cut, or another line was printed into it"
+            self._found.refuse(line.line, f"{name}: {one.name}: {one.value}", f"{one.name} is {one.value!r:.60}: {why}")
+            return set()
+        for metric, (figure, match) in fits.items():
+            if figure.beside:
+                self._unread[figure.beside] = None
+            if metric in known or not self._take_number(line.line, figure, match, name, settings):
+                metrics.discard(metric)
+        return metrics
+
+    def _ends(self, one: StepField) -> bool:
+        return (one.name, _form(one.value)) == self._open_end
+
+    def _take_number(
+        self, line: int, figure: StepFigure, match: re.Match[str], name: str, settings: Mapping[str, str]
+    ) -> bool:
+        """Return whether a number is a figure or refused, and not a place that was left empty."""
+        printed = match["number"]
+        value = float(printed.replace(",", "")) * figure.scales[match.groupdict().get("unit") or ""]
+        metric, unit, _ = figure.meaning
+        if not math.isfinite(value) or (unit and value < 0):
+            rule = "no finite number" if not math.isfinite(value) else f"below 0 {unit}"
+            self._found.refuse(line, f"{name}: {match[0]}", f"{metric} is {printed}, {rule}")
+            return True
+        if "loss" in metric and value < 0 and value == int(value):
+            self._empty.setdefault(
+                (metric, f"{printed}: a rank without the last pipeline stage prints no loss"), []
+            ).append(line)
+            return False
+        if value == 0 and unit:
+            self._empty.setdefault((metric, f"{printed}: not computed, or less than the digits show"), []).append(line)
+            return False
+        row = self._source.row(
+            line, name, figure.meaning, value, printed=printed, convention=figure.convention, settings=settings
+        )
+        self._found.rows.append(row)
+        return True
+
+    def result(self) -> LogFigures:
+        """Return what all lines gave."""
+        notes = [plural(len(self._steps), "step"), "the first steps of a run are warm-up"] if self._steps else []
+        notes += self._runs.notes
+        if self._repeated:
+            notes.append(f"{plural(self._repeated, 'line')} of other ranks for the same steps left out")
+        notes += [
+            f"{metric} {what}; left out {plural(len(lines), 'time')}, first in line {lines[0]}"
+            for (metric, what), lines in self._empty.items()
+        ]
+        if self._unread:
+            notes.append(f"not imported: {', '.join(self._unread)}")
+        self._found.notes = notes
+        self._found.rows = [self._of_run(row) for row in self._found.rows]
+        return self._found
+
+    def _of_run(self, row: ImportedRow) -> ImportedRow:
+        """Return a figure that names its run, where there are several."""
+        run = row.settings.get("run")
+        if run is None:
+            return row
+        if self._runs.count > 1:
+            return replace(row, name=f"{row.name} run {run}")
+        return replace(row, settings={name: text for name, text in row.settings.items() if name != "run"})
+
+
+def any_line(lines: Iterable[str], pattern: re.Pattern[str]) -> bool:
+    """Return whether a line has the pattern, and not more characters than lines of steps have."""
+    return any(pattern.search(line) for line in lines if len(line) <= _LONGEST)

@@ -1,0 +1,358 @@
+"""Logs of training programs: runs told apart, conventions, what is not computed, and lines that were cut or mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsuite.base.errors import ImportFailed
+from perfsuite.cli import main as cli
+from perfsuite.imports.formats import find_format, read_file
+from perfsuite.imports.plausibility import doubts
+from perfsuite.imports.row import Told
+
+SAMPLES = Path(__file__).parent / "samples"
+TRAINING = ("torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed")
+
+
+def read(name):
+    return read_file(SAMPLES / name, Told())
+
+
+def values(imported, metric):
+    return [row.value for row in imported.rows if row.metric == metric]
+
+
+def written(tmp_path, *lines):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def lines_of(name):
+    return (SAMPLES / name).read_text().splitlines()
+
+
+# ---- runs ----
+
+
+def test_a_run_that_began_again_keeps_its_figures_and_names_the_line():
+    resumed = read("megatron/resume.log")
+    assert [5361.6, 5470.7, 9361.6, 9470.7, 9411.0] == values(resumed, "step_time_ms")
+    assert "line 5: step 71 follows step 72: run 2 begins" in resumed.notes
+    assert ["step 71 run 1", "step 71 run 2"] == [row.name for row in resumed.rows if row.settings["step"] == "71"][::3]
+    assert {"2"} == {row.settings["run"] for row in resumed.rows if row.line > 4}
+    second = read_file(SAMPLES / "megatron/resume.log", Told(run=2))
+    assert [9361.6, 9470.7, 9411.0] == values(second, "step_time_ms")
+    with pytest.raises(ImportFailed, match="the log has no run 3"):
+        read_file(SAMPLES / "megatron/resume.log", Told(run=3))
+    assert () == doubts(resumed)  # losses of the second run repeat those of the first
+
+
+def titan(step, *, rank="", time="10:00:00,000", tps="7,034"):
+    return f"{rank}2025-06-04 {time} - root - INFO - step: {step}  loss:  3.1  tps: {tps}  mfu: 41.19%"
+
+
+@pytest.mark.parametrize(
+    ("lines", "runs"),
+    [
+        ([titan(1), titan(1), titan(2), titan(1)], 1),  # a rank whose line came late
+        ([titan(1), titan(2, time="10:00:09,000"), titan(1, time="10:05:00,000")], 2),
+        ([titan(10), titan(10, time="10:05:00,000")], 2),  # one report a run
+        ([titan(10), titan(10, time="10:00:08,000"), titan(20, time="10:00:02,000")], 1),  # clocks without a label
+        ([titan(1, time="10:05:00,000"), titan(2)], 2),  # time goes back
+        ([titan(1, rank="[rank0]:"), titan(1, rank="[rank1]:", time="10:00:40,000")], 1),  # clocks of two hosts
+        ([titan(step, rank=f"[rank{rank}]:") for rank in (0, 1) for step in (1, 2)], 1),  # one rank after the other
+        ([line.partition("INFO - ")[2] for line in (titan(1), titan(1), titan(2), titan(2))], 1),
+        ([line.partition("INFO - ")[2] for line in (titan(1), titan(2), titan(1), titan(2))], 2),
+        ([f"[rank0]:{titan(1).partition('INFO - ')[2]}", f"[rank0]:{titan(1, tps='90').partition('INFO - ')[2]}"], 2),
+    ],
+)
+def test_ranks_and_runs_are_told_apart_by_step_time_and_rank(tmp_path, lines, runs):
+    imported = read_file(written(tmp_path, *lines), Told())
+    assert runs == len({row.settings.get("run", "1") for row in imported.rows})
+    assert runs - 1 == sum("begins" in note for note in imported.notes)
+
+
+# ---- figures that are none ----
+
+
+def test_lines_of_validation_are_no_steps():
+    imported = read("torchtitan/validate-2025-12.log")
+    assert [12.4153, 12.3984, 12.1] == values(imported, "loss")
+    assert (15, "1 line of another phase (validate) left out") == (len(imported.rows), imported.notes[0])
+
+
+def test_a_rank_without_the_last_stage_has_no_loss_and_zeros_are_not_computed():
+    imported = read("torchtitan/pipeline-ranks.log")
+    assert [(11.731, 4)] == [(row.value, row.line) for row in imported.rows if row.metric == "loss"]
+    assert [0.9, 1.81] == values(imported, "tflops_per_device")
+    notes = "; ".join(imported.notes)
+    assert (
+        "loss -1.0000: a rank without the last pipeline stage prints no loss; left out 3 times, first in line 1"
+        in notes
+    )
+    assert (
+        "tflops_per_device 0.00: not computed, or less than the digits show; left out 1 time, first in line 5" in notes
+    )
+
+
+def test_nan_costs_its_figure(capsys):
+    imported = read("torchtitan/nan-loss.log")
+    assert 9 == len(imported.rows)
+    assert [(2, "loss is nan, no finite number")] == [(one.line, one.why) for one in imported.refused]
+    assert cli.main(["import", str(SAMPLES / "torchtitan/nan-loss.log")]) == 1
+    assert "refused, line 2" in capsys.readouterr().out
+
+
+def test_negative_timers_cost_their_figures():
+    imported = read("deepspeed/flops-profiler-negative.txt")
+    assert [9340.0, 11.88, 158.64] == [row.value for row in imported.rows]
+    assert [8, 9, 11, 12] == [one.line for one in imported.refused]
+    assert all("below 0" in one.why for one in imported.refused)
+
+
+# ---- conventions ----
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "value", "convention"),
+    [
+        ("megatron/megatron-lm-mixtral.log", "tflops_per_device", 243.6, "model FLOPs: 3 x forward, without recomp"),
+        ("megatron/megatron-deepspeed.log", "tflops_per_device", 147.61, "3 x forward, 4 x where activations are"),
+        ("megatron/megatron-deepspeed-tgs.log", "tokens_per_s_per_device", 1146.733, "of one device"),
+        ("gpt-neox/rank0.log", "tflops_per_device", 150.3, "gpt-neox: 3 x forward, 4 x where activations are"),
+        ("gpt-neox/rank0.log", "samples_per_s", 51.234, "of all devices"),
+        ("gpt-neox/rank0.log", "micro_forward_ms", 4958.39, "of one micro-batch"),
+        ("primus/rank-7.log", "step_time_ms", 13100.0, "last iteration"),
+        ("primus/rank-7.log", "mean_step_time_ms", 13240.9, "mean of recent iterations"),
+        ("primus/rank-7.log", "tokens_per_s_per_device", 10005.5, "last iteration"),
+        ("primus/both-shapes-26.5.log", "mean_tokens_per_s_per_device", 22288.1, "harmonic mean of recent"),
+        ("primus/both-shapes-26.5.log", "mean_tflops_per_device", 1162.8, "mean of recent iterations"),
+        ("torchtitan/wps-2024-12.log", "tokens_per_s_per_device", 48512.0, "of one device"),
+        ("torchtitan/colours-without-esc.log", "tokens_per_s_per_device", 12345.0, "of one device"),
+        ("torchtitan/fork-with-total.log", "tokens_per_s_per_device", 52142.0, "of one device"),
+        ("megatron/megatron-bridge.log", "tflops_per_device", 62.4, "megatron-bridge: model FLOPs: 3 x forward"),
+        ("latte/latte.log", "steps_per_s", 1.52, "mean since the last report"),
+        ("libai/events-2022.log", "step_time_ms", pytest.approx(417.9), "printed in s"),
+        ("libai/events-2022.log", "samples_per_s", 38.28, "of all devices"),
+        ("libai/events-2023.log", "step_time_ms", pytest.approx(4289.3), "printed in s"),
+        ("oneflow/gpt-table.log", "step_time_ms", pytest.approx(417.95), "printed in s"),
+        ("oneflow/gpt-table.log", "memory_used_gib", 12404 / 1024, "printed in MiB"),
+        ("oneflow/gpt-normal.log", "samples_per_s", 127.80213, "of all devices"),
+        ("deepspeed/flops-profiler-small.txt", "tflops_per_device", pytest.approx(692e-6), "an assumed 3 x forward"),
+        ("deepspeed/wall-clock.txt", "forward_ms", 5073.58, "of all micro-batches of a step"),
+        ("deepspeed/wall-clock.txt", "backward_allreduce_ms", 1321.04, "of all micro-batches of a step"),
+        ("deepspeed/wall-clock.txt", "samples_per_s", 25.704280480541442, "of all devices, last step"),
+        ("deepspeed/wall-clock.txt", "mean_samples_per_s", 25.025771473496132, "mean since the second step"),
+        ("deepspeed/wall-clock.txt", "peak_allocated_memory_gib", 38.49, "printed as GB"),
+    ],
+)
+def test_every_figure_has_the_convention_of_its_program(name, metric, value, convention):
+    found = next(row for row in read(name).rows if row.metric == metric)
+    assert value == found.value
+    assert convention in found.convention
+
+
+def test_seconds_and_the_factor_of_a_formula_are_read(tmp_path):
+    line = lines_of("megatron/megatron-deepspeed.log")[0].replace("(ms): 76015.3", "(s): 76.02")
+    assert [76020.0] == values(read_file(written(tmp_path, line), Told()), "step_time_ms")
+    lines = [line.replace("= 2 *", "= 3 *").replace("= 3 * fwd flops per GPU / (fwd", "= 4 * fwd flops per GPU / (fwd")
+             for line in lines_of("deepspeed/flops-profiler.txt")]  # fmt: skip
+    lines = [line.replace("per GPU", "per device").replace("TFLOPS", "TFLOPs") for line in lines]
+    found = {row.metric: row.convention for row in read_file(written(tmp_path, *lines), Told()).rows}
+    assert "3 x forward" in found["backward_tflops_per_device"]
+    assert "4 x forward" in found["tflops_per_device"]
+
+
+def test_nemos_iterations_and_megatrons_own_timers(tmp_path):
+    nemo = "Training epoch 0, iteration 120/149 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 |"
+    imported = read_file(written(tmp_path, nemo), Told())
+    assert [(1.233, "loss"), (pytest.approx(31.46), "step_time_ms")] == [
+        (row.value, row.metric) for row in imported.rows
+    ]
+    timers = "time (ms) | forward: 2181.55 | backward: 4000.10 | backward-clip-grad: 3.20 | optimizer: 12.30"
+    imported = read_file(written(tmp_path, *lines_of("gpt-neox/rank0.log"), timers), Told())
+    assert 13 == len(imported.rows)
+    assert "not imported: timer forward, timer backward, timer backward-clip-grad, timer optimizer" in imported.notes
+
+
+def test_numbers_without_a_meaning_are_listed():
+    notes = "; ".join(read("primus/rank-7.log").notes)
+    for name in ("consumed samples", "hip mem usage", "learning rate", "loss scale", "grad norm", "nan iterations"):
+        assert name in notes
+    fork = read("torchtitan/fork-with-total.log")
+    assert "not imported: memory in percent, lr, it/s, im/s" in fork.notes
+    assert (12, [3.09] * 3) == (len(fork.rows), values(fork, "mfu_percent"))
+
+
+# ---- DeepSpeed's communication logger ----
+
+
+def test_rows_of_the_communication_logger():
+    imported = read("deepspeed/comms-logger-0B.txt")
+    assert 10 == len(imported.rows)
+    assert ("2 rows of 0 B left out: nothing was sent", ()) == (imported.notes[1], imported.refused)
+    busbw = {row.name: (row.value, row.collective) for row in imported.rows if row.metric == "busbw_gb_per_s"}
+    assert (pytest.approx(11.46, abs=0.005), "broadcast") == busbw["broadcast 1.45 GB"]
+    assert (55.54 / 8, "all_gather") == busbw["all_gather_into_tensor 50.0 MB"]
+    straggler = read("deepspeed/comms-logger-straggler.txt")
+    assert (2, "1 row of stragglers left out: no rates") == (len(straggler.rows), straggler.notes[1])
+    debug = read("deepspeed/comms-logger-debug.txt")
+    assert ["broadcast", "reduce_scatter"] == list(dict.fromkeys(row.collective for row in debug.rows))
+    assert 6 == len(debug.rows)
+
+
+def test_the_size_of_a_part_is_not_that_of_an_all_gather(tmp_path):
+    """DeepSpeed prints what one rank gives since 2025; its throughput counts what all give."""
+    lines = [
+        line.replace("63.47", "507.76").replace("55.54", "444.29") for line in lines_of("deepspeed/comms-logger-0B.txt")
+    ]
+    found = {row.name: row.message_bytes for row in read_file(written(tmp_path, *lines), Told()).rows}
+    assert None is found["all_gather_into_tensor 50.0 MB"]
+    assert (
+        50.0 * 2**20
+        == {row.name: row.message_bytes for row in read("deepspeed/comms-logger-0B.txt").rows}[
+            "all_gather_into_tensor 50.0 MB"
+        ]
+    )
+
+
+def test_a_name_that_was_cut_is_not_another_collective(tmp_path):
+    lines = [line.replace("reduce_scatter_tensor", "reduce") for line in lines_of("deepspeed/comms-logger.txt")]
+    imported = read_file(written(tmp_path, *lines), Told())
+    assert {"broadcast"} == {row.collective for row in imported.rows}
+    assert "busbw of reduce is its throughput, but 1376.31 is not 1468.06" in imported.refused[0].why
+
+
+# ---- several programs in one log ----
+
+
+def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
+    imported = read("megatron/megatron-deepspeed-tgs.log")
+    assert [53.753, 52.815] == [
+        row.value for row in imported.rows if (row.metric, row.name[:5]) == ("samples_per_s", "step ")
+    ]
+    assert {"global step 199", "global step 200"} == {row.name for row in imported.rows if row.name.startswith("g")}
+    assert len(imported.rows) == len({(row.name, row.metric) for row in imported.rows})
+    assert () == doubts(imported)
+
+
+# ---- damaged lines ----
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "line", "says"),
+    [
+        ("torchtitan/rank0-2025-07.log", "30,768", "nan", 1, "tokens_per_s_per_device is nan, no finite"),
+        ("torchtitan/rank0-2025-07.log", "30,768  tflops: 3.15  mfu: 0.32%", "30", 1, "tps is '30': the line was cut"),
+        ("torchtitan/rank0-2025-07.log", "30,768", "30,7INFO done68", 1, "another line was printed into it"),
+        ("torchtitan/rank0-2025-07.log", "step:  3", "ep:  3", 1, "it does not say its step"),
+        ("megatron/megatron-deepspeed.log", "76015.3 |", "76 INFO: 3 ok015.3 |", 1, "another line was printed into it"),
+        ("megatron/megatron-deepspeed.log", "iteration        1/", "ation        1/", 1, "it does not say its step"),
+        ("megatron/megatron-deepspeed.log", "| lm loss", "|\n lm loss", 2, "it does not say its step"),
+        ("deepspeed/flops-profiler.txt", "76.67 ms", "76.67", 19, "the unit is ''"),
+        ("deepspeed/flops-profiler.txt", f"size:{' ' * 51}1", "size: 0", 10, "world size is '0', not a whole"),
+        ("deepspeed/flops-profiler.txt", "433.07", "43", 26, "world size x batch / iter latency is 433.1"),
+        ("deepspeed/comms-logger.txt", "1376.31", "1376.3", 6, "the row was cut"),
+        ("deepspeed/wall-clock.txt", "10995.77 | backward_inner: 9674.66", "10", 3, "backward is '10': the line"),
+        ("oneflow/gpt-table.log", "| 38.28153", "", 7, "the row does not have the 6 columns"),
+        ("latte/latte.log", "Sec: 1.52", "Sec: 1.5", 2, "train steps/sec is '1.5': the line was cut"),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_costs_that_line(tmp_path, name, old, new, line, says):  # noqa: PLR0917
+    text = (SAMPLES / name).read_text()
+    assert old in text
+    path = tmp_path / Path(name).name
+    path.write_text(text.replace(old, new, 1))
+    imported = read_file(path, Told(), find_format(Path(name).parent.name))
+    assert imported.rows
+    assert says in next(one.why for one in imported.refused if one.line == line)
+
+
+def test_a_log_without_any_figure_is_refused_with_the_reason(tmp_path):
+    path = written(tmp_path, "step: 1  loss: 3.1INFO 4  tps: 7")
+    with pytest.raises(ImportFailed, match=r":1: loss is '3.1INFO 4': the line was cut.*; no line has a figure"):
+        read_file(path, Told(), find_format("torchtitan"))
+
+
+@pytest.mark.parametrize("name", ["megatron/resume.log", "torchtitan/nan-loss.log", "deepspeed/comms-logger.txt"])
+@pytest.mark.parametrize("long", ["a" * 300_000, "1" * 300_000 + "x", "a: 1 " * 60_000, " " * 300_000 + "x"])
+def test_a_line_of_any_length_is_left_out(tmp_path, name, long):
+    lines = lines_of(name)
+    imported = read_file(written(tmp_path, *lines, long, f"step: 1  loss: 3.1  {long}  mfu: 1.00%"), Told())
+    assert [row.value for row in read(name).rows] == [row.value for row in imported.rows]
+
+
+INSERTED = (
+    "INFO 3 ok",
+    "[INFO] node-1: loaded 12 files: 34 % done ",
+    "WARNING: x=5, y: 6  ",
+    "[rank1]: INFO step 7: 8 ms",
+)
+BEFORE = ("[rank3]:", "3: ", "[1,3]<stdout>: ", "2026-01-01T00:00:00.5Z stdout F ", "worker-1  | ", "INFO: ", "   ")
+
+
+@st.composite
+def damaged(draw, name):
+    """A sample of a format with one line cut, doubled, prefixed, or with another line printed into it."""
+    path = draw(st.sampled_from(sorted((SAMPLES / name).iterdir())))
+    lines = path.read_text().split("\n")
+    at = draw(st.sampled_from([number for number, line in enumerate(lines) if line.strip()]))
+    line = lines[at]
+    place = draw(st.integers(0, len(line)))
+    other = draw(st.sampled_from(INSERTED))
+    lines[at] = draw(
+        st.sampled_from(
+            [line[:place], line[place:], f"{line}\n{line}", f"{line}{line}", f"{draw(st.sampled_from(BEFORE))}{line}"]
+            + [f"{line[:place]}{end}{other}{begin}{line[place:]}" for end in ("", "\n") for begin in ("", "\n")]
+        )
+    )
+    return path, "\n".join(lines)
+
+
+def figures(imported):
+    """What must be right of a figure, with samples per second of the profiler to the 1 % that they are checked to."""
+    return {
+        (
+            row.metric, row.unit, row.convention, row.settings.get("step"), row.collective, row.message_bytes,
+            f"{row.value:.9g}" if "profiled" not in row.name or "samples" not in row.metric else f"{row.value:.1e}",
+        )
+        for row in imported.rows
+    }  # fmt: skip
+
+
+def figures_of_lines(sample, path, known):
+    """What a sample gives, and what each of its lines gives alone: of ranks that print one step any may count."""
+    found = figures(read_file(sample, Told()))
+    for line in sample.read_text().splitlines():
+        path.write_text(line)
+        try:
+            found |= figures(read_file(path, Told(), known))
+        except ImportFailed:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_no_damaged_line_gives_a_wrong_figure(name, tmp_path_factory):
+    known = find_format(name)
+    path = tmp_path_factory.mktemp(name) / "log.txt"
+    right = {sample: figures_of_lines(sample, path, known) for sample in (SAMPLES / name).iterdir()}
+
+    @settings(max_examples=500, deadline=None)
+    @given(damaged(name))
+    def holds(case):
+        sample, text = case
+        path.write_text(text)
+        try:
+            imported = read_file(path, Told(), known)
+        except ImportFailed:
+            return  # no other line of the sample has a figure
+        assert set() == figures(imported) - right[sample]
+        assert all(row.convention and (row.unit or row.metric == "loss") for row in imported.rows)
+
+    holds()
