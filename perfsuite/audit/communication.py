@@ -34,10 +34,15 @@ def _factors(table: AuditTable, row: Row) -> list[Interval]:
 
 
 def _bandwidth_size(table: AuditTable) -> Iterator[Hit]:
-    """Each bandwidth fits the size over some time of its row, or that times the factor of the collective."""
+    """Each bandwidth fits the size over some time of its row, or that times the factor of the collective.
+
+    A latency is the time of a message only in a table that says nothing of a model.
+    """
+    is_step = any(table.says(role) for role in (*WORK_ROLES, "global_batch_size", "local_batch_size"))
+    columns = table.of_role("communication_time") or (() if is_step else table.of_role("latency"))
     for row in table.rows:
         size, factors = table.value(row, "message_size"), _factors(table, row)
-        times = [table.read(row, column) for column in table.of_role("communication_time", "latency")]
+        times = [table.read(row, column) for column in columns]
         rates = [rate for time in times if (rate := quotient(size, time))]
         if not rates:
             continue

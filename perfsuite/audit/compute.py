@@ -120,10 +120,11 @@ def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
 
 
 def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
-    """Stated peaks of columns, or one stated for the whole table."""
+    """Stated peaks, and those that are said to be dense, of columns or of the whole table."""
+    roles = ("stated_peak_tflops", "peak_tflops")
     for row in table.rows:
-        columns = table.of_role("stated_peak_tflops")
-        for stated in [table.read(row, column) for column in columns] or [table.value(row, "stated_peak_tflops")]:
+        columns = [table.read(row, column) for column in table.of_role(*roles)]
+        for stated in columns or [table.value(row, role) for role in roles]:
             dense = table.value(row, "dense_peak_tflops")
             ratio = quotient(stated, dense)
             if stated and dense and ratio and ratio.low > Fraction(102, 100):
@@ -172,7 +173,7 @@ RULES = (
          checks="FLOPs per token >= 2 x parameters that a token passes",
          source="every weight of a layer takes part in one multiplication and one addition per token and pass"),
     Rule("peak-not-dense", "mislabel", "M?", "cells", _peak_not_dense,
-         roles=("stated_peak_tflops", "dense_peak_tflops"),
+         roles=("stated_peak_tflops|peak_tflops", "dense_peak_tflops"),
          checks="stated peak <= dense peak of the maker",
          source="data sheets; sparse figures and 16-bit accumulation are twice the dense one"),
     Rule("size-is-count", "mislabel", "M?", "table", _size_is_count,

@@ -21,6 +21,8 @@ _SPARSE = re.compile(r"moe|mixtral|deepseek|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?b", re.
 RATES = ("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device")
 HARDWARE_CONVENTIONS = Fraction(8, 3)
 """Achieved FLOPs may count recomputation too, 8 in place of 6 per parameter."""
+_MODEL = ("model", "parameters", "active_parameters")
+"""Roles that distinguish rows of different models."""
 _COUNTING = ("device", "dtype", "strategy", "experts", "top_k")
 """Settings beside the work that figures of FLOPs may depend on."""
 
@@ -187,7 +189,7 @@ def _mfu_tflops_peak(table: AuditTable) -> Iterator[Hit]:
 
 
 def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
-    if not any(table.says(role) for role in ("model", "parameters", "active_parameters")):
+    if not any(table.says(role) for role in _MODEL):
         return
     rows = [row for row in table.rows if not _has_steps(table, row)]
     for column in table.of_role("tflops"):
@@ -201,6 +203,8 @@ def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
 
 def _tflops_time(table: AuditTable) -> Iterator[Hit]:
     """FLOPs of a sample from those of a step, and FLOPs of a whole training run."""
+    if not any(table.says(role) for role in _MODEL):
+        return
     for column in table.of_role("tflops"):
         rates = [(row, product(table.read(row, column), table.devices(row))) for row in table.rows]
         steps = [
@@ -245,7 +249,8 @@ RULES = (
          checks="TFLOPS (or MFU) / tokens/s of a device = the same FLOPs per token in all rows of the same work",
          source="a token of one model and length costs the same on any number of devices"),
     Rule("tflops-time", "contradiction", "X", "table", _tflops_time,
-         roles=("tflops", "latency|iterations_per_s|training_time", "devices", "global_batch_size|training_time"),
+         roles=("tflops", "latency|iterations_per_s|training_time", "devices", "global_batch_size|training_time",
+                "|".join(_MODEL)),
          checks="TFLOPS x step time x n / global batch, and TFLOPS x training time x n = the same in all rows of the "
                 "same work",
          source="a sample, or a whole run, of one model and length costs the same on any number of devices"),

@@ -218,7 +218,11 @@ def _results(source: Source, aside: _Aside) -> Iterator[_Result]:
         elif not _is_figure(match["value"]):
             aside.refuse(number, part, f"{name} is {match['value']}, not a number above 0; run again")
         elif match["chips"] not in (None, "'s "):
-            aside.refuse(number, part, "of a card with two chips: twice the line of the rank, which is imported")
+            aside.refuse(
+                number,
+                part,
+                "twice the figure that the line of the rank has (two chips, or both directions); use that line",
+            )
         else:
             blank = bool(match["blank"])
             scale = 1.0 if blank and unit == "GB" else family[2][unit]  # tsingmicro divides by 1024

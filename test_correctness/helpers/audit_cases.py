@@ -70,7 +70,8 @@ tflops-time
 + devices tflops latency:s; 8 100 10.0; 16 100 10.0 @ model=gpt global_batch_size=512
 + devices tflops iterations_per_s local_batch_size; 8 100 0.100 4; 16 150 0.100 4 @ model=gpt
 + devices tflops training_time:days; 384 153 84; 768 149 84 @ parameters=174.6~B
-- devices tflops training_time:days config; 384 153 84 ptd; 768 149 43 ptd; 1536 141 23 ptd; 768 88 174 zero
+- devices tflops latency:s; 8 100 10.0; 16 100 10.0 @ global_batch_size=512  # perhaps of two models
+- devices tflops training_time:days config; 384 153 84 ptd; 768 149 43 ptd; 1536 141 23 ptd; 768 88 174 zero @ model=gpt
 - devices tflops latency:s; 8 100 10.0; 16 96.0 5.21; 16 0 0 @ model=gpt global_batch_size=512
 - devices tflops latency:s global_batch_size sequence_length; 8 100 10.0 512 2048; 8 120 10.0 512 4096 @ model=gpt
 tflops-tokens
@@ -121,6 +122,7 @@ implied-parameters
 - devices local_batch_size sequence_length tflops latency:s parameters:M; 1 1 512 1.0 2.4 760
 peak-not-dense
 + tflops; 390 @ stated_peak_tflops=1979 dense_peak_tflops=989
++ peak_tflops; 1979 @ dense_peak_tflops=989
 + device stated_peak_tflops dense_peak_tflops; 4090 330.3 165.2
 - device stated_peak_tflops dense_peak_tflops; a100 312 312; 4090 82.6 165.2
 size-is-count
@@ -142,6 +144,7 @@ bandwidth-size
 - message_size a=communication_time:us b=communication_time:us busbw; 8388608 91.10 80.00 183.5 @ devices=8
 - message_size communication_time:us bandwidth; 1048576 91.10 92.08 @ devices=8 collective=all_gather  # one part
 - message_size communication_time:us busbw; 8388608 91.10 12.08 @ devices=8 collective=unheard_of
+- message_size:MB latency:ms bandwidth; 25 412.0 11.2 @ devices=8 collective=all_reduce model=gpt  # bucket and step
 busbw-algbw
 + algbw busbw; 92.08 92.08 @ devices=8 collective=all_reduce
 + algbw busbw; 92.08 184.2 @ devices=8
