@@ -191,6 +191,7 @@ def test_printed_digits_are_intervals(tmp_path):
         3.57 == imported.rows[3].value
     )  # 2048 B over 0.57 us is 3.56 to 3.63 GB/s: the printed figure has more digits
     assert "one rank: nothing is sent, so busbw is left out" in imported.notes
+    assert imported.rows[3].convention.endswith("as printed; one rank sends nothing")
     assert {"all_reduce or reduce_scatter 2048 B fp32 1 rank"} == {
         row.name.rpartition(" rank ")[0] + " rank" for row in imported.rows
     }
