@@ -27,7 +27,7 @@ ROOMS = {
     "fleet": 1_440,
     "gate": 4_250,
     "history": 1_390,
-    "imports": 3_260,
+    "imports": 4_020,
     "metrics": 1_600,
     "models": 3_180,
     "platforms": 3_940,

@@ -112,9 +112,11 @@ def test_commands_that_do_not_decide(tmp_path):
     building = ["Linking  sendrecv.o > ../build/sendrecv_perf"]
     for before in (several, building):
         assert "fits all_reduce and sendrecv" in refusal(tmp_path, log(2, TWO, before=before))
-    other = ["$ ./build/broadcast_perf -b 8"]
-    assert "line 1 runs broadcast, but busbw / algbw is 1.750" in refusal(tmp_path, log(8, A100, before=other))
-    assert "runs broadcast, --collective says all_reduce" in refusal(
+    cut = ["reduce_perf -b 8K"]  # of all_reduce_perf: reduce prints a root
+    assert "line 1 runs reduce, whose rows have another operation" in refusal(tmp_path, log(2, TWO, before=cut))
+    other = ["$ ./build/reduce_scatter_perf -b 8"]
+    assert "line 1 runs reduce_scatter, but busbw / algbw is 1.750" in refusal(tmp_path, log(8, A100, before=other))
+    assert "runs reduce_scatter, --collective says all_reduce" in refusal(
         tmp_path, log(8, A100, before=other), collective="all_reduce"
     )
     hypercube = ["# Collective test starting: hypercube_perf"]
@@ -299,7 +301,9 @@ def test_lines_between_the_ranks_and_the_table_are_no_ranks(tmp_path):
     lines = log(2, SENDRECV)
     below = ["RCCL version : 2.27.7-HEAD:0d2c4fd", "HIP version  : 7.2.26015", "Hostname     : node-a"]
     at = next(index for index, line in enumerate(lines) if "Rank  1" in line) + 1
-    assert {("sendrecv", 2)} == kinds(read(tmp_path, [*lines[:at], *below, *lines[at:]]))
+    ended = [*lines[:at], *below, *lines[at:], "# Collective test concluded: sendrecv_perf", "#"]
+    imported = read(tmp_path, ended)
+    assert ({("sendrecv", 2)}, ("sendrecv on 2 ranks",)) == (kinds(imported), imported.notes)
 
 
 def test_elided_ranks_and_contradictions(tmp_path):
@@ -399,6 +403,7 @@ WHOLE = {
     "three": (log(3, T4, OLD), {}),
     "sendrecv": (log(2, SENDRECV), {}),
     "gathered": (log(32, ALL), {"collective": "all_gather"}),
+    "reduced": (log(2, TWO, before=["$ mpirun ./build/all_reduce_perf -b 8K -e 64K"]), {}),
     "command": (log(2, TWO, before=["$ mpirun ./build/sendrecv_perf -b 8K -e 64K"]), {}),
     "runs": ([*log(8, A100), *log(4, K80, OLD)], {}),
 }

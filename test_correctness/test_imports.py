@@ -271,8 +271,8 @@ def test_wrong_usage_says_what_to_do(capsys, arguments, says):
 def test_formats_are_a_table_of_names():
     names = (
         "nccl-tests superbench flagperf flagperf-pretraining torchtitan megatron gpt-neox primus latte libai oneflow "
-        "deepspeed pytest-benchmark"
     )
+    names += "deepspeed osu perftest nvbandwidth hccl-test pytest-benchmark"
     assert names.split() == [known.name for known in FORMATS]
     with pytest.raises(ImportFailed, match="did you mean megatron"):
         find_format("megatorn")

@@ -140,7 +140,7 @@ def _some(lines: Sequence[str], most: int | None, what: str) -> Iterator[str]:
 
 
 IMPORT = Command(
-    help="read results of nccl-tests, SuperBench, FlagPerf, training programs or pytest-benchmark",
+    help="read results of other tools: nccl-tests, OSU, perftest, SuperBench, FlagPerf, Megatron, DeepSpeed and more",
     arguments=_import_arguments,
     run=run_import,
     found="a figure or a file was refused, or figures contradict each other",

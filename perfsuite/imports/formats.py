@@ -15,7 +15,19 @@ from perfsuite.base.errors import ImportFailed, did_you_mean
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.base.units import plural
-from perfsuite.imports import deepspeed, flagperf, flagperf_pretraining, megatron, nccl_tests, superbench, trainers
+from perfsuite.imports import (
+    deepspeed,
+    flagperf,
+    flagperf_pretraining,
+    hccl,
+    megatron,
+    nccl_tests,
+    nvbandwidth,
+    osu,
+    perftest,
+    superbench,
+    trainers,
+)
 from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
 from perfsuite.record.codec import from_json, plain_json, to_json
 
@@ -78,6 +90,10 @@ FORMATS: tuple[Format, ...] = (
     trainers.LIBAI,
     trainers.ONEFLOW,
     deepspeed.FORMAT,
+    osu.FORMAT,
+    perftest.FORMAT,
+    nvbandwidth.FORMAT,
+    hccl.FORMAT,
     Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
 MAX_BYTES = 256 << 20

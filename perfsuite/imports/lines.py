@@ -24,7 +24,7 @@ _STAMP = rf"{_DAY}[ T]{_TIME}(?:Z|\s?[+-]\d\d:?\d\d)?"
 _MONTHS = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _LABEL = re.compile(
     r"\[[^\[\]\s,]*,(?P<mpirun>\d+)\](?:<std\w+>)?:\s?"  # mpirun --tag-output, with a job's name or without
-    r"|\s*(?P<srun>\d{1,7}): ?(?=\s|$|#|[A-Za-z\[])"  # srun --label
+    r"|\s*(?P<srun>\d{1,7}):(?: |(?=\s|$|#|[A-Za-z\[]))"  # srun --label
     r"|\[(?P<hydra>\d{1,7})\](?: |$)"  # mpiexec -prepend-rank
     r"|\[(?:[A-Za-z]+)?[Rr]ank ?(?P<torch>\d{1,7})\]:? ?|\[default(?P<local>\d{1,7})\]:? ?"  # torchrun
 )

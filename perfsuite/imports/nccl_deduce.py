@@ -5,6 +5,7 @@ Figures are intervals of their printed digits: 0.57 over 0.42 is anything from 1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -90,7 +91,7 @@ def decide(source: Source, log: Log, points: Sequence[LogPoint]) -> Found:
     if not kinds:
         where = f"line {log.named_line} runs {names[0]}, but " if log.named_line and not source.told.collective else ""
         expected = ", ".join(f"of {name} {factor(name, ranks):.3f}" for name in names) if ranks else " and ".join(names)
-        others = [name for name, _ in _best(KINDS, [ranks] if ranks else [], rows)]
+        others = [] if not ranks else [name for name, _ in _best(KINDS, range(ranks, ranks + 1), rows)]
         on_ranks = f" on {plural(ranks, 'rank')}" if ranks else ""
         reason = f"{where}{ratio}, that {expected or 'of no collective'}{on_ranks}"
         raise source.fault(largest.line, reason, f"it may be {' or '.join(others) or 'of other ranks: --ranks N'}")
@@ -116,13 +117,18 @@ def _names(source: Source, log: Log, points: Sequence[LogPoint]) -> tuple[tuple[
         raise source.fault(
             log.named_line or log.line, f"{where} {named}, --collective says {asked}", "leave the option out"
         )
-    if named or asked:
+    if asked or (named and not log.named_line):
         return (named or asked,), True
-    unchecked = _is_unchecked(points)
     names = possible(
-        operation=points[-1].operation != "", root=points[-1].root, columns=log.columns, unchecked=unchecked
+        operation=points[-1].operation != "",
+        root=points[-1].root,
+        columns=log.columns,
+        unchecked=_is_unchecked(points),
     )
-    return names, False
+    if named and named not in names:  # the name in a command may be cut
+        reason = f"{where} {named}, whose rows have another operation, root or check"
+        raise source.fault(log.named_line, reason, f"say which: --collective {' or '.join(names) or 'NAME'}")
+    return ((named,), True) if named else (names, False)
 
 
 def _is_unchecked(points: Sequence[LogPoint]) -> bool:
@@ -131,19 +137,19 @@ def _is_unchecked(points: Sequence[LogPoint]) -> bool:
     return bool(sides[False]) and "N/A" not in sides[False] and set(sides[True]) == {"N/A"}
 
 
-def _options(source: Source, log: Log, points: Iterable[LogPoint]) -> tuple[Iterable[int], list[str]]:
+def _options(source: Source, log: Log, points: Iterable[LogPoint]) -> tuple[range, list[str]]:
     """Return the numbers of ranks that the run may have, and notes."""
     asked = source.told.ranks
     if asked and log.ranks and (asked < log.ranks or (log.complete and asked != log.ranks)):
         reason = f"the log has {log.ranks} ranks, --ranks says {asked}"
         raise source.fault(log.line, reason, "leave the option out")
     if asked:
-        return [asked], []
+        return range(asked, asked + 1), []
     if log.ranks and log.complete:
-        return [log.ranks], []
+        return range(log.ranks, log.ranks + 1), []
     shares = {share for point in points if (share := _share(point)) is not None}
     if shares and 1 not in shares and len(shares) == 1 and (most := shares.pop()) >= (log.ranks or 2):
-        return [most], [f"{most} ranks, because size over count and type is {most}"]
+        return range(most, most + 1), [f"{most} ranks, because size over count and type is {most}"]
     if log.ranks:
         return range(log.ranks, MOST_RANKS), [f"a line of the list of ranks is cut: at least {log.ranks}"]
     return range(1, MOST_RANKS), []
@@ -184,16 +190,33 @@ def _evidence(log: Log, points: Iterable[LogPoint]) -> list[_Bounds]:
     return sorted(rows, key=lambda row: (row[1] - row[0]) / row[1])[:_EVIDENCE]
 
 
-def _best(names: Iterable[str], options: Iterable[int], rows: Sequence[_Bounds]) -> list[tuple[str, int]]:
+def _best(names: Iterable[str], options: range, rows: Sequence[_Bounds]) -> list[tuple[str, int]]:
     """Return collectives and ranks that the most rows fit, and more than half of them: a broken row does not decide."""
-    fitting: dict[tuple[str, int], int] = {}
-    options = tuple(options)
+    best, found = 0, list[tuple[str, range]]()
     for name in names:
-        for ranks in options:
-            ratio = factor(name, ranks)
-            fitting[name, ranks] = sum(
-                low * ratio <= most * (1 + _EXACT) and high * ratio >= least * (1 - _EXACT)
-                for low, high, least, most in rows
-            )
-    best = max(fitting.values(), default=0)
-    return [one for one, count in fitting.items() if count == best] if 2 * best > len(rows) or not rows else []
+        spans = [_span(name, row, options) for row in rows]
+        starts = sorted({options.start, *(n for span in spans for n in (span.start, span.stop) if n in options)})
+        for start, stop in zip(starts, [*starts[1:], options.stop], strict=True):
+            count = sum(start in span for span in spans)
+            if count > best:
+                best, found = count, []
+            if count == best:
+                found.append((name, range(start, stop)))
+    if rows and 2 * best <= len(rows):
+        return []
+    return [(name, ranks) for name, span in found for ranks in span]
+
+
+def _span(name: str, row: _Bounds, options: range) -> range:
+    """Return the numbers of ranks whose factor lies between the lowest and the highest ratio of a row."""
+    low, high, least, most = row
+    bottom = least * (1 - _EXACT) / high
+    top = most * (1 + _EXACT) / low if low > 0 else math.inf
+    if factor(name, 2) == factor(name, 3):
+        return options if bottom <= factor(name, 2) <= top else range(0)
+    whole = 2 * factor(name, 2)  # the factor is whole x (n - 1) / n
+    if bottom >= whole or top < 0:
+        return range(0)
+    first = math.ceil(whole / (whole - bottom) - _EXACT) if bottom > 0 else 1
+    last = math.floor(whole / (whole - top) + _EXACT) if top < whole else options.stop - 1
+    return range(max(first, options.start), min(last + 1, options.stop))

@@ -269,7 +269,7 @@ def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequenc
             value,
             printed=text,
             convention="; ".join([convention, *more, *([groups.strip()] if groups else [])]),
-            collective=found.collective,
+            collective="" if meaning[0] == "cpu_time_us" else found.collective,
             message_bytes=float(point.size),
             dtype=dtype,
             ranks=found.ranks,

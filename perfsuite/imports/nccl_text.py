@@ -79,6 +79,7 @@ _HEADINGS = re.compile(
 _STARTED = re.compile(r"# Collective test (?:starting|concluded):\s*(?:\S*/)?([a-z]\w*?)_perf(?:_\w+)?\s*$")
 _COMMAND = re.compile(r"""(?:^|[\s/'"])([a-z]\w*?)_perf(?:_\w+)?(?=["']?(?:\s+-{1,2}[a-zA-Z]|\s*[\\>|&]|\s*$))""")
 _BUILDING = re.compile(r"^\s*(?:Compiling|Linking|make|nvcc|g\+\+|mpicxx)\b")
+_NAME = re.compile(r"#?[a-z][a-z0-9_]*%?")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
 _INSIDE = re.compile(r"(?<=\s)\d+\s+\d+\s+(?:u?int\d*|float\w*|double|half|bfloat16|f8\w+|fp8\w*)\s.*$")
 """A row behind the message of another process on one line."""
@@ -111,9 +112,10 @@ def read_runs(source: Source) -> list[Log]:
 
 
 def is_table(line: str) -> bool:
-    """Return whether a line has the names of the table's columns."""
+    """Return whether a line has the names of the table's columns, and no word of a message."""
     words = line.lstrip("# ").split()
-    return words[:3] == ["size", "count", "type"] and words.count("algbw") == words.count("busbw") > 0
+    is_named = words[:3] == ["size", "count", "type"] and words.count("algbw") == words.count("busbw") > 0
+    return is_named and all(map(_NAME.fullmatch, words))
 
 
 def _split(labelled: Sequence[Line]) -> list[tuple[list[Line], list[Line]]]:
@@ -262,8 +264,8 @@ def _ranks(lines: Sequence[Line]) -> tuple[int | None, bool, int, list[str]]:
             is_cut = True
         if match or text == "# Using devices":
             around = "rank"
-        elif not _MESSAGE.search(text):
-            around = "#" if text == "#" else ""
+        elif text.startswith("#") or not _MESSAGE.search(text):
+            around = "#" if text == "#" and around == "rank" else ""
     if not of_rank:
         return None, False, 1, []
     begin = next((match for line in lines if (match := BEGIN.search(line.text))), None)

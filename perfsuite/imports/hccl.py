@@ -1,0 +1,122 @@
+"""hccl_test: collectives between Ascend devices.
+
+alg_bandwidth is data_size over aveg_time, of 1e9 bytes in some versions and of 2**30 in others, and both are printed as
+GB/s.  Rows are checked by it, and algbw is taken from size and time.  The collective is that
+of the command above (``all_reduce_test``) or of ``--collective``; the ranks are those of ``--ranks``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from perfsuite.base.units import gb_per_s
+from perfsuite.imports.factors import KINDS, collective_named, factor
+from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
+from perfsuite.imports.tables import LogRow, LogTable, read_tables
+from perfsuite.published.numbers import Interval, printed
+
+_NAMES = re.compile(r"data_size\(Bytes\):?|(?:aveg|avg)_time\(us\):?|alg_bandwidth\(GB/s\):?|check_result:?")
+_COLUMNS = ("data_size", "time", "alg_bandwidth", "check_result")
+_COMMAND = re.compile(r"[\s/](?P<name>[a-z]\w*)_test(?=\s+-|\s*$)")
+_CHECKED = ("success", "NULL")
+_WHOLE = ("all_reduce", "broadcast", "reduce")
+"""Collectives whose data_size is the size that busbw counts."""
+_SPARE = Fraction(1, 1000)
+
+
+def _title(line: str) -> str:
+    match = _COMMAND.search(line)
+    return collective_named(match["name"]) if match else ""
+
+
+def _names(line: str) -> tuple[str, ...]:
+    text = line.replace("|", " ").strip()
+    return _COLUMNS if len(_NAMES.findall(text)) == len(_COLUMNS) and not _NAMES.sub("", text).strip() else ()
+
+
+def _read(source: Source) -> Imported:
+    asked = source.told.collective
+    if asked and not collective_named(asked):
+        raise source.fault(1, f"--collective {asked!r} is none of {', '.join(KINDS)}", "choose one of these")
+    lines = [replace(line, text=line.text.replace("|", " ")) for line in source.labelled]
+    tables, refused = read_tables(lines, _title, _names, ("check_result",))
+    rows: list[ImportedRow] = []
+    for table in tables:
+        collective = table.title or collective_named(asked)
+        if table.title and asked and table.title != collective_named(asked):
+            reason = f"the command above is of {table.title}, --collective says {asked}"
+            raise source.fault(table.line, reason, "leave the option out")
+        if not collective:
+            why = "the collective is not named; say which: --collective NAME"
+            refused.append(Refused(line=table.line, text="the whole table", why=why))
+            continue
+        for row in table.rows:
+            if why := _why_refused(row):
+                refused.append(Refused(line=row.line, text=" ".join(row.cells), why=why))
+            else:
+                rows += _figures(source, table, row, collective)
+    if not rows:
+        line, why = (refused[0].line, refused[0].why) if refused else (1, "no table of hccl_test")
+        raise source.fault(line, why.partition("; ")[0], why.partition("; ")[2] or "give its whole output")
+    unchecked = sum(row.cells[3] == "NULL" for table in tables for row in table.rows)
+    notes = [f"the values of {unchecked} rows were not checked"] if unchecked else []
+    return source.imported(rows, refused=refused, notes=notes)
+
+
+def _why_refused(row: LogRow) -> str:
+    size, time, bandwidth, checked = row.cells
+    if checked not in _CHECKED:
+        return f"the check says {checked!r:.20}: the result is wrong, or the row is cut"
+    if not re.fullmatch(r"\d{1,18}", size):
+        return f"the size is {size!r:.40}"
+    for text in (time, bandwidth):
+        if not re.fullmatch(r"\d+\.\d{2,}", text):
+            return f"{text!r:.40} has no two decimals: the row is cut"
+    exact = Interval.exactly(Fraction(int(size), 1000)).over(printed(time).numbers[0].interval)
+    if exact is None or not any(_fits(bandwidth, exact, unit) for unit in (10**9, 2**30)):
+        return f"alg_bandwidth {bandwidth} is not size over time, {exact} GB/s: the row is not consistent"
+    return ""
+
+
+def _fits(bandwidth: str, exact: Interval, unit: int) -> bool:
+    """Return whether a printed bandwidth is the exact one, given in GB/s, in this many bytes."""
+    scale = Fraction(10**9, unit)
+    right = Interval(low=exact.low * scale * (1 - _SPARE), high=exact.high * scale * (1 + _SPARE))
+    return printed(bandwidth).numbers[0].interval.meets(right)
+
+
+def _figures(source: Source, table: LogTable, row: LogRow, collective: str) -> Iterator[ImportedRow]:
+    size, time, bandwidth, _ = row.cells
+    ranks = source.told.ranks
+    algbw = gb_per_s(int(size), float(time) / 1e6)
+    figures: list[tuple[Meaning, float, str, str]] = [
+        (("latency_us", "us", "lower"), float(time), time, "hccl_test: mean of its iterations"),
+        (("algbw_gb_per_s", "GB/s", "higher"), algbw, bandwidth, "hccl_test; from size and time"),
+    ]
+    if ranks and ranks > 1 and collective in _WHOLE:
+        busbw = algbw * factor(collective, ranks)
+        figures.append((("busbw_gb_per_s", "GB/s", "higher"), busbw, bandwidth, "nccl-tests busbw over --ranks"))
+    of_ranks = f" {ranks} ranks" if ranks else ""
+    for meaning, value, text, convention in figures:
+        yield source.row(
+            row.line,
+            ", ".join(filter(None, [f"{collective} {size} B{of_ranks}", table.run, row.repeat])),
+            meaning,
+            value,
+            printed=text,
+            convention=convention,
+            collective=collective,
+            message_bytes=float(size),
+            ranks=ranks,
+        )
+
+
+FORMAT = Format(
+    name="hccl-test",
+    about="hccl_test of Ascend devices",
+    recognises=lambda source: any(_names(line) for line in source.lines),
+    read=_read,
+)
