@@ -191,6 +191,7 @@ def test_printed_digits_are_intervals(tmp_path):
         3.57 == imported.rows[3].value
     )  # 2048 B over 0.57 us is 3.56 to 3.63 GB/s: the printed figure has more digits
     assert "one rank: nothing is sent, so busbw is left out" in imported.notes
+    assert imported.rows[3].convention.endswith("as printed; one rank sends nothing")
     assert {"all_reduce or reduce_scatter 2048 B fp32 1 rank"} == {
         row.name.rpartition(" rank ")[0] + " rank" for row in imported.rows
     }
@@ -299,7 +300,12 @@ def test_a_table_of_one_side_is_read(tmp_path):
 def test_lines_between_the_ranks_and_the_table_are_no_ranks(tmp_path):
     """rccl-tests prints versions below the list; a row that sends to itself does not say how many there are."""
     lines = log(2, SENDRECV)
-    below = ["RCCL version : 2.27.7-HEAD:0d2c4fd", "HIP version  : 7.2.26015", "Hostname     : node-a"]
+    below = [
+        "Rank 0 of 2 on node-a starts",
+        "RCCL version : 2.27.7-HEAD:0d2c4fd",
+        "HIP version  : 7.2.26015",
+        "Hostname     : node-a",
+    ]
     at = next(index for index, line in enumerate(lines) if "Rank  1" in line) + 1
     ended = [*lines[:at], *below, *lines[at:], "# Collective test concluded: sendrecv_perf", "#"]
     imported = read(tmp_path, ended)

@@ -63,8 +63,12 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="dtype of logs that do not say it, for example bf16",
     )
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="of FlagPerf's bandwidth between nodes")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write them for perfsuite report --imported FILE")
+    parser.add_argument(
+        "--ranks-per-node", type=int, metavar="N", help="ranks that FlagPerf counted per node, for example 8"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the figures for perfsuite report --imported FILE"
+    )
     parser.add_argument("--all", action="store_true", help="print every figure, not the first ones of each file")
     platform_file_argument(parser)
 

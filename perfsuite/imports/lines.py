@@ -36,7 +36,7 @@ _OTHER = re.compile(
     r"|\([^()]*\bpid=\d+[^()]*\) "  # Ray
     r"|\[(?:pod|container)/[^\]\s]+\] "  # kubectl logs --prefix
     r"|\[(?:DEBUG|INFO|WARNING|WARN|ERROR)\] |(?:- (?:[\w.]+ - )?)?(?:DEBUG|INFO|WARNING|ERROR)(?::[\w.]*:|: | - )"
-    r"|\[[\w.-]+\.py:\d+(?::\w+)?\] |\s*>+ (?=\S)|\w+\(\), [\w./-]+:\d+, ?"
+    r"|\[[\w.-]+\.py:\d+(?::\w+)?\] |\s*>+ |\w+\(\), [\w./-]+:\d+, ?"
 )
 _HOST = re.compile(r"(?P<host>(?=[^\s:|]*\d)(?=[^\s:|]*[A-Za-z])[\w.@/-]+?)(?::\s?| +\| ?)(?!\d)")
 """pdsh, clush and docker compose: ``node-1: ``, ``worker-1  | ``; believed where most lines of a file have one."""

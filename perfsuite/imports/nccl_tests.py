@@ -254,6 +254,7 @@ def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequenc
     groups = f" in each of {log.groups} groups" if log.groups > 1 else ""
     name = f"{found.title} {point.size} B {dtype} {plural(found.ranks, 'rank')}{groups} {place}"
     counted = "nccl-tests; as printed" if is_printed else _CONVENTION
+    counted += "; one rank sends nothing" if found.ranks == 1 else ""
     time: Meaning = ("cpu_time_us" if log.cpu_time else "latency_us", "us", "lower")
     figures: list[tuple[Meaning, float, str, str]] = [(time, point.time_us, point.printed[0], "nccl-tests")]
     figures.append((("algbw_gb_per_s", "GB/s", "higher"), algbw, point.printed[1], counted))

@@ -68,7 +68,9 @@ class Log:
 
 
 BEGIN = re.compile(r"# nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
-_RANK = re.compile(r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?(\S)")
+_RANK = re.compile(
+    r"(?:#\s*(?=Rank)|(?=Rank\s+\d+\s+(?:Group|Pid)\s))Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?(\S)"
+)
 _RANK_INSIDE = re.compile(r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+(on)\s.*")
 """A rank behind the message of another process on one line."""
 _RANK_LIKE = re.compile(r"\bdevice\s+\d+\s+\[[0-9a-f:.x]|\bPid\s+\d+\s+on\s")
@@ -249,7 +251,7 @@ def _ranks(lines: Sequence[Line]) -> tuple[int | None, bool, int, list[str]]:
     groups: dict[int, int] = {}
     processes: set[str] = set()
     is_cut = False
-    around = ""
+    around = above = ""
     for line in lines:
         text = line.text.strip()
         if match := _RANK.match(text) or _RANK_INSIDE.search(text):
@@ -257,10 +259,10 @@ def _ranks(lines: Sequence[Line]) -> tuple[int | None, bool, int, list[str]]:
             if of_rank.get(rank, text) != text:
                 reason = f"rank {rank} is listed twice, so processes that each ran alone print into one table"
                 raise _Unreadable(line.number, reason, "build nccl-tests with MPI=1, or give the log of one process")
-            of_rank[rank] = text
+            of_rank[rank] = above = text
             groups[rank] = int(match[2] or 0)
             processes.add(f"{match[3]} {text.partition(' on ')[2].split()[:1]}")
-        elif _RANK_LIKE.search(text) or (around in ("rank", "#") and _is_rest(text, around)):
+        elif _RANK_LIKE.search(text) or (around in ("rank", "#") and _is_rest(text, around, above)):
             is_cut = True
         if match or text == "# Using devices":
             around = "rank"
@@ -280,11 +282,13 @@ def _ranks(lines: Sequence[Line]) -> tuple[int | None, bool, int, list[str]]:
     return max(sizes.values()), True, len(sizes), notes
 
 
-def _is_rest(text: str, before: str) -> bool:
+def _is_rest(text: str, before: str, above: str) -> bool:
     """Return whether a line below a rank is neither a heading nor a message: the rest of another rank's line."""
     if before == "#":
         return text == "#"
-    return not _HEADINGS.match(text) and (text.startswith("#") or not _MESSAGE.search(text))
+    if text.startswith("#"):
+        return not _HEADINGS.match(text)
+    return not _MESSAGE.search(text) and above.endswith(text.rsplit(maxsplit=1)[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
