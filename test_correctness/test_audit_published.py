@@ -73,7 +73,7 @@ RUNS = table(
     *("ptd-p 529.6 560 171 156", "ptd-p 529.6 1120 167 80", "ptd-p 529.6 2240 159 42"),
     *("zero-3 174.6 384 144 90", "zero-3 174.6 768 88 74", "zero-3 174.6 1536 44 74"),
 )
-"""Constructed after the form of Narayanan et al. 2021 (arXiv 2104.04473), table 2: the figures agree with each other."""
+"""Constructed after Narayanan et al. 2021 (arXiv 2104.04473), table 2: the figures agree with each other."""
 REAL = {
     "mpt": TOKENS,
     "nccl": SWEEP,

@@ -241,6 +241,14 @@ def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
     assert () == doubts(imported)
 
 
+def test_deepspeeds_lines_in_another_log_are_said(tmp_path):
+    lines = [*lines_of("latte/latte.log"), *lines_of("deepspeed/wall-clock.txt")]
+    path = written(tmp_path, *lines)
+    imported = read_file(path, Told())
+    assert ("latte", f"DeepSpeed's own lines: perfsuite import deepspeed {path}") == (imported.tool, imported.notes[-1])
+    assert 14 == len(read_file(path, Told(), find_format("deepspeed")).rows)
+
+
 # ---- damaged lines ----
 
 

@@ -39,7 +39,9 @@ _FIGURES: tuple[tuple[str, Meaning, Mapping[str, float], str], ...] = (
     ("samples/second", ("samples_per_s", "samples/s", "higher"), {"": 1.0}, "deepspeed: of all devices"),
 )  # fmt: skip
 """Pattern of a line up to its colon; meaning; factors by printed unit; convention, {} for the formula's factor."""
-_PROFILED = re.compile(r"^(?P<title>[A-Za-z][^:]*):\s*(?P<value>[-+]?\d[\d.]*(?:e[-+]?\d+)?|nan|-?inf)?(?P<unit>.*)$")
+_PROFILED = re.compile(
+    r"^(?P<title>[A-Za-z][^:]*):\s*(?P<value>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|-?inf)?(?P<unit>.*)$"
+)
 _COUNTS = ("world size", "batch size per GPU")
 _ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per (?:GPU|device)")
 
@@ -128,8 +130,10 @@ class _Profile:
                 self._found.refuse(number, match[0], f"{why}: the line was cut, or another was printed into it")
                 return
             figure = float(value) * scales[unit]
-            if not math.isfinite(figure) or figure < 0:
-                rule = f"below 0 {meaning[1]}" if figure < 0 else "no finite number"
+            if not math.isfinite(figure) or figure <= 0:
+                rule = (
+                    f"below 0 {meaning[1]}" if figure < 0 else "0, not computed" if not figure else "no finite number"
+                )
                 self._found.refuse(number, match[0], f"{meaning[0]} is {value} {unit}".rstrip() + f", {rule}")
                 return
             how = convention.format(fits.groupdict().get("factor", ""))

@@ -90,7 +90,7 @@ class _Tables:
             self._stragglers += self._is_straggler and len(line) <= _LONGEST and bool(_LIKE_SIZE.search(line))
         elif len(line) <= _LONGEST and _LIKE_SIZE.search(line):
             self._take_row(number, line)
-        elif _may_name(line.strip()) or not (line[:1].isspace() or _OWN_LINE.search(raw)):
+        elif _may_name(line.strip()) or not (line.startswith("    ") or _OWN_LINE.search(raw)):
             self._operation = line.strip()[:40]
 
     def _take_row(self, number: int, line: str) -> None:

@@ -96,6 +96,8 @@ FORMATS: tuple[Format, ...] = (
     hccl.FORMAT,
     Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
+_WITH_DEEPSPEED = (megatron.MEGATRON, megatron.GPT_NEOX, megatron.PRIMUS)
+"""Formats that read DeepSpeed's lines too."""
 MAX_BYTES = 256 << 20
 """Larger files are refused unread."""
 _STANDARD_INPUT = Path("-")
@@ -113,17 +115,20 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
     """The figures of a file, in the format given or the only one that recognises it.  Raises ImportFailed."""
     shown = Path("standard input") if path == _STANDARD_INPUT else path
     source = Source(path=shown, text=_text(path), told=told)
+    note = ""
     if known is None:
         fits = [form for form in FORMATS if form.recognises(source)]
-        if len(fits) > 1:  # DeepSpeed's lines stand in the logs of other programs, whose formats read them
-            fits = [form for form in fits if form is not deepspeed.FORMAT]
+        if len(fits) > 1 and deepspeed.FORMAT in fits:  # its lines stand in the logs of programs that use it
+            fits.remove(deepspeed.FORMAT)
+            note = "" if fits[0] in _WITH_DEEPSPEED else f"DeepSpeed's own lines: perfsuite import deepspeed {path}"
         names = ", ".join(form.name for form in fits or FORMATS)
         if len(fits) != 1:
             many = "is of several formats" if fits else "is of no format that is known"
             raise ImportFailed(f"{shown} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
         known = fits[0]
     source = replace(source, tool=known.name)
-    return _checked(source, known.read(source))
+    imported = known.read(source)
+    return _checked(source, replace(imported, notes=(*imported.notes, note)) if note else imported)
 
 
 def _checked(source: Source, imported: Imported) -> Imported:
