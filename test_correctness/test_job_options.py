@@ -213,3 +213,18 @@ def test_what_is_not_known_of_a_platform_is_said_and_widens_the_band(capsys, tmp
     code, out, err = run(command, capsys)
     assert (code, out) == (4, "")
     assert "no memory size of plain is known" in err
+
+
+@pytest.mark.parametrize(
+    ("missing", "world", "said"),
+    [("link", 8, "the link between devices"), ("link", 1, ""), ("memory_bandwidth", 1, "memory")],
+)
+def test_messages_over_a_link_of_unknown_rate_are_not_free(missing, world, said, capsys, tmp_path):
+    """Also in advise, which has no layout yet; one device sends none."""
+    kept = [line for line in (PLAIN + WHOLE).splitlines() if not line.startswith(f"{missing} ")]
+    (tmp_path / "p.toml").write_text("\n".join(kept) + TFLOPS)
+    job = ["--model=gpt2", "--platform=plain", f"--platform-file={tmp_path / 'p.toml'}", f"--world={world}"]
+    for name in ("project", "advise"):
+        code, out, err = run([name, *job, "--global-batch=8"], capsys)
+        assert (code, bool(out)) == ((4, False) if said else (0, True)), name
+        assert said in err

@@ -26,7 +26,7 @@ from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
 from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.step import project
+from perfsuite.projection.step import project, require_figures
 
 _MEASURED = 3
 """Layouts whose cases are printed."""
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
         )
     node = node_of(options, device, options.world)
     base = Job.of(training, device, node=dataclasses.replace(node, devices=node.devices or options.world))
-    # Refuses where a figure is missing without which there is no time.
-    project(base, calibration, simulated=calibration.simulated)
+    spread = dataclasses.replace(base, training=dataclasses.replace(training, layout=f"dp{options.world}"))
+    require_figures(spread, calibration, simulated=calibration.simulated)  # of all devices, not of one
     advice = advise(
         training, base=base, calibration=calibration, world_size=options.world, global_batch=options.global_batch
     )
