@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     check_options(options)
     if options.world is None:
         raise ConfigurationError("--world is missing: layouts are those of so many devices")
+    if options.explain is not None:
+        _check_explained(options.explain, options.world)
     device, calibration = read_platform(options)
     training = base_training(options, calibration)
     if device.memory is None:
@@ -153,12 +155,15 @@ def _against(advice: Advice, first: Candidate, second: Candidate) -> Iterator[st
     )
 
 
+def _check_explained(mesh: str, world: int) -> None:
+    """Raise InvalidParameter before anything is printed where --explain is of other devices."""
+    size = MeshShape.parse(mesh).world_size
+    if size != world:
+        raise InvalidParameter(f"--explain {mesh} has {size} devices, --world is {world}; give a layout of as many")
+
+
 def _explained(advice: Advice, mesh: str) -> Iterator[str]:
     shape = MeshShape.parse(mesh)
-    if shape.world_size != advice.world_size:
-        raise InvalidParameter(
-            f"--explain {mesh} has {shape.world_size} devices, --world is {advice.world_size}; give a layout of as many"
-        )
     known = advice.of_mesh(str(shape))
     assert advice.chosen is not None
     if known:
