@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -75,7 +76,8 @@ def commands(draw) -> list[str]:
     if draw(st.booleans()) and "--world" not in changed:
         del chosen["--world"]
     switches = draw(st.lists(st.sampled_from(SWITCHES[name]), max_size=2, unique=True))
-    return [name, *(f"{option}={value}" for option, value in chosen.items()), *switches, "--json"]
+    plain = draw(st.sampled_from([["--json"], []]))
+    return [name, *(f"{option}={value}" for option, value in chosen.items()), *switches, *plain]
 
 
 def run(command: list[str], capsys) -> tuple[int, str, str]:
@@ -111,6 +113,9 @@ def test_nonsense_is_refused_in_a_line_and_a_figure_is_a_number_above_0(command,
         assert "error: " in err.splitlines()[-1]
         assert out == ""
         return
+    if "--json" not in command:
+        assert not {"nan", "inf", "-inf"} & set(re.split(r"[\s,:]+", out))
+        return
     found = dict(figures(json.loads(out)))
     assert code == 1 or found
     for name, value in found.items():
@@ -124,11 +129,14 @@ def test_nonsense_is_refused_in_a_line_and_a_figure_is_a_number_above_0(command,
         ("project", ["--micro-batch=0"], "--micro-batch=0 is not a valid count; give a whole number from 1 to"),
         ("project", ["--sequence-length=0"], "--sequence-length=0 is not a valid count"),
         ("advise", ["--global-batch=0"], "--global-batch=0 is not a valid count"),
-        ("project", ["--network=nan"], "--network=nan is not valid; give GB/s above 0"),
+        ("project", ["--network=nan"], "--network=nan is not valid; give GB/s from 0.001 to 1,000,000"),
+        ("project", ["--network=5e-324"], "--network=4.94066e-324 is not valid"),
         ("project", ["--network=-5"], "--network=-5 is not valid"),
         ("advise", ["--network=inf"], "--network=inf is not valid"),
         ("project", ["--curve=8..64", "--mtbf=llama3", "--checkpoint-s=-10"], "--checkpoint-s=-10 is not valid"),
         ("project", ["--curve=8..64", "--mtbf=inf"], "--mtbf=inf is not a time between failures"),
+        ("project", ["--curve=8..64", "--mtbf=5e-324"], "--mtbf=5e-324 is not a time between failures"),
+        ("advise", ["--explain=dp4"], "--explain dp4 has 4 devices, --world is 8; give a layout of as many"),
         ("project", ["--mtbf=llama3"], "--mtbf is about a curve; add --curve"),
         ("project", ["--strong"], "--strong is about a curve; add --curve"),
         ("project", ["--curve=8..64", "--checkpoint-s=5"], "--checkpoint-s is about goodput; add --mtbf"),
@@ -213,3 +221,18 @@ def test_what_is_not_known_of_a_platform_is_said_and_widens_the_band(capsys, tmp
     code, out, err = run(command, capsys)
     assert (code, out) == (4, "")
     assert "no memory size of plain is known" in err
+
+
+@pytest.mark.parametrize(
+    ("missing", "world", "said"),
+    [("link", 8, "the link between devices"), ("link", 1, ""), ("memory_bandwidth", 1, "memory")],
+)
+def test_messages_over_a_link_of_unknown_rate_are_not_free(missing, world, said, capsys, tmp_path):
+    """Also in advise, which has no layout yet; one device sends none."""
+    kept = [line for line in (PLAIN + WHOLE).splitlines() if not line.startswith(f"{missing} ")]
+    (tmp_path / "p.toml").write_text("\n".join(kept) + TFLOPS)
+    job = ["--model=gpt2", "--platform=plain", f"--platform-file={tmp_path / 'p.toml'}", f"--world={world}"]
+    for name in ("project", "advise"):
+        code, out, err = run([name, *job, "--global-batch=8"], capsys)
+        assert (code, bool(out)) == ((4, False) if said else (0, True)), name
+        assert said in err

@@ -18,7 +18,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, Constant, read_calibration, write_calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.scaling import goodput, worlds_between
+from perfsuite.projection.scaling import curve, goodput, worlds_between
 from perfsuite.projection.step import pipeline_timeline, project
 from perfsuite.record.result import Training
 
@@ -218,6 +218,13 @@ def test_a_curve_doubles_to_its_end():
     assert [8, 16, 32, 48] == worlds_between(8, 48)
     with pytest.raises(InvalidParameter, match=r"8\.\.1024"):
         worlds_between(8, 4)
+
+
+def test_a_curve_by_a_simulated_calibration_has_its_points():
+    points, missing = curve(
+        job("dp8", num_micro_batches=2), dataclasses.replace(ROW, simulated=True), [8, 16], weak=True
+    )
+    assert ([8, 16], []) == ([point.projection.world_size for point in points], missing)
 
 
 def test_goodput_falls_with_the_devices():

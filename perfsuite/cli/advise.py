@@ -28,7 +28,7 @@ from perfsuite.projection.advisor import (
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.step import project
+from perfsuite.projection.step import project, require_figures
 
 _MEASURED = 3
 """Layouts whose cases are printed."""
@@ -48,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     check_options(options)
     if options.world is None:
         raise ConfigurationError("--world is missing: layouts are those of so many devices")
+    if options.explain is not None:
+        _check_explained(options.explain, options.world)
     device, calibration = read_platform(options)
     training = base_training(options, calibration)
     if device.memory is None:
@@ -57,8 +59,8 @@ def run(options: argparse.Namespace) -> int:
         )
     node = node_of(options, device, options.world)
     base = make_job(options, training, device, dataclasses.replace(node, devices=node.devices or options.world))
-    # Refuses where a figure is missing without which there is no time.
-    project(base, calibration, simulated=calibration.simulated)
+    spread = dataclasses.replace(base, training=dataclasses.replace(training, layout=f"dp{options.world}"))
+    require_figures(spread, calibration, simulated=calibration.simulated)  # of all devices, not of one
     advice = advise(
         training, base=base, calibration=calibration, world_size=options.world, global_batch=options.global_batch
     )
@@ -157,12 +159,15 @@ def _against(advice: Advice, first: Candidate, second: Candidate) -> Iterator[st
     )
 
 
+def _check_explained(mesh: str, world: int) -> None:
+    """Raise InvalidParameter before anything is printed where --explain is of other devices."""
+    size = MeshShape.parse(mesh).world_size
+    if size != world:
+        raise InvalidParameter(f"--explain {mesh} has {size} devices, --world is {world}; give a layout of as many")
+
+
 def _explained(advice: Advice, mesh: str) -> Iterator[str]:
     shape = MeshShape.parse(mesh)
-    if shape.world_size != advice.world_size:
-        raise InvalidParameter(
-            f"--explain {mesh} has {shape.world_size} devices, --world is {advice.world_size}; give a layout of as many"
-        )
     known = advice.of_mesh(str(shape))
     assert advice.chosen is not None
     if known:

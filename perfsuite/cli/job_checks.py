@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -11,6 +10,9 @@ from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, worlds_between
 
 MOST_DEVICES = 1_000_000
+LEAST, MOST = 0.001, 1_000_000.0
+"""GB/s of a network and seconds of a checkpoint: beyond them no machine is, and products leave the range of numbers."""
+MOST_HOURS = 1e9
 _COUNTS: Mapping[str, int] = MappingProxyType(
     {
         "world": MOST_DEVICES,
@@ -39,8 +41,10 @@ def check_options(options: argparse.Namespace) -> None:
             )
     for name, unit in (("network", "GB/s"), ("checkpoint_s", "seconds")):
         value = values.get(name)
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigurationError(f"{_spelled(name)}={value:g} is not valid; give {unit} above 0")
+        if value is not None and not LEAST <= value <= MOST:
+            raise ConfigurationError(
+                f"{_spelled(name)}={value:g} is not valid; give {unit} from {LEAST:g} to {MOST:,.0f}"
+            )
     for name in _OF_CURVE:
         if values.get(name) and not values["curve"]:
             raise ConfigurationError(f"{_spelled(name)} is about a curve; add --curve, for example --curve 8..1024")
@@ -68,8 +72,10 @@ def read_mtbf(text: str | None) -> float | None:
         hours = float(text)
     except ValueError:
         raise ConfigurationError(f"--mtbf={text} is not a number of hours; {did_you_mean(text, ['llama3'])}") from None
-    if not 0 < hours < math.inf:
-        raise ConfigurationError(f"--mtbf={text} is not a time between failures; give hours above 0, or llama3")
+    if not 1 <= hours <= MOST_HOURS:
+        raise ConfigurationError(
+            f"--mtbf={text} is not a time between failures; give device-hours from 1 to {MOST_HOURS:,.0f}, or llama3"
+        )
     return hours
 
 

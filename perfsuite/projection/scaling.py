@@ -61,7 +61,7 @@ def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) 
     for world in worlds:
         try:
             grown, note = _grown(job, calibration, world, weak=weak)
-            projected = project(grown, calibration)
+            projected = project(grown, calibration, simulated=calibration.simulated)
         except PerfsuiteError as error:
             missing.append(f"{world}: {error}")
             continue
