@@ -31,7 +31,7 @@ ROOMS = {
     "metrics": 1_670,
     "models": 3_180,
     "platforms": 3_940,
-    "plugin": 5_790,
+    "plugin": 5_810,
     "projection": 4_830,
     "published": 1_950,
     "record": 2_410,
