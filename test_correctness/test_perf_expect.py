@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.metrics import derive
+from perfsuite.metrics.pairs import name_of
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import suite
-from perfsuite.record.result import Peaks, Work
+from perfsuite.plugin.expecting import slow_members
+from perfsuite.record.result import Peaks, Result, Work
+from perfsuite.record.step import SpanTotal
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 from test_correctness.helpers.scripted_driver import measurement, repository
 
@@ -230,6 +234,40 @@ def test_a_device_that_is_slower_than_the_others_in_every_look_fails_its_case(py
     assert ("SLOW" in named) == (found.ret == pytest.ExitCode.TESTS_FAILED)
     if named:
         found.stdout.fnmatch_lines([named])
+
+
+def pairs_of(slow):
+    """A result of eight devices whose kinds of links no tool told; pairs that ``slow`` says take twice as long."""
+    spans = tuple(
+        SpanTotal(name=name_of(pair, 8, both=False), time_s=0.0, count=1, slowest_rank=0, slowest_s=1.0 + slow(*pair))
+        for pair in itertools.permutations(range(8), 2)
+    )
+    ranks = [rank_facts(rank, device=f"cuda:{rank}") for rank in range(8)]
+    return Result(
+        case="test_it[cpu-ws8]",
+        workload="perfsuite.workloads.pairs:Pairs",
+        parameters={},
+        platform="cpu",
+        world_size=8,
+        outcome="measured",
+        work=Work(collective="pairs", message_bytes=1e6),
+        measurement=measurement_of([1.0], ranks, spans=spans),
+    )
+
+
+@pytest.mark.parametrize(
+    ("slow", "named"),
+    [
+        (lambda a, b: (a, b) == (2, 5), {"cuda:2 cuda:5"}),
+        (lambda a, b: a == 6, {f"cuda:6 cuda:{other}" for other in (0, 1, 2, 3, 4, 5, 7)}),
+        (lambda a, b: abs(a - b) >= 5, set()),
+        (lambda a, b: False, set()),
+    ],
+    ids=["a link", "a device", "the topology", "nothing"],
+)
+def test_pairs_that_are_slow_by_topology_are_no_fault(slow, named):
+    """Where the kinds of links are unknown, slow pairs are a fault if one device is in all of them."""
+    assert named == set(slow_members(pairs_of(slow)))
 
 
 # -- the soak ----------------------------------------------------------------------------------------------------

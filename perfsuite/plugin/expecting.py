@@ -20,13 +20,14 @@ from perfsuite.expectations.rows import Expectation, load_expectations
 from perfsuite.fleet.nodes import PRIORS, quantity_of
 from perfsuite.fleet.rounds import slow_links
 from perfsuite.fleet.rule import compare
+from perfsuite.metrics.pairs import SlowPair
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.plugin import collisions
 from perfsuite.plugin.ending import FAILED, Out, missing_key
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
-from perfsuite.reports.pairs import ONE_DEVICE, pair_matrices
+from perfsuite.reports.pairs import ONE_DEVICE, UNKNOWN, pair_matrices
 
 LOOKS = 3
 """Fresh runs of a case that is below expectation; it fails if all are."""
@@ -50,9 +51,19 @@ def slow_members(result: Result) -> dict[str, str]:
     return {
         f"{matrix.names[slow.pair[0]]} {matrix.names[slow.pair[1]]}": matrix.told(slow)
         for matrix in pair_matrices([result])
-        for slow in matrix.slow
-        if slow.link != ONE_DEVICE
+        for slow in _faulty(matrix.slow)
     }
+
+
+def _faulty(slow: Sequence[SlowPair]) -> list[SlowPair]:
+    """Return the slow pairs that a fault explains: where no tool told the kinds of links, those of one device.
+
+    Healthy devices of two sockets, or with links to some of the others, have slow pairs that no device is in all of.
+    """
+    known = [one for one in slow if one.link not in (ONE_DEVICE, UNKNOWN)]
+    unknown = [one for one in slow if one.link == UNKNOWN]
+    in_all = set.intersection(*(set(one.pair) for one in unknown)) if unknown else set()
+    return [*known, *(unknown if in_all else ())]
 
 
 class Expecting:
