@@ -32,7 +32,7 @@ ROOMS = {
     "models": 4_050,
     "platforms": 4_030,
     "plugin": 5_900,
-    "projection": 5_200,
+    "projection": 5_240,
     "published": 2_010,
     "record": 2_410,
     "reports": 10_520,

@@ -23,12 +23,15 @@ from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import TYPICAL, Calibration, Constant, Regime
 from perfsuite.projection.implementation import Implementation
 from perfsuite.record.codec import from_json
+from perfsuite.record.result import Peak
 
 FILE = Path(__file__).with_name("software_constants.json")
 OWN = "perfsuite"
 """The suite's own modules: no traits here, see implementation.py."""
 _SHARES = ("matmul", "matmul_fp8", "attention", "link")
 """Constants that are shares of a device's peaks; all others but the network are traits of the software."""
+_TRAITS = ("kernel_us", "link_us", "network_us", "traffic_ratio", "in_situ_ratio", "overlap_ratio", "rank_spread_ratio",
+           "host_step_s")  # fmt: skip
 _FITTED = 0.05
 """Relative error of a fitted constant."""
 
@@ -110,37 +113,28 @@ def constants_of(
 
     ``network_gb_per_s`` is the nominal rate of a whole node per direction; 0: the row's.
     """
-
-    def known(value: float, unit: str) -> Constant:
-        return Constant(value=value, unit=unit, source=source, relative_error=_FITTED)
-
+    sheets: dict[str, tuple[str, Peak | None]] = {
+        "matmul_fp8_tflops": ("matmul_fp8", device.tflops.get("fp8")),
+        "memory_gb_per_s": ("memory", device.memory_bandwidth),
+        "link_gb_per_s": ("link", device.link),
+    }
+    wide = [dtype for dtype in ("bf16", "fp16") if dtype in device.tflops]
+    for dtype in wide:
+        sheets |= {f"{name}_{dtype}_tflops": (name, device.tflops[dtype]) for name in ("matmul", "attention")}
+    found = {name: values[share] * sheet.value for name, (share, sheet) in sheets.items() if sheet and share in values}
+    nominal = network_gb_per_s or (device.network.value if device.network else 0.0)
+    if nominal and ("network" in values or network_gb_per_s):
+        found["network_gb_per_s"] = values.get("network", TYPICAL["network"].value) * nominal
+    found |= {name: values[name] for name in _TRAITS if name in values}
+    units = {"tflops": "TFLOPS", "s": "GB/s", "us": "us", "ratio": "ratio"}
     constants = dict(Calibration.from_platform(device).constants)
-    for dtype in ("bf16", "fp16"):
-        if dtype not in device.tflops:
-            continue
-        peak = device.tflops[dtype].value
-        if "matmul" in values:
-            constants[f"matmul_{dtype}_tflops"] = known(values["matmul"] * peak, "TFLOPS")
-        if "attention" in values:
-            constants[f"attention_{dtype}_tflops"] = known(values["attention"] * peak, "TFLOPS")
+    for name, value in found.items():
+        unit = "s" if name == "host_step_s" else units[name.rpartition("_")[2]]
+        constants[name] = Constant(value=value, unit=unit, source=source, relative_error=_FITTED)
+    for dtype in wide:
         forward = constants[f"attention_{dtype}_tflops"]
         backward = forward.value * values.get("attention_backward", 1.0)
         constants[f"attention_backward_{dtype}_tflops"] = dataclasses.replace(forward, value=backward)
-    if "matmul_fp8" in values and "fp8" in device.tflops:
-        constants["matmul_fp8_tflops"] = known(values["matmul_fp8"] * device.tflops["fp8"].value, "TFLOPS")
-    if "memory" in values and device.memory_bandwidth:
-        constants["memory_gb_per_s"] = known(values["memory"] * device.memory_bandwidth.value, "GB/s")
-    if "link" in values and device.link:
-        constants["link_gb_per_s"] = known(values["link"] * device.link.value, "GB/s")
-    nominal = network_gb_per_s or (device.network.value if device.network else 0.0)
-    if nominal and ("network" in values or network_gb_per_s):
-        share = values.get("network", TYPICAL["network"].value)
-        constants["network_gb_per_s"] = known(share * nominal, "GB/s")
-    units = {"kernel_us": "us", "link_us": "us", "network_us": "us", "host_step_s": "s"}
-    for name in ("kernel_us", "link_us", "network_us", "traffic_ratio", "in_situ_ratio", "overlap_ratio",
-                 "rank_spread_ratio", "host_step_s"):  # fmt: skip
-        if name in values:
-            constants[name] = known(values[name], units.get(name, "ratio"))
     return constants
 
 
