@@ -30,7 +30,7 @@ def pytest_pyfunc_call(pyfuncitem):
         told = {
             "case": pyfuncitem.nodeid,
             "test": pyfuncitem.originalname,
-            "platform": pyfuncitem.funcargs["platform"].name,
+            "platform": pyfuncitem.funcargs["perf_platform"].name,
             "workload": type(what).__name__,
             "parameters": recorded(what.parameters()) if what else {},
             "world_size": world_size,
