@@ -3,8 +3,10 @@
     python benchmarks/fleet_real.py [--nodes 8] [--runs 5] [--rate-mbit 200]
 
 All nodes are connected to one switch, and the rate of each link is limited.  The link of one node has 40 % of the rate
-of the other links.  One more node is expected and never starts.
-The others run rounds of pairs, and perfsuite fleet reads their journal.  Needs Linux, root and iproute2.
+of the other links.  The ranks of another node are stopped half of the time.  One more node is expected and never
+starts.  The others send messages in rounds of pairs until every two have met, and time a step on every rank.  The step
+waits twenty times for a millisecond: ranks that compute would share the cores of this machine, and measure that.
+perfsuite fleet reads their journal.  Needs Linux, root and iproute2.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,8 +66,59 @@ def switched(nodes: int, slow: int, rate_mbit: float) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-def launch(folder: Path, names: list[str], journal: Path) -> None:
-    """Run the rounds of pairs on these nodes under torchrun."""
+CASES = """
+import time
+
+from perfsuite.workloads.pair_rounds import PairRounds
+
+def test_rounds(perf):
+    perf(PairRounds(message_bytes=1 << 19, messages=4, rounds="all"), on={ranks})
+
+def test_everywhere(perf):
+    perf(waits, on={ranks})
+
+def waits(rank):
+    def step():
+        for _ in range(20):
+            time.sleep(0.001)
+    return step
+"""
+STOPPED_S = 0.005
+"""The ranks of the held node are stopped for so long, and run for as long, in turn."""
+LOOKED_S = 1.0
+"""Time after which it is looked for processes that have started."""
+
+
+def tree_of(process: int) -> list[int]:
+    """The process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def hold(process: subprocess.Popen[str], ended: threading.Event) -> None:
+    """Stop all processes of a node half of the time until ``ended`` is set."""
+    looked_s, tree = 0.0, [process.pid]
+    while not ended.is_set() and process.poll() is None:
+        if time.monotonic() - looked_s > LOOKED_S:
+            looked_s, tree = time.monotonic(), tree_of(process.pid)
+        for sign in (signal.SIGSTOP, signal.SIGCONT):
+            for one in tree:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, sign)
+            time.sleep(STOPPED_S)
+
+
+def launch(folder: Path, names: list[str], journal: Path, held: int) -> None:
+    """Run the cases on these nodes under torchrun; the ranks of one node are stopped half of the time."""
+    test = folder / "test_cases.py"
+    test.write_text(CASES.format(ranks=len(names)))
     hosts = folder / "hosts"
     lines = [f"{address(index)} {name}" for index, name in enumerate(names)]
     hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
@@ -72,8 +128,8 @@ def launch(folder: Path, names: list[str], journal: Path) -> None:
         "PERFSUITE_KEY": "truth of a real fleet",
         "OMP_NUM_THREADS": "1",
     }
-    suite = ["-m", "pytest", "test_perf/test_pairs.py", "-k", "pair_rounds", "-q", "-p", "no:cacheprovider"]
-    suite += [f"--perf-world-sizes={len(names)}", "--benchmark-min-rounds=3", f"--perf-journal={journal}"]
+    suite = ["-m", "pytest", str(test), f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-q"]
+    suite += ["--benchmark-min-rounds=3", f"--perf-journal={journal}"]
     running = []
     for index, name in enumerate(names):
         enter = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "--mount", "sh", "-c"]
@@ -85,13 +141,37 @@ def launch(folder: Path, names: list[str], journal: Path) -> None:
             command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         running.append(process)
+    ended = threading.Event()
+    holding = threading.Thread(target=hold, args=(running[held], ended))
+    holding.start()
     try:
         said = [process.communicate(timeout=300)[0] for process in running]
     finally:
+        ended.set()
+        holding.join()
         for process in running:
             process.terminate()
     if not journal.exists():
         sys.exit(said[0])
+
+
+def one_run(nodes: int, number: int, rate_mbit: float) -> tuple[dict[str, str], dict[str, str]]:
+    """The standings that are expected and those that were found, of the nodes that do not pass."""
+    slow = 1 + number % (nodes - 2)
+    held = 1 + (number + 3) % (nodes - 2)
+    with tempfile.TemporaryDirectory() as made, switched(nodes, slow, rate_mbit) as names:
+        folder = Path(made)
+        journal, expected = folder / "launch.jsonl", folder / "nodes.txt"
+        expected.write_text("".join(f"{name}\n" for name in names))
+        launch(folder, names[:-1], journal, held)
+        command = [sys.executable, "-m", "perfsuite", "fleet", str(journal), "--nodes", str(expected), "--json"]
+        told = json.loads(subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout)
+    found = {name: node["standing"] for name, node in told["nodes"].items() if node["standing"] != "pass"}
+    for name, node in told["nodes"].items():
+        if node["standing"] == "incomplete":
+            found[name] = f"incomplete: {node['reason']}"
+    found |= {" - ".join(link["ends"]): "slow link" for link in told["slow_links"]}
+    return {names[slow]: "slow", names[held]: "slow", names[-1]: "absent"}, found
 
 
 def main() -> None:
@@ -102,18 +182,10 @@ def main() -> None:
     options = parser.parse_args()
     right = 0
     for run in range(options.runs):
-        slow = 1 + run % (options.nodes - 2)
-        with tempfile.TemporaryDirectory() as made, switched(options.nodes, slow, options.rate_mbit) as names:
-            folder = Path(made)
-            journal, expected = folder / "launch.jsonl", folder / "nodes.txt"
-            expected.write_text("".join(f"{name}\n" for name in names))
-            launch(folder, names[:-1], journal)
-            command = [sys.executable, "-m", "perfsuite", "fleet", str(journal), "--nodes", str(expected), "--json"]
-            told = json.loads(subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout)
-            found = {name: node["standing"] for name, node in told["nodes"].items() if node["standing"] != "pass"}
-        right += found == {names[slow]: "slow", names[-1]: "absent"}
-        print(f"run {run + 1}: slow link at {names[slow]}, {names[-1]} never starts; named: {found}", flush=True)
-    print(f"{right} of {options.runs} runs name both and nobody else")
+        expected, found = one_run(options.nodes, run, options.rate_mbit)
+        right += found == expected
+        print(f"run {run + 1}: expected {expected}; named: {found}", flush=True)
+    print(f"{right} of {options.runs} runs name the three nodes and nobody else")
 
 
 if __name__ == "__main__":
