@@ -199,6 +199,7 @@ def run_named(name: str) -> tuple[Backtested, ...]:
         "one-device": lambda: (*run_one_device("a100"), *run_one_device("h100")),
         "one-node": run_one_node,
         "platform-row": lambda: (run_platform_row(),),
+        "software": run_software,
         "memory": lambda: (run_memory(),),
         "advisor": lambda: (run_advisor(),),
     }
@@ -270,6 +271,18 @@ def run_own_modules() -> tuple[Error, ...]:
     return tuple(errors)
 
 
+def run_software() -> tuple[Backtested, ...]:
+    """What the command says with a software, of other sizes and of another device, and without one."""
+    return tuple(
+        Backtested(name=name, title=title, errors=errors, left_out={}, constants={}, budget=budget)
+        for name, title, errors, budget in (
+            ("software: other sizes", "constants fitted to other sizes", run_other_sizes(), (4.0, 10.0, 25.0)),
+            ("software: another device", "constants of another device", run_other_device(), (7.0, 20.0, 40.0)),
+            ("no software", "platform's row, perfsuite's own modules", run_own_modules(), (20.0, 35.0, 60.0)),
+        )
+    )
+
+
 def bands() -> dict[str, dict[str, float | str]]:
     """10th and 90th percentile of measured over predicted, by regime, and by device and dtype where rows are enough."""
     kernels, dense, experts = run_kernels()
@@ -315,7 +328,7 @@ def find_tables(names: Sequence[str]) -> list[str]:
     return list(names) or known
 
 
-EXTRA = ("b200", "one-device", "one-node", "platform-row", "memory", "advisor")
+EXTRA = ("b200", "one-device", "one-node", "platform-row", "software", "memory", "advisor")
 """Back-tests that are no leave-one-model-out."""
 
 
