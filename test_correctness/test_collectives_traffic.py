@@ -157,3 +157,10 @@ def test_so_is_that_of_a_gradient_that_two_stages_share(monkeypatch):
     pipeline = types.SimpleNamespace(group=None)
     Pipeline.exchange(pipeline, torch.zeros(2), between=(0, 1))
     assert posts.posted == [("irecv", 1), ("isend", 1)]
+
+
+@pytest.mark.parametrize("collective", TRAFFIC)
+def test_the_factor_of_busbw_is_the_traffic_of_ranks_on_hosts_of_their_own(collective):
+    for ranks in range(1, 40):
+        assert busbw_factor(collective, ranks) == pytest.approx(traffic(collective, range(ranks)), rel=1e-12)
+    assert 0.5 <= busbw_factor(collective, 10**12) <= 2  # a table of others may have a slip; it takes no memory

@@ -19,7 +19,7 @@ LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
     "audit": 2_430,
-    "base": 1_550,
+    "base": 1_560,
     "baselines": 2_430,
     "cli": 3_700,
     "expectations": 640,

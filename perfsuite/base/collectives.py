@@ -140,10 +140,17 @@ def traffic(collective: str, hosts: Hosts) -> float:
 def busbw_factor(collective: str, ranks: int) -> float:
     """Ratio busbw / algbw of a collective over ``ranks`` ranks; InvalidParameter for one that has no bandwidth.
 
+    This is :func:`traffic` of ranks on hosts of their own, without a list of them.
+
     >>> busbw_factor("all_reduce", 8), busbw_factor("all_gather", 4), busbw_factor("broadcast", 8)
     (1.75, 0.75, 1.0)
     """
-    return traffic(collective, range(ranks))
+    part, one = (ranks - 1) / ranks, traffic(collective, range(min(ranks, 2)))
+    if collective == "all_reduce":
+        return 2 * part
+    if collective == "all_to_all_uneven":
+        return max(part, (ranks * (ranks + 1) / 2 - 1) / ranks**2)
+    return part if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter") else one
 
 
 def link_bound_gb_per_s(link_gb_per_s: float, hosts: Hosts, collective: str) -> float:

@@ -19,7 +19,7 @@ def counts(model: Model, layout: str) -> dict[str, Any]:
     """
     return {
         "words": model.vocabulary,
-        "padded_words": model.built_for(MeshShape.parse(layout).size("tp")).vocabulary,
+        "padded_words": model.built_for(MeshShape.parse(layout).size("tp") if layout else 1).vocabulary,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
         "model_notes": list(model.notes),
