@@ -297,6 +297,13 @@ def test_the_soak_is_last_and_only_in_runs_that_ask_for_it(pytester, monkeypatch
     assert ["test_aaa_soak[cpu]"] == names(repo.run("--collect-only", "-q", "test_it.py::test_aaa_soak"))
 
 
+@pytest.mark.parametrize("beside", ["", SOAK], ids=["alone", "beside perf cases"])
+def test_tests_of_others_with_a_marker_soak_run_where_they_stand(pytester, monkeypatch, beside):
+    theirs = "import pytest\n\n@pytest.mark.soak\ndef test_a():\n    pass\n\ndef test_b():\n    pass\n" + beside
+    found = names(repository(pytester, monkeypatch, theirs).run("--collect-only", "-q"))
+    assert ["test_a", "test_b"] == [name for name in found if "[" not in name]
+
+
 @pytest.mark.parametrize(("asked", "seconds"), [((), 7.0), (("--perf-sustain=9s",), 9.0)])
 def test_the_end_of_a_soak_is_compared_with_its_beginning(pytester, monkeypatch, asked, seconds):
     times_s = (0.010,) * 30 + (0.0125,) * 40

@@ -194,7 +194,8 @@ def leave_out_extended(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item.get_closest_marker("perf_nothing") is None]
     keyword, expression = config.getoption("keyword") or "", config.getoption("markexpr") or ""
     if "soak" not in keyword + expression and "acceptance" not in keyword + expression:
-        _leave_out(config, items, [item for item in items if item.get_closest_marker("soak") is not None])
+        soaks = [item for item in items if item.get_closest_marker("soak") is not None and is_case(item)]
+        _leave_out(config, items, soaks)
     if not keyword and not set(re.findall(r"[\w.]+", expression)) - {"perf", "not", "and", "or"}:
         suite.left_out = _leave_out(config, items, [item for item in items if _is_extended(item, suite)])
 

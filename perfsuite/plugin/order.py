@@ -82,7 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     published.select(config, items, cases, {suite.machine.name, *suite.named} if suite else ())
     collect.leave_out_extended(config, items)
     returned = yield  # other plugins select too
-    items.sort(key=lambda item: item.get_closest_marker("soak") is not None)  # the others stay in order
+    if cases:  # stable: the others stay in order
+        items.sort(key=lambda item: item.get_closest_marker("soak") is not None and collect.is_case(item))
     config.stash[_selected_key] = True
     return returned
 
