@@ -89,6 +89,8 @@ def test_advise_ranks_by_the_software(capsys):
     nemo = json.loads(capsys.readouterr().out)
     assert main(["advise", *options]) == 0
     own = json.loads(capsys.readouterr().out)
+    assert main(["advise", *options[:-1], "--software", "nemo"]) == 0
+    assert "\n  nemo, constants fitted to 38 steps: nemo-h100\n" in capsys.readouterr().out
     assert nemo["ranked"][0]["step_time_s"] != own["ranked"][0]["step_time_s"]
 
 

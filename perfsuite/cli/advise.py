@@ -28,6 +28,7 @@ from perfsuite.projection.advisor import (
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
 from perfsuite.projection.layout import Layout
+from perfsuite.projection.softwares import OWN
 from perfsuite.projection.step import project, require_figures
 
 _MEASURED = 3
@@ -79,6 +80,8 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
     )
     sizes = {one.layout.shape.size("tp") for one in advice.ranked}
     yield from (f"  {line}" for line in describe(advice.job.published, sizes))
+    if options.software != OWN:
+        yield f"  {calibration.software}"
     if calibration.simulated:
         yield f"  {SIMULATED}"
     for reason, count in advice.rejected.items():
