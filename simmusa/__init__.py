@@ -2,5 +2,5 @@
 
 A PrivateUse1 device named ``musa`` with the collective backend ``mccl``: the arithmetic is the CPU's, the time is
 virtual.  Every operation advances the device's clock by what a cost model says, so every figure of a case can be told
-beforehand; a synchronisation that is forgotten is an error.  See docs/simmusa.md.
+beforehand; a synchronisation that is forgotten is an error.  See perfsuite docs simmusa.
 """

@@ -19,7 +19,7 @@ from perfsuite.platforms import Catalog, detect_machine, load_catalog, why_absen
 from perfsuite.record.result import Work
 from test_correctness.helpers import machines
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "how-to" / "add-a-platform.md"
 NAMES = ["cpu", "s4000", "s5000", "s80", "s3000", "v100", "v100_32gb", "a100", "a100_40gb", "a100_pcie"]
 NAMES += ["a100_pcie_40gb", "a800", "h100", "h100_pcie", "h100_nvl", "h800", "h20", "h200", "b200", "l40s"]
 NAMES += ["l20", "rtx3090", "h200_nvl", "gh200", "b300", "gb200", "a40", "a10", "l40", "l4", "t4"]

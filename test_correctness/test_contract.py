@@ -268,7 +268,7 @@ def test_the_telemetry_asked_for_is_the_oldest_that_has_the_calls() -> None:
 
 # ---------------------------------------------------------------------------------------------- the vendor's image
 
-PAGE = (PACKAGE.parent / "docs" / "musa.md").read_text(encoding="utf-8")
+PAGE = (PACKAGE.parent / "docs" / "how-to" / "musa.md").read_text(encoding="utf-8")
 
 
 def image_environment() -> dict[str, list[str]]:

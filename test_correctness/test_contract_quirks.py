@@ -48,7 +48,7 @@ def test_the_environment_shows_the_quirks_of_the_installed_version(tmp_path: Pat
     installed("2.7.1")
     found = notes(tmp_path)
     assert found[0].startswith("architecture mp_22: compute capability 2.2; ")
-    assert "quirks of torch_musa 2.7.1, docs/musa.md:" == found[1]
+    assert "quirks of torch_musa 2.7.1, perfsuite docs musa:" == found[1]
     names = [note.split(":")[0].split(" ")[0] for note in found[2:]]
     assert [
         "fork-poisoned",
@@ -67,7 +67,7 @@ def test_an_older_version_has_other_quirks_and_an_unknown_one_may_have_all(tmp_p
     unknown = notes(tmp_path / "a")
     assert any(note.startswith("tf32-on") for note in unknown)
     assert any(note.startswith("tf32-off") for note in unknown)
-    assert "quirks of torch_musa (version unknown: any of these), docs/musa.md:" == unknown[1]
+    assert "quirks of torch_musa (version unknown: any of these), perfsuite docs musa:" == unknown[1]
     installed("2.5.0")
     older = notes(tmp_path / "b")
     assert any(note.startswith("tf32-off-by-default") for note in older)

@@ -21,7 +21,7 @@ from perfsuite.platforms.cuda import CudaDevice
 from perfsuite.platforms.musa import MusaDevice
 from test_correctness.helpers import machines
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-platform.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "how-to" / "add-a-platform.md"
 
 
 def test_cpu_device_code_is_torchs_cpu_with_perf_counter() -> None:

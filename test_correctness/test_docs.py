@@ -9,6 +9,7 @@ import shlex
 import pytest
 
 from perfsuite.cli.main import COMMANDS as COMMAND_LINE
+from perfsuite.cli.main import main
 from test_correctness.helpers.scripted_driver import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -82,7 +83,7 @@ def test_every_benchmark_command_has_its_script_and_its_options(page):
 def test_every_figure_of_the_truth_page_names_its_command():
     rows = [
         re.split(r"(?<!\\)\|", line.strip().strip("|"))
-        for line in (ROOT / "docs" / "truth.md").read_text(encoding="utf-8").splitlines()
+        for line in (ROOT / "docs" / "evidence" / "truth.md").read_text(encoding="utf-8").splitlines()
         if line.startswith("|") and not set(line) <= set("| -")
     ]
     for row in rows:
@@ -92,7 +93,7 @@ def test_every_figure_of_the_truth_page_names_its_command():
 
 def test_options_said_of_the_command_above_are_its_own():
     script = ""
-    for line in (ROOT / "docs" / "truth.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "evidence" / "truth.md").read_text(encoding="utf-8").splitlines():
         script = next(iter(COMMANDS.findall(line)), script)
         if "the same with `" in line and script:
             assert set(OPTION.findall(line.partition("the same with")[2])) <= parser_of(script.split()[0])[0], line
@@ -129,3 +130,24 @@ def test_names_options_and_tests_that_a_page_names_exist(page):
     if page.name != "CHANGELOG.md":  # which names what was there
         tests = {word for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\btest_\w+", code)}
         assert {word for word in tests if not re.search(rf"\b{word}", TESTS)} == set()
+
+
+def test_the_command_prints_every_page_and_lists_them(capsys):
+    assert main(["docs"]) == 0
+    listed = capsys.readouterr().out
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert f"  {path.stem} " in listed
+        assert main(["docs", path.stem]) == 0
+        printed = capsys.readouterr().out.replace("\\x23", "#")  # a log command of a CI is escaped on any screen
+        assert printed == path.read_text(encoding="utf-8")
+    assert main(["docs", "gates"]) == 4
+    assert "page 'gates' is unknown; did you mean gate " in capsys.readouterr().err
+
+
+def test_the_command_finds_a_word_in_the_pages(capsys):
+    assert main(["docs", "--find", "busbw"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert all("busbw" in line.lower() for line in found)
+    assert {"metrics", "glossary"} <= {line.partition(":")[0] for line in found}
+    assert main(["docs", "kernels", "--find", "no such word"]) == 1
+    assert "no such word" in capsys.readouterr().err

@@ -31,8 +31,10 @@ for word in "$@"; do echo "$word"; done
 
 
 def document_files() -> dict[str, str]:
-    """Examples of docs/add-a-workload.md by file name, and the README's."""
-    text, readme = ((ROOT / page).read_text(encoding="utf-8") for page in ("docs/add-a-workload.md", "README.md"))
+    """Examples of docs/how-to/add-a-workload.md by file name, and the README's."""
+    text, readme = (
+        (ROOT / page).read_text(encoding="utf-8") for page in ("docs/how-to/add-a-workload.md", "README.md")
+    )
     own = re.search(r"^## Your own performance test.*?```python\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
     assert own
     files = dict(re.findall(r"^```python\n# file: (\S+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
@@ -151,7 +153,7 @@ def test_a_job_script_is_one(script: Path) -> None:
 
 @pytest.mark.parametrize("name", ["all_reduce", "data_parallel", "tensor_parallel"])
 def test_a_plain_program_ends_without_python_s_shutdown(name):
-    """A thread of gloo may abort it there: docs/processes.md."""
+    """A thread of gloo may abort it there: docs/contributing/processes.md."""
     program = (ROOT / "benchmarks" / "plain" / f"{name}.py").read_text(encoding="utf-8")
     assert program.count("    leave()\n") == 1
     assert "destroy_process_group" not in program

@@ -241,12 +241,12 @@ def test_long_text_keeps_its_beginning_and_its_end():
 
 
 def test_a_known_fault_of_a_library_is_named_and_the_document_has_the_same_table():
-    page = (Path(__file__).parent.parent / "docs" / "upstream.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "contributing" / "upstream.md").read_text(encoding="utf-8")
     for phrase, fault in UPSTREAM.items():
         assert f"| `{phrase}` | {fault.replace('NCCL_ALGO', '`NCCL_ALGO`')} |" in page
         failure = RankFailure(
             rank=0, host="a", state="raised", what=f"DistBackendError: {phrase} for it", phase="timing"
         )
-        assert f"known upstream: {fault} (docs/upstream.md)" in compose(2, [failure], "").splitlines()
+        assert f"known upstream: {fault} (perfsuite docs upstream)" in compose(2, [failure], "").splitlines()
     other = RankFailure(rank=0, host="a", state="raised", what="ValueError: x", phase="timing")
     assert "known upstream" not in compose(2, [other], "")

@@ -19,9 +19,9 @@ LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
     "audit": 2_430,
-    "base": 1_560,
+    "base": 1_580,
     "baselines": 2_430,
-    "cli": 3_700,
+    "cli": 3_770,
     "expectations": 640,
     "exports": 340,
     "fleet": 1_440,
@@ -44,7 +44,7 @@ ROOMS = {
     "workloads": 6_380,
 }
 """Lines that a room may have: those of November 2026 and 2 %."""
-LOADS = {"perfsuite.cli.show": 9_000, "perfsuite.record.journal": 2_550, "perfsuite.gate.gate": 7_700}
+LOADS = {"perfsuite.cli.show": 9_000, "perfsuite.record.journal": 2_570, "perfsuite.gate.gate": 7_700}
 """Lines of the package that importing a module may load."""
 TWICE = {
     *("Answer", "Arrival", "Attention", "Beside", "Child", "Clock", "Collective", "Control", "Copies", "Core", "Job"),

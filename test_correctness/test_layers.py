@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "perfsuite"
-DESIGN = PACKAGE.parent / "docs" / "architecture.md"
+DESIGN = PACKAGE.parent / "docs" / "contributing" / "architecture.md"
 LINES = [
     line.split() for line in DESIGN.read_text().partition("<!-- layers -->\n```\n")[2].partition("```")[0].splitlines()
 ]

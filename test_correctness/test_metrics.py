@@ -1,4 +1,4 @@
-"""The metric registry: formulas against independent arithmetic, peaks and reasons, the figures of docs/metrics.md."""
+"""The metric registry: formulas against independent arithmetic, peaks and reasons, the figures of docs metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
 from perfsuite.record.result import Measurement, Metric, Peak, Peaks, Work
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 
-DOCS = Path(__file__).parent.parent / "docs" / "metrics.md"
+DOCS = Path(__file__).parent.parent / "docs" / "reference" / "metrics.md"
 MODULES = ["spec", "compute", "memory", "collective"]
 PEAKS = Peaks(
     tflops={

@@ -1,4 +1,4 @@
-"""docs/model-parallel.md: every closed form that it derives has a worked number, and the numbers are right."""
+"""perfsuite docs model-parallel: every closed form that it derives has a worked number, and the numbers are right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfsuite.base.mesh import AXES
 from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.scripted_driver import ROOT
 
-PAGE = ROOT / "docs" / "model-parallel.md"
+PAGE = ROOT / "docs" / "explanation" / "model-parallel.md"
 
 
 def test_the_worked_numbers_are_those_of_the_closed_forms():

@@ -383,7 +383,7 @@ FORMULAS_OF_THE_TIME = {
 
 
 def test_every_metric_of_perfsuite_is_judged_or_says_why_not():
-    """Each is a formula of the time, exact, judged beside the time, or observed with its reason in docs/metrics.md."""
+    """Each is a formula of the time, exact, judged beside the time, or observed with its reason in docs metrics."""
     judged = {name for name, spec in REGISTRY.items() if not spec.observed}
     exact = {name for name in judged if rule_for(name, MetricMeaning(unit=REGISTRY[name].unit, better="lower"))}
     assert {"pair_us", "slowest_pair_us", "pair_gb_per_s", "slowest_pair_gb_per_s"} == (

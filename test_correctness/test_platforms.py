@@ -121,7 +121,7 @@ def test_an_unknown_device_has_no_peaks_and_says_why(tmp_path: Path) -> None:
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L2"], capability="8.9"))
     assert ("cuda", "NVIDIA L2") == (machine.name, machine.model.title)
     assert (
-        "unknown device 'NVIDIA L2': add a row with its peaks (docs/add-a-platform.md)"
+        "unknown device 'NVIDIA L2': add a row with its peaks (perfsuite docs add-a-platform)"
         == machine.peaks().unknown
         == machine.remarks()[0]
     )
@@ -191,7 +191,7 @@ def test_a_platform_asked_for_is_taken_or_its_absence_explained(tmp_path: Path) 
     absent = detect_machine(catalog, "s4000", host=machines.host(here, {}))
     assert (
         "MTT S4000 not found: no /dev/mtgpu* here; run inside the vendor's image on a machine that has one, "
-        "or see docs/musa.md"
+        "or see perfsuite docs musa"
     ) == absent.absent
     assert ("s4000", 0) == (absent.name, absent.device_count)
     gpu = machines.nvidia(tmp_path / "gpu", ["NVIDIA H200"])

@@ -275,7 +275,7 @@ def test_a_damaged_byte_is_an_error_or_harmless(tmp_path):
 
 
 def test_no_files_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfsuite.published.records.__file__", str(tmp_path / "a" / "b" / "c.py"))
+    monkeypatch.setattr("perfsuite.base.files.__file__", str(tmp_path / "a" / "b" / "c.py"))
     with pytest.raises(BaselineError, match="reinstall perfsuite"):
         directory()
     assert () == read_all(tmp_path)
@@ -286,7 +286,7 @@ def test_no_files_is_an_error(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "lines"), [("labels", lambda: label_lines(shipped())), ("rules", rule_lines)])
 def test_docs_hold_what_the_command_prints(name, lines):
-    text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "published.md").read_text(encoding="utf-8")
     begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
     assert "\n".join(lines()) == text[text.index(begin) + len(begin) : text.index(end)]
 
@@ -303,7 +303,7 @@ def test_a_table_without_rows_has_a_judgement():
 
 
 def test_the_example_of_the_docs_runs():
-    text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "published.md").read_text(encoding="utf-8")
     recipes, looked_up = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
     def values(block):

@@ -52,7 +52,7 @@ def test_last(perf, ranks):
 """
 PYTEST = (sys.executable, "-m", "pytest")
 SRUN = ("srun", "-n", str(RANKS), "--kill-on-bad-exit=0", "--wait=60")
-"""As docs/clusters.md has it."""
+"""As docs/how-to/clusters.md has it."""
 
 
 def require(*programs: str) -> None:

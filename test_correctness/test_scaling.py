@@ -113,7 +113,7 @@ def test_the_terminal_names_the_base_in_every_row():
 
 
 def test_the_documentation_shows_such_a_table():
-    text = (Path(__file__).parent.parent / "docs" / "reports.md").read_text()
+    text = (Path(__file__).parent.parent / "docs" / "how-to" / "reports.md").read_text()
     shown = text.partition("<!-- scaling -->\n```\n")[2].partition("```")[0]
     assert shown.splitlines() == scaling_table([ddp(2, 1.0), ddp(4, 1.25), ddp(8, 2.0)])[1:]
 

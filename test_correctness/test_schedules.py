@@ -301,6 +301,8 @@ def test_embedding_and_head_take_layers_from_their_stages():
 
 
 def test_the_examples_of_the_documentation_give_what_they_show():
-    results = doctest.testfile(str(Path(__file__).parent.parent / "docs" / "schedules.md"), module_relative=False)
+    results = doctest.testfile(
+        str(Path(__file__).parent.parent / "docs" / "reference" / "schedules.md"), module_relative=False
+    )
     assert results.attempted >= 15
     assert results.failed == 0

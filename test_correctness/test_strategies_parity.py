@@ -17,7 +17,7 @@ from perfsuite.workloads.training.parity import TrainParity
 from test_correctness.helpers.local_driver import COMPILER, FSDP, WORKER, driver_fixture
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = ROOT / "docs" / "add-a-strategy.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "add-a-strategy.md"
 ONCE = Budget(smoke=True, timeout_s=300.0)
 MODELS = ("gpt2", "llama2-70b", "latte-l", "opensora")
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None

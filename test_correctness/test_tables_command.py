@@ -91,7 +91,7 @@ def test_the_example_baseline_gives_tables(capsys):
 
 
 def test_the_documentation_shows_what_is_printed(capsys):
-    text = (ROOT / "docs" / "reports.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "reports.md").read_text()
     shown = text.partition("<!-- example -->\n")[2].partition("<!-- end of example -->")[0]
     assert shown.startswith("### Matrix products")
     assert reported(capsys, ROOT / "baselines" / "examples" / "cpu-example.json").endswith(shown)

@@ -1,4 +1,4 @@
-"""docs/add-a-table.md: its table is one, and prints what the page shows."""
+"""docs/how-to/add-a-table.md: its table is one, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfsuite.reports.tables.styles import STYLES
 from test_correctness.helpers.report_runs import latte, run, section
 from test_correctness.helpers.scripted_driver import ROOT
 
-PAGE = (ROOT / "docs" / "add-a-table.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "add-a-table.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_the_page_prints_what_the_page_shows():

@@ -30,7 +30,7 @@ def test_an_old_torch_is_one_line_that_names_the_releases_that_have_a_newer_one(
     assert said.startswith(f"torch {version} is installed, perfsuite needs 2.5 or newer: ")
     assert "torch_musa 2.1.0, 2.1.1 and 2.5.0 come with torch 2.5.0" in said
     assert "this is torch_musa 2.0.1; take the image registry.mthreads.com/" in said
-    assert said.endswith("(docs/musa.md)")
+    assert said.endswith("(perfsuite docs musa)")
     assert "\n" not in said
     with pytest.raises(ConfigurationError, match="install a newer one"):
         require_torch(known["cpu"], version)
@@ -43,7 +43,7 @@ def test_a_torch_that_is_new_enough_or_unknown_passes(version):
 
 def test_the_document_shows_the_line_as_it_is(monkeypatch):
     monkeypatch.setattr("perfsuite.platforms.musa.package_version", lambda family: "2.0.1")
-    document = (Path(__file__).parent.parent / "docs" / "musa.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parent.parent / "docs" / "how-to" / "musa.md").read_text(encoding="utf-8")
     with pytest.raises(ConfigurationError) as caught:
         require_torch(families()["musa"], "2.2.0")
     assert f"\nERROR: {caught.value}\n" in document

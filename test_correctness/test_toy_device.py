@@ -23,7 +23,7 @@ from test_correctness.helpers.scripted_driver import ROOT
 
 EXAMPLE = ROOT / "examples" / "platform"
 ENTRY_POINT = re.search(r'"(perfsuite.families)"\]\n(\w+) = "(.*)"', (EXAMPLE / "pyproject.toml").read_text()).groups()
-DOCUMENT = (ROOT / "docs" / "add-a-platform.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "how-to" / "add-a-platform.md").read_text(encoding="utf-8")
 TORCH_ACME = """
 import sys, time
 from types import SimpleNamespace

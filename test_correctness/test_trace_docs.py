@@ -1,4 +1,4 @@
-"""docs/timelines.md: its commands print what it shows, its picture is the one that the command draws."""
+"""docs/how-to/timelines.md: its commands print what it shows, its picture is the one that the command draws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import schedule
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "how-to"
 TEXT = (DOCS / "timelines.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"```console\n\$ python benchmarks/schedule.py (.*?)\n(.*?)```", TEXT, flags=re.DOTALL)
 

@@ -16,7 +16,11 @@ from perfsuite.published.recipes import find
 
 def pytest_addoption(parser):
     add = parser.getgroup("perfsuite").addoption
-    add("--perf-data", metavar="DIR", help="read data sets of your own, a folder for each model: docs/published.md")
+    add(
+        "--perf-data",
+        metavar="DIR",
+        help="read data sets of your own, a folder for each model: perfsuite docs published",
+    )
     add(
         "--perf-loss-steps",
         type=int,

@@ -1,6 +1,6 @@
 """Latency and bandwidth of every collective over message sizes and world sizes.
 
-The sizes are S as nccl-tests counts it (docs/metrics.md).  Gradients are summed in fp32 or bf16, so these two are swept
+The sizes are S as nccl-tests counts it (docs metrics).  Gradients are summed in fp32 or bf16, so these two are swept
 over all sizes; the other dtypes at one.  Operations that only move bytes do not depend on the dtype.  Pairs are at
 distance half the world (rank r and r + n/2), so that on several hosts they are on two.  On few cores all world sizes
 of the two that most trainings wait for are swept by default, of the others the smallest and the largest.

@@ -6,7 +6,7 @@ set -euo pipefail
 
 head=${HEAD:?the host name of the first node}
 if [ "${NODES:-4}" -gt 1 ]; then
-    export PERFSUITE_KEY_FILE=${PERFSUITE_KEY_FILE:-$HOME/.perfsuite-key}   # on every node, mode 0600: docs/clusters.md
+    export PERFSUITE_KEY_FILE=${PERFSUITE_KEY_FILE:-$HOME/.perfsuite-key}   # on every node, mode 0600: docs/how-to/clusters.md
 fi
 
 [ $# -gt 0 ] || set -- test_perf

@@ -9,7 +9,7 @@ from perfsuite.audit.table import ONE, AuditTable, Hit, Row, Rule, Value, consta
 
 TERA = Fraction(10**12)
 CONVENTIONS = 2
-"""Conventions of counting model FLOPs differ by up to 70 / 46 for one run (docs/published.md): twice is none."""
+"""Conventions of counting model FLOPs differ by up to 70 / 46 for one run (perfsuite docs published): twice is none."""
 
 
 def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:

@@ -1,7 +1,7 @@
 """What each collective sends over the links between hosts: one entry each, from which factor and bound of busbw follow.
 
 An entry is a function of where the ranks are (the host of each, in rank order).  It gives the bytes that the busiest
-host must send, or must receive, per byte of the size S (docs/metrics.md has the sizes), whichever algorithm moves
+host must send, or must receive, per byte of the size S (docs metrics has the sizes), whichever algorithm moves
 them.  With a host for each rank this is busbw's factor: the busiest rank's traffic.
 """
 

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 
 _NAME_BYTES = 200
 """Bytes of a file's name that its draft has too: names of more than 255 are refused by most file systems."""
@@ -235,3 +235,19 @@ def _why_not_private(status: os.stat_result) -> str:
     if status.st_mode & 0o022:
         return f"has mode {stat.S_IMODE(status.st_mode):04o}: other users can write to it"
     return ""
+
+
+def shipped(checkout: str, installed: str, pattern: str, failure: type[PerfsuiteError]) -> Path:
+    """Return the folder of data files that come with the package.
+
+    It is ``checkout`` in a checkout, else ``share/perfsuite/<installed>`` in a folder above the package: an
+    environment, a user's own folder or one named by pip's ``--target``.  Raises ``failure`` where no file fits.
+    """
+    package = Path(__file__).parents[1]
+    for place in (package.parent / checkout, *(up / "share" / "perfsuite" / installed for up in package.parents)):
+        if any(place.glob(pattern)):
+            return place
+    raise failure(
+        f"no {pattern} in {package.parent / checkout} or in share/perfsuite/{installed} of a folder above {package}; "
+        "reinstall perfsuite"
+    )

@@ -169,7 +169,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tolerance", type=float, default=0.03, help="change that does not matter (default 0.03)")
     parser.add_argument("--deadline", metavar="DURATION", default="1h", help="for one run of one arm (default 1h)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison to FILE as well")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page of both arms there, docs/page.md")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page of both arms there, perfsuite docs page"
+    )
     parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST ARGS", help="which cases, as pytest takes them")
 
 

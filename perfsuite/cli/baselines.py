@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     merge = what.add_parser("merge", help="make FILE the union of itself and the others")
     merge.add_argument("path", type=Path, metavar="FILE", help="file that is written")
     merge.add_argument("sources", nargs="+", type=Path, metavar="OTHER", help="files of the same hardware")
-    driver = what.add_parser("merge-driver", help="merge two branches' files when git asks; docs/baselines.md")
+    driver = what.add_parser("merge-driver", help="merge two branches' files when git asks; perfsuite docs baselines")
     for name, of in (("base", "common ancestor (%%O)"), ("ours", "our file, written (%%A)"), ("theirs", "other (%%B)")):
         driver.add_argument(name, type=Path, help=of)
     driver.epilog = exit_codes()

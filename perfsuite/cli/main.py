@@ -38,6 +38,7 @@ GROUPS = {
     "project": {"project": "project", "advise": "advise", "calibrate": "calibrate"},
     "exchange with other tools": {"import": "exchange", "export": "exchange", "audit": "audit"},
     "this machine": {"env": "platforms", "platforms": "platforms"},
+    "read": {"docs": "docs"},
 }
 """Commands in the groups of ``perfsuite --help``, each with the module of this package that has it as ``ENV``."""
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}

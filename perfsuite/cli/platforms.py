@@ -63,7 +63,7 @@ def _env_lines(machine: Machine, key: Fingerprint, environment: Mapping[str, Any
         yield "declared in [environment] of the platform files"
         yield from _rows(environment["declared"])
     else:
-        yield "declared: nothing; a platform file's [environment] says what no tool can tell (docs/add-a-platform.md)"
+        yield "declared: nothing; a platform file's [environment] says what no tool can tell (docs add-a-platform)"
     try:
         require_torch(machine.family, installed_torch())
     except ConfigurationError as error:

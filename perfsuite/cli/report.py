@@ -59,7 +59,9 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="figures of other tools beside these: what perfsuite import --out wrote, or a file of theirs; repeatable",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts there, docs/page.md")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page with charts there, perfsuite docs page"
+    )
     parser.add_argument("--show-hosts", action="store_true", help="with --html: keep names of hosts on the page")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="with --html: stored runs to compare with")
     platform_file_argument(parser)

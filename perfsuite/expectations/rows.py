@@ -1,7 +1,7 @@
 """Rows of expectations: sourced figures that healthy devices reach, or minimums, read from TOML.
 
 A row is an ``[[expectation]]`` table.  Shipped rows are in ``expectations.toml``; a user's rows are in the platform
-files that the ini key ``perf_platforms`` names.  docs/acceptance.md describes every key.
+files that the ini key ``perf_platforms`` names.  perfsuite docs acceptance describes every key.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _row(plain: object, place: str) -> Expectation:
             raise wrong(key, f"is unknown; {did_you_mean(key, _KEYS)}")
     for key in _REQUIRED:
         if key not in plain:
-            raise wrong(key, "is missing; docs/acceptance.md describes every key")
+            raise wrong(key, "is missing; perfsuite docs acceptance describes every key")
     _check_types(plain, wrong)
     for key, rule in _broken_rules(plain):
         raise wrong(key, rule)

@@ -1,1 +1,1 @@
-"""Decides what runs are worth.  ``Row:`` of a constant: the row and section of docs/gate.md that shows its effect."""
+"""Decides what runs are worth.  ``Row:`` of a constant: the row and section of docs gate that shows its effect."""

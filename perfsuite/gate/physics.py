@@ -36,7 +36,7 @@ class Violation:
     """A rule and how a result breaks it."""
 
     rule: str
-    """Name of the rule, as in docs/gate.md."""
+    """Name of the rule, as in perfsuite docs gate."""
     message: str
     """With the numbers."""
     severity: Literal["impossible", "flagged"] = "impossible"

@@ -1,6 +1,6 @@
 """Latency and bandwidth of collectives, exactly as nccl-tests counts them, and the alpha-beta model of their time.
 
-``algbw`` = S / t and ``busbw`` = algbw x factor, where S is the size of the table in docs/metrics.md.  The factor makes
+``algbw`` = S / t and ``busbw`` = algbw x factor, where S is the size of the table in docs metrics.  The factor makes
 busbw comparable with the speed of a link, whatever the number of ranks n.  Source: nccl-tests, doc/PERFORMANCE.md.
 """
 

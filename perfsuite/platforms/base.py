@@ -1,7 +1,7 @@
 """What a device family must offer: detection without torch on the driver, device code with torch on the ranks.
 
 A family is one file (cpu, cuda, musa) with one subclass of each; the devices of a family are rows of platforms.toml.
-A package of somebody else's adds one by the entry point group ``perfsuite.families`` (docs/add-a-platform.md).
+A package of somebody else's adds one by the entry point group ``perfsuite.families`` (perfsuite docs add-a-platform).
 """
 
 from __future__ import annotations

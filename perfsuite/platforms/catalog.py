@@ -68,7 +68,7 @@ class Catalog:
         near = nearest(name.lower(), legal, most=1, likeness=0.6)
         meant = f", did you mean {near[0]!r}?" if near else ";"
         raise UnknownPlatform(
-            f"platform {name!r} is unknown{meant} choose from {', '.join(legal)}, or add a row (docs/add-a-platform.md)"
+            f"platform {name!r} is unknown{meant} choose from {', '.join(legal)}, or add a row (docs add-a-platform)"
         )
 
     def find_machine(self, name: str) -> MachineModel:
@@ -77,7 +77,7 @@ class Catalog:
             return self.machines[name]
         raise ConfigurationError(
             f"machine {name!r} is unknown; {did_you_mean(name, list(self.machines))}, or add [machine.{name}] to a "
-            "platform file (docs/add-a-platform.md)"
+            "platform file (perfsuite docs add-a-platform)"
         )
 
     def hosts(self, platform: str | None, machine: str | None) -> tuple[DeviceModel, MachineModel | None]:

@@ -14,7 +14,7 @@ from perfsuite.base.text import matrix_rows
 from perfsuite.base.units import plural
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 
-DOCS = "docs/add-a-platform.md"
+DOCS = "perfsuite docs add-a-platform"
 
 
 class AcceleratorFamily(Family):

@@ -56,7 +56,7 @@ class Musa(AcceleratorFamily):
     visible_variable = "MUSA_VISIBLE_DEVICES"
     tool_name = "mthreads-gmi"
     tool_query = ("-q",)
-    guide = "docs/musa.md"
+    guide = "perfsuite docs musa"
 
     def list_devices(self) -> tuple[DetectedDevice, ...]:
         """By ``mthreads-gmi -q``, else by its table, else one unnamed device per node."""
@@ -126,7 +126,7 @@ class Musa(AcceleratorFamily):
         """Of the torch_musa installed here on the row's architecture; what is not known may have a quirk."""
         version = package_version(self.name)
         known = quirks(self.name, version=version, architecture=architecture_number(model.architecture))
-        heading = f"quirks of torch_musa {version or '(version unknown: any of these)'}, docs/musa.md:"
+        heading = f"quirks of torch_musa {version or '(version unknown: any of these)'}, perfsuite docs musa:"
         return (heading, *map(str, known))
 
     def telemetry(self) -> Telemetry:

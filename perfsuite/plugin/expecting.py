@@ -200,7 +200,7 @@ class Expecting:
         verdict = verdict_of(self.entries, self.withheld)
         if self._nothing_judged:
             verdict += (
-                "; add [[expectation]] rows of your own (docs/acceptance.md), compare nodes by perfsuite fleet, "
+                "; add [[expectation]] rows of your own (perfsuite docs acceptance), compare nodes by perfsuite fleet, "
                 "or give --perf-allow-unjudged"
             )
         good = verdict.startswith("PASS")

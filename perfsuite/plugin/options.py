@@ -25,7 +25,7 @@ MARKERS = (
     "extended: at the small scale the case is left out unless -k, -m or a node id selects it",
     'published(report, table): the case reproduces a row of a published report, e.g. report="002", '
     'table="002/performance"; set where --perf-published or -m asks for it',
-    "acceptance: the case belongs to the acceptance run of a node, see docs/acceptance.md",
+    "acceptance: the case belongs to the acceptance run of a node, see perfsuite docs acceptance",
     "soak: the case takes minutes: it runs last, and only if -m acceptance, -k soak or a node id selects it",
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
@@ -142,7 +142,7 @@ def declare(parser: pytest.Parser) -> None:
     add(
         "--perf-shapes",
         metavar="FILE",
-        help="lines 'TEST SHAPE': shapes of your own for the tests named, docs/shapes.md",
+        help="lines 'TEST SHAPE': shapes of your own for the tests named, perfsuite docs shapes",
     )
     add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
     add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")

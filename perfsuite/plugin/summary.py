@@ -261,7 +261,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
 
 
 def paced(control: str, results: Iterable[Result]) -> str:
-    """That gloo's messages scatter by how TCP sends them (figures in docs/truth.md); empty where none were sent so."""
+    """That gloo's messages scatter by how TCP sends them (figures in docs truth); empty where none were sent so."""
     sent = any(
         result.measurement and result.measurement.world_size > 1 and result.measurement.backend == "gloo"
         for result in results
@@ -270,7 +270,7 @@ def paced(control: str, results: Iterable[Result]) -> str:
         return ""
     return (
         f"gloo's messages go by TCP, which {control} paces: they can scatter several times more than by cubic "
-        "(sysctl -w net.ipv4.tcp_congestion_control=cubic; docs/truth.md)"
+        "(sysctl -w net.ipv4.tcp_congestion_control=cubic; perfsuite docs truth)"
     )
 
 

@@ -197,7 +197,7 @@ SOFTWARE_TRAITS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-_BACK_TEST = "typical of the devices of the back-test (docs/projection.md)"
+_BACK_TEST = "typical of the devices of the back-test (perfsuite docs projection)"
 TYPICAL: Mapping[str, Constant] = MappingProxyType(
     {
         "matmul": Constant(value=0.70, unit="ratio", source=_BACK_TEST, relative_error=0.15),

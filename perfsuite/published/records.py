@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfsuite.base.errors import BaselineError
-from perfsuite.base.files import content, why
+from perfsuite.base.files import content, shipped, why
 from perfsuite.published.numbers import Printed, printed
 from perfsuite.published.roles import ROLES
 from perfsuite.record.codec import from_json, plain_json
@@ -237,20 +237,8 @@ def _check_row(table: PublishedTable, row: PublishedRow) -> None:
 
 
 def directory() -> Path:
-    """Where the shipped files are: in ``baselines`` of a checkout, else in ``share`` of what it was installed into.
-
-    That is a folder above the package, whether an environment, a user's own folder or one named by ``--target``.
-    Raises BaselineError when there is none.
-    """
-    package = Path(__file__).parents[1]
-    checkout = package.parent / "baselines" / "published"
-    for place in (checkout, *(above / "share" / "perfsuite" / "published" for above in package.parents)):
-        if any(place.glob("*.json")):
-            return place
-    raise BaselineError(
-        f"no published tables in {checkout} or in share/perfsuite/published of a folder above {package}; "
-        "reinstall perfsuite"
-    )
+    """Return the folder of the shipped tables.  Raises BaselineError where there are none."""
+    return shipped("baselines/published", "published", "*.json", BaselineError)
 
 
 def read_all(place: Path) -> tuple[PublishedReport, ...]:

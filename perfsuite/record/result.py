@@ -119,7 +119,7 @@ class Work:
     collective: str = ""
     """Name of the collective when the workload is one (all_reduce, ..., barrier)."""
     message_bytes: float = 0.0
-    """Size S of the collective as nccl-tests counts it (docs/metrics.md has the table)."""
+    """Size S of the collective as nccl-tests counts it (perfsuite docs metrics has the table)."""
     samples: float = 0.0
     """Training samples processed."""
     tokens: float = 0.0

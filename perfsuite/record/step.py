@@ -62,7 +62,7 @@ class Traffic:
     calls: int
     """On the rank that has most, as the other two."""
     message_bytes: int
-    """S of all calls together as nccl-tests counts it (docs/metrics.md has the table)."""
+    """S of all calls together as nccl-tests counts it (perfsuite docs metrics has the table)."""
     time_s: float
     """Seconds of all calls when nothing else runs; of messages to and fro, counted with what is sent."""
     ranks: int

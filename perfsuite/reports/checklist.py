@@ -246,7 +246,7 @@ def _network(facts: Facts) -> Said | None:
     busbw, case = max(between or reached, key=lambda pair: pair[0])
     told = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {case.ranks} ranks)"
     if not between:
-        advice = "start the suite on every host (docs/clusters.md)"
+        advice = "start the suite on every host (perfsuite docs clusters)"
         return Said(verdict="not measured", evidence=f"within one host alone: {told}", advice=advice)
     told = f"between {case.settings['nodes']} hosts: {told}"
     peak = facts.device.network if facts.device else None

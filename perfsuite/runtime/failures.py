@@ -58,7 +58,7 @@ UPSTREAM: Mapping[str, str] = {
     "0 active drivers": "triton finds no GPU while DeepSpeed is imported",
     "terminate called without an active exception": "gloo aborts at the end of a program",
 }
-"""Faults of torch and its libraries, by a phrase of their messages: docs/upstream.md has versions and sources."""
+"""Faults of torch and its libraries, by a phrase of their messages: docs upstream has versions and sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,9 @@ def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str
     ordered = sorted(told, key=lambda failure: _ORDER.index(failure.state))
     lines = [f"{_headline(ordered[0])}{_more(ordered)} ({plural(world_size, 'rank')}{limit})"]
     said = "\n".join(text.lower() for failure in ordered for text in (failure.what, failure.detail))
-    lines += [f"known upstream: {fault} (docs/upstream.md)" for word, fault in UPSTREAM.items() if word.lower() in said]
+    lines += [
+        f"known upstream: {fault} (perfsuite docs upstream)" for word, fault in UPSTREAM.items() if word.lower() in said
+    ]
     for failure in ordered:
         if failure.state == "finished":
             continue

@@ -1,4 +1,4 @@
-"""What one rank of a hybrid mesh posts in one step, without torch; docs/model-parallel.md derives every line.
+"""What one rank of a hybrid mesh posts in one step, without torch; perfsuite docs model-parallel derives every line.
 
 b samples of a micro-batch, m micro-batches, S tokens, D width, K features of all keys, E experts, k of them for a
 token, i bytes of an element; X = b (S / cp) D i, what a tensor-parallel group holds together.  Full checkpointing runs

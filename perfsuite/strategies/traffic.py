@@ -1,6 +1,6 @@
 """What a strategy posts in one step, told without torch: the closed form that a counted step is held against.
 
-A closed form is a tuple of :class:`Call`, one for each axis, collective and part; docs/model-parallel.md derives them.
+A closed form is a tuple of :class:`Call`, one for each axis, collective and part; docs model-parallel derives them.
 """
 
 from __future__ import annotations

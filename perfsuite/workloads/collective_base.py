@@ -1,6 +1,6 @@
 """What all collectives share: sizes, buffers, inputs with a closed form, and the check of every element.
 
-A collective fills five slots: its name (which fixes size and bandwidth factor, see docs/metrics.md), whether its size
+A collective fills five slots: its name (which fixes size and bandwidth factor, see docs metrics), whether its size
 is divided over the ranks and whether values are summed, ``extents`` (its buffers, where it does not send as much as it
 receives), ``operation`` (the call that is timed) and ``expected`` (where every element of the output comes from).
 """

@@ -263,8 +263,8 @@ PARALLEL = (
             ColumnSpec(title="busbw GB/s", key="message_busbw_gb_per_s"),
         ),
         notes=(
-            "of one step, on the rank that has most; bytes and busbw as nccl-tests counts them (docs/metrics.md), "
-            "times when nothing else runs; docs/model-parallel.md derives the closed forms",
+            "of one step, on the rank that has most; bytes and busbw as nccl-tests counts them (docs metrics), "
+            "times when nothing else runs; perfsuite docs model-parallel derives the closed forms",
             "uneven: what a rank sends follows from its data, and the closed form is the mean of all ranks",
         ),
     ),

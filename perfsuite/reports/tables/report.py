@@ -24,7 +24,7 @@ from perfsuite.reports.tables.styles import STYLES
 
 _NAMED = 4
 """Cases without a row that are named for each reason."""
-LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] contradictory: docs/published.md"
+LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] contradictory: perfsuite docs published"
 
 
 def fitting_styles(recordings: Iterable[Recording]) -> tuple[Style, ...]:

@@ -5,7 +5,7 @@ a barrier, outside the sample (training steps run free).  k makes a sample at le
 resolve, and on a device, to which the host queues, 20 times a barrier, which bounds the error of ranks leaving it at
 different times.  On a CPU a call returns when its message is there: each is timed by itself, between barriers.  Several
 in a row measure the scheduler there: where gloo's threads share cores with the ranks, medians of 1 KiB in a row scatter
-by a factor of 1.8 from start to start, of one by 1.1 (docs/truth.md).  Where the cache is to be flushed before every
+by a factor of 1.8 from start to start, of one by 1.1 (docs truth).  Where the cache is to be flushed before every
 iteration, k is 1.  Else k is a power of two, by medians over the last third of the warm-up, so that runs whose warm-ups
 differed a little are comparable.  One all-reduce gives every rank the maximum over ranks of a sample, and rank 0's
 elapsed time, so all ranks decide alike when to stop: after each training step, else after ten milliseconds of samples.

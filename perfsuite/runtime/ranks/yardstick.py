@@ -3,7 +3,7 @@
 A control never runs the code under test.  It tells of the host only what it resembles, so its kind follows from what
 the step does: a step that computes feels a busy core, one that waits for messages feels the other ranks' cores, and
 one that sleeps feels when it is woken.  The gate divides by its time (a stored run's noise falls by up to three times,
-docs/gate.md) and compares only controls of one kind.
+perfsuite docs gate) and compares only controls of one kind.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ def _refuse_foreign(environ: Environ) -> None:
             said = f"{rank}={environ[rank]}" + (f" {size}={environ[size]}" if size in environ else "")
             raise LaunchError(
                 f"{said}: started by a launcher that perfsuite does not know; "
-                "use torchrun, Open MPI's mpirun or srun (docs/clusters.md)"
+                "use torchrun, Open MPI's mpirun or srun (perfsuite docs clusters)"
             )
 
 

@@ -39,7 +39,7 @@ class LocalTransport(Transport):
     """As many slots on this host as a case asks for; workers are children of forkservers that preload torch.
 
     Forks of one process have their memory laid out alike, which a user's ranks, new interpreters, have not.  Where
-    processes take turns on a core that makes messages faster than a user sees (by a tenth at 64 KiB: docs/truth.md).
+    processes take turns on a core that makes messages faster than a user sees (by a tenth at 64 KiB: docs truth).
     So each slot has a forkserver of its own, as far as there are cores.
     """
 

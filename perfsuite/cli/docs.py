@@ -1,0 +1,77 @@
+"""``perfsuite docs``: print a page of the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+
+from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.base.files import shipped
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command
+
+
+def pages() -> dict[str, Path]:
+    """Return the path of every page by its name, sorted by folder.  Raises ConfigurationError without any."""
+    folder = shipped("docs", "docs", "*/*.md", ConfigurationError)
+    return {path.stem: path for path in sorted(folder.glob("*/*.md"))}
+
+
+def lines_with(words: str, found: dict[str, Path]) -> list[str]:
+    """Return the lines of the pages that contain the words in any case, each after the name of its page."""
+    return [
+        f"{name}: {line.strip()}"
+        for name, path in found.items()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if words.lower() in line.lower()
+    ]
+
+
+def listing(found: dict[str, Path]) -> list[str]:
+    """Return a line for each page, name and title, below the name of its folder."""
+    width = max(map(len, found)) + 2
+    lines = []
+    for folder, names in itertools.groupby(found, key=lambda name: found[name].parent.name):
+        lines.append(folder)
+        for name in names:
+            title = found[name].read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            lines.append(f"  {name:<{width}}{title}")
+    return lines
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one page, the lines that contain some words, or the list of pages; return the exit code."""
+    found = pages()
+    if arguments.page is not None:
+        name = Path(arguments.page).stem
+        if name not in found:
+            raise ConfigurationError(f"page {arguments.page!r} is unknown; {did_you_mean(name, found)}")
+        found = {name: found[name]}
+    if arguments.find is not None:
+        lines = lines_with(arguments.find, found)
+        if not lines:
+            print(f"no line contains {arguments.find!r} in {', '.join(found)}", file=sys.stderr)
+            return EXIT_FOUND
+    elif arguments.page is not None:
+        lines = found[name].read_text(encoding="utf-8").splitlines()
+    else:
+        lines = listing(found)
+    print("\n".join(lines))
+    return EXIT_OK
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("page", nargs="?", metavar="PAGE", help="print this page (default: list all pages)")
+    parser.add_argument(
+        "--find", metavar="WORDS", help="print the lines that contain these words (default: whole pages)"
+    )
+
+
+DOCS = Command(
+    help="print a page of the documentation, or list the pages",
+    arguments=add_arguments,
+    run=run,
+    found="no line contains the words of --find",
+)
