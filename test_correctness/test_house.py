@@ -41,6 +41,7 @@ ROOMS = {
     "schedules": 1_210,
     "statistics": 850,
     "strategies": 5_000,
+    "suite": 40,
     "workloads": 6_380,
 }
 """Lines that a room may have: those of November 2026 and 2 %."""

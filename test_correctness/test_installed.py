@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
+from perfsuite.run.arms import Arm, LiveArm
 from perfsuite.runtime.transports.launchers import launcher_variables
+from perfsuite.suite import pytest_arguments
 from test_correctness.helpers.scripted_driver import ROOT
 
 TESTS = """
@@ -105,7 +107,39 @@ def test_the_wheel_has_every_file_of_the_package(installed):
             if "__pycache__" not in path.parts
         }
 
-    assert files(ROOT) == files(installed)
+    suite = {f"perfsuite/suite/{path.relative_to(ROOT)}" for path in (ROOT / "test_perf").glob("*.py")}
+    assert files(ROOT) | suite == files(installed)
+
+
+def test_the_suite_of_the_package_has_the_ids_of_the_repository(installed, tmp_path):
+    module = "perfsuite.suite.test_perf.test_matmul"
+    chosen = ["-m", "pytest", "--collect-only", "-q", "--perf-platform=cpu", "-k", "test_matmul.py and fp32"]
+    stored = (ROOT / "test_correctness" / "ids" / "cpu.txt").read_text().splitlines()
+    cases = {line for line in stored if line.startswith("test_perf/test_matmul.py::") and "fp32" in line}
+    assert len(cases) == 4
+    for arguments in (["--pyargs", "perfsuite.suite"], ["--pyargs", module], [str(installed / "perfsuite" / "suite")]):
+        found = run(installed, tmp_path, *chosen, *arguments)
+        assert cases == {line for line in found.stdout.splitlines() if "::" in line}, found.stdout + found.stderr
+
+
+def test_the_suite_of_the_package_measures_into_the_folder_of_the_user(installed, tmp_path):
+    case = "test_perf/test_matmul.py::test_matmul[cpu-256x256x256-fp32]"
+    command = ["-m", "pytest", *pytest_arguments([case], tmp_path), "--benchmark-max-time=0.05", "--perf-loss-steps=3"]
+    found = run(installed, tmp_path, *command, "--perf-update=append", "--perf-journal=journal")
+    assert found.returncode == 0, found.stdout + found.stderr
+    (stored,) = (tmp_path / "baselines").rglob("*.json")
+    assert [case] == [entry["fullname"] for entry in json.loads(stored.read_text())["benchmarks"]]
+
+
+def test_an_arm_measures_a_case_of_the_installed_suite(installed, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    case = "test_perf/test_matmul.py::test_matmul[cpu-256x256x256-fp32]"
+    arm = LiveArm(Arm(name="base", root=tmp_path), ["--benchmark-max-time=0.05"], [case])
+    try:
+        arm.start(300)
+        assert set(arm.measure([case], 300)) == {case}
+    finally:
+        arm.close()
 
 
 def test_another_repository_measures_with_it(installed, tmp_path):

@@ -154,7 +154,7 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] in ("torch",
 
 AT_START = {
     *("base", "base.errors", "base.units", "record", "record.verdict", "record.workload"),
-    *("runtime", "runtime.transports", "runtime.transports.launchers"),
+    *("runtime", "runtime.transports", "runtime.transports.launchers", "suite"),
 }
 """What the plugin's hooks and options need of the package in every pytest run."""
 

@@ -1,4 +1,4 @@
-"""Options and fixtures of the suite that ships, beside those of the plugin."""
+"""Fixtures of the suite that ships; its options are in perfsuite/plugin/published.py."""
 
 from __future__ import annotations
 
@@ -12,33 +12,6 @@ from perfsuite.plugin.collect import scale_of
 from perfsuite.plugin.fixtures import state_key
 from perfsuite.plugin.state import suite_of
 from perfsuite.published.recipes import find
-
-
-def pytest_addoption(parser):
-    add = parser.getgroup("perfsuite").addoption
-    add(
-        "--perf-data",
-        metavar="DIR",
-        help="read data sets of your own, a folder for each model: perfsuite docs published",
-    )
-    add(
-        "--perf-loss-steps",
-        type=int,
-        metavar="N",
-        help="train N steps for the loss of a published run; default: 20, of Latte 100",
-    )
-    add(
-        "--perf-target-loss",
-        type=float,
-        metavar="LOSS",
-        help="measure the time to this loss; default: 0.9 of Latte, none of others",
-    )
-    add(
-        "--perf-memory-budget",
-        metavar="SIZE",
-        help="what a rank may allocate in test_largest_batch, e.g. 2GiB; default: 16MiB on a CPU and on simulated "
-        "devices, else all of the device",
-    )
 
 
 @pytest.fixture

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perfsuite import suite as shipped
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions
@@ -60,6 +62,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Give every perf case the marker ``perf``, before ``-m`` selects."""
     if is_case(item):
         item.add_marker("perf")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Give a module of the installed suite the id that it has in the repository, wherever the environment is.
+
+    Baselines know cases by this id.
+    """
+    if not module_path.is_relative_to(shipped.FOLDER):
+        return None
+    node = module_path.relative_to(shipped.FOLDER).as_posix()
+    module: pytest.Module = pytest.Module.from_parent(parent, path=module_path, nodeid=node)
+    return module
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

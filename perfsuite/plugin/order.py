@@ -36,10 +36,15 @@ _selected_key = pytest.StashKey[bool]()
 """True once collection has come to its end and every plugin has selected its tests."""
 
 
+def _declare(parser: pytest.Parser) -> None:
+    options.declare(parser)
+    published.declare(parser.getgroup("perfsuite").addoption)
+
+
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
-    collisions.give_way(parser, config, options.declare)
+    collisions.give_way(parser, config, _declare)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -48,7 +53,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     try:
         return (yield)
     finally:
-        collisions.settle(parser, early_config, options.declare)
+        collisions.settle(parser, early_config, _declare)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,6 +29,7 @@ from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.run.measured_peaks import UNWANTED
 from perfsuite.runtime import own_tree, scratch
+from perfsuite.suite import pytest_arguments
 
 _CHECKOUT_S = 1800.0
 """For a work tree of a large repository, whose files a filter may have to download."""
@@ -275,7 +276,8 @@ class LiveArm:
         own = arm_environment(self.arm)
         environment = {**own, "PYTHONPATH": os.pathsep.join([own["PYTHONPATH"], str(path)])}
         environment["PERFSUITE_TURNS"] = f"{lines},{answers}"
-        command = arm_command(self.arm, self._journal, ["-p", _NAME, *self._arguments, *self._cases])
+        cases = pytest_arguments(self._cases, self.arm.root)
+        command = arm_command(self.arm, self._journal, ["-p", _NAME, *self._arguments, *cases])
         try:
             with self._output.open("wb") as output:
                 child = start(command, self.arm, environment, output, (lines, answers))
