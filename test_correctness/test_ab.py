@@ -149,6 +149,7 @@ def test_an_arm_whose_module_cannot_be_imported_names_the_reason(repository, che
         run_arm(arm, ["test_broken.py::test_it"], 60)
 
 
+@pytest.mark.extended
 def test_a_known_slowdown_is_found_between_two_commits(repository, checkout_on_path, monkeypatch, capsys):
     monkeypatch.chdir(repository / "suite")
     assert cli.main(["ab", "--a", "HEAD~1", "--b", "HEAD", "--pairs", "3", "--json", "out.json", "--", "."]) == 1

@@ -35,6 +35,7 @@ def measured(tmp_path, workload, ranks, slow):
 NOTHING_SLOW = pytest.param({}, [], marks=pytest.mark.slow)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("slow", "named"), [NOTHING_SLOW, (ONE_SLOW_DEVICE, ["musa:3"])])
 def test_one_of_eight_devices_is_named(tmp_path, slow, named):
     found = slow_members(measured(tmp_path, MemoryTriad(buffer_bytes=16 << 20), 8, slow))
@@ -42,11 +43,13 @@ def test_one_of_eight_devices_is_named(tmp_path, slow, named):
     assert all(9 < float(sentence.split()[2]) < 10 for sentence in found.values())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("slow", "named"), [NOTHING_SLOW, (ONE_SLOW_LINK, ["musa:1 musa:2"])])
 def test_one_link_of_a_host_is_named(tmp_path, slow, named):
     assert named == list(slow_members(measured(tmp_path, Pairs(message_bytes=1 << 20), 4, slow)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("slow", "named"), [({}, []), (ONE_SLOW_LINK, [(1, 2)])])
 def test_a_suspected_link_is_tried_again_and_named(tmp_path, slow, named):
     result = measured(tmp_path, PairRounds(message_bytes=1 << 20, rounds="all"), 6, slow)

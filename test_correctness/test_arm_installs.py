@@ -192,6 +192,7 @@ def test_an_installed_copy_of_what_lies_in_an_unusual_folder_is_named_and_a_depe
     assert [[3, {}]] * 2 == said_by_arms(site, checkout, "yaml")
 
 
+@pytest.mark.extended
 def test_a_namespace_has_portions_in_both_trees_and_its_modules_are_the_arms(site, tmp_path):
     package = {"src/ns/shop/speed.py": "FACTOR = 1\n"}
     after = {"src/ns/shop/speed.py": "FACTOR = 2\n", "src/ns/shop/added.py": "FACTOR = 2\n"}

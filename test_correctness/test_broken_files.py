@@ -242,6 +242,7 @@ NASTY = (
 )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "sample", ["pytest-benchmark/0003.json", "superbench/results-summary.jsonl", "nccl-tests/constructed-v3.json"]
 )

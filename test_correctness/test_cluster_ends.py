@@ -66,6 +66,7 @@ def test_agents_beside_the_driver_are_the_runs_own_whatever_launched_them(tmp_pa
         assert run.transport.agents_here() == pids, "what it took was the run's own"
 
 
+@pytest.mark.extended
 def test_several_hosts_use_the_key_and_keep_their_logs_to_themselves(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch, hosts=2, preload=PRELOAD) as run:
         measurement = run.driver().run(job(steps.add_up, 2))
@@ -291,6 +292,7 @@ def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
             process.communicate()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_and_sighup_end_an_agent_and_its_workers(tmp_path, monkeypatch, number):
     with launched(2, tmp_path, monkeypatch) as run:
@@ -302,6 +304,7 @@ def test_sigterm_and_sighup_end_an_agent_and_its_workers(tmp_path, monkeypatch, 
         assert loss(run.transport).endswith(f"is lost: it got {number.name}")
 
 
+@pytest.mark.extended
 def test_an_agent_ends_with_its_launcher(tmp_path, monkeypatch):
     with launched(2, tmp_path, monkeypatch, agent=(LAUNCHER, AGENT)) as run:
         run.transport.acquire(2, fresh=False, env={}, deadline_s=60)

@@ -137,6 +137,7 @@ def until_stuck(directory: Path, ranks: int = 2) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.extended
 def test_pytest_under_torchrun(tmp_path):
     with project(TORCHRUN, tmp_path, "-k", "not stuck") as run:
         output, _ = run.communicate(timeout=120)
@@ -185,6 +186,7 @@ def test_a_lost_agent_is_named_in_a_finished_report(tmp_path, launcher, rank_1):
     assert "more are lost" not in message
 
 
+@pytest.mark.extended
 def test_a_killed_torchrun_leaves_nothing_running(tmp_path):
     with project(TORCHRUN, tmp_path, "-k", "stuck") as run:
         until_stuck(tmp_path)

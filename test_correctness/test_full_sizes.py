@@ -30,6 +30,8 @@ from perfsuite.workloads.training.largest_batch import LargestBatch
 from perfsuite.workloads.training.train_step import TrainStep
 from test_perf import test_options
 
+pytestmark = pytest.mark.extended
+
 ROOT = Path(__file__).parent.parent
 PLATFORMS = ("s4000", "a100", "h100", "rtx4090", "v100", "rtx6000ada")
 TRAINING = {"TrainStep": TrainStep, "LargestBatch": LargestBatch}

@@ -210,6 +210,7 @@ class TestSessions:
         ScriptedArms(machine, monkeypatch, took=clock.arm, now=lambda: clock.now_s)
         return clock
 
+    @pytest.mark.extended
     def test_the_plan_and_the_end_are_told_with_q_and_kept(self, stored, machine, clock):
         machine.factors[1] = 1.1
         done = stored.run("--perf-gate", "--perf-against=HEAD", "-q", "--perf-gate-budget=30", "--perf-journal=j.jsonl")

@@ -59,6 +59,7 @@ def test_on_a_hostile_host_a_slowdown_never_passes(baseline, base):
     assert slower.slowed == SUITES * 40
 
 
+@pytest.mark.extended
 def test_a_yardstick_that_tells_the_noise_saves_runs():
     with_yardstick, without = (outcome("R4y", 0.0, 1, yardstick=yardstick) for yardstick in (True, False))
     assert with_yardstick.runs < without.runs

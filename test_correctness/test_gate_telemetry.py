@@ -46,6 +46,7 @@ def test_update_and_gate_say_that_no_stored_run_is_usable_and_why(pytester, monk
     gated.stderr.fnmatch_lines([f"*none of 1 case has 5 usable stored runs in *.json; {told}; end what disturbs the*"])
 
 
+@pytest.mark.extended
 def test_undisturbed_runs_after_disturbed_ones_make_the_case_gateable(pytester, monkeypatch, disturbed):
     there = repository(pytester, monkeypatch, TEST)
     disturbed[0] = SHARED

@@ -21,6 +21,7 @@ def torch_of(repo, monkeypatch, version):
     monkeypatch.setattr(type(repo.driver), "environment", lambda driver: {"torch": version})
 
 
+@pytest.mark.extended
 def test_another_environment_fails_by_its_name_until_it_is_accepted(stored, machine, monkeypatch):
     torch_of(stored, monkeypatch, "2.99")
     stored.run("--perf-gate").assert_outcomes(passed=3)  # it differs and nothing is slower
@@ -41,6 +42,7 @@ def test_another_environment_fails_by_its_name_until_it_is_accepted(stored, mach
     stored.run("--perf-gate", "-k", "cpu-1").assert_outcomes(passed=1)
 
 
+@pytest.mark.extended
 def test_a_suite_that_is_slower_fails_the_session_in_one_line(stored, machine):
     machine.factors = dict.fromkeys(range(3), 1.5)
     done = stored.run("--perf-gate", "--perf-fail-on=drifted", "--perf-summary=summary.md", "--junitxml=j.xml")
@@ -97,6 +99,7 @@ def test_ctrl_c_while_runs_are_stored_does_not_report_the_suite_twice(stored, ma
     assert cases_in("j.xml").count("the suite as a whole") == 1
 
 
+@pytest.mark.extended
 def test_the_user_says_which_verdicts_fail(stored, machine):
     machine.factors[1] = 1.2
     assert stored.run("--perf-gate", "--perf-fail-on=impossible").ret == 0
@@ -153,6 +156,7 @@ class TestAnchor:
         arms.factors["base"] = 1.1
         return arms
 
+    @pytest.mark.extended
     def test_it_shows_that_the_code_drifted(self, repo, arms):
         timed = [
             "--perf-pin=cores",
@@ -176,6 +180,7 @@ class TestAnchor:
         )
         assert arms.names.count(f"stored commit ({commit})") == 6
 
+    @pytest.mark.extended
     @pytest.mark.parametrize("failure", ["arm", "tree"])
     def test_where_it_cannot_run_that_is_said(self, repo, arms, monkeypatch, failure):
         arms.factors["stored commit"] = None

@@ -43,6 +43,7 @@ REAL = """
 """
 
 
+@pytest.mark.extended
 def test_a_real_case_slowed_twofold_is_caught(pytester, pytestconfig, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
     for name, value in VARIABLES.items():

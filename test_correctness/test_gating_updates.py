@@ -26,6 +26,7 @@ def boots(monkeypatch):
     return boots
 
 
+@pytest.mark.extended
 def test_a_gain_is_stored_beside_the_yardstick_until_a_second_session_of_the_machine_shows_it(stored, machine):
     machine.factors[2] = 0.8
     first = stored.run("--perf-update=improved")
@@ -62,6 +63,7 @@ def test_a_slower_case_that_is_accepted_is_gated_from_the_next_session_on(stored
     done.stdout.fnmatch_lines(["gated 1 of 1 case: 1 *"])
 
 
+@pytest.mark.extended
 def test_runs_stored_merge_after_merge_do_not_move_the_yardstick(stored, machine):
     codes = []
     for merge in range(1, 22):
@@ -115,6 +117,7 @@ def test_a_baseline_that_links_out_of_its_folder_is_refused_unless_allowed(store
     stored.run("--perf-gate", "-o", "perf_baselines_links=true").assert_outcomes(passed=3)
 
 
+@pytest.mark.extended
 def test_a_gain_is_the_new_yardstick_once_a_second_session_of_the_machine_shows_it(stored, machine, boots):
     machine.factors[2] = 0.8
     boots.append("one")

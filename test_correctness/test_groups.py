@@ -55,18 +55,21 @@ def change(driver, sizes):
     return [run(driver, size)["descriptors0"] for size in sizes]
 
 
+@pytest.mark.extended
 def test_ranks_of_a_larger_group_leave_it_before_a_smaller_one_is_formed(devices):
     whole = processes(run(devices, 4), 0, 1, 2, 3)
     assert processes(run(devices, 2), 0, 1) == whole[:2]
     assert processes(run(devices, 4), 0, 1, 2, 3) == whole
 
 
+@pytest.mark.extended
 def test_ranks_are_replaced_after_they_left_the_group_of_those_that_stay(devices):
     whole = processes(run(devices, 3), 0, 1, 2)
     alone = processes(run(devices, 1, fresh=True), 0)
     assert processes(run(devices, 3), 0, 1, 2) == [*alone, *whole[1:]]
 
 
+@pytest.mark.extended
 def test_a_rank_that_died_between_two_cases_ends_its_group(devices):
     whole = processes(run(devices, 3), 0, 1, 2)
     os.kill(whole[1], signal.SIGKILL)

@@ -139,6 +139,7 @@ def place(monkeypatch):
     return place
 
 
+@pytest.mark.extended
 def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(repo, machine, place):
     for index in range(6):
         place[1] = f"boot{index}"
@@ -157,6 +158,7 @@ def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(rep
     )
 
 
+@pytest.mark.extended
 def test_a_regression_is_found_on_runners_that_live_for_one_run(repo, machine, place):
     for index in range(8):
         place[:] = [f"runner-{index}", f"boot{index}"]

@@ -423,6 +423,7 @@ def known(imported):
     }
 
 
+@pytest.mark.extended
 @settings(max_examples=500)
 @given(data=st.data())
 def test_a_damaged_line_never_gives_a_figure_that_the_whole_log_does_not_have(tmp_path_factory, data):

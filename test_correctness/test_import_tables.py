@@ -205,6 +205,7 @@ def known(imported):
     return {(row.name.partition(", r")[0], row.metric, row.value, row.convention) for row in imported.rows}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("tool", sorted(TEXTS))
 @settings(max_examples=500)
 @given(data=st.data())

@@ -99,6 +99,7 @@ def run(installed, directory, *command):
     )
 
 
+@pytest.mark.extended
 def test_the_wheel_has_every_file_of_the_package(installed):
     def files(place):
         return {
@@ -142,6 +143,7 @@ def test_an_arm_measures_a_case_of_the_installed_suite(installed, tmp_path, monk
         arm.close()
 
 
+@pytest.mark.extended
 def test_another_repository_measures_with_it(installed, tmp_path):
     (tmp_path / "test_mine.py").write_text(TESTS)
     found = run(

@@ -288,6 +288,7 @@ def driver(family, tmp_path_factory):
     driver.close()
 
 
+@pytest.mark.extended
 def test_what_is_found_fits_and_one_more_does_not(driver, family):
     ranks = 2 if family.name == "cpu" else 1
 

@@ -305,6 +305,7 @@ def torchrun(directory, *command):
     )
 
 
+@pytest.mark.extended
 def test_a_suite_of_distributed_tests_runs_under_torchrun_as_it_did(tmp_path):
     (tmp_path / "test_it.py").write_text(DISTRIBUTED)
     found = torchrun(tmp_path, "-m", "pytest", "-p", "perfsuite.plugin", "-p", "no:cacheprovider", "test_it.py")

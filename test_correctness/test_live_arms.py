@@ -51,6 +51,7 @@ def arm(tmp_path, monkeypatch):
     return Arm(name="base", root=tmp_path)
 
 
+@pytest.mark.extended
 def test_an_arm_is_started_once_and_measures_turn_by_turn(arm):
     skipped = "test_step.py::test_skipped[scripted]"
     live = LiveArm(arm, OPTIONS, [*NODES, skipped])
@@ -72,6 +73,7 @@ def test_an_arm_is_started_once_and_measures_turn_by_turn(arm):
     assert live._child.poll() is not None
 
 
+@pytest.mark.extended
 def test_an_arm_that_cannot_collect_its_cases_says_why(arm):
     live = LiveArm(arm, OPTIONS, ["test_step.py::nowhere"])
     with pytest.raises(ArmFailed, match=r"(?s)^base was not measured: its pytest ended with exit code 4; .*nowhere"):
@@ -79,6 +81,7 @@ def test_an_arm_that_cannot_collect_its_cases_says_why(arm):
     assert live._child.poll() is not None
 
 
+@pytest.mark.extended
 def test_an_arm_that_is_gone_is_not_asked_again(arm):
     live = LiveArm(arm, OPTIONS, NODES)
     try:
@@ -91,6 +94,7 @@ def test_an_arm_that_is_gone_is_not_asked_again(arm):
         live.close()
 
 
+@pytest.mark.extended
 def test_an_arm_that_hangs_has_ended_before_anything_else_is_measured(arm):
     (arm.root / "test_step.py").write_text("import time\n\ndef test_hangs(perf):\n    time.sleep(600)\n")
     live = LiveArm(arm, OPTIONS, ["test_step.py::test_hangs[scripted]"])

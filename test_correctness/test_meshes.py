@@ -57,6 +57,7 @@ def built(driver):
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mesh", marked(list(MESHES)[1:]))
 def test_the_same_samples_give_the_same_losses(built, mesh):
     for name in ("first_loss", "final_loss"):

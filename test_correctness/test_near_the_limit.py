@@ -44,6 +44,7 @@ def found(session, workload, metric, **changes):
     return next(each.value for each in result.metrics if each.name == metric), result
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("changes", [{}, {"yardstick": True}, {"yardstick": True, "cache_flush": True}])
 def test_the_capacity_is_that_of_the_device(session, changes):
     block = 256 * MIB

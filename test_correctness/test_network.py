@@ -137,6 +137,7 @@ def test_the_search_for_pickles_finds(code):
     assert pickling(ast.parse(code))
 
 
+@pytest.mark.extended
 def test_nothing_of_perfsuite_unpickles_what_came_from_elsewhere():
     assert pickling(ast.parse("torch.load(file, weights_only=True); dist.recv(box, 0); link.recv_bytes()")) == []
     found = {str(file.relative_to(PACKAGE)): pickling(ast.parse(file.read_text())) for file in PACKAGE.glob("**/*.py")}

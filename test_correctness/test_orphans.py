@@ -84,6 +84,7 @@ def nothing_outlives_its_test(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.extended
 def test_they_live_as_long_as_their_worker_which_is_replaced_for_the_next_case(driver, tmp_path):
     leave(driver, tmp_path)
     assert len(left(tmp_path)) >= SLEEPERS, "the worker lives"
@@ -98,6 +99,7 @@ def test_those_of_a_hung_worker_end_with_it(driver, tmp_path):
     assert gone(tmp_path)
 
 
+@pytest.mark.extended
 def test_those_of_a_killed_forkserver_are_ended_by_the_driver(driver, tmp_path):
     leave(driver, tmp_path, chained=False)  # whoever searches /proc may miss each link of a chain
     server = driver._transport._servers[0].process
@@ -169,6 +171,7 @@ def test_an_arm_of_a_comparison_ends_with_its_run(tmp_path):
     assert gone(tmp_path)
 
 
+@pytest.mark.extended
 def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(tmp_path, monkeypatch):
     command = [sys.executable, "-c", DRIVER, str(tmp_path)]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -154,6 +154,7 @@ def _profiles(rank, profiled):
     return step
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("profiled", [True, False])
 def test_no_further_build_has_a_process_in_which_a_profiler_ran(tmp_path, profiled):
     with local_driver(tmp_path) as driver:

@@ -250,6 +250,7 @@ def run(session, workload, ranks=4):
     return session.run(case)
 
 
+@pytest.mark.extended
 def test_a_link_made_slow_is_named_with_its_factor(session):
     """On simulated devices, whose time is exact: a message takes 20 us + 1 MiB / (100 GB/s), that link 2.5 times."""
     one = run(session, Pairs(message_bytes=MIB))

@@ -69,6 +69,7 @@ def test_awkward_numbers_survive_to_the_bit(pytester, monkeypatch):
     assert benchmarks(pytester.path / "out.json")["test_step[cpu]"]["stats"]["data"] == times
 
 
+@pytest.mark.extended
 def test_save_and_compare(repo, pytester, monkeypatch):
     repo.run("--benchmark-save=first", "-k", "sum").assert_outcomes(passed=2, deselected=3)
     with warnings.catch_warnings():
@@ -102,6 +103,7 @@ def in_a_process(repo, pytester, monkeypatch):
     return lambda *arguments: pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
 
 
+@pytest.mark.extended
 def test_compare_fail(in_a_process, monkeypatch):
     monkeypatch.setenv("TIMES", "0.5 0.5 1.0")
     assert in_a_process("-k", "1KiB", "--benchmark-save=first").ret == 0
@@ -111,6 +113,7 @@ def test_compare_fail(in_a_process, monkeypatch):
     found.stderr.fnmatch_lines(["*Performance has regressed:*", "*test_sum[[]cpu-ws2-1KiB[]]*"])
 
 
+@pytest.mark.extended
 def test_autosave_histogram_and_group_by(in_a_process, pytester):
     # pygal looks for its plugins with importlib_metadata, which changes how this process would find pytest's
     found = in_a_process(
@@ -122,6 +125,7 @@ def test_autosave_histogram_and_group_by(in_a_process, pytester):
     assert "test_sum" in pytester.path.joinpath("plot-ranks=2.svg").read_text()
 
 
+@pytest.mark.extended
 def test_a_file_of_other_hardware_is_told_apart(repo, pytester):
     repo.run("--benchmark-save=other", "-k", "sum")
     (saved,) = pytester.path.glob(".benchmarks/*/0001_other.json")

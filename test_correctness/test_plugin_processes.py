@@ -122,6 +122,7 @@ CONSOLE = (str(Path(sys.executable).with_name("pytest")),)
 MODULE = (sys.executable, "-m", "pytest")
 
 
+@pytest.mark.extended
 def test_an_installed_perfsuite_serves_another_repository(theirs):
     """By the console script; test_installed.py has ``python -m pytest``."""
     with running(theirs, *CONSOLE, "-k", "not stuck", "--benchmark-json=out.json") as process:

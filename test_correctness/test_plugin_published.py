@@ -19,6 +19,7 @@ def of(*names):
     return [recipe for recipe in recipes() if {recipe.name, recipe.beside} & having]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("names", ["000", "001,002", "003", "004", "004/weak"])
 def test_a_report_selects_the_case_of_each_of_its_rows_and_no_other(names):
     """On a platform of full sizes that is the session's own, whatever platform the report is of."""
@@ -33,6 +34,7 @@ def test_a_report_has_cases_in_many_tests():
     assert sum("004" in recipe.case("a100") for recipe in mine) < len(mine) / 2
 
 
+@pytest.mark.extended
 def test_where_the_own_sizes_are_small_a_report_names_its_platforms():
     """A case is of a platform that its row is of: nothing is listed of an RTX 4090 that the report ran on another."""
     found = collect("--perf-platform=cpu", "--perf-published=001/latte-l,002").splitlines()

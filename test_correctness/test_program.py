@@ -130,6 +130,7 @@ def test_what_a_loader_process_refuses_is_one_line(videos, tmp_path):
         batches.close()
 
 
+@pytest.mark.extended
 @CODEC
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loaders_decode_each_rank_s_videos(videos, num_workers):

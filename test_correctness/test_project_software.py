@@ -83,6 +83,7 @@ def test_the_list_has_every_software_with_its_source(capsys):
     assert "arXiv:2205.05198" in out
 
 
+@pytest.mark.extended
 def test_advise_ranks_by_the_software(capsys):
     options = ["--platform", "h100", "--world", "16", "--global-batch", "64", "--model", "llama2-7b", "--json"]
     assert main(["advise", *options, "--software", "nemo"]) == 0

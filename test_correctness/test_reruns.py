@@ -136,6 +136,7 @@ def test_case(perf, number):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("option", [[], ["-x"]], ids=["at the end", "in place"])
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_the_gate_takes_the_first_try_of_every_case(stored, pytester, machine, plugin, option):

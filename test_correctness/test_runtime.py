@@ -339,6 +339,7 @@ def test_a_hang_is_named_with_its_stack_within_the_limit(driver):
     assert driver.run(job(steps.add_up, 3)).world_size == 3
 
 
+@pytest.mark.extended
 def test_a_stopped_rank_is_named_with_what_the_kernel_says_of_it(driver):
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=1.5)
     with pytest.raises(RanksFailed) as failure:

@@ -36,6 +36,7 @@ def on_device():
         yield lambda function, *arguments: pool.submit(function, *arguments).result(timeout=120)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not NAMES.exists(), reason="torch_musa's names are not recorded in this checkout")
 def test_only_names_that_torch_musa_has(on_device):
     recorded = json.loads((NAMES / "2.7.1.json").read_text(encoding="utf-8"))["names"]
@@ -134,6 +135,7 @@ def test_only_what_torch_musa_registers_runs(on_device, version, later):
     assert "" == found["there"]
 
 
+@pytest.mark.extended
 def test_a_device_after_a_fault_is_lost_for_its_process():
     """In a process that nothing else uses afterwards."""
     require_built()
@@ -175,6 +177,7 @@ def test_jitter_follows_from_its_seed(on_device):
     assert [1.03 * time_ms for time_ms in first] == pytest.approx(slower, rel=1e-6)
 
 
+@pytest.mark.extended
 def test_the_arithmetic_is_the_cpus(on_device):
     assert {} == {name: off for name, off in on_device(steps.same_numbers_as_the_cpu).items() if off > 1e-6}
 
@@ -204,6 +207,7 @@ def test_memory_is_within_half_of_the_hosts(tmp_path):
         S4000.held(8, host_of(tmp_path / "least", 8))
 
 
+@pytest.mark.extended
 def test_a_device_of_this_host_has_no_more():
     require_built()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

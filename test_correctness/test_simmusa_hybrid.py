@@ -48,6 +48,7 @@ def runs(session, mesh, case):
     return session.run(Case(id=name, workload=workload, world_size=size, budget=ONCE, platform="s4000"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mesh", FAST)
 def test_a_mesh_trains_on_simulated_devices(session, mesh):
     assert runs(session, mesh, FAST[mesh]).outcome == "smoke"

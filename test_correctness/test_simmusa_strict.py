@@ -41,6 +41,7 @@ def of(function, **arguments):
     return FunctionWorkload(function=function, arguments=arguments)
 
 
+@pytest.mark.extended
 def test_a_send_ends_when_it_is_received(session):
     """A pipeline that counts on sends to end by themselves would look faster than it is."""
     result = run(session, of(ranks.sends_to_a_late_rank, side=500), 2)
@@ -50,6 +51,7 @@ def test_a_send_ends_when_it_is_received(session):
     assert dict.fromkeys(("rank0_ms", "rank1_ms"), pytest.approx(expected_ms, rel=1e-12)) == found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("batched", [(), (0,)], ids=["alone", "one in a batch"])
 def test_two_ranks_that_both_send_first_wait_for_ever(session, batched):
     with pytest.raises(
@@ -58,10 +60,12 @@ def test_two_ranks_that_both_send_first_wait_for_ever(session, batched):
         run(session, of(ranks.both_send_first, batched=batched), 2)
 
 
+@pytest.mark.extended
 def test_a_batch_sends_and_receives_at_once(session):
     run(session, of(ranks.both_send_first, batched=(0, 1)), 2)
 
 
+@pytest.mark.extended
 def test_a_probe_that_breaks_the_device_is_no_missing_kernel(session):
     """It was told as one, and the next case on the rank failed for it."""
     with pytest.raises(RanksFailed, match="device-side assert triggered"):
@@ -106,6 +110,7 @@ def test_a_barrier_never_comes_first_in_the_group_of_a_case(session):
         run(session, of(ranks.waits_first, alone=True), 2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("version", ["2.5.0", "2.7.1"])
 def test_batches_are_pinned_whichever_torch_the_vendor_has(tmp_path, monkeypatch, version):
     require_built()
@@ -115,6 +120,7 @@ def test_batches_are_pinned_whichever_torch_the_vendor_has(tmp_path, monkeypatch
     assert [1.0] == [record.value for record in result.measurement.records if record.name == "pinned"]
 
 
+@pytest.mark.extended
 def test_a_setting_of_the_library_is_read_and_an_unknown_one_is_refused(tmp_path, monkeypatch):
     require_built()
     slow = dataclasses.replace(PRICES, slow={"MCCL_PROTOS=2": 2.0})
@@ -133,6 +139,7 @@ def test_a_setting_of_the_library_is_read_and_an_unknown_one_is_refused(tmp_path
         run(session, of(ranks.waits_first, alone=False), 2)
 
 
+@pytest.mark.extended
 def test_a_sustained_product_is_slower_than_a_burst(tmp_path):
     require_built()
     took = {}
@@ -151,6 +158,7 @@ def test_clocks_are_held_down_as_told(monkeypatch):
         assert [reasons] * 2 == [reading.throttle for reading in telemetry.read()]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", ["", "device"])
 def test_the_yardstick_takes_a_device_s_bytes_where_asked(tmp_path, monkeypatch, size):
     require_built()

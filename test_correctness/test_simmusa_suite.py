@@ -139,6 +139,7 @@ def test_messages_of_a_ring_cross(session):
     assert {"got0": 1.0, "got1": 0.0} == {each.name: each.value for each in result.measurement.records}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("method", "attention"), [("zigzag", "flash"), ("ring", "math"), ("ulysses", "math")])
 def test_attention_of_spread_tokens(session, method, attention):
     workload = SpreadAttention(method=method, cp=4, attention=attention, key_heads=4)
@@ -171,6 +172,7 @@ def spans(result):
     return {each.name: each.time_s for each in result.measurement.spans}
 
 
+@pytest.mark.extended
 def test_spans_and_mfu_of_a_step(session):
     at_costs(session, ARITHMETIC_ALONE, 1)
     workload = TrainStep(model="gpt2-tiny", micro_batch_size=2, builds=("memory",))
@@ -199,6 +201,7 @@ def test_gradients_that_do_not_overlap_show_in_the_backward(session):
     assert pytest.approx(flops * 2 / 3 * 1e-9 + reduce_s, rel=EXACT) == spans(result)["backward"]
 
 
+@pytest.mark.extended
 def test_exposed_communication_is_what_the_step_would_save(session):
     at_costs(session, ARITHMETIC_ALONE, 2)
     workload = TrainStep(
@@ -211,6 +214,7 @@ def test_exposed_communication_is_what_the_step_would_save(session):
     assert pytest.approx(100 * share, rel=1e-9) == metric(result, "exposed_communication_percent")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_bubble_of_a_pipeline_without_costs_of_communication_is_the_simulated_one(only_arithmetic, schedule):
     workload = TrainStep(model="gpt2-tiny", mesh="pp2", **staged(schedule=schedule, num_micro_batches=4))
@@ -243,6 +247,7 @@ def test_strategies_train_and_repeat_to_the_nanosecond(session, strategy, option
     assert flops * 1e-9 < result.median_s  # communication is never free
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "strategy", ["zero3", *(pytest.param(each, marks=SLOW) for each in ("zero0", "zero1", "zero2"))]
 )

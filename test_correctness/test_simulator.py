@@ -130,6 +130,7 @@ def test_a_timeline_fed_back_gives_itself(schedule, seed):
     assert simulate(schedule, durations_of(timeline)) == timeline
 
 
+@pytest.mark.extended
 @given(schedules(names=("naive", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs")), fractions, fractions, fractions)
 @settings(deadline=None)
 def test_equal_stages_have_exactly_the_bubble_of_the_formula(schedule, forward, backward_input, backward_weight):

@@ -83,6 +83,7 @@ def baselines(draw):
     return Baseline(hardware=HARDWARE, entries=entries, commit_info={"id": draw(texts)}, machine_info={})
 
 
+@pytest.mark.extended
 @settings(max_examples=60, deadline=None)
 @given(baselines())
 def test_what_goes_into_a_file_comes_out(baseline):

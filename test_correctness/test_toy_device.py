@@ -179,6 +179,7 @@ def test_the_device_file_is_about_fifty_lines() -> None:
     assert len([line for line in (EXAMPLE / "acme.py").read_text().splitlines() if line.strip()]) <= 50
 
 
+@pytest.mark.extended
 def test_a_device_of_somebody_elses_is_found_timed_and_recorded_under_its_row(shop: Path) -> None:
     code, output = run(shop, "pytest", "-rs", "--perf-show=tables", "--benchmark-json=out.json", "--perf-update=append")
     assert 0 == code, output
@@ -220,6 +221,7 @@ def test_without_its_package_the_case_says_what_is_missing(shop: Path) -> None:
     assert "torch_acme cannot be imported (No module named 'torch_acme'); install it" in output
 
 
+@pytest.mark.extended
 def test_the_names_that_the_document_lists_are_those_in_use() -> None:
     (said,) = re.findall(r"^`Accelerator` uses these names.*?^$", DOCUMENT, re.MULTILINE | re.DOTALL)
     listed = set(re.findall(r"`(\w+)(?:\(\w+=True\))?`", said)) - {"Accelerator"}

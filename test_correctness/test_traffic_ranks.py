@@ -104,6 +104,7 @@ def test_copies_of_what_is_spread_are_summed(driver):
     assert (3, (2 * BLOCK + REST) // 2) == found["dp_replicate", "all_reduce", "data"]
 
 
+@pytest.mark.extended
 def test_tensor_parallel_steps(driver):
     found = posted(driver, step("tp2", checkpointing="full"))
     assert (6, 6 * WHOLE) == found["tp", "all_gather", "attention"] == found["tp", "reduce_scatter", "attention"]

@@ -110,6 +110,7 @@ def test_encoders_are_whole_and_the_average_is_spread_as_the_weights_are(driver,
     assert flops[EXACT] == 2 * 3 * model.forward_flops
 
 
+@pytest.mark.extended
 def test_encoders_run_in_a_mesh_of_copies_of_what_is_spread(driver):
     workload = TrainStep(strategy="fsdp", mesh="dp_replicate2-dp_shard2", **ENCODED)
     found = run(driver, workload, 4)

@@ -98,6 +98,7 @@ def run(tmp_path_factory):
     return done.stdout, Path(folder / "junit.xml")
 
 
+@pytest.mark.extended
 def test_each_failure_names_values_and_rule(run):
     cases = ElementTree.parse(run[1]).iter("testcase")
     failures = {case.attrib["name"].partition("[")[0]: case.find("failure") for case in cases}

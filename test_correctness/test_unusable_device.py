@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from test_correctness.helpers.scripted_driver import ROOT
 
 FAMILY = """
@@ -21,6 +23,7 @@ class TooOld(Cuda):
 """
 
 
+@pytest.mark.extended
 def test_the_first_case_fails_and_the_others_say_of_which_cause(tmp_path):
     (tmp_path / "too_old.py").write_text(FAMILY)
     options = ["-p", "no:cacheprovider", "-rs", f"--perf-journal={tmp_path / 'run.jsonl'}", "--perf-scale=small"]
