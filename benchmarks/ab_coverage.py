@@ -1,6 +1,6 @@
 """Whether what ``perfsuite ab`` prints is true, on simulated hosts.
 
-    python benchmarks/ab_coverage.py                    # the table of perfsuite docs ab, some minutes on one core
+    python benchmarks/ab_coverage.py                    # the table of docs ab-evidence, some minutes on one core
     python benchmarks/ab_coverage.py --trials 200 --hosts R4,hostile --pairs 3,6
 
 Hosts are those of gate_simulation.py: run noise with heavy tails, drift, spikes, bad times of about eight runs.  A

@@ -1,4 +1,4 @@
-"""Error rates of the rule within a fleet, by a seeded simulation; numbers of perfsuite docs acceptance.
+"""Error rates of the rule within a fleet, by a seeded simulation; numbers of docs acceptance-evidence.
 
     python benchmarks/fleet_truth.py [--repetitions 10] [--nodes 1000]
 

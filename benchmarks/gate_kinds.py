@@ -1,6 +1,6 @@
 """False alarms and power of the gate where a host moves each kind of step in its own way, as seeded simulations.
 
-    python benchmarks/gate_kinds.py                        # the table of perfsuite docs gate
+    python benchmarks/gate_kinds.py                        # the table of perfsuite docs gate-evidence
     python benchmarks/gate_kinds.py --controls compute     # every control is the one for computing, as it once was
 
 A suite has cases that compute, copy, send messages and sleep.  Beside the noise of a host of gate_simulation.py each

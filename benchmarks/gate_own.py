@@ -1,6 +1,6 @@
 """How the gate judges metrics of one's own while the time stays as it was, as a seeded simulation.
 
-    python benchmarks/gate_own.py                   # the table of perfsuite docs gate
+    python benchmarks/gate_own.py                   # the table of perfsuite docs gate-evidence
     python benchmarks/gate_own.py --trials 20
 
 A memory and a bandwidth scatter between runs, half of the variance between sessions; without a change every red verdict

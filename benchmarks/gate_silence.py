@@ -1,6 +1,6 @@
 """How often a real slowdown ends green: each way in which one once did, as a seeded simulation.
 
-    python benchmarks/gate_silence.py                      # the table of perfsuite docs gate, 2,000 trials per line
+    python benchmarks/gate_silence.py                      # the table of docs gate-evidence, 2,000 trials per line
     python benchmarks/gate_silence.py --trials 200 --rows drift,suite --cases 24 --slowdowns 0.5
     python benchmarks/gate_silence.py --trials 0 --histories 100   # 1 % per merge, and histories without a change
     python benchmarks/gate_silence.py --trials 0 --bound   # what any test of the level could find at all

@@ -1,6 +1,6 @@
 """How often the gate cries wolf and what it finds, on simulated hosts.
 
-    python benchmarks/gate_simulation.py                   # the table of docs gate, about ten minutes on one core
+    python benchmarks/gate_simulation.py                   # the table of docs gate-evidence, ten minutes on one core
     python benchmarks/gate_simulation.py --plain           # the same runs judged by the gate of gate_reference.py
     python benchmarks/gate_simulation.py --suites 20 --hosts R4 --base no --sessions 3 --replicates 4
     python benchmarks/gate_simulation.py --kind third      # every third iteration twice as slow (tenth: ten times)

@@ -87,8 +87,18 @@ def test_every_figure_of_the_truth_page_names_its_command():
         if line.startswith("|") and not set(line) <= set("| -")
     ]
     for row in rows:
-        told = row[-1].strip()
-        assert told == "command" or told.startswith(("the same", "`python benchmarks/", "`pytest test_")), row
+        command = row[-1].strip()
+        assert command == "command" or re.match("the same|`(python benchmarks/|pytest test_|torchrun )", command), row
+
+
+def test_the_row_of_each_constant_of_the_gate_is_in_a_section_of_its_evidence():
+    evidence = (ROOT / "docs" / "evidence" / "gate-evidence.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.*)$", evidence, re.MULTILINE)
+    rows = re.findall(r"Row:\s([^\"]+?)\.\"", code_of("perfsuite/gate"))
+    assert len(rows) > 15
+    for row in rows:
+        place = " ".join(row.split()).rpartition(", ")[2] if "silence" not in row else "silence"
+        assert place in map(str.lower, sections), row
 
 
 def test_options_said_of_the_command_above_are_its_own():

@@ -1,4 +1,4 @@
-"""Small seeded versions of benchmarks/gate_simulation.py: the numbers of perfsuite docs gate hold on their hosts."""
+"""Small seeded versions of benchmarks/gate_simulation.py: the numbers of docs gate-evidence hold on their hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_hosts_with_up_to_one_per_cent_of_noise(host, base):
     assert unchanged.runs <= 3.2
     slower = outcome(host, 0.05, base=base)
     assert slower.unchanged["regressed"] == 0
-    assert slower.outcomes["regressed"] >= 0.9 * slower.slowed  # 20 cases; 95 % of many, docs/explanation/gate.md
+    assert slower.outcomes["regressed"] >= 0.9 * slower.slowed  # 20 cases; 95 % of many, docs/evidence/gate-evidence.md
     assert slower.runs <= 3.2
 
 
@@ -107,7 +107,7 @@ def test_slow_iterations_that_the_median_does_not_feel_never_pass(host, kind):
 )
 def test_the_printed_change_is_found(host, base):
     found, of, _ = power(HOSTS[host], 2, share=0.1, plan=Plan(base=base), seed=7)
-    assert found >= 0.9 * of  # 40 cases; 93 % of many, docs/explanation/gate.md
+    assert found >= 0.9 * of  # 40 cases; 93 % of many, docs/evidence/gate-evidence.md
 
 
 @pytest.mark.parametrize(
@@ -121,4 +121,4 @@ def test_the_printed_change_is_found(host, base):
 def test_printed_intervals_hold_the_truth_on_a_noisier_day(cases, today, base):
     plan = Plan(cases=cases, base=base, today=HOSTS[today])
     held, of, _ = coverage(HOSTS["R2"], 120 // cases, slowdown=0.2, share=0.3, plan=plan, seed=7)["all"]
-    assert held >= 0.9 * of  # 120 cases; 93 % of many, docs/explanation/gate.md
+    assert held >= 0.9 * of  # 120 cases; 93 % of many, docs/evidence/gate-evidence.md

@@ -154,7 +154,7 @@ def test_no_constant_ran_into_a_bound(name):
     assert not {free.name for free in TABLES[name].free if abs(free.inner(found[free.name])) >= 3}
 
 
-# -- a term that is taken out breaks a budget (others break an exact test: docs projection has the table) -----------
+# -- a term that is taken out breaks a budget (others break an exact test: see docs projection-evidence) -----------
 
 
 def without_recompute(monkeypatch):

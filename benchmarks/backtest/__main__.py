@@ -1,4 +1,4 @@
-"""The command: the tables of perfsuite docs projection, recomputed from the published rows beside this file."""
+"""The command: the tables of docs projection-evidence, recomputed from the published rows beside this file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The rule within a fleet: a member is slow if it is 3 % and six robust standard deviations slower than the median.
 
 The spread is 1.4826 times the median absolute deviation of log times, shrunk towards a prior: few members say little
-about their spread.  Error rates by simulation: ``benchmarks/fleet_truth.py``, perfsuite docs acceptance.
+about their spread.  Error rates by simulation: ``benchmarks/fleet_truth.py``, docs acceptance-evidence.
 """
 
 from __future__ import annotations

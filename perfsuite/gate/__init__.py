@@ -1,1 +1,1 @@
-"""Decides what runs are worth.  ``Row:`` of a constant: the row and section of docs gate that shows its effect."""
+"""Decide each case by its runs.  ``Row:`` of a constant is the row and section of docs gate-evidence on its effect."""

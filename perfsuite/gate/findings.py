@@ -264,7 +264,7 @@ def unjudged(work: CaseWork, needed: int) -> Iterator[str]:
 
 
 LONE_SESSIONS = 8
-"""Stored sessions from which on an unchanged case mostly passes where too few cases tell of the host (docs gate)."""
+"""Stored sessions from which an unchanged case mostly passes among fewer than 8 cases (docs gate-evidence)."""
 NOISY = 2.0
 """A reader is told from this ratio on: variance inside the session over the variance of the stored runs."""
 

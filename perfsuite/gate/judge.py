@@ -1,6 +1,6 @@
 """The decision on one quantity of one case, from its stored level, this session's runs and A/B pairs.
 
-All values are natural logarithms, larger is worse.  perfsuite docs gate derives every bound and has the figures.
+All values are natural logarithms, larger is worse.  perfsuite docs gate-evidence has every bound and its figures.
 """
 
 from __future__ import annotations

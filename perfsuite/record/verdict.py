@@ -46,7 +46,7 @@ SEEN_ITERATIONS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class GateSettings:
-    """How the gate decides; the defaults are those that perfsuite docs gate has figures for."""
+    """How the gate decides; the defaults are those that perfsuite docs gate-evidence has figures for."""
 
     tolerance: float = 0.03
     """Relative slowdown that is accepted, unless the case says otherwise."""
