@@ -1,0 +1,402 @@
+"""Write the reference pages that follow from the code: options, commands, Python interface, tables of other pages.
+
+Run ``python -m test_correctness.helpers.reference_pages`` after a change of an option, a command, a help text or a
+public docstring.  A page is generated as a whole, or between ``<!-- NAME -->`` and ``<!-- end of NAME -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import perfsuite
+from perfsuite import metrics
+from perfsuite.cli import main as command_line
+from perfsuite.cli.audit import label_lines, rule_lines
+from perfsuite.history.session import CasePoint
+from perfsuite.plugin import fixtures, gate_options, hooks, options
+from perfsuite.published.lookup import shipped
+from perfsuite.record import result, run
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "docs" / "reference"
+COMMAND = "python -m test_correctness.helpers.reference_pages"
+NOTE = f"<!-- Generated from the code. Do not edit: run {COMMAND} -->"
+VARIABLES = {
+    "PERFSUITE_FAMILIES": "Device families that are not installed as packages: `name=module:Class`, with commas.",
+    "PERFSUITE_FORKSERVER": "Set by perfsuite in rank processes, so that it finds those that are left. Do not set it.",
+    "PERFSUITE_KEY": "Key of a launch on several hosts, as text.",
+    "PERFSUITE_KEY_FILE": "File with that key, mode 0600, on every host: `perfsuite docs clusters`.",
+    "PERFSUITE_NO_PEAKS": "Set by perfsuite in the runs of an A/B comparison, which need no measured peak.",
+    "PERFSUITE_SEEDS": "Folder with the five published reports; tests then compare every figure with the text.",
+    "PERFSUITE_TRACEBACK": "`1` prints the traceback of an unexpected error of a command, for a bug report.",
+    "PERFSUITE_TREE": "Set by perfsuite in the runs of an A/B comparison: the checkout under test.",
+    "PERFSUITE_TURNS": "Set by perfsuite in the runs of an A/B comparison: the pipe for its commands.",
+    "PERFSUITE_WRAPPER": "Command put before the rank processes, such as `nsys profile -o ranks`.",
+    "GITHUB_STEP_SUMMARY": "Set by GitHub Actions: the file that also gets the summary of `--perf-summary`.",
+}
+"""Variables that perfsuite reads -> their effect."""
+
+
+def cell(text: object) -> str:
+    """Return a docstring or a help text as one cell of a Markdown table."""
+    words = " ".join(re.sub(r"^\s*>>>.*(?:\n.+)*", "", str(text), flags=re.M).split())
+    words = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", words).replace("``", "`")
+    parts = re.split(r"(`[^`]*`)", words)
+    parts[::2] = [re.sub(r"([<>*\[\]])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts).replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    """Return text as code in a cell; empty stays empty."""
+    return f"`{' '.join(text.split())}`".replace("|", "\\|") if text else ""
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table, and an empty one; nothing without rows."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines, ""] if lines else []
+
+
+class Declared:
+    """Stands for pytest's parser: keeps what :func:`perfsuite.plugin.options.declare` declares, by group."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        self.inis: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._options: list[tuple[str, dict[str, Any]]] = []
+
+    def getgroup(self, name: str, description: str = "", **more: Any) -> Declared:
+        self._options = self.groups.setdefault(description or name, [])
+        return self
+
+    def addoption(self, *names: str, **settings: Any) -> None:
+        self._options.append((", ".join(names), settings))
+
+    def addini(self, name: str, help: str, **settings: Any) -> None:
+        self.inis[name] = (help, settings)
+
+
+def options_page() -> list[str]:
+    """Every option of the plugin, its ini key and the environment variables."""
+    declared = Declared()
+    options.declare(declared)  # type: ignore[arg-type]
+    lines = [
+        "# Options of a pytest run",
+        "",
+        NOTE,
+        "",
+        "This page lists every option that perfsuite adds to pytest, every ini key and every environment variable.",
+        "Use it to look up a default. An option on the command line counts before its ini key.",
+        "",
+        "```",
+        "pytest test_perf -k all_reduce --perf-scale=small --perf-show=tables",
+        "```",
+        "",
+        "pytest's own options and those of pytest-benchmark work as usual. `--benchmark-max-time` and",
+        "`--benchmark-min-rounds` limit the samples, and `--benchmark-disable` runs every case once without timing.",
+    ]
+    for title, found in declared.groups.items():
+        lines += ["", f"## {title[:1].upper()}{title[1:]}", ""]
+        lines += table(
+            ("option", "effect", "default", "ini key"),
+            (
+                (
+                    code(_called(name, settings)),
+                    cell(settings.get("help", "")),
+                    *_defaults(name, settings, declared.inis),
+                )
+                for name, settings in found
+            ),
+        )
+    lines += ["## Ini keys", "", "Write them below `[pytest]` of `pytest.ini` or `[tool.pytest.ini_options]`.", ""]
+    lines += table(
+        ("key", "effect", "default"),
+        (
+            (code(name), cell(text), code(str(settings.get("default") or "").removesuffix("[]")))
+            for name, (text, settings) in sorted(declared.inis.items())
+        ),
+    )
+    lines += ["## Environment variables", ""]
+    return lines + table(("variable", "effect"), ((code(name), text) for name, text in sorted(VARIABLES.items())))
+
+
+def _called(name: str, settings: dict[str, Any]) -> str:
+    """Return an option with its value, as it is written."""
+    value = settings.get("metavar", "")
+    return name + (f"[={value}]" if settings.get("nargs") == "?" else f"={value}" if value else "")
+
+
+def _defaults(names: str, settings: dict[str, Any], inis: dict[str, tuple[str, Any]]) -> tuple[str, str]:
+    """Return default and ini key of an option; the default is empty where the help text explains it."""
+    keys = [name.lstrip("-").replace("-", "_") for name in names.split(", ")]
+    key = next((key for key in keys if key in inis), "")
+    default = settings.get("default") or (inis[key][1].get("default") if key else "") or ""
+    return "off" if settings.get("action") == "store_true" else code(str(default)), code(key)
+
+
+def commands_page() -> list[str]:
+    """Every command of ``perfsuite`` with its arguments."""
+    lines = [
+        "# Commands",
+        "",
+        NOTE,
+        "",
+        "This page lists every command of `perfsuite` with its arguments. Use it to look up an option; `perfsuite`",
+        "alone prints the commands in the same groups, and `perfsuite COMMAND --help` prints one.",
+        "",
+        "```",
+        "perfsuite show                                  # the screen of the newest run again",
+        "perfsuite report JOURNAL --html run.html        # one page with charts",
+        "```",
+        "",
+    ]
+    for group, names in command_line.GROUPS.items():
+        lines += [f"## {group[:1].upper()}{group[1:]}", ""]
+        for name in names:
+            command = command_line.find_command(name)
+            parser = argparse.ArgumentParser(prog=f"perfsuite {name}")
+            command.arguments(parser)
+            lines += [f"### perfsuite {name}", "", f"> {cell(command.help)}", "", *_arguments(parser)]
+            codes = command_line.exit_codes(command.found).removeprefix("exit codes: ")
+            notes = [*(parser.epilog or "").splitlines(), f"Exit codes: {codes}"]
+            lines += [part for note in notes if note.strip() for part in (f"> {cell(note)}", "")]
+    return lines
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the arguments of a command as a table, and those of its subcommands."""
+    formatter, rows = parser._get_formatter(), []
+    below: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
+            continue
+        if isinstance(action, argparse._SubParsersAction):
+            below.update(action.choices)
+            rows += [(code(each.dest), cell(each.help or "")) for each in action._choices_actions]
+            continue
+        value = action.metavar if isinstance(action.metavar, str) else ""
+        value = value or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
+        value = "" if action.nargs == 0 else f"{value} ..." if action.nargs in ("*", "+") else value
+        called = ", ".join(action.option_strings)
+        text = formatter._expand_help(action) if action.help else ""
+        rows.append((code(f"{called} {value}" if called else value), cell(text)))
+    yield from table(("argument", "effect"), rows)
+    for name, parser_below in below.items():
+        yield from (f"#### {parser.prog} {name}", "")
+        yield from _arguments(parser_below)
+
+
+def attributes(kind: type) -> dict[str, tuple[str, str]]:
+    """Return the public fields, properties and methods of a class: name -> (type or signature, docstring)."""
+    found: dict[str, tuple[str, str]] = {}
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for node, after in zip(body.body, [*body.body[1:], None], strict=True):
+        value = after.value if isinstance(after, ast.Expr) else None
+        text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            default = f" = {ast.unparse(node.value)}" if node.value and "field(" not in ast.unparse(node.value) else ""
+            found[node.target.id] = (ast.unparse(node.annotation) + default, text)
+        elif isinstance(node, ast.FunctionDef):
+            plain = any(ast.unparse(each).endswith("property") for each in node.decorator_list)
+            told = ast.unparse(node.returns) if node.returns else ""
+            arguments = ast.unparse(node.args).removeprefix("self").removeprefix(", ")
+            found[node.name] = (
+                told if plain else f"({arguments})" + f" -> {told}" * bool(told),
+                ast.get_docstring(node) or "",
+            )
+    return {name: entry for name, entry in found.items() if not name.startswith("_")}
+
+
+def _class(kind: type) -> list[str]:
+    lines = [f"### {kind.__name__}", "", *_quoted(inspect.getdoc(kind) or "")]
+    rows = ((code(name), code(form), cell(text)) for name, (form, text) in attributes(kind).items())
+    return lines + table(("name", "type", "meaning"), rows)
+
+
+def _quoted(text: str) -> list[str]:
+    """Return a docstring as a quotation, without the headings of its sections."""
+    paragraphs = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
+    return [*"\n>\n".join(f"> {cell(part)}" for part in paragraphs).splitlines(), ""]
+
+
+def _function(name: str, function: Callable[..., Any]) -> list[str]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(body, ast.FunctionDef)
+    called = textwrap.fill(f"{name}({ast.unparse(body.args)})", 100, subsequent_indent=" " * (len(name) + 1))
+    return [f"### {name}", "", "```python", called, "```", "", *_quoted(inspect.getdoc(function) or "")]
+
+
+def _fixtures(module: ModuleType) -> dict[str, str]:
+    """Return the docstrings of the public fixtures of a module, by name."""
+    made = {
+        name: inspect.getdoc(getattr(each, "_fixture_function", None) or inspect.unwrap(each)) or ""
+        for name, each in vars(module).items()
+        if type(each).__name__ == "FixtureFunctionDefinition" or hasattr(each, "_pytestfixturefunction")
+    }
+    return {name: text for name, text in sorted(made.items()) if not name.startswith("_")}
+
+
+def markers() -> list[str]:
+    """Return the lines ``name(arguments): effect`` of all markers."""
+    config = mock.MagicMock()
+    with mock.patch.object(gate_options, "_read", return_value=mock.Mock(fresh=False)):
+        gate_options.configure(config)
+    with mock.patch.object(options, "read_settings"):
+        options.configure(config)
+    return sorted(call.args[1] for call in config.addinivalue_line.call_args_list)
+
+
+EXCEPTIONS = [name for name in perfsuite.__all__ if inspect.isclass(getattr(perfsuite, name))]
+EXCEPTIONS = [name for name in EXCEPTIONS if issubclass(getattr(perfsuite, name), Exception)]
+
+
+def api_page() -> list[str]:
+    """Fixtures, markers, decorators, hooks and classes for a test author."""
+    public = {name: getattr(perfsuite, name) for name in perfsuite.__all__ if not name.startswith("_")}
+    classes = [each for name, each in public.items() if inspect.isclass(each) and name not in EXCEPTIONS]
+    functions = {name: each for name, each in public.items() if not inspect.isclass(each)}
+    lines = [
+        "# Python interface",
+        "",
+        NOTE,
+        "",
+        "This page lists the fixtures, markers, decorators, hooks and classes for your own performance tests. See",
+        "[add-a-workload.md](../how-to/add-a-workload.md) first: it explains how to use them.",
+        "",
+        "```python",
+        "import torch",
+        "",
+        "from perfsuite import world_sizes",
+        "",
+        "",
+        "def double(rank, elements):",
+        "    x = torch.ones(elements, device=rank.device)",
+        "    return lambda: x.mul_(2)",
+        "",
+        "",
+        "@world_sizes(1, 2)",
+        "def test_double(perf, perf_ranks):",
+        "    result = perf(double, on=perf_ranks, elements=1 << 20)",
+        "    assert result.median_s < 1",
+        "```",
+        "",
+        "All names come from `perfsuite`: `from perfsuite import Workload, world_sizes`.",
+        "",
+        "## Fixtures",
+        "",
+        *table(("fixture", "meaning"), ((code(name), cell(text)) for name, text in _fixtures(fixtures).items())),
+        "## Markers",
+        "",
+        *table(
+            ("marker", "effect"),
+            ((code(name), cell(text)) for name, _, text in (line.partition(": ") for line in markers())),
+        ),
+        "## Decorators",
+        "",
+    ]
+    for name, function in functions.items():
+        lines += _function(name, function)
+    lines += ["## Classes", ""]
+    for kind in [*classes, *(getattr(result, name) for name in ("RankFacts", "Peak"))]:
+        lines += _class(kind)
+    lines += ["## Exceptions", ""]
+    lines += table(
+        ("exception", "meaning"),
+        ((code(name), cell((inspect.getdoc(public[name]) or "").partition("\n\n")[0])) for name in EXCEPTIONS),
+    )
+    lines += ["## Hooks", "", "Write them in a `conftest.py` or an installed pytest plugin.", ""]
+    for name, function in vars(hooks).items():
+        if name.startswith("pytest_") and callable(function):
+            lines += _hook(name, function)
+    return lines
+
+
+def _hook(name: str, function: Callable[..., Any]) -> list[str]:
+    """Return a hook with its docstring, whose example after ``::`` is code."""
+    prose, _, example = (inspect.getdoc(function) or "").partition("::\n")
+    lines = [f"### {name}", "", *_quoted(prose.rstrip() + "." * (bool(example) and not prose.rstrip().endswith(".")))]
+    shown, _, after = textwrap.dedent(example.strip("\n")).partition("\n\n\n")
+    return lines + (["```python", shown, "```", "", *_quoted(after)] if shown else [])
+
+
+def metric_lines(family: ModuleType) -> Callable[[], list[str]]:
+    """Return a function that returns the table of a family of metrics."""
+    heads = ("metric", "unit", "better", "convention", "meaning")
+    return lambda: table(
+        heads,
+        ((code(each.name), each.unit, each.better, cell(each.convention), cell(each.doc)) for each in family.METRICS),
+    )
+
+
+def field_lines(*kinds: type) -> Callable[[], Iterator[str]]:
+    """Return a function that yields the fields of classes of a file, a table each."""
+
+    def lines() -> Iterator[str]:
+        for kind in kinds:
+            fields = ((name, *entry) for name, entry in attributes(kind).items() if name in kind.__annotations__)
+            yield from (f"**{kind.__name__}**", "")
+            yield from table(
+                ("field", "type", "meaning"), ((code(name), code(form), cell(text)) for name, form, text in fields)
+            )
+
+    return lines
+
+
+def exit_lines() -> Iterator[str]:
+    """Exit code 1 of every command."""
+    found = {name: command_line.find_command(name).found for name in command_line.COMMANDS}
+    yield from table(
+        ("command", "exit code 1"), ((code(f"perfsuite {name}"), cell(text)) for name, text in found.items() if text)
+    )
+
+
+PAGES: dict[str, Callable[[], list[str]]] = {"options": options_page, "commands": commands_page, "api": api_page}
+PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
+    **{("metrics", family.__name__.rpartition(".")[2]): metric_lines(family) for family in metrics._FAMILIES},
+    ("published", "labels"): lambda: label_lines(shipped()),
+    ("published", "rules"): rule_lines,
+    ("verdicts", "exit codes"): exit_lines,
+    ("files", "journal"): field_lines(run.Header, run.Revision, run.GateRecord, run.RunEnd),
+    ("files", "history"): field_lines(CasePoint),
+}
+"""(page, name of the part) -> its lines."""
+
+
+def generated(page: str, text: str) -> str:
+    """Return what a page of docs/reference should hold; ``text`` is what it holds."""
+    if page in PAGES:
+        return "\n".join(PAGES[page]()).rstrip("\n") + "\n"
+    for (name, part), lines in PARTS.items():
+        if name == page:
+            body = "\n".join(lines()).rstrip("\n")
+            text, count = re.subn(
+                rf"(?s)(<!-- {part} -->\n).*?(<!-- end of {part} -->)",
+                lambda at, body=body: f"{at[1]}{body}\n{at[2]}",
+                text,
+            )
+            assert count == 1, f"{page} has no place <!-- {part} --> ... <!-- end of {part} -->"
+    return text
+
+
+def main() -> None:
+    for page in [*PAGES, *dict.fromkeys(name for name, _ in PARTS)]:
+        path = FOLDER / f"{page}.md"
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
+        new = generated(page, old)
+        path.write_text(new, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {'unchanged' if new == old else 'written'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
