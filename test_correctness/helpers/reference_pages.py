@@ -20,8 +20,9 @@ from unittest import mock
 
 import perfsuite
 from perfsuite import metrics
+from perfsuite.audit.audit import RULES
 from perfsuite.cli import main as command_line
-from perfsuite.cli.audit import label_lines, rule_lines
+from perfsuite.cli.audit import label_lines
 from perfsuite.history.session import CasePoint
 from perfsuite.plugin import fixtures, gate_options, hooks, options
 from perfsuite.published.lookup import shipped
@@ -353,6 +354,15 @@ def field_lines(*kinds: type) -> Callable[[], Iterator[str]]:
     return lines
 
 
+def audit_lines() -> list[str]:
+    """Return the rules of the audit as a table, without their sources."""
+    rows = (
+        (rule.name, rule.severity, f"{rule.label} ({rule.reach})" if rule.label else "none", cell(rule.checks))
+        for rule in RULES
+    )
+    return table(("rule", "severity", "label", "checks"), rows)
+
+
 def exit_lines() -> Iterator[str]:
     """Exit code 1 of every command."""
     found = {name: command_line.find_command(name).found for name in command_line.COMMANDS}
@@ -365,7 +375,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {"options": options_page, "commands"
 PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     **{("metrics", family.__name__.rpartition(".")[2]): metric_lines(family) for family in metrics._FAMILIES},
     ("published", "labels"): lambda: label_lines(shipped()),
-    ("published", "rules"): rule_lines,
+    ("published", "rules"): audit_lines,
     ("verdicts", "exit codes"): exit_lines,
     ("files", "journal"): field_lines(run.Header, run.Revision, run.GateRecord, run.RunEnd),
     ("files", "history"): field_lines(CasePoint),
