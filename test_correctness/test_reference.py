@@ -56,3 +56,12 @@ def test_the_page_of_verdicts_has_every_verdict():
     assert rows == {name: "yes" if name in FAILING else "no" for name in get_args(VerdictName)}
     for name in (*get_args(Answer), *get_args(Standing)):
         assert f"`{name}`" in page, name
+
+
+def test_the_example_of_the_page_of_files_reads_a_journal():
+    page = (FOLDER / "files.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    found = dict(names["medians"](ROOT / "test_correctness" / "golden" / "kernels.jsonl"))
+    assert found
+    assert min(found.values()) > 0
