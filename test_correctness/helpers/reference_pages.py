@@ -24,6 +24,7 @@ from perfsuite.audit.audit import RULES
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
 from perfsuite.history.session import CasePoint
+from perfsuite.platforms import load_catalog
 from perfsuite.plugin import fixtures, gate_options, hooks, options
 from perfsuite.published.lookup import shipped
 from perfsuite.record import result, run
@@ -258,6 +259,41 @@ def markers() -> list[str]:
     return sorted(call.args[1] for call in config.addinivalue_line.call_args_list)
 
 
+def platforms_page() -> list[str]:
+    """Every row of platforms.toml with its peaks."""
+    lines = [
+        "# Platforms",
+        "",
+        NOTE,
+        "",
+        "This page lists the device models whose peaks perfsuite has. Use it to look up a name for `-k` and",
+        "`--perf-platform`, or a peak. `perfsuite platforms NAME` also prints the source of each number:",
+        "",
+        "```",
+        "perfsuite platforms h100",
+        "pytest test_perf -k h100",
+        "```",
+        "",
+        "Peaks are dense figures per device, in TFLOPS (integers: TOPS). `~` marks a nominal peak: devices exceed it.",
+        "A row of your own: [add-a-platform.md](../how-to/add-a-platform.md).",
+        "",
+    ]
+    dtypes = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
+    rows = (
+        (
+            *(code(name), model.title, model.family, *(_peak(model.tflops.get(dtype)) for dtype in dtypes)),
+            *(_peak(peak) for peak in (model.memory, model.memory_bandwidth, model.link)),
+        )
+        for name, model in load_catalog().models.items()
+    )
+    heads = ("name", "device", "family", *dtypes, "memory GiB", "memory GB/s", "link GB/s, one direction")
+    return lines + table(heads, rows)
+
+
+def _peak(peak: result.Peak | None) -> str:
+    return f"{'~' if peak.kind == 'nominal' else ''}{peak.value:g}" if peak else ""
+
+
 EXCEPTIONS = [name for name in perfsuite.__all__ if inspect.isclass(getattr(perfsuite, name))]
 EXCEPTIONS = [name for name in EXCEPTIONS if issubclass(getattr(perfsuite, name), Exception)]
 
@@ -371,7 +407,12 @@ def exit_lines() -> Iterator[str]:
     )
 
 
-PAGES: dict[str, Callable[[], list[str]]] = {"options": options_page, "commands": commands_page, "api": api_page}
+PAGES: dict[str, Callable[[], list[str]]] = {
+    "options": options_page,
+    "commands": commands_page,
+    "api": api_page,
+    "platforms": platforms_page,
+}
 PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     **{("metrics", family.__name__.rpartition(".")[2]): metric_lines(family) for family in metrics._FAMILIES},
     ("published", "labels"): lambda: label_lines(shipped()),
