@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.plugin import fixtures, gate_options, hooks, options
 from perfsuite.published.lookup import shipped
 from perfsuite.record import result, run
+from test_correctness.helpers.markdown import attributes, cell, code, quoted, table
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -47,26 +48,6 @@ VARIABLES = {
     "GITHUB_STEP_SUMMARY": "Set by GitHub Actions: the file that also gets the summary of `--perf-summary`.",
 }
 """Variables that perfsuite reads -> their effect."""
-
-
-def cell(text: object) -> str:
-    """Return a docstring or a help text as one cell of a Markdown table."""
-    words = " ".join(re.sub(r"^\s*>>>.*(?:\n.+)*", "", str(text), flags=re.M).split())
-    words = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", words).replace("``", "`")
-    parts = re.split(r"(`[^`]*`)", words)
-    parts[::2] = [re.sub(r"([<>*\[\]])", r"\\\1", part) for part in parts[::2]]
-    return "".join(parts).replace("|", "\\|")
-
-
-def code(text: str) -> str:
-    """Return text as code in a cell; empty stays empty."""
-    return f"`{' '.join(text.split())}`".replace("|", "\\|") if text else ""
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table, and an empty one; nothing without rows."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *lines, ""] if lines else []
 
 
 class Declared:
@@ -198,45 +179,17 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from _arguments(parser_below)
 
 
-def attributes(kind: type) -> dict[str, tuple[str, str]]:
-    """Return the public fields, properties and methods of a class: name -> (type or signature, docstring)."""
-    found: dict[str, tuple[str, str]] = {}
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    for node, after in zip(body.body, [*body.body[1:], None], strict=True):
-        value = after.value if isinstance(after, ast.Expr) else None
-        text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            default = f" = {ast.unparse(node.value)}" if node.value and "field(" not in ast.unparse(node.value) else ""
-            found[node.target.id] = (ast.unparse(node.annotation) + default, text)
-        elif isinstance(node, ast.FunctionDef):
-            plain = any(ast.unparse(each).endswith("property") for each in node.decorator_list)
-            told = ast.unparse(node.returns) if node.returns else ""
-            arguments = ast.unparse(node.args).removeprefix("self").removeprefix(", ")
-            found[node.name] = (
-                told if plain else f"({arguments})" + f" -> {told}" * bool(told),
-                ast.get_docstring(node) or "",
-            )
-    return {name: entry for name, entry in found.items() if not name.startswith("_")}
-
-
 def _class(kind: type) -> list[str]:
-    lines = [f"### {kind.__name__}", "", *_quoted(inspect.getdoc(kind) or "")]
+    lines = [f"### {kind.__name__}", "", *quoted(inspect.getdoc(kind) or "")]
     rows = ((code(name), code(form), cell(text)) for name, (form, text) in attributes(kind).items())
     return lines + table(("name", "type", "meaning"), rows)
-
-
-def _quoted(text: str) -> list[str]:
-    """Return a docstring as a quotation, without the headings of its sections."""
-    paragraphs = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
-    return [*"\n>\n".join(f"> {cell(part)}" for part in paragraphs).splitlines(), ""]
 
 
 def _function(name: str, function: Callable[..., Any]) -> list[str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(body, ast.FunctionDef)
     called = textwrap.fill(f"{name}({ast.unparse(body.args)})", 100, subsequent_indent=" " * (len(name) + 1))
-    return [f"### {name}", "", "```python", called, "```", "", *_quoted(inspect.getdoc(function) or "")]
+    return [f"### {name}", "", "```python", called, "```", "", *quoted(inspect.getdoc(function) or "")]
 
 
 def _fixtures(module: ModuleType) -> dict[str, str]:
@@ -362,9 +315,9 @@ def api_page() -> list[str]:
 def _hook(name: str, function: Callable[..., Any]) -> list[str]:
     """Return a hook with its docstring, whose example after ``::`` is code."""
     prose, _, example = (inspect.getdoc(function) or "").partition("::\n")
-    lines = [f"### {name}", "", *_quoted(prose.rstrip() + "." * (bool(example) and not prose.rstrip().endswith(".")))]
+    lines = [f"### {name}", "", *quoted(prose.rstrip() + "." * (bool(example) and not prose.rstrip().endswith(".")))]
     shown, _, after = textwrap.dedent(example.strip("\n")).partition("\n\n\n")
-    return lines + (["```python", shown, "```", "", *_quoted(after)] if shown else [])
+    return lines + (["```python", shown, "```", "", *quoted(after)] if shown else [])
 
 
 def metric_lines(family: ModuleType) -> Callable[[], list[str]]:
