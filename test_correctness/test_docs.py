@@ -156,7 +156,7 @@ def test_the_command_finds_a_word_in_the_pages(capsys):
 
 
 class Page:
-    """Stands for mkdocs' page."""
+    """Replaces mkdocs' page."""
 
     def __init__(self, path):
         self.file = argparse.Namespace(abs_src_path=str(path), src_uri=path.name)

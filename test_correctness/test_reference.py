@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference hold what the code says, and every name that they should have."""
+"""The generated pages of docs/reference are current and have every name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from test_correctness.helpers.reference_pages import COMMAND, FOLDER, PAGES, PAR
 
 
 @pytest.mark.parametrize("page", [*PAGES, *dict.fromkeys(name for name, _ in PARTS)])
-def test_a_page_holds_what_the_code_says(page):
+def test_a_page_is_current(page):
     text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
     assert text.splitlines() == generated(page, text).splitlines(), f"the page is out of date; run: {COMMAND}"
 

@@ -42,10 +42,10 @@ def attributes(kind: type) -> dict[str, tuple[str, str]]:
             found[node.target.id] = (ast.unparse(node.annotation) + default, text)
         elif isinstance(node, ast.FunctionDef):
             plain = any(ast.unparse(each).endswith("property") for each in node.decorator_list)
-            told = ast.unparse(node.returns) if node.returns else ""
+            returned = ast.unparse(node.returns) if node.returns else ""
             arguments = ast.unparse(node.args).removeprefix("self").removeprefix(", ")
             found[node.name] = (
-                told if plain else f"({arguments})" + f" -> {told}" * bool(told),
+                returned if plain else f"({arguments})" + f" -> {returned}" * bool(returned),
                 ast.get_docstring(node) or "",
             )
     return {name: entry for name, entry in found.items() if not name.startswith("_")}

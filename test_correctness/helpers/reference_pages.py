@@ -50,8 +50,13 @@ VARIABLES = {
 """Variables that perfsuite reads -> their effect."""
 
 
+def head(title: str, text: str) -> list[str]:
+    """Return the beginning of a generated page."""
+    return [f"# {title}", "", NOTE, "", *textwrap.dedent(text).strip().splitlines(), ""]
+
+
 class Declared:
-    """Stands for pytest's parser: keeps what :func:`perfsuite.plugin.options.declare` declares, by group."""
+    """Replaces pytest's parser and keeps the declared options by group."""
 
     def __init__(self) -> None:
         self.groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -73,23 +78,22 @@ def options_page() -> list[str]:
     """Every option of the plugin, its ini key and the environment variables."""
     declared = Declared()
     options.declare(declared)  # type: ignore[arg-type]
-    lines = [
-        "# Options of a pytest run",
-        "",
-        NOTE,
-        "",
-        "This page lists every option that perfsuite adds to pytest, every ini key and every environment variable.",
-        "Use it to look up a default. An option on the command line counts before its ini key.",
-        "",
-        "```",
-        "pytest test_perf -k all_reduce --perf-scale=small --perf-show=tables",
-        "```",
-        "",
-        "pytest's own options and those of pytest-benchmark work as usual. `--benchmark-max-time` and",
-        "`--benchmark-min-rounds` limit the samples, and `--benchmark-disable` runs every case once without timing.",
-    ]
+    lines = head(
+        "Options of a pytest run",
+        """
+        This page lists every option that perfsuite adds to pytest, every ini key and every environment variable.
+        Use it to look up a default. An option on the command line counts before its ini key.
+
+        ```
+        pytest test_perf -k all_reduce --perf-scale=small --perf-show=tables
+        ```
+
+        pytest's own options and those of pytest-benchmark work as usual. `--benchmark-max-time` and
+        `--benchmark-min-rounds` limit the samples, and `--benchmark-disable` runs every case once without timing.
+        """,
+    )
     for title, found in declared.groups.items():
-        lines += ["", f"## {title[:1].upper()}{title[1:]}", ""]
+        lines += [f"## {title[:1].upper()}{title[1:]}", ""]
         lines += table(
             ("option", "effect", "default", "ini key"),
             (
@@ -129,20 +133,19 @@ def _defaults(names: str, settings: dict[str, Any], inis: dict[str, tuple[str, A
 
 def commands_page() -> list[str]:
     """Every command of ``perfsuite`` with its arguments."""
-    lines = [
-        "# Commands",
-        "",
-        NOTE,
-        "",
-        "This page lists every command of `perfsuite` with its arguments. Use it to look up an option; `perfsuite`",
-        "alone prints the commands in the same groups, and `perfsuite COMMAND --help` prints one.",
-        "",
-        "```",
-        "perfsuite show                                  # the screen of the newest run again",
-        "perfsuite report JOURNAL --html run.html        # one page with charts",
-        "```",
-        "",
-    ]
+    lines = head(
+        "Commands",
+        """
+        This page lists every command of `perfsuite` with its arguments. Use it to look up an option; `perfsuite`
+        alone prints the commands in the same groups, and `perfsuite COMMAND --help` prints one. Exit code 0 means done,
+        4 wrong usage or an unreadable file.
+
+        ```
+        perfsuite show                                  # the screen of the newest run again
+        perfsuite report JOURNAL --html run.html        # one page with charts
+        ```
+        """,
+    )
     for group, names in command_line.GROUPS.items():
         lines += [f"## {group[:1].upper()}{group[1:]}", ""]
         for name in names:
@@ -150,8 +153,8 @@ def commands_page() -> list[str]:
             parser = argparse.ArgumentParser(prog=f"perfsuite {name}")
             command.arguments(parser)
             lines += [f"### perfsuite {name}", "", f"> {cell(command.help)}", "", *_arguments(parser)]
-            codes = command_line.exit_codes(command.found).removeprefix("exit codes: ")
-            notes = [*(parser.epilog or "").splitlines(), f"Exit codes: {codes}"]
+            found = f"Exit code 1: {command.found}." if command.found else ""
+            notes = [*(line for line in (parser.epilog or "").splitlines() if "exit codes" not in line), found]
             lines += [part for note in notes if note.strip() for part in (f"> {cell(note)}", "")]
     return lines
 
@@ -214,23 +217,21 @@ def markers() -> list[str]:
 
 def platforms_page() -> list[str]:
     """Every row of platforms.toml with its peaks."""
-    lines = [
-        "# Platforms",
-        "",
-        NOTE,
-        "",
-        "This page lists the device models whose peaks perfsuite has. Use it to look up a name for `-k` and",
-        "`--perf-platform`, or a peak. `perfsuite platforms NAME` also prints the source of each number:",
-        "",
-        "```",
-        "perfsuite platforms h100",
-        "pytest test_perf -k h100",
-        "```",
-        "",
-        "Peaks are dense figures per device, in TFLOPS (integers: TOPS). `~` marks a nominal peak: devices exceed it.",
-        "A row of your own: [add-a-platform.md](../how-to/add-a-platform.md).",
-        "",
-    ]
+    lines = head(
+        "Platforms",
+        """
+        This page lists the device models whose peaks perfsuite has. Use it to look up a name for `-k` and
+        `--perf-platform`, or a peak. `perfsuite platforms NAME` also prints the source of each number:
+
+        ```
+        perfsuite platforms h100
+        pytest test_perf -k h100
+        ```
+
+        Peaks are dense figures per device, in TFLOPS (integers: TOPS). `~` marks a nominal peak: devices exceed it.
+        A row of your own: [add-a-platform.md](../how-to/add-a-platform.md).
+        """,
+    )
     dtypes = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
     rows = (
         (
@@ -247,64 +248,50 @@ def _peak(peak: result.Peak | None) -> str:
     return f"{'~' if peak.kind == 'nominal' else ''}{peak.value:g}" if peak else ""
 
 
-EXCEPTIONS = [name for name in perfsuite.__all__ if inspect.isclass(getattr(perfsuite, name))]
-EXCEPTIONS = [name for name in EXCEPTIONS if issubclass(getattr(perfsuite, name), Exception)]
-
-
 def api_page() -> list[str]:
     """Fixtures, markers, decorators, hooks and classes for a test author."""
     public = {name: getattr(perfsuite, name) for name in perfsuite.__all__ if not name.startswith("_")}
-    classes = [each for name, each in public.items() if inspect.isclass(each) and name not in EXCEPTIONS]
+    errors = {name: each for name, each in public.items() if isinstance(each, type) and issubclass(each, Exception)}
+    classes = [each for name, each in public.items() if inspect.isclass(each) and name not in errors]
     functions = {name: each for name, each in public.items() if not inspect.isclass(each)}
-    lines = [
-        "# Python interface",
-        "",
-        NOTE,
-        "",
-        "This page lists the fixtures, markers, decorators, hooks and classes for your own performance tests. See",
-        "[add-a-workload.md](../how-to/add-a-workload.md) first: it explains how to use them.",
-        "",
-        "```python",
-        "import torch",
-        "",
-        "from perfsuite import world_sizes",
-        "",
-        "",
-        "def double(rank, elements):",
-        "    x = torch.ones(elements, device=rank.device)",
-        "    return lambda: x.mul_(2)",
-        "",
-        "",
-        "@world_sizes(1, 2)",
-        "def test_double(perf, perf_ranks):",
-        "    result = perf(double, on=perf_ranks, elements=1 << 20)",
-        "    assert result.median_s < 1",
-        "```",
-        "",
-        "All names come from `perfsuite`: `from perfsuite import Workload, world_sizes`.",
-        "",
-        "## Fixtures",
-        "",
-        *table(("fixture", "meaning"), ((code(name), cell(text)) for name, text in _fixtures(fixtures).items())),
-        "## Markers",
-        "",
-        *table(
-            ("marker", "effect"),
-            ((code(name), cell(text)) for name, _, text in (line.partition(": ") for line in markers())),
-        ),
-        "## Decorators",
-        "",
-    ]
+    lines = head(
+        "Python interface",
+        """
+        This page lists the fixtures, markers, decorators, hooks and classes for your own performance tests. See
+        [add-a-workload.md](../how-to/add-a-workload.md) first: it explains how to use them.
+
+        ```python
+        import torch
+
+        from perfsuite import world_sizes
+
+
+        def double(rank, elements):
+            x = torch.ones(elements, device=rank.device)
+            return lambda: x.mul_(2)
+
+
+        @world_sizes(1, 2)
+        def test_double(perf, perf_ranks):
+            result = perf(double, on=perf_ranks, elements=1 << 20)
+            assert result.median_s < 1
+        ```
+
+        All names come from `perfsuite`: `from perfsuite import Workload, world_sizes`.
+        """,
+    )
+    named = ((code(name), cell(text)) for name, text in _fixtures(fixtures).items())
+    marked = ((code(name), cell(text)) for name, _, text in (line.partition(": ") for line in markers()))
+    lines += ["## Fixtures", "", *table(("fixture", "meaning"), named)]
+    lines += ["## Markers", "", *table(("marker", "effect"), marked), "## Decorators", ""]
     for name, function in functions.items():
         lines += _function(name, function)
     lines += ["## Classes", ""]
     for kind in [*classes, *(getattr(result, name) for name in ("RankFacts", "Peak"))]:
         lines += _class(kind)
     lines += ["## Exceptions", ""]
-    lines += table(
-        ("exception", "meaning"),
-        ((code(name), cell((inspect.getdoc(public[name]) or "").partition("\n\n")[0])) for name in EXCEPTIONS),
-    )
+    raised = ((code(name), cell((inspect.getdoc(each) or "").partition("\n\n")[0])) for name, each in errors.items())
+    lines += table(("exception", "meaning"), raised)
     lines += ["## Hooks", "", "Write them in a `conftest.py` or an installed pytest plugin.", ""]
     for name, function in vars(hooks).items():
         if name.startswith("pytest_") and callable(function):
@@ -378,7 +365,7 @@ PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
 
 
 def generated(page: str, text: str) -> str:
-    """Return what a page of docs/reference should hold; ``text`` is what it holds."""
+    """Return the new text of a page of docs/reference, from its present ``text``."""
     if page in PAGES:
         return "\n".join(PAGES[page]()).rstrip("\n") + "\n"
     for (name, part), lines in PARTS.items():
