@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 from perfsuite.cli.main import COMMANDS as COMMAND_LINE
 from perfsuite.cli.main import main
 from test_correctness.helpers.scripted_driver import ROOT
+from tools import docs_site
 
 EXAMPLES = ROOT / "examples"
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *EXAMPLES.rglob("*.md"), *EXAMPLES.rglob("*.yml")])
@@ -145,7 +147,7 @@ def test_names_options_and_tests_that_a_page_names_exist(page):
 def test_the_command_prints_every_page_and_lists_them(capsys):
     assert main(["docs"]) == 0
     listed = capsys.readouterr().out
-    for path in (ROOT / "docs").rglob("*.md"):
+    for path in (ROOT / "docs").glob("*/*.md"):
         assert f"  {path.stem} " in listed
         assert main(["docs", path.stem]) == 0
         printed = capsys.readouterr().out.replace("\\x23", "#")  # a log command of a CI is escaped on any screen
@@ -161,3 +163,30 @@ def test_the_command_finds_a_word_in_the_pages(capsys):
     assert {"metrics", "glossary"} <= {line.partition(":")[0] for line in found}
     assert main(["docs", "kernels", "--find", "no such word"]) == 1
     assert "no such word" in capsys.readouterr().err
+
+
+class Page:
+    """Replaces mkdocs' page."""
+
+    def __init__(self, path):
+        self.file = argparse.Namespace(abs_src_path=str(path), src_uri=path.name)
+
+
+def test_the_site_has_every_page_and_every_file_that_it_links_to(caplog):
+    docs = ROOT / "docs"
+    (start, *sections) = docs_site.on_config({"docs_dir": str(docs)})["nav"]
+    listed = [name for section in sections for names in section.values() for name in names]
+    assert start == {"Start": "index.md"}
+    assert sorted(listed) == sorted(path.relative_to(docs).as_posix() for path in docs.glob("*/*.md"))
+    for path in docs.rglob("*.md"):
+        shown = docs_site.on_page_markdown(path.read_text(encoding="utf-8"), Page(path), {"docs_dir": docs}, None)
+        for link in re.findall(r"\]\(([^)#:]+)\)", shown):
+            assert (path.parent / link).resolve().is_relative_to(docs), link
+    assert caplog.messages == []
+
+
+def test_the_site_warns_of_a_link_to_a_file_that_is_not_there(caplog):
+    page, config = Page(ROOT / "docs" / "how-to" / "musa.md"), {"docs_dir": ROOT / "docs"}
+    shown = docs_site.on_page_markdown("[a](../../pytest.ini) [b](../../gone.py)", page, config, None)
+    assert shown == "a (`pytest.ini`) b (`gone.py`)"
+    assert caplog.messages == ["musa.md links to ../../gone.py, which is not in the repository"]

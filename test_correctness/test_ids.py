@@ -41,7 +41,10 @@ def test_the_ids_of_the_suite_are_those_that_are_stored(name):
     if os.environ.get("PERFSUITE_UPDATE_IDS"):
         STORED.mkdir(exist_ok=True)
         (STORED / f"{name}.txt").write_text(found)
-    assert found == (STORED / f"{name}.txt").read_text()
+    stored = (STORED / f"{name}.txt").read_text()
+    changed = sorted({*found.splitlines()} ^ {*stored.splitlines()})
+    write = "PERFSUITE_UPDATE_IDS=1 pytest test_correctness/test_ids.py"
+    assert found == stored, f"{len(changed)} ids are new or gone, such as {changed[:3]}; if that is right: {write}"
     assert found.count("\n") == len(set(found.splitlines()))
 
 
