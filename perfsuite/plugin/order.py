@@ -36,15 +36,16 @@ _selected_key = pytest.StashKey[bool]()
 """True once collection has come to its end and every plugin has selected its tests."""
 
 
-def _declare(parser: pytest.Parser) -> None:
+def declare(parser: pytest.Parser) -> None:
+    """Declare every option and ini key of the plugin."""
     options.declare(parser)
-    published.declare(parser.getgroup("perfsuite").addoption)
+    published.declare(parser.getgroup("perfsuite", "performance of distributed training").addoption)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
-    collisions.give_way(parser, config, _declare)
+    collisions.give_way(parser, config, declare)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -53,7 +54,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     try:
         return (yield)
     finally:
-        collisions.settle(parser, early_config, _declare)
+        collisions.settle(parser, early_config, declare)
 
 
 @pytest.hookimpl(tryfirst=True)

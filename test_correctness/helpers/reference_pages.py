@@ -25,7 +25,7 @@ from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
 from perfsuite.history.session import CasePoint
 from perfsuite.platforms import load_catalog
-from perfsuite.plugin import fixtures, gate_options, hooks, options
+from perfsuite.plugin import fixtures, gate_options, hooks, options, order
 from perfsuite.published.lookup import shipped
 from perfsuite.record import result, run
 from test_correctness.helpers.markdown import attributes, cell, code, quoted, table
@@ -77,7 +77,7 @@ class Declared:
 def options_page() -> list[str]:
     """Every option of the plugin, its ini key and the environment variables."""
     declared = Declared()
-    options.declare(declared)  # type: ignore[arg-type]
+    order.declare(declared)  # type: ignore[arg-type]
     lines = head(
         "Options of a pytest run",
         """
