@@ -54,8 +54,7 @@ TWICE = {
 
 
 SMALL = {
-    *("perfsuite.plugin.hooks", "perfsuite.reports.page.sections.appendix"),
-    *("perfsuite.strategies.deepspeed.attention", "perfsuite.strategies.pipeline.emulated"),
+    *("perfsuite.plugin.hooks", "perfsuite.strategies.deepspeed.attention", "perfsuite.strategies.pipeline.emulated"),
     *("perfsuite.strategies.single", "perfsuite.plugin.turns"),
 }
 """Modules of fewer than sixty lines with one importer, or none where another process loads the file; none is added."""

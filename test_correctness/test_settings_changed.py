@@ -301,7 +301,10 @@ def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
     assert told.startswith("Nothing was compared: 1 case ran with other settings than before and cannot be compared.")
     assert not is_bad
     (table,) = section(material).blocks
-    assert (table.grid.title, table.grid.rows[0][-1]) == ("Without a figure", "not comparable: n: 128 -> 256")
+    assert (table.grid.title, table.grid.rows[0][-1]) == (
+        "Cases that were not compared",
+        "not comparable: n: 128 -> 256",
+    )
 
 
 # -- pytest-benchmark's own comparison -----------------------------------------------------------------------------

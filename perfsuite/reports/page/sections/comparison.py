@@ -1,4 +1,4 @@
-"""Every case beside what it is compared with: effect and interval, the worst first, what passed folded."""
+"""All compared cases: effect and interval, the worst first; cases that passed are folded."""
 
 from __future__ import annotations
 
@@ -17,31 +17,25 @@ MOST_CHARTS = 2
 
 
 def section(material: Material) -> Section | None:
-    """Forests of what moved, then of the rest as far as there is room."""
-    known = sorted((one for one in material.changes if one.effect is not None), key=_order)
-    apart = [(name_of(one.node), one.word) for one in material.changes if one.effect is None]
+    """Return charts and a table of the cases that changed, or of all cases where none did."""
     if not material.changes:
         return None
-    moved = [one for one in known if one.tone != "plain"]
-    drawn = (moved or known)[: MOST_CHARTS * 2 * MOST_BARS]
-    charts = [
-        _chart(drawn[at : at + 2 * MOST_BARS], "further" if at else "") for at in range(0, len(drawn), 2 * MOST_BARS)
-    ]
+    effects = [one for one in material.changes if one.effect is not None]
+    compared = sorted(effects, key=lambda one: (one.tone == "plain", -(one.effect or 0)))
+    changed = [one for one in compared if one.tone != "plain"]
+    drawn = (changed or compared)[: MOST_CHARTS * 2 * MOST_BARS]
+    parts = [drawn[at : at + 2 * MOST_BARS] for at in range(0, len(drawn), 2 * MOST_BARS)]
+    shown = _grid(changed or compared, "")
+    charts = [_chart(part, None if index else shown, changed=bool(changed)) for index, part in enumerate(parts)]
     blocks: list[Block] = [Charts(charts=charts)] if charts else []
-    if moved:
-        blocks.append(Table(grid=_grid(moved, "What moved")))
-    if rest := [one for one in known if one.tone == "plain"]:
-        blocks.append(Table(grid=_grid(rest, "Not shown to have moved"), folded=True))
-    if apart:
-        blocks.append(Table(grid=grid(("case", "why"), apart, (), "Without a figure")))
-    return Section(key="comparison", title="Comparison", blocks=blocks)
+    if changed and (rest := [one for one in compared if one.tone == "plain"]):
+        blocks.append(Table(grid=_grid(rest, "Unchanged or undecided cases"), folded=True))
+    if apart := [(name_of(one.node), one.word) for one in material.changes if one.effect is None]:
+        blocks.append(Table(grid=grid(("case", "reason"), apart, (), "Cases that were not compared")))
+    return Section(key="comparison", title="Changes", blocks=blocks)
 
 
-def _order(one: CaseChange) -> tuple[bool, float]:
-    return one.tone == "plain", -(one.effect or 0)
-
-
-def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
+def _chart(changes: Sequence[CaseChange], shown: Grid | None, *, changed: bool) -> Chart:
     names = labels([bare_name(one.node).removeprefix("test_") for one in changes], 30)
     values = [
         {
@@ -50,26 +44,22 @@ def _chart(changes: Sequence[CaseChange], more: str) -> Chart:
             "low": one.low,
             "high": one.high,
             "tone": one.tone,
-            "told": f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
+            "tip": f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
         }
         for row, one in zip(names, changes, strict=True)
     ]
-    title = f"Change, right is slower{', ' if more else ''}{more}"
-    caption = "" if more else "bars are 95 % intervals; a point without one is unsure"
-    return Chart(title=title, spec=rows.forest(values, names, "change of the time"), caption=caption)
+    spec = rows.forest(values, names, "change of the time; right is slower")
+    title = f"{'Changed' if changed else 'Compared'} cases"
+    if shown is None:
+        return Chart(title=f"{title}, continued", spec=spec)
+    caption = "bars: 95 % intervals; a point without a bar is one run against one"
+    return Chart(title=title, spec=spec, grid=shown, caption=caption)
 
 
 def _grid(changes: Sequence[CaseChange], title: str) -> Grid:
-    told = [
-        (
-            name_of(one.node),
-            change(one.effect or 0),
-            one.between.strip(),
-            one.before,
-            one.after,
-            one.word,
-            one.runs,
-        )
+    columns = ("case", "before", "after", "change", "95 % interval, %", "verdict", "evidence")
+    cells = [
+        (name_of(one.node), one.before, one.after, change(one.effect or 0), one.between.strip(), one.word, one.runs)
         for one in changes
     ]
-    return grid(("case", "change", "95 % interval, %", "before", "after", "verdict", "rests on"), told, (), title)
+    return grid(columns, cells, (), title)

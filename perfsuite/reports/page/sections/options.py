@@ -1,4 +1,4 @@
-"""What each option changes against its base, with an interval where there are runs for one."""
+"""Effect of each option against its base, with an interval where there are several runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from perfsuite.reports.page.sections.training import short
 _BASES = frozenset(
     ("none", "default", "whole", "on-device", "no-overlap", "off", "eager", "math", "workers0", "single")
 )
-"""Words of an id that say that nothing was switched on."""
+"""Words in the id of a case without any option."""
 _FOLLOWS = frozenset(("mesh", "builds"))
-"""Parameters that do not make another option."""
+"""Parameters that do not count as an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class _Effect:
         return tone_of(self.effect, self.low, self.high)
 
     @property
-    def told(self) -> str:
+    def tip(self) -> str:
         between = "" if self.low is None or self.high is None else f" {interval(self.low, self.high)}"
         return f"{self.case.name} against {words_of(self.base.case)}: {change(self.effect)}{between}, {self.word}"
 
@@ -50,38 +50,36 @@ class _Effect:
 
 
 def section(material: Material) -> Section | None:
-    """A forest of the options of each test."""
+    """Return the effects of all options; None without any."""
     effects = list(_effects(material))
     if not effects:
         return None
     ordered = sorted(effects, key=lambda effect: (effect.tone == "plain", -abs(effect.effect)))
     drawn = sorted(ordered[: 2 * MOST_BARS], key=lambda effect: -effect.effect)
     charts = [_chart(drawn[at : at + MOST_BARS]) for at in range(0, len(drawn), MOST_BARS)]
-    told = [
+    cells = [
         (e.case.name, words_of(e.base.case), change(e.effect), _between(e), e.word)
         for e in sorted(effects, key=lambda effect: effect.case.case)
     ]
-    notes = (
-        "time of a sample of the batch against the base's; 95 % intervals come from runs, not from samples of one run",
-    )
-    table = grid(("option", "base", "change of the time", "95 % interval", "shown"), told, notes)
+    notes = ("change: time per sample of the batch against the base; 95 % intervals come from several runs",)
+    table = grid(("option", "base", "change of the time", "95 % interval", "result"), cells, notes)
     first, *others = charts
     whole = Chart(title=first[0], spec=first[1], grid=table, caption=left_out(len(drawn), len(effects)))
-    rest = [Chart(title=f"{title}, further", spec=spec) for title, spec in others]
+    rest = [Chart(title=f"{title}, continued", spec=spec) for title, spec in others]
     return Section(key="options", title="Options", blocks=[Charts(charts=[whole, *rest])])
 
 
 def _chart(effects: Sequence[_Effect]) -> tuple[str, Mapping[str, Any]]:
     names = labels([_name(effect) for effect in effects])
     values = [
-        {"row": row, "at": e.effect, "low": e.low, "high": e.high, "tone": e.tone, "told": e.told}
+        {"row": row, "at": e.effect, "low": e.low, "high": e.high, "tone": e.tone, "tip": e.tip}
         for row, e in zip(names, effects, strict=True)
     ]
-    return "Change of the time per sample, left is faster", rows.forest(values, names, "change of the time")
+    return "Change of the time per sample", rows.forest(values, names, "change of the time; right is slower")
 
 
 def _name(effect: _Effect) -> str:
-    """What differs, after the test's name."""
+    """Return the words of the id that differ from the base, after the name of the test."""
     base = set(words_of(effect.base.case).split("-"))
     words = [word for word in words_of(effect.case.case).split("-") if word not in base]
     return f"{test_of(effect.case.case).removeprefix('test_')}: {'-'.join(words)}" if words else short(effect.case)
@@ -92,7 +90,7 @@ def _between(effect: _Effect) -> str:
 
 
 def _effects(material: Material) -> Iterator[_Effect]:
-    """Cases of one test, model and number of ranks beside the one of them that has nothing switched on."""
+    """Yield the effects of options, each against the case of equal test, model and ranks without options."""
     groups: dict[tuple[str, str, int, str], list[Result]] = {}
     for case in material.measured:
         if "step_time_s" in case.values and "bubble_ratio" not in case.values:
@@ -110,7 +108,7 @@ def _effects(material: Material) -> Iterator[_Effect]:
 
 
 def _tokens(case: Result) -> list[str]:
-    """Words of an id; ``no-overlap`` and ``on-device`` are one each."""
+    """Return the words of an id, and pairs of them such as ``no-overlap`` and ``on-device``."""
     words = words_of(case.case).split("-")
     return [*words, *(f"{first}-{second}" for first, second in itertools.pairwise(words))]
 

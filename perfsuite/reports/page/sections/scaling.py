@@ -1,4 +1,4 @@
-"""Scaling: speed-up over ranks beside the linear line, weak and strong apart; efficiency in words."""
+"""Scaling: speed-up over ranks with the linear line, a chart each for weak and strong scaling."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from perfsuite.reports.page.charts.look import shortened
 from perfsuite.reports.scaling import Scaling, scaling_grid, scalings
 
 MOST_SERIES = 6
-"""Lines of a chart: those with most numbers of ranks."""
-_MOST_KNOWN = 30
-"""Series that are looked at."""
+"""Maximum lines of a chart: the series with the most numbers of ranks."""
+_MOST_COMPUTED = 30
+"""Maximum series of the table."""
 
 
 def section(material: Material) -> Section | None:
-    """A chart per kind of scaling."""
+    """Return a chart per kind of scaling."""
     results = _of_series(material.measured)
     series: dict[tuple[str, str], list[Scaling]] = {}
     for scaling in scalings(results).values():
         series.setdefault((scaling.kind, without_ranks(scaling.point.case)), []).append(scaling)
     charts = []
     for kind in ("weak", "strong", "mixed"):
-        mine = {case: sorted(points, key=_ranks) for (of, case), points in series.items() if of == kind}
-        several = {case: points for case, points in mine.items() if len({p.point.ranks for p in points}) > 1}
+        found = {case: sorted(points, key=_ranks) for (of, case), points in series.items() if of == kind}
+        several = {case: points for case, points in found.items() if len({p.point.ranks for p in points}) > 1}
         if several:
             charts.append(_chart(kind, several))
     if not charts:
@@ -39,13 +39,13 @@ def section(material: Material) -> Section | None:
 
 
 def _of_series(cases: Sequence[Result]) -> list[Result]:
-    """Results of the series with most numbers of ranks, no more than a reader looks through."""
+    """Return the results of the series with the most numbers of ranks."""
     series: dict[str, dict[int, Result]] = {}
     for case in cases:
         if case.work.samples or case.work.tokens:
             series.setdefault(f"{case.fingerprint} {without_ranks(case.case)}", {})[case.world_size] = case
     several = sorted((members for members in series.values() if len(members) > 1), key=lambda members: -len(members))
-    return [result for members in several[:_MOST_KNOWN] for result in members.values()]
+    return [result for members in several[:_MOST_COMPUTED] for result in members.values()]
 
 
 def _ranks(scaling: Scaling) -> int:
@@ -59,10 +59,8 @@ def _chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
     points: list[dict[str, Any]] = []
     for case, members in drawn:
         for scaling in members:
-            told = f"{bare_name(scaling.point.case)}: x {scaling.speed_up:.3g} over {scaling.base_name}"
-            points.append(
-                {"ranks": scaling.point.ranks, "speed": scaling.speed_up, "series": names[case], "told": told}
-            )
+            tip = f"{bare_name(scaling.point.case)}: x {scaling.speed_up:.3g} over {scaling.base_name}"
+            points.append({"ranks": scaling.point.ranks, "speed": scaling.speed_up, "series": names[case], "tip": tip})
     least = min(scaling.base.ranks for _, members in drawn for scaling in members)
     most = max(scaling.point.ranks for _, members in drawn for scaling in members)
     linear = [{"ranks": ranks, "speed": ranks / least} for ranks in (least, most)]

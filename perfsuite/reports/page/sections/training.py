@@ -1,9 +1,9 @@
-"""Training steps: where their time and memory go, what communication they wait for, how fast they train."""
+"""Training steps: parts of time and memory, exposed communication, throughput, published rows."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,26 +13,27 @@ from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Se
 from perfsuite.reports.ids import class_of, test_of, words_of
 from perfsuite.reports.material import Material, recordings
 from perfsuite.reports.page.charts import rows
-from perfsuite.reports.page.charts.look import labels
+from perfsuite.reports.page.charts.look import labels, time_unit
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.recording import gathered
 from perfsuite.reports.tables.styles import STYLES
 
 MOST_MODELS = 2
-"""Charts of time and of memory: the models with most cases have one each."""
+"""Maximum charts of time, and of memory: one for each of the models with the most cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """What sums up to a step's time or to a device's memory."""
+    """The parts of a step's time or of a device's memory."""
 
     title: str
     names: tuple[str, ...]
     end: str
-    """Of the metric's name."""
+    """Suffix of the metrics."""
     in_unit: float
-    """Seconds or bytes of one."""
+    """Seconds or bytes of one unit of the metrics."""
     unit: str
+    """s or B."""
 
 
 _TIME_PARTS = _Parts(
@@ -52,113 +53,90 @@ _MEMORY_PARTS = _Parts(
 
 
 def section(material: Material) -> Section | None:
-    """Stacks per model, exposed communication, throughput and MFU, published rows beside."""
+    """Return the section; None without training steps."""
     training = [case for case in material.measured if "step_time_s" in case.values]
     if not training:
         return None
-    charts = [
-        *_stacks(training, _TIME_PARTS),
-        *_stacks(training, _MEMORY_PARTS),
-    ]
-    exposed = _exposed(training)
-    blocks: list[Block] = [Charts(charts=[*charts, *([exposed] if exposed else [])])] if charts or exposed else []
+    charts = [*_stacks(training, _TIME_PARTS), *_stacks(training, _MEMORY_PARTS), *_exposed(training)]
+    blocks: list[Block] = [Charts(charts=charts)] if charts else []
     if (throughput := _throughput(training)).rows:
         blocks.append(Table(grid=throughput))
-    blocks += [Table(grid=beside, folded=True) for beside in _published(material)]
+    blocks += [Table(grid=published, folded=True) for published in _published(material)]
     return Section(key="training", title="Training", blocks=blocks)
 
 
-def by_model(cases: Sequence[Result]) -> dict[str, list[Result]]:
-    """Cases by model, the model with most of them first."""
-    models: dict[str, list[Result]] = {}
-    for case in cases:
-        models.setdefault(str(case.parameters.get("model", class_of(case.workload))), []).append(case)
-    return dict(sorted(models.items(), key=lambda pair: -len(pair[1])))
-
-
 def short(case: Result) -> str:
-    """Test and words without platform and model, which the chart's title has."""
+    """Return the test and the words of the id, without platform and model."""
     words = words_of(case.case).removeprefix(f"{case.platform}-").replace(str(case.parameters.get("model", "\0")), "")
     return f"{test_of(case.case).removeprefix('test_')} {words.strip('-').replace('--', '-')}".strip()
 
 
 def _stacks(cases: Sequence[Result], parts: _Parts) -> list[Chart]:
-    known = [case for case in cases if sum(f"{name}_{parts.end}" in case.values for name in parts.names) > 1]
-    return [
-        _stack(members, parts, f"{parts.title}, {model}")
-        for model, members in list(by_model(known).items())[:MOST_MODELS]
-    ]
+    models: dict[str, list[Result]] = {}
+    for case in cases:
+        if sum(f"{name}_{parts.end}" in case.values for name in parts.names) > 1:
+            models.setdefault(str(case.parameters.get("model", class_of(case.workload))), []).append(case)
+    largest = sorted(models.items(), key=lambda pair: -len(pair[1]))[:MOST_MODELS]
+    return [_stack(members, parts, f"{parts.title}, {model}") for model, members in largest]
 
 
 def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
     drawn = spread_out(cases)
     labelled = labels([short(case) for case in drawn])
     whole = [sum(_amounts(case, parts).values()) for case in drawn]
-    said, axis_unit = ("s per step", 1.0) if parts.unit == "s" else _in_bytes(whole)
+    unit, in_unit = time_unit(max(whole)) if parts.unit == "s" else readable_unit(whole)
     values: list[dict[str, Any]] = []
     for row, case in zip(labelled, drawn, strict=True):
         for place, (name, amount) in enumerate(_amounts(case, parts).items()):
-            told = f"{case.name}: {name} {_amount(amount, parts.unit)}"
-            values.append({"row": row, "part": name, "place": place, "value": amount / axis_unit, "told": told})
+            tip = f"{case.name}: {name} {_amount(amount, parts.unit)}"
+            values.append({"row": row, "part": name, "place": place, "value": amount / in_unit, "tip": tip})
     table = grid(
         ("case", *parts.names),
         [(case.name, *_cells(case, parts)) for case in cases[:MOST_ROWS]],
         of=len(cases),
     )
-    spec = rows.stack(values, labelled, list(parts.names), said)
+    title_of_axis = f"{unit} per {'step' if parts.unit == 's' else 'device'}"
+    spec = rows.stack(values, labelled, list(parts.names), title_of_axis)
     return Chart(title=title, spec=spec, grid=table, caption=left_out(len(drawn), len(cases)))
 
 
 def _amounts(case: Result, parts: _Parts) -> dict[str, float]:
-    """Seconds or bytes of each part; a part that is not known or below 0 has no length."""
+    """Return the seconds or bytes of each part; 0 for an unknown or negative part."""
     return {name: max(0.0, case.values.get(f"{name}_{parts.end}", 0.0)) * parts.in_unit for name in parts.names}
 
 
 def _cells(case: Result, parts: _Parts) -> list[str]:
-    known = (case.values.get(f"{name}_{parts.end}") for name in parts.names)
-    return ["" if value is None else _amount(value * parts.in_unit, parts.unit) for value in known]
-
-
-def _in_bytes(sizes: Sequence[float]) -> tuple[str, float]:
-    name, unit_bytes = readable_unit(sizes)
-    return f"{name} per device", float(unit_bytes)
+    found = (case.values.get(f"{name}_{parts.end}") for name in parts.names)
+    return ["" if value is None else _amount(value * parts.in_unit, parts.unit) for value in found]
 
 
 def _amount(amount: float, unit: str) -> str:
     return format_seconds(amount, 3) if unit == "s" else size(amount)
 
 
-def _exposed(cases: Sequence[Result]) -> Chart | None:
-    """What steps lose to communication, with its interval."""
+def _exposed(cases: Sequence[Result]) -> Iterator[Chart]:
+    """Yield the chart of the share of a step that waits for communication, with its interval."""
     name = "exposed_communication_percent"
-    known = [case for case in cases if name in case.values and case.world_size > 1]
-    if not known:
-        return None
-    drawn = spread_out(sorted(known, key=lambda case: -case.values[name]))
+    found = [case for case in cases if name in case.values and case.world_size > 1]
+    if not found:
+        return
+    drawn = spread_out(sorted(found, key=lambda case: -case.values[name]))
     names = labels([short(case) for case in drawn])
     values = []
     for row, case in zip(names, drawn, strict=True):
         low, high = (_end(case, end) for end in ("low", "high"))
         at = case.values[name] / 100
         between = "" if low is None or high is None else f" [{low:.0%}, {high:.0%}]"
-        values.append(
-            {
-                "row": row,
-                "at": at,
-                "low": low,
-                "high": high,
-                "tone": "plain",
-                "told": f"{case.name}: {at:.0%}{between}",
-            }
-        )
+        tip = f"{case.name}: {at:.0%}{between}"
+        values.append({"row": row, "at": at, "low": low, "high": high, "tone": "plain", "tip": tip})
     table = grid(
         ("case", "ranks", "exposed", "95 % interval"),
-        [(case.name, str(case.world_size), f"{case.values[name]:.1f} %", _between(case)) for case in known[:MOST_ROWS]],
-        ("the share of the step that waits for communication, overlap taken off; below 0: the machine was not quiet",),
-        of=len(known),
+        [(case.name, str(case.world_size), f"{case.values[name]:.1f} %", _between(case)) for case in found[:MOST_ROWS]],
+        ("share of the step that waits for communication, without the overlapped part; below 0: disturbed machine",),
+        of=len(found),
     )
     spec = rows.forest(values, names, "share of the step")
-    return Chart(title="Exposed communication", spec=spec, grid=table, caption=left_out(len(drawn), len(known)))
+    yield Chart(title="Exposed communication", spec=spec, grid=table, caption=left_out(len(drawn), len(found)))
 
 
 def _end(case: Result, end: str) -> float | None:
@@ -210,22 +188,22 @@ def _mfu(case: Result) -> str:
 
 
 def _of_palm(case: Result) -> str:
-    """MFU counted as the PaLM paper does, over the same peak."""
+    """Return the MFU by the formula of the PaLM paper, over the same peak."""
     exact, palm = (case.values.get(f"{name}tflops_per_device") for name in ("", "palm_"))
-    told = case.values.get("mfu_percent")
-    if not exact or not palm or told is None or told * palm / exact > 100:
+    mfu = case.values.get("mfu_percent")
+    if not exact or not palm or mfu is None or mfu * palm / exact > 100:
         return ""
-    return f"{significant(told * palm / exact, 3)} %"
+    return f"{significant(mfu * palm / exact, 3)} %"
 
 
 def _published(material: Material) -> list[Grid]:
-    """Tables of the published reports that have rows of both: measured, and published with label and reason."""
-    told = gathered(recordings(material), None)
+    """Return the tables of published reports that have both measured and published rows."""
+    found = gathered(recordings(material), None)
     lines = []
     for style in STYLES.values():
         tables = tuple(spec for spec in style.tables if spec.published)
-        for table in grids_of(dataclasses.replace(style, tables=tables), told):
+        for table in grids_of(dataclasses.replace(style, tables=tables), found):
             if any("published:" in cell for row in table.rows for cell in row):
-                title = f"{table.title}, published rows of report {style.report} beside"
+                title = f"{table.title}, with published rows"
                 lines.append(grid(table.columns, table.rows, table.notes, title))
     return lines
