@@ -1,4 +1,4 @@
-"""Pipeline schedules as action orders, the event simulator, balanced splits; no torch."""
+"""Pipeline schedules as orders of actions, their simulator, and balanced splits of layers; without torch."""
 
 from perfsuite.schedules.balance import Split, balance, check_layers, split_costs
 from perfsuite.schedules.catalog import (

@@ -1,4 +1,4 @@
-"""The words round a timeline's picture: title, the step's figures, legend, time axis."""
+"""Title, figures, legend and time axis of the picture of a timeline."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
 def heading(timeline: Timeline, title: str) -> str:
-    """What the picture shows, whether anybody measured it, and its bubble; ``title`` goes before the source."""
+    """Return the title (by default the schedule), the source (measured or simulated) and the bubble."""
     spec = SCHEDULES.get(timeline.schedule)
     name = title or (spec.title if spec else timeline.schedule) or "pipeline"
     return f"{name}: {timeline.source}, bubble_ratio {float(bubble_ratio(timeline)):.3f}"
 
 
 def figures(timeline: Timeline) -> str:
-    """Schedule, counts, length, the other bubble, and what this one can be held against."""
+    """Return schedule, counts and length of the step, and both bubbles with the expected ones."""
     first, last = step_bounds_s(timeline)
     spec = SCHEDULES.get(timeline.schedule)
     phrases = [spec.title if spec else timeline.schedule] if timeline.schedule else []
     expected = []
     again = replay(timeline)
     schedule = again.schedule
-    if schedule is None:  # somebody's own: there is nothing to hold it against
+    if schedule is None:  # outside the catalog, without an expected bubble
         phrases.append(f"p={timeline.ranks}")
     else:
         phrases.append(f"p={schedule.ranks} v={schedule.stages_per_rank} m={schedule.num_micro_batches}")
@@ -54,12 +54,8 @@ def figures(timeline: Timeline) -> str:
     return "; ".join(phrases)
 
 
-def legend_entries(timeline: Timeline) -> list[tuple[str, str]]:
-    """(what is drawn, what it means) for everything that occurs in ``timeline``."""
-    return list(_entries(timeline))
-
-
 def _entries(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """Yield sample and meaning of everything that occurs in ``timeline``."""
     kinds = {event.kind for event in timeline.events}
     yield from ((kind, name) for kind, name in _NAMES.items() if kind in kinds)
     if any(draw.turns_of(timeline).values()):
@@ -74,8 +70,8 @@ def _entries(timeline: Timeline) -> Iterator[tuple[str, str]]:
 
 
 def width_of_words(timeline: Timeline, title: str) -> float:
-    """Pixels that title, figures and legend need right of the left margin."""
-    entries = sum(_entry_width(meaning) for _, meaning in legend_entries(timeline))
+    """Return the pixels that title, figures and legend need right of the left margin."""
+    entries = sum(_entry_width(meaning) for _, meaning in _entries(timeline))
     return max(draw.longest([heading(timeline, title)], _TITLE_SIZE), draw.longest([figures(timeline)]), entries)
 
 
@@ -84,15 +80,15 @@ def _entry_width(meaning: str) -> float:
 
 
 def add_heading(root: ElementTree.Element, timeline: Timeline, title: str) -> None:
-    """Title and figures."""
+    """Draw title and figures."""
     draw.words(root, draw.LEFT, 20, heading(timeline, title), font_size=str(_TITLE_SIZE), font_weight="bold")
     draw.words(root, draw.LEFT, 38, figures(timeline), fill=draw.GREY)
 
 
 def add_legend(root: ElementTree.Element, timeline: Timeline) -> None:
-    """A sample of everything that is drawn, with its meaning."""
+    """Draw the legend."""
     x, y = float(draw.LEFT), 50.0
-    for drawn, meaning in legend_entries(timeline):
+    for drawn, meaning in _entries(timeline):
         _sample(root, drawn, x, y)
         draw.words(root, x + _SWATCH + 4, y + 10, meaning)
         x += _entry_width(meaning)
@@ -118,7 +114,7 @@ def _sample(root: ElementTree.Element, drawn: str, x: float, y: float) -> None:
 
 
 def add_axis(root: ElementTree.Element, scale: draw.Scale, ranks: int) -> None:
-    """Vertical lines at round times, numbered under the lanes in one unit, which stands below."""
+    """Draw vertical lines at round times, with numbers and their unit below the lanes."""
     bottom = draw.top_of(ranks) - draw.GAP / 2
     length_s = float(scale.length_s)
     unit_s, unit = next(((size, name) for size, name in _UNITS if length_s >= size), _UNITS[-1])
@@ -131,7 +127,7 @@ def add_axis(root: ElementTree.Element, scale: draw.Scale, ranks: int) -> None:
 
 
 def _round_step(rough: float) -> float:
-    """The smallest of 1, 2 or 5 times a power of ten that is at least ``rough``.
+    """Return the smallest of 1, 2 or 5 times a power of ten that is at least ``rough``.
 
     >>> _round_step(0.13), _round_step(3), _round_step(7)
     (0.2, 5.0, 10.0)

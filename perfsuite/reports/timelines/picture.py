@@ -1,4 +1,4 @@
-"""The picture of a pipeline's timeline: one lane per rank, a box per action with its kind and micro-batch."""
+"""Draw the timeline of a pipeline: a lane per rank, a box per action with its kind and micro-batch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from perfsuite.reports.timelines import legend
 from perfsuite.reports.timelines import shapes as draw
 
 _NARROWEST, _WIDEST = 700, 6000
-"""Pixels of the step: less looks lost, more does not fit what browsers show well."""
+"""Minimum and maximum pixels of a step."""
 _PER_ACTION = 150
-"""Pixels per action of a rank at most: a step that mostly waits does not become a thread."""
+"""Maximum pixels per action of a rank; long waits would make the picture too wide."""
 
 
 def timeline_svg(timeline: Timeline, *, title: str = "", step_px: float | None = None) -> str:
-    """The picture as an SVG document.
+    """Return the picture as an SVG document.
 
-    A box is an action: its colour and letter (F, B, or I and W for the halves of a backward) are the kind, its number
-    the micro-batch; a rank's later stages are paler.  Where a box is too narrow the letter goes first, then the number;
-    its tooltip says everything.  Waits are hatched, idle time that is no recorded wait is white.  Marks under a lane
-    are sends, marks over it receives; one that took time is a bar as long.  The right margin has each rank's busy share
-    and its most micro-batches in flight.  What lies before the first action or after the last is cut off.  ``step_px``:
-    how wide the step is, if not so wide that most boxes have room for their words.  Raises InvalidParameter for a
-    timeline without actions.
+    A box is an action: colour and letter (F, B, I or W) show its kind, the number its micro-batch; later stages of a
+    rank are paler.  A narrow box has no letter, or no text; its tooltip has all.  Waits are hatched, other idle time is
+    white.  Marks below a lane are sends, marks above it receives, with a bar for the duration.  The right margin
+    has the busy share and the maximum of micro-batches in flight.  ``step_px``: width of the step; by default most
+    texts fit into their boxes.  Raises InvalidParameter for a timeline without actions.
     """
     zero, end = step_bounds_s(timeline)
     words = legend.width_of_words(timeline, title) - draw.RIGHT
@@ -65,7 +63,7 @@ def timeline_svg(timeline: Timeline, *, title: str = "", step_px: float | None =
 
 
 def _best_width(timeline: Timeline, length_s: float) -> float:
-    """So wide that three in four actions can carry letter and number, within what can be looked at."""
+    """Return the width at which letter and number fit into three of four boxes, within the limits."""
     actions = [event for event in timeline.events if event.kind in COMPUTE]
     short = float(sorted(event.end_s - event.start_s for event in actions)[len(actions) // 4])
     most = max(event.micro_batch for event in actions)
@@ -75,7 +73,7 @@ def _best_width(timeline: Timeline, length_s: float) -> float:
 
 
 def _add_lane(root: ElementTree.Element, scale: draw.Scale, rank: int, name: str, figures: str) -> None:
-    """The frame of a rank's lane, its name and its figures."""
+    """Draw the frame of a rank's lane, its name and its figures."""
     top = draw.top_of(rank)
     draw.rectangle(root, draw.LEFT, top, scale.width, draw.LANE, fill="white", stroke="#bbbbbb")
     line = top + draw.LANE / 2 + 4
@@ -84,11 +82,11 @@ def _add_lane(root: ElementTree.Element, scale: draw.Scale, rank: int, name: str
 
 
 def _add_box(root: ElementTree.Element, scale: draw.Scale, event: TimelineEvent, turn: int) -> None:
-    """An action or a wait."""
+    """Draw an action or a wait."""
     top, left, right = draw.top_of(event.rank), scale.x(event.start_s), scale.x(event.end_s)
     fill = "url(#wait)" if event.kind == "wait" else draw.shade(event.kind, turn)
     box = draw.rectangle(root, left, top, right - left, draw.LANE, fill=fill, stroke="white", stroke_width="0.8")
-    draw.tooltip(box, _said(event))
+    draw.tooltip(box, _tooltip(event))
     labels = [f"{draw.LETTER[event.kind]}{event.micro_batch}", str(event.micro_batch)] if event.kind in COMPUTE else []
     label = next((text for text in labels if right - left >= draw.longest([text]) + 2), "")
     if label:
@@ -97,19 +95,19 @@ def _add_box(root: ElementTree.Element, scale: draw.Scale, event: TimelineEvent,
 
 
 def _add_message(root: ElementTree.Element, scale: draw.Scale, event: TimelineEvent) -> None:
-    """A tick when a message was posted or arrived, under or over the lane; a bar besides while it held the rank up."""
+    """Draw a tick where a message was posted or arrived, and a bar while it blocked the rank."""
     left, right = scale.x(event.start_s), scale.x(event.end_s)
     sent = event.kind == "send"
     at, colour = (left, draw.SENT) if sent else (right, draw.RECEIVED)
     edge, outwards = (draw.top_of(event.rank) + draw.LANE, 1) if sent else (draw.top_of(event.rank), -1)
     tick = draw.line(root, at, edge, at, edge + outwards * draw.TICK, stroke=colour)
-    draw.tooltip(tick, _said(event))
+    draw.tooltip(tick, _tooltip(event))
     if event.end_s > event.start_s:
         y = edge + outwards * draw.TICK / 2
         bar = draw.line(root, left, y, right, y, stroke=colour, stroke_width="2", stroke_opacity="0.6")
-        draw.tooltip(bar, _said(event))
+        draw.tooltip(bar, _tooltip(event))
 
 
-def _said(event: TimelineEvent) -> str:
+def _tooltip(event: TimelineEvent) -> str:
     took = format_seconds(float(event.end_s - event.start_s))
     return f"{event.kind}, stage {event.stage}, micro-batch {event.micro_batch}: {took}"
