@@ -38,7 +38,7 @@ ROOMS = {
     "reports": 10_520,
     "run": 1_540,
     "runtime": 8_330,
-    "schedules": 1_210,
+    "schedules": 1_166,
     "statistics": 850,
     "strategies": 5_000,
     "workloads": 6_380,

@@ -6,7 +6,7 @@ markup, so a section cannot forget to escape a text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -36,7 +36,6 @@ class Words:
     text: str
     tone: Tone = "plain"
     command: str = ""
-    kind: str = "words"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,6 @@ class Items:
     items: Sequence[Item]
     more: str = ""
     """A sentence about the items that were left out."""
-    kind: str = "items"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +72,6 @@ class Tiles:
     """Figures side by side."""
 
     tiles: Sequence[Tile]
-    kind: str = "tiles"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +80,6 @@ class Table:
 
     grid: Grid
     folded: bool = False
-    kind: str = "table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +101,6 @@ class Charts:
     charts: Sequence[Chart]
     wide: bool = False
     """Each chart has a row of its own and keeps its size; a narrow screen scrolls it."""
-    kind: str = "charts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +111,6 @@ class Drawing:
     svg: str
     grid: Grid
     folded: bool = False
-    kind: str = "drawing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +119,6 @@ class Printed:
 
     title: str
     text: str
-    kind: str = "printed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,21 +141,12 @@ OPEN_ROWS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fold:
-    """Rows that the reader unfolds."""
-
-    title: str
-    rows: Sequence[CaseRow]
-
-
-@dataclass(frozen=True, kw_only=True)
 class CaseTable:
     """All cases, with a filter and sorting."""
 
     columns: tuple[str, ...]
     rows: Sequence[CaseRow]
     more: str = ""
-    kind: str = "cases"
 
     @property
     def open_rows(self) -> Sequence[CaseRow]:
@@ -170,12 +154,11 @@ class CaseTable:
         return self.rows[:OPEN_ROWS]
 
     @property
-    def folds(self) -> Iterator[Fold]:
-        """Yield the other rows in folds; a browser lays out a fold only when it is opened."""
+    def folds(self) -> Iterator[tuple[str, Sequence[CaseRow]]]:
+        """Yield title and rows of each fold below; a browser lays out a fold only when it is opened."""
         for start in range(OPEN_ROWS, len(self.rows), OPEN_ROWS):
             rows = self.rows[start : start + OPEN_ROWS]
-            title = f"{start + 1} to {start + len(rows)}: {rows[0].name} to {rows[-1].name}"
-            yield Fold(title=title, rows=rows)
+            yield f"{start + 1} to {start + len(rows)}: {rows[0].name} to {rows[-1].name}", rows
 
 
 Block = Words | Items | Tiles | Table | Charts | Drawing | Printed | CaseTable
@@ -213,6 +196,14 @@ def grid(
     left = max(of, len(rows)) - len(cut)
     more = [f"{left} more rows: see All cases"] if left else []
     return Grid(title=title, columns=tuple(columns[index] for index in kept), rows=tuple(cut), notes=(*more, *notes))
+
+
+def grid_of(
+    members: Sequence[T], columns: Mapping[str, Callable[[T], str]], notes: Sequence[str] = (), title: str = ""
+) -> Grid:
+    """Return a table with a row for each of the first MOST_ROWS members."""
+    rows = [[cell(member) for cell in columns.values()] for member in members[:MOST_ROWS]]
+    return grid(list(columns), rows, notes, title, of=len(members))
 
 
 def spread_out(members: Sequence[T], most: int = MOST_BARS) -> list[T]:

@@ -120,7 +120,7 @@ def _render(
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["identity"] = id
+    environment.filters.update(identity=id, kind=lambda block: type(block).__name__)
     environment.globals.update(anchor=anchors.get, right=right_columns)
     pictures = {} if draw is None else _pictures(sections, draw, hide, simulated=simulated)
     text: str = environment.get_template("page.html").render(

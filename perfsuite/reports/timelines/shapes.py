@@ -73,26 +73,16 @@ def turns_of(timeline: Timeline) -> dict[tuple[int, int], int]:
     return {(rank, stage): turn for rank, held in stages.items() for turn, stage in enumerate(sorted(held))}
 
 
-def rectangle(
-    parent: ElementTree.Element, x: float, y: float, width: float, height: float, **style: str
-) -> ElementTree.Element:
-    """Add a rectangle; a style ``fill_opacity`` becomes ``fill-opacity`` here and below."""
-    return _shape(parent, "rect", {"x": x, "y": y, "width": width, "height": height}, style)
-
-
-def line(parent: ElementTree.Element, x1: float, y1: float, x2: float, y2: float, **style: str) -> ElementTree.Element:
-    """Add a straight line."""
-    return _shape(parent, "line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2}, style)
-
-
-def words(parent: ElementTree.Element, x: float, y: float, text: str, **style: str) -> None:
-    """Add a text with its baseline at ``y``."""
-    _shape(parent, "text", {"x": x, "y": y}, style).text = text
-
-
-def tooltip(shape: ElementTree.Element, text: str) -> None:
-    """Add the text that a browser shows while the pointer is on ``shape``."""
-    ElementTree.SubElement(shape, "title").text = text
+def shape(parent: ElementTree.Element, tag: str, text: str = "", tip: str = "", **attributes: float | str) -> None:
+    """Add a shape: numbers are pixels, ``fill_opacity`` becomes ``fill-opacity``, ``tip`` is its tooltip."""
+    written = {
+        name.replace("_", "-"): value if isinstance(value, str) else f"{value:.2f}"
+        for name, value in attributes.items()
+    }
+    element = ElementTree.SubElement(parent, tag, written)
+    element.text = text or None
+    if tip:
+        ElementTree.SubElement(element, "title").text = tip
 
 
 def hatching(root: ElementTree.Element) -> None:
@@ -101,19 +91,10 @@ def hatching(root: ElementTree.Element) -> None:
     pattern = ElementTree.SubElement(
         ElementTree.SubElement(root, "defs"), "pattern", {**attributes, "patternTransform": "rotate(45)"}
     )
-    rectangle(pattern, 0, 0, 6, 6, fill="#f0f0f0")
-    line(pattern, 0, 0, 0, 6, stroke="#b8b8b8", stroke_width="1.5")
+    shape(pattern, "rect", x=0, y=0, width=6, height=6, fill="#f0f0f0")
+    shape(pattern, "line", x1=0, y1=0, x2=0, y2=6, stroke="#b8b8b8", stroke_width="1.5")
 
 
 def longest(texts: Iterable[str], size: float = 11) -> float:
     """Return the pixels of the longest text at this font size."""
     return max((len(text) for text in texts), default=0) * DIGIT * size / 11
-
-
-def _shape(
-    parent: ElementTree.Element, tag: str, position: Mapping[str, float], style: Mapping[str, str]
-) -> ElementTree.Element:
-    attributes = {name: f"{pixels:.2f}" for name, pixels in position.items()}
-    return ElementTree.SubElement(
-        parent, tag, {**attributes, **{name.replace("_", "-"): value for name, value in style.items()}}
-    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.units import format_seconds, plural, readable_rate, scaled, size
 from perfsuite.record.result import Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives, fits_grid
-from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Section, Table, Words, grid, spread_out
+from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid_of, spread_out
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import kernel_of
 from perfsuite.reports.material import Material
@@ -129,24 +129,20 @@ def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[Colle
     spec = bandwidth(points, curves, [str(count) for count in drawn], peak.value * times if peak else None, unit)
     bound = f"dotted: link peak, {peak.value:.4g} GB/s ({peak.kind})" if peak else "the link peak is unknown"
     title = f"{name} {kind}".strip()
-    return Chart(title=title, spec=spec, grid=_points(members, "", columns=6), caption=f"lines: fit; {bound}")
+    return Chart(title=title, spec=spec, grid=_points(members, "", one=True), caption=f"lines: fit; {bound}")
 
 
-def _points(members: Sequence[Result], title: str, columns: int = 8) -> Grid:
-    """Return a row per case; with six columns, without collective and dtype."""
+def _points(members: Sequence[Result], title: str, *, one: bool = False) -> Grid:
+    """Return a row per case; ``one``: all are of one collective and dtype, so their columns are left out."""
     ordered = sorted(members, key=lambda case: (collective(case), dtype(case), case.world_size, message_bytes(case)))
-    rows = [
-        (
-            collective(case),
-            dtype(case),
-            str(case.world_size),
-            size(message_bytes(case)),
-            format_seconds(case.median_s, 3),
-            scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
-            scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
-            share_of_peak(case.metric("busbw_gb_per_s")),
-        )
-        for case in ordered[:MOST_ROWS]
-    ]
-    names = ("collective", "dtype", "ranks", "message", "time", "algbw", "busbw", "share of link")
-    return grid(names[-columns:], [row[-columns:] for row in rows], (), title, of=len(ordered))
+    columns: dict[str, Callable[[Result], str]] = {
+        "collective": collective,
+        "dtype": dtype,
+        "ranks": lambda case: str(case.world_size),
+        "message": lambda case: size(message_bytes(case)),
+        "time": lambda case: format_seconds(case.median_s, 3),
+        "algbw": lambda case: scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
+        "busbw": lambda case: scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
+        "share of link": lambda case: share_of_peak(case.metric("busbw_gb_per_s")),
+    }
+    return grid_of(ordered, dict([*columns.items()][2 * one :]), (), title)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.units import format_seconds, readable_rate, scaled
 from perfsuite.metrics.spec import on_every_device
-from perfsuite.record.result import Peak, Result
+from perfsuite.record.result import Result
 from perfsuite.record.workload import ITEM_BYTES
 from perfsuite.reports.devices import every_device_grid
 from perfsuite.reports.document import (
@@ -19,7 +19,7 @@ from perfsuite.reports.document import (
     Printed,
     Section,
     Table,
-    grid,
+    grid_of,
     left_out,
     spread_out,
 )
@@ -47,9 +47,8 @@ def section(material: Material) -> Section | None:
     if charts:
         blocks.append(Charts(charts=charts))
     blocks += _every_device(material)
-    for run in (one.run for one in material.runs[-1:]):
-        if run.environment.get("topology"):
-            blocks.append(Printed(title="Topology", text=str(run.environment["topology"])))
+    if material.runs and (topology := material.runs[-1].run.environment.get("topology")):
+        blocks.append(Printed(title="Topology", text=str(topology)))
     return Section(key="device", title="Device", blocks=blocks) if blocks else None
 
 
@@ -69,22 +68,15 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
         }
         for case, intensity in drawn
     ]
-    table = grid(
-        ("case", "dtype", "rate", "share of peak", "time", "operations per byte"),
-        [
-            (
-                case.name,
-                str(case.parameters.get("dtype", "")),
-                _rate(case),
-                share_of_peak(case.metric("tflops")),
-                format_seconds(case.median_s, 3),
-                f"{figure:.3g}" if (figure := _intensity(case)) else "",
-            )
-            for case in products[:MOST_ROWS]
-        ],
-        _peak_notes(products[:MOST_ROWS], "tflops"),
-        of=len(products),
-    )
+    columns: dict[str, Callable[[Result], str]] = {
+        "case": lambda case: case.name,
+        "dtype": lambda case: str(case.parameters.get("dtype", "")),
+        "rate": _rate,
+        "share of peak": lambda case: share_of_peak(case.metric("tflops")),
+        "time": lambda case: format_seconds(case.median_s, 3),
+        "operations per byte": lambda case: f"{figure:.3g}" if (figure := _intensity(case)) else "",
+    }
+    table = grid_of(products, columns, _peak_notes(products, "tflops"))
     if not points:
         return Chart(title="Products", spec={}, grid=table)
     dtypes = list(dict.fromkeys(point["dtype"] for point in points))
@@ -130,7 +122,8 @@ def _roofs(
     roofs = []
     kinds = set()
     for dtype in dict.fromkeys(point["dtype"] for point in points):
-        peak = _peak_of(dtype, products, device.tflops if device else {})
+        of_case = (case.peak("tflops") for case in products if case.parameters.get("dtype") == dtype)
+        peak = next(filter(None, of_case), None) or (device.tflops.get(dtype) if device else None)
         if peak is None:
             continue
         kinds.add(peak.kind)
@@ -148,14 +141,11 @@ def _roofs(
     return roofs, "; ".join(filter(None, (*lines, slope)))
 
 
-def _peak_of(dtype: str, products: Sequence[Result], published: Any) -> Peak | None:
-    of_case = (case.peak("tflops") for case in products if case.parameters.get("dtype") == dtype)
-    return next((peak for peak in of_case if peak), None) or published.get(dtype)
-
-
 def _peak_notes(cases: Sequence[Result], name: str) -> list[str]:
     peaks = dict.fromkeys(
-        f"peak {peak.value:.4g} {peak.unit} ({peak.kind}): {peak.source}" for case in cases if (peak := case.peak(name))
+        f"peak {peak.value:.4g} {peak.unit} ({peak.kind}): {peak.source}"
+        for case in cases[:MOST_ROWS]
+        if (peak := case.peak(name))
     )
     return list(peaks)[:6]
 
@@ -174,26 +164,20 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
         if peak := case.peak("gb_per_s"):
             values.append({"row": row, "what": f"{peak.kind} peak", "value": peak.value * times, "tip": peak.source})
     kinds = list(dict.fromkeys(str(value["what"]) for value in values))
-    table = grid(
-        ("case", "bandwidth", "share of peak", "time", "remark"),
-        [
-            (
-                case.name,
-                scaled(case.values["gb_per_s"] * 1e9, "B/s"),
-                share_of_peak(case.metric("gb_per_s")),
-                format_seconds(case.median_s, 3),
-                next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), ""),
-            )
-            for case in streams[:MOST_ROWS]
-        ],
-        _peak_notes(streams[:MOST_ROWS], "gb_per_s"),
-        of=len(streams),
-    )
+    columns: dict[str, Callable[[Result], str]] = {
+        "case": lambda case: case.name,
+        "bandwidth": lambda case: scaled(case.values["gb_per_s"] * 1e9, "B/s"),
+        "share of peak": lambda case: share_of_peak(case.metric("gb_per_s")),
+        "time": lambda case: format_seconds(case.median_s, 3),
+        "remark": lambda case: case.metric("gb_per_s").note,
+    }
+    table = grid_of(streams, columns, _peak_notes(streams, "gb_per_s"))
     cached = any("cache-resident" in row[-1] for row in table.rows)
     caption = "above the peak: data in a cache, see the table" if cached else ""
     caption = "; ".join(filter(None, (caption, left_out(len(drawn), len(streams)))))
-    spec = rows.several(values, names, kinds, unit)
-    return Chart(title="Memory and host link", spec=spec, grid=table, caption=caption)
+    return Chart(
+        title="Memory and host link", spec=rows.several(values, names, kinds, unit), grid=table, caption=caption
+    )
 
 
 def _every_device(material: Material) -> list[Block]:
@@ -206,14 +190,13 @@ def _every_device(material: Material) -> list[Block]:
     for row, case in zip(names, spread, strict=True):
         ranks = case.measurement.ranks if case.measurement else ()
         middle_s = median([rank.median_s for rank in ranks])
-        offs = [(rank.device.rpartition(":")[2], rank.median_s / middle_s - 1) for rank in ranks]
-        for name, off in offs:
+        for rank in ranks:
+            name, off = rank.device.rpartition(":")[2], rank.median_s / middle_s - 1
             tip = f"{case.name} on {name}: {off:+.1%} of the median device's time"
             values.append({"first": row, "second": name, "value": off, "text": f"{100 * off:+.0f}", "tip": tip})
     columns = list(dict.fromkeys(str(value["second"]) for value in values))
     spec = rows.matrix(values, names, columns, ("", "device"))
     shown = every_device_grid(spread)
-    chart = Chart(title="Time of each device against the median device, %", spec=spec, grid=shown)
     if len(columns) > _MOST_DEVICES:
         return [Table(grid=shown)]
-    return [Charts(charts=[chart])]
+    return [Charts(charts=[Chart(title="Time of each device against the median device, %", spec=spec, grid=shown)])]

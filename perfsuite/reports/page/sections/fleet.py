@@ -10,7 +10,7 @@ from perfsuite.base.units import plural, significant
 from perfsuite.expectations.judge import Expected
 from perfsuite.fleet.lines import fleet_lines
 from perfsuite.fleet.nodes import Fleet
-from perfsuite.fleet.standing import QuantityJudgement, Standings
+from perfsuite.fleet.standing import Standings
 from perfsuite.reports.document import Block, Chart, Charts, Grid, Item, Items, Section, Table, Words, grid
 from perfsuite.reports.ids import short_name
 from perfsuite.reports.page.charts.look import labels
@@ -52,19 +52,14 @@ def fleet_sections(standings: Standings, fleet: Fleet) -> list[Section]:
     return sections
 
 
-def _slowdowns(judgement: QuantityJudgement) -> dict[str, float]:
-    """Return the relative slowdown of each node against the median node of its population."""
-    per_node = {node: median(list(devices.values())) for node, devices in judgement.values.items()}
-    middle = median(list(per_node.values()))
-    return {node: math.exp(value - middle) - 1 for node, value in per_node.items()}
-
-
 def _node_map(standings: Standings, order: Sequence[str]) -> list[Block]:
-    cells = {
-        (node, bare_name(judgement.quantity.case)): away
-        for judgement in standings.judgements
-        for node, away in _slowdowns(judgement).items()
-    }
+    """Return the heat map of the slowdown of each node against the median node of its population."""
+    cells = {}
+    for judgement in standings.judgements:
+        per_node = {node: median(list(devices.values())) for node, devices in judgement.values.items()}
+        middle = median(list(per_node.values()))
+        for node, value in per_node.items():
+            cells[node, bare_name(judgement.quantity.case)] = math.exp(value - middle) - 1
     if not cells:
         return []
     shown = order[:MOST_NODES]

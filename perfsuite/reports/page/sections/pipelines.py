@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import format_seconds, plural
@@ -52,26 +53,22 @@ def _bubbles(cases: Sequence[Result]) -> list[Chart]:
         ("bubble_ratio: idle share of all ranks' time",),
     )
     drawn = cases[: 2 * MOST_BARS]
-    charts = []
-    for at in range(0, len(drawn), MOST_BARS):
-        members = drawn[at : at + MOST_BARS]
-        names = labels([short(case) for case in members])
-        values = [
-            {
-                "row": row,
-                "what": name,
-                "value": case.values[key],
-                "tip": f"{case.name}: {name} {_percent(case, key)}",
-            }
-            for row, case in zip(names, members, strict=True)
-            for name, key in _BUBBLES
-            if key in case.values
-        ]
-        spec = rows.several(values, names, [name for name, _ in _BUBBLES], "idle share of the step", "~%")
-        charts.append(Chart(title="Bubbles, continued", spec=spec))
     caption = left_out(len(drawn), len(cases))
-    charts[0] = Chart(title="Bubbles, worst first", spec=charts[0].spec, grid=table, caption=caption)
+    charts = [Chart(title="Bubbles, worst first", spec=_spec(drawn[:MOST_BARS]), grid=table, caption=caption)]
+    if len(drawn) > MOST_BARS:
+        charts.append(Chart(title="Bubbles, continued", spec=_spec(drawn[MOST_BARS:])))
     return charts
+
+
+def _spec(cases: Sequence[Result]) -> Mapping[str, Any]:
+    names = labels([short(case) for case in cases])
+    values = [
+        {"row": row, "what": name, "value": case.values[key], "tip": f"{case.name}: {name} {_percent(case, key)}"}
+        for row, case in zip(names, cases, strict=True)
+        for name, key in _BUBBLES
+        if key in case.values
+    ]
+    return rows.several(values, names, [name for name, _ in _BUBBLES], "idle share of the step", "~%")
 
 
 def _percent(case: Result, key: str) -> str:
@@ -91,9 +88,9 @@ def _timelines(cases: Sequence[Result]) -> tuple[list[Drawing], int]:
     drawings: list[Drawing] = []
     room = MOST_BYTES
     for case in there[:MOST_TIMELINES]:
-        if case.measurement is None or case.measurement.timeline is None:
-            continue
         drawing = _timeline(case, folded=bool(drawings))
+        if drawing is None:
+            continue
         room -= len(drawing.svg)
         if room < 0:
             break
@@ -101,10 +98,9 @@ def _timelines(cases: Sequence[Result]) -> tuple[list[Drawing], int]:
     return drawings, len(there) - len(drawings)
 
 
-def _timeline(case: Result, *, folded: bool) -> Drawing:
-    assert case.measurement is not None
-    timeline = case.measurement.timeline
-    assert timeline is not None
+def _timeline(case: Result, *, folded: bool) -> Drawing | None:
+    if case.measurement is None or (timeline := case.measurement.timeline) is None:
+        return None
     title = f"{case.name}: bubble {case.values['bubble_ratio']:.0%}"
     try:
         row = pipeline_row(case.case, timeline, case.measurement)
@@ -119,6 +115,5 @@ def _timeline(case: Result, *, folded: bool) -> Drawing:
         ("maximum in flight, by rank", " ".join(map(str, row.in_flight))),
         ("bottleneck", binding_sentence(row.imbalance) if row.imbalance else ""),
     ]
-    return Drawing(
-        title=title, svg=svg, grid=grid(("this step", ""), [fact for fact in facts if fact[1]]), folded=folded
-    )
+    table = grid(("this step", ""), [fact for fact in facts if fact[1]])
+    return Drawing(title=title, svg=svg, grid=table, folded=folded)

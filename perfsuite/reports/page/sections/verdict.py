@@ -1,4 +1,4 @@
-"""The beginning of a page: the verdict, the next command, headline figures, findings and warnings."""
+"""The beginning of a page: verdict, next command, headline figures, findings, warnings; then all changes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfsuite.base.text import without_paths
-from perfsuite.base.units import plural
+from perfsuite.base.text import bare_name, without_paths
+from perfsuite.base.units import change, plural
 from perfsuite.record.describe import phrases
 from perfsuite.record.run import Revision
 from perfsuite.reports.changes import NOT_COMPARABLE, UNCHANGED, CaseChange, verdict_sentence
-from perfsuite.reports.document import Block, Grid, Item, Items, Section, Table, Tiles, Tone, Words, grid
+from perfsuite.reports.document import (
+    MOST_BARS,
+    Block,
+    Chart,
+    Charts,
+    Grid,
+    Item,
+    Items,
+    Section,
+    Table,
+    Tiles,
+    Tone,
+    Words,
+    grid,
+)
 from perfsuite.reports.families import tiles
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.notable import Notable
+from perfsuite.reports.page.charts import rows
+from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.screen import outcomes
 
 _MOST_NOTABLE = 20
@@ -170,3 +186,57 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", without_paths(str(value))
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+_COMPARISON_CHARTS = 2
+
+
+def comparison(material: Material) -> Section | None:
+    """Return charts and a table of the cases that changed, or of all cases where none did."""
+    if not material.changes:
+        return None
+    effects = [one for one in material.changes if one.effect is not None]
+    compared = sorted(effects, key=lambda one: (one.tone == "plain", -(one.effect or 0)))
+    changed = [one for one in compared if one.tone != "plain"]
+    drawn = (changed or compared)[: _COMPARISON_CHARTS * 2 * MOST_BARS]
+    parts = [drawn[at : at + 2 * MOST_BARS] for at in range(0, len(drawn), 2 * MOST_BARS)]
+    shown = _change_grid(changed or compared, "")
+    charts = [_chart(part, None if index else shown, changed=bool(changed)) for index, part in enumerate(parts)]
+    blocks: list[Block] = [Charts(charts=charts)] if charts else []
+    if changed and (rest := [one for one in compared if one.tone == "plain"]):
+        blocks.append(Table(grid=_change_grid(rest, "Unchanged or undecided cases"), folded=True))
+    if apart := [(name_of(one.node), one.word) for one in material.changes if one.effect is None]:
+        blocks.append(Table(grid=grid(("case", "reason"), apart, (), "Cases that were not compared")))
+    return Section(key="comparison", title="Changes", blocks=blocks)
+
+
+def _chart(changes: Sequence[CaseChange], shown: Grid | None, *, changed: bool) -> Chart:
+    names = labels([bare_name(one.node).removeprefix("test_") for one in changes], 30)
+    values = [
+        {
+            "row": row,
+            "at": one.effect,
+            "low": one.low,
+            "high": one.high,
+            "tone": one.tone,
+            "tip": f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
+        }
+        for row, one in zip(names, changes, strict=True)
+    ]
+    spec = rows.forest(values, names, "change of the time; right is slower")
+    title = f"{'Changed' if changed else 'Compared'} cases"
+    if shown is None:
+        return Chart(title=f"{title}, continued", spec=spec)
+    caption = "bars: 95 % intervals; a point without a bar is one run against one"
+    return Chart(title=title, spec=spec, grid=shown, caption=caption)
+
+
+def _change_grid(changes: Sequence[CaseChange], title: str) -> Grid:
+    columns = ("case", "before", "after", "change", "95 % interval, %", "verdict", "evidence")
+    cells = [
+        (name_of(one.node), one.before, one.after, change(one.effect or 0), one.between.strip(), one.word, one.runs)
+        for one in changes
+    ]
+    return grid(columns, cells, (), title)
