@@ -51,6 +51,7 @@ def test_a_page_stands_where_it_was_asked_for(repo):
 def test_without_a_name_it_stands_beside_the_journal(repo):
     repo.run("--perf-html").stdout.fnmatch_lines(["page *.html without charts: pip install *"])
     (written,) = Path(".perfsuite").glob("*.html")
+    assert f"perfsuite show .perfsuite/{written.stem}.jsonl" in Read(written.read_text()).text
     assert written.with_suffix(".jsonl").exists()
 
 

@@ -154,9 +154,9 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
     page = config.stash[outputs_key].written.get("perf_html")
     pages = []
     if page is not None:
-        from perfsuite.reports.page.page import INSTALL, renderer
+        from perfsuite.reports.page.page import page_line
 
-        pages.append(("page", _shown(page, config) + ("" if renderer() else f" without charts: {INSTALL}")))
+        pages.append(("page", page_line(_shown(page, config))))
     if session is None or session.journal is None or session.journal_problem:
         return pages
     return [("tables", f"perfsuite show {shlex.quote(_shown(session.journal.path, config))}"), *pages]

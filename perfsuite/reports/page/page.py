@@ -52,6 +52,11 @@ def renderer() -> Draw | None:
     return draw
 
 
+def page_line(path: object) -> str:
+    """Return ``path``, and where charts could not be drawn also the command that installs the renderer."""
+    return f"{path}{'' if renderer() else f' without charts: {INSTALL}'}"
+
+
 def named(svg: str, name: str, prefix: str) -> str:
     """Return the picture as one image with a name; ``prefix`` keeps its ids apart from those of other pictures.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from perfsuite.base.text import bare_name, without_paths
@@ -125,9 +126,10 @@ def _next(material: Material) -> Iterator[Words]:
     failed = (case for case, why in material.missing.items() if why.startswith("failed"))
     for case in list(failed)[:1]:
         yield Words(text="run the failed case again:", command=f"pytest {shlex.quote(case)}")
-    name = named_run(material.runs[-1]) if material.runs else ""
-    if name.endswith(".jsonl"):
-        name = shlex.quote(name)
+    run = material.runs[-1].run if material.runs else None
+    path = run.path or Path(run.name) if run else Path()
+    if path.suffix == ".jsonl":
+        name = shlex.quote(f".perfsuite/{path.name}" if path.parent.name == ".perfsuite" else path.name)
         if material.measured and not material.changes:
             command = f"perfsuite report {name} --html FILE --base OLDER.jsonl"
             yield Words(text="compare with an earlier run:", command=command)
