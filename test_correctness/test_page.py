@@ -337,6 +337,8 @@ def test_an_arm_without_a_header_has_the_torch_of_its_environment():
 def test_sentences_that_begin_with_a_number_stand_to_the_left():
     rows = (("a", "1.2 GB/s", "1.2 GB/s bus bandwidth (test_broadcast[16MiB-fp32], 2 ranks)"),)
     assert page.right_columns(Grid(title="", columns=("x", "rate", "why"), rows=rows, notes=())) == [False, True, False]
+    rows = (("a", "0027cccccc", "10.4"), ("b", "00271234", "11"))
+    assert page.right_columns(Grid(title="", columns=("x", "commit", "ms"), rows=rows)) == [False, False, True]
 
 
 def test_a_base_is_compared_case_by_case_and_one_run_each_is_unsure():

@@ -98,6 +98,7 @@ def test_report_writes_the_page_of_a_journal_beside_another(repo, capsys):
     text = Read(Path("b.html").read_text()).text
     assert "nsure: one run each of 2 cases decides nothing" in text
     assert "o case is shown" not in text
+    assert "measure both in turns: perfsuite ab --a" in text
     first = Path("b.html").read_bytes()
     cli.main(["report", "b.jsonl", "--html", "b.html", "--base", "a.jsonl"])
     assert first == Path("b.html").read_bytes()

@@ -18,7 +18,7 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.text import visible
-from perfsuite.reports.document import Chart, Charts, Grid, Section
+from perfsuite.reports.document import Chart, Charts, Grid, Section, Words
 from perfsuite.reports.hosts import numbered
 from perfsuite.reports.ids import anchor_of
 from perfsuite.reports.material import Material
@@ -73,6 +73,7 @@ MOST_CHARTS = 24
 SIMULATED = "SIMULATED DEVICES: no time here is a measurement"
 _FIGURE = re.compile(r"[-+]?\d|x \d|\[[-+]?\d|< ?\d")
 """The beginning of a cell in a column of numbers."""
+_HASH = re.compile(r"(?=.*[a-f])[0-9a-f]{7,}")
 _LONGEST_FIGURE = 34
 
 
@@ -83,9 +84,14 @@ def write_page(material: Material, path: Path) -> None:
 
 def write_history(over_time: OverTime, path: Path) -> None:
     """Write the page of a history alone; raises ConfigurationError where the file cannot be written."""
-    title = f"Performance over time: {over_time.history.path.name}"
-    simulated = any(session.simulated for session in over_time.history.sessions)
-    write_file(path, _render(title, [history_section(over_time, MOST_CHARTS)], {}, simulated=simulated))
+    sessions = over_time.history.sessions
+    section = history_section(over_time, MOST_CHARTS)
+    verdict = next(block.text for block in section.blocks if isinstance(block, Words))
+    title = f"{verdict} - {over_time.history.path.name}"
+    newest = max(sessions, key=lambda session: session.time, default=None)
+    if newest is not None:
+        title += f" - {f'commit {newest.revision.commit[:12]} - ' if newest.revision.commit else ''}{newest.time[:10]}"
+    write_file(path, _render(title, [section], {}, simulated=any(session.simulated for session in sessions)))
 
 
 def write_fleet(title: str, sections: Sequence[Section], path: Path, *, simulated: bool) -> None:
@@ -212,4 +218,4 @@ def right_columns(grid: Grid) -> list[bool]:
 
 def _is_figure(cell: str) -> bool:
     """Return whether a cell is a number with its unit, and not a sentence that begins with a number."""
-    return len(cell) <= _LONGEST_FIGURE and _FIGURE.match(cell) is not None
+    return len(cell) <= _LONGEST_FIGURE and _FIGURE.match(cell) is not None and not _HASH.fullmatch(cell)

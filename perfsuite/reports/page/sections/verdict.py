@@ -133,6 +133,11 @@ def _next(material: Material) -> Iterator[Words]:
         if material.measured and not material.changes:
             command = f"perfsuite report {name} --html FILE --base OLDER.jsonl"
             yield Words(text="compare with an earlier run:", command=command)
+        undecided = [one for one in material.changes if _group(one) == "undecided"]
+        if material.base is not None and undecided:
+            case = max(undecided, key=lambda one: abs(one.effect or 0.0)).node
+            revision = material.base.run.revision.commit[:10] or "REV"
+            yield Words(text="measure both in turns:", command=f"perfsuite ab --a {revision} -- {shlex.quote(case)}")
         yield Words(text="all tables:", command=f"perfsuite show {name} --show=tables")
 
 
