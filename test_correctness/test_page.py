@@ -68,6 +68,15 @@ def test_the_next_command_and_the_tiles_come_before_the_warnings(monkeypatch):
     assert places == sorted(places)
 
 
+def test_findings_do_not_repeat_the_table_of_changes(monkeypatch):
+    cases = [gpt(f"test_ddp_{number}", 1, 1.0) for number in range(9)]
+    verdicts = tuple(judged(one.case, "regressed", 0.081, (0.062, 0.1)) for one in cases)
+    gate = GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts)
+    read = Read(rendered(monkeypatch, *cases, gate=gate))
+    assert 3 == sum(tag == "li" and found.get("class") == "bad" for tag, found in read.tags)
+    assert "and 6 more; Changes lists all changed cases" in read.text
+
+
 def test_every_section_but_the_verdict_can_be_folded(monkeypatch):
     read = Read(rendered(monkeypatch, *everything()))
     sections = [found for tag, found in read.tags if tag == "section"]

@@ -5,27 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfsuite.reports.page.charts.look import (
-    BAD,
-    DOUBT,
-    GOOD,
-    GRID,
-    MUTE,
-    NUMBER,
-    PALETTE,
-    SHOWN_PX,
-    SIZES,
-    Spec,
-    coloured,
-    dashed,
-    frame,
-    round_values,
-    shaped,
-)
+from perfsuite.reports.page.charts import look
+from perfsuite.reports.page.charts.look import Spec, frame
 
 Rows = Sequence[Mapping[str, Any]]
 _POINT = {"type": "point", "filled": True, "size": 42, "opacity": 1}
-_DOTTED = {"strokeDash": [2, 3], "color": MUTE}
+_DOTTED = {"strokeDash": [2, 3], "color": look.MUTE}
 _TIP = {"description": {"field": "tip"}}
 
 
@@ -67,16 +52,16 @@ def bandwidth(points: Rows, fits: Rows, ranks: Sequence[str], bound: float | Non
     sizes = [row["bytes"] for row in points]
     values = [row["bus"] for row in points] + ([bound] if bound else [])
     domain = [min(values) * 0.7, max(values) * 1.4]
-    sized = {"title": "message", "values": _powers(min(sizes), max(sizes), 4), "labelExpr": SIZES}
-    rated = {"title": f"busbw, {unit}", "format": NUMBER, "values": round_values(*domain)}
+    sized = {"title": "message", "values": _powers(min(sizes), max(sizes), 4), "labelExpr": look.SIZES}
+    rated = {"title": f"busbw, {unit}", "format": look.NUMBER, "values": look.round_values(*domain)}
     place = {
         "x": _number("bytes", sized, type="log", base=2),
         "y": _number("bus", rated, type="log", domain=domain),
-        "color": coloured("ranks", ranks, "ranks"),
+        "color": look.coloured("ranks", ranks, "ranks"),
     }
     layers = [
-        _lines(fits, {**place, "strokeDash": dashed("ranks", ranks)}, clip=True),
-        _points(points, {**place, "shape": shaped("ranks", ranks, "ranks")}),
+        _lines(fits, {**place, "strokeDash": look.dashed("ranks", ranks)}, clip=True),
+        _points(points, {**place, "shape": look.shaped("ranks", ranks, "ranks")}),
     ]
     if bound:
         level = {"y": {"field": "bus", "type": "quantitative"}}
@@ -91,18 +76,19 @@ def roofline(points: Rows, roofs: Rows, dtypes: Sequence[str], unit: str) -> Spe
     """
     rates = [row["rate"] for row in (*points, *roofs)]
     reach = [row["intensity"] for row in (*points, *roofs)]
-    intensity = {"title": "operations per byte", "format": NUMBER, "values": round_values(min(reach), max(reach))}
-    rated = {"title": unit, "format": NUMBER, "values": round_values(min(rates), max(rates))}
+    ticks = {name: look.round_values(min(values), max(values)) for name, values in (("x", reach), ("y", rates))}
+    intensity = {"title": "operations per byte", "format": look.NUMBER, "values": ticks["x"]}
+    rated = {"title": unit, "format": look.NUMBER, "values": ticks["y"]}
     place = {
         "x": _number("intensity", intensity, type="log", domain=[min(reach) * 0.8, max(reach) * 1.25]),
         "y": _number("rate", rated, type="log", domain=[min(rates) * 0.6, max(rates) * 1.5]),
-        "color": coloured("dtype", dtypes),
+        "color": look.coloured("dtype", dtypes),
     }
     kinds = {"domain": ["published", "nominal", "measured"], "range": [[1, 0], [8, 3], [4, 3]]}
     dash = {"field": "kind", "type": "nominal", "legend": None, "scale": kinds}
     layers = [
         _lines(roofs, {**place, "strokeDash": dash}, clip=True),
-        _points(points, {**place, "shape": shaped("dtype", dtypes)}),
+        _points(points, {**place, "shape": look.shaped("dtype", dtypes)}),
     ]
     return frame(width=290, height=200, layer=layers)
 
@@ -117,11 +103,11 @@ def scaling(points: Rows, linear: Rows, series: Sequence[str], title: str) -> Sp
         "x": _number("ranks", counted, type="log", base=2, domain=[ranks[0] * 0.93, ranks[-1] * 1.07]),
         "y": _number("speed", gained, type="log", base=2, domain=[min(speeds) * 0.9, max(speeds) * 1.1]),
     }
-    named = {**place, "color": coloured("series", series)}
+    named = {**place, "color": look.coloured("series", series)}
     layers = [
         _lines(linear, place, **_DOTTED),
-        _lines(points, {**named, "strokeDash": dashed("series", series)}),
-        _points(points, {**named, "shape": shaped("series", series)}),
+        _lines(points, {**named, "strokeDash": look.dashed("series", series)}),
+        _points(points, {**named, "shape": look.shaped("series", series)}),
     ]
     return frame(width=275, height=190, layer=layers)
 
@@ -140,24 +126,23 @@ def over_sessions(
     room = (max(values) - min(values)) * 0.08 or abs(max(values)) * 0.01 or 0.01
     bottom, top = min(values) - room, max(values) + 3 * room
     x = _sessions(names)
-    y = _number("value", {"title": unit, "format": NUMBER, "tickCount": 4}, domain=[bottom, top], zero=False)
+    y = _number("value", {"title": unit, "format": look.NUMBER, "tickCount": 4}, domain=[bottom, top], zero=False)
     span = {"x": {**x, "field": "begin"}}
-    tone = {"domain": ["bad", "good"], "range": [BAD, GOOD]}
+    tone = {"domain": ["bad", "good"], "range": [look.BAD, look.GOOD]}
     colour = {"field": "tone", "type": "nominal", "legend": None, "scale": tone}
     gradual = [row for row in changes if row["begin"] < row["at"]]
-    level = {"type": "rule", "color": PALETTE[0], "strokeWidth": 2, "aria": False}
+    level = {"type": "rule", "color": look.PALETTE[0], "strokeWidth": 2, "aria": False}
+    grey = {"type": "rect", "color": look.GRID, "opacity": 0.7, "aria": False}
     place = {"x": x, "y": y, **_TIP}
     layers = [
-        _layer(
-            gradual, {"type": "rect", "color": GRID, "opacity": 0.7, "aria": False}, {**span, "x2": {"field": "at"}}
-        ),
-        _layer(points, {**_POINT, "size": 16, "color": MUTE}, place),
+        _layer(gradual, grey, {**span, "x2": {"field": "at"}}),
+        _layer(points, {**_POINT, "size": 16, "color": look.MUTE}, place),
         _layer(levels, level, {**span, "x2": {"field": "end"}, "y": y}),
         _layer(changes, {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5}, {"x": x, "color": colour, **_TIP}),
         *(_label(row, x, top, len(names) - 1) for row in changes),
         _layer(
             [{**row, "value": bottom} for row in environment],
-            {**_POINT, "shape": "triangle-up", "size": 70, "color": DOUBT},
+            {**_POINT, "shape": "triangle-up", "size": 70, "color": look.DOUBT},
             place,
         ),
     ]
@@ -183,7 +168,7 @@ def _label(row: Mapping[str, Any], x: Spec, top: float, last: int) -> Spec:
     """Return the commit of a change at the top of its line, on the side that has space."""
     left = row["at"] > last / 2
     place = {"align": "right" if left else "left", "dx": -4 if left else 4, "dy": 6}
-    colour = BAD if row["tone"] == "bad" else GOOD
-    mark = {"type": "text", "fontSize": SHOWN_PX, "color": colour, "aria": False, **place}
+    colour = look.BAD if row["tone"] == "bad" else look.GOOD
+    mark = {"type": "text", "fontSize": look.SHOWN_PX, "color": colour, "aria": False, **place}
     y = {"field": "top", "type": "quantitative"}
     return _layer([{**row, "top": top}], mark, {"x": x, "y": y, "text": {"field": "label"}})

@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfsuite.reports.page.charts.look import (
-    BAD,
-    GOOD,
-    GRID,
-    MUTE,
-    NUMBER,
-    PALETTE,
-    SHAPES,
-    Spec,
-    coloured,
-    frame,
-    rows_axis,
-)
+from perfsuite.reports.page.charts import look
+from perfsuite.reports.page.charts.look import Spec, frame
 
 Rows = Sequence[Mapping[str, Any]]
 WIDTH = 205
@@ -40,9 +29,9 @@ def _lines(values: Rows | None, encoding: Spec, **mark: Any) -> Spec:
 
 def stack(values: Rows, order: Sequence[str], parts: Sequence[str], unit: str) -> Spec:
     """Return stacked bars; ``values`` have ``row``, ``part``, ``place`` (of the part), ``value`` and ``tip``."""
-    axis = {"title": unit, "format": NUMBER, "tickCount": 4}
+    axis = {"title": unit, "format": look.NUMBER, "tickCount": 4}
     x = {"field": "value", "type": "quantitative", "aggregate": "sum", "stack": "zero", "axis": axis}
-    encoding = {"y": rows_axis(order), "x": x, "order": {"field": "place"}, "color": coloured("part", parts)}
+    encoding = {"y": look.rows_axis(order), "x": x, "order": {"field": "place"}, "color": look.coloured("part", parts)}
     return frame(
         width=WIDTH,
         height=_STEP,
@@ -65,12 +54,12 @@ def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
     room = (max(ends) - min(ends)) * 0.05 or 0.01
     scale = {"domain": [min(ends) - room, max(ends) + room], "nice": False}
     axis = {"title": title, "format": "+~p", "tickCount": 4}
-    place = {"y": rows_axis(order), "color": _tone("range", [BAD, GOOD, MUTE])}
+    place = {"y": look.rows_axis(order), "color": _tone("range", [look.BAD, look.GOOD, look.MUTE])}
 
     def x(field: str) -> Spec:
         return {"field": field, "type": "quantitative", "axis": axis, "scale": scale}
 
-    layers = [_lines([{"zero": 0.0}], {"x": {"field": "zero", "type": "quantitative"}}, type="rule", color=MUTE)]
+    layers = [_lines([{"zero": 0.0}], {"x": {"field": "zero", "type": "quantitative"}}, type="rule", color=look.MUTE)]
     if intervals := [row for row in values if row.get("low") is not None]:
         layers.append(_lines(intervals, {**place, "x": x("low"), "x2": {"field": "high"}}, type="rule", clip=True))
     shape = _tone("range", ["triangle-right", "triangle-left", "circle"])
@@ -84,22 +73,22 @@ def _tone(name: str, values: Sequence[str]) -> Spec:
     return {"field": "tone", "type": "nominal", "legend": None, "scale": scale}
 
 
-def several(values: Rows, order: Sequence[str], series: Sequence[str], title: str, form: str = NUMBER) -> Spec:
+def several(values: Rows, order: Sequence[str], series: Sequence[str], title: str, form: str = look.NUMBER) -> Spec:
     """Return several figures of each row on one axis, joined by a line.
 
     ``values`` have ``row``, ``what`` (one of ``series``), ``value`` and ``tip``.
     """
     axis = {"title": title, "tickCount": 4, "format": form, "labelOverlap": True}
-    place = {"y": rows_axis(order), "x": {"field": "value", "type": "quantitative", "axis": axis}}
-    shapes = {"domain": list(series), "range": list(SHAPES[: len(series)])}
+    place = {"y": look.rows_axis(order), "x": {"field": "value", "type": "quantitative", "axis": axis}}
+    shapes = {"domain": list(series), "range": list(look.SHAPES[: len(series)])}
     points = {
         **place,
-        "color": coloured("what", series),
+        "color": look.coloured("what", series),
         "shape": {"field": "what", "type": "nominal", "scale": shapes, "legend": {"title": None}},
         "description": {"field": "tip"},
     }
     layers = [
-        _lines(None, {**place, "detail": {"field": "row"}}, type="line", color=GRID),
+        _lines(None, {**place, "detail": {"field": "row"}}, type="line", color=look.GRID),
         {"mark": _POINT, "encoding": points},
     ]
     return frame(width=WIDTH, height=_STEP, data={"values": list(values)}, layer=layers)
@@ -114,7 +103,7 @@ def matrix(values: Rows, first: Sequence[str], second: Sequence[str], titles: tu
     low, high = low - 0.1 * abs(low), high if high > low else low + 1.0
     wide = _CHARACTER_PX * max(len(row["text"]) for row in values) + 6
     upright = _CHARACTER_PX * max(map(len, second)) > wide
-    shade = {"range": ["#eef2fb", PALETTE[0]], "domain": [low, high]}
+    shade = {"range": ["#eef2fb", look.PALETTE[0]], "domain": [low, high]}
     colour = {"field": "value", "type": "quantitative", "legend": None, "scale": shade}
     dark = f"datum.value>{low + 0.75 * (high - low)}"
     axes = {
@@ -131,7 +120,7 @@ def heat_map(values: Rows, first: Sequence[str], second: Sequence[str], titles: 
     """
     scale = {"scheme": "redblue", "reverse": True, "domain": [-0.2, 0.2], "clamp": True}
     colour = {"field": "away", "type": "quantitative", "scale": scale, "legend": None}
-    paint = {"condition": {"test": "datum.away === null", "value": GRID}, **colour}
+    paint = {"condition": {"test": "datum.away === null", "value": look.GRID}, **colour}
     axes = {
         "y": _names("first", first, titles[0]),
         "x": _names("second", second, titles[1], orient="top", labelAngle=-30),

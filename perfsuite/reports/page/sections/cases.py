@@ -37,7 +37,6 @@ def section(material: Material) -> Section | None:
     if not material.cases:
         return None
     room, details = _ROWS_BYTES, _DETAILS_BYTES
-    detailed = _detailed(material)
     rows: dict[str, CaseRow] = {}
     for case in sorted(material.cases, key=lambda case: not _needs_reader(case, material)):
         row = _row(case, material, looked_into=len(material.cases) <= _LOOKED_INTO)
@@ -45,7 +44,8 @@ def section(material: Material) -> Section | None:
         if room < 0:
             break
         rows[f"{case.fingerprint} {case.case}"] = row
-    for case in detailed:
+    took_s = {id(case): case.median_s for case in material.measured}
+    for case in sorted(material.cases, key=lambda one: (not _needs_reader(one, material), -took_s.get(id(one), 0.0))):
         key = f"{case.fingerprint} {case.case}"
         if key in rows:
             row = _with_details(case, material)
@@ -81,19 +81,14 @@ def _needs_reader(case: Result, material: Material) -> bool:
     )
 
 
-def _detailed(material: Material) -> list[Result]:
-    """Return the cases in the order in which they get details."""
-    took_s = {id(case): case.median_s for case in material.measured}
-    return sorted(material.cases, key=lambda case: (not _needs_reader(case, material), -took_s.get(id(case), 0.0)))
-
-
 def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
     """Return the row without details; ``looked_into``: also show rank spread and disturbed samples."""
     measurement = case.measurement if looked_into and case.outcome == "measured" else None
     verdict = material.verdicts.get(case.case)
     spread = measurement.rank_spread if measurement is not None and case.world_size > 1 else None
     disturbed = measurement.disturbed_share if measurement is not None else None
-    median = format_seconds(case.median_s, 3) if case.outcome == "measured" else _why(case)
+    why_not = without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
+    median = format_seconds(case.median_s, 3) if case.outcome == "measured" else why_not
     return CaseRow(
         anchor=anchor_of(case.case, case.fingerprint),
         name=case.name,
@@ -106,10 +101,6 @@ def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
             ("" if verdict is None else word(verdict), None),
         ),
     )
-
-
-def _why(case: Result) -> str:
-    return without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
 
 
 def _figure(case: Result) -> str:

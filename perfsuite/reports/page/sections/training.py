@@ -102,7 +102,7 @@ def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
             "part": name,
             "place": place,
             "value": max(0.0, parts.amount(case, name) or 0.0) / in_unit,
-            "tip": f"{case.name}: {name} {parts.text(parts.amount(case, name))}",
+            "tip": f"{case.name}: {name} {parts.text(parts.amount(case, name)) or 'unknown'}",
         }
         for row, case in zip(labelled, drawn, strict=True)
         for place, name in enumerate(parts.names)

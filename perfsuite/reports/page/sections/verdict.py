@@ -24,19 +24,19 @@ from perfsuite.reports.document import (
     Section,
     Table,
     Tiles,
-    Tone,
     Words,
     grid,
 )
 from perfsuite.reports.families import tiles
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
-from perfsuite.reports.notable import Notable
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.screen import outcomes
 
-_MOST_NOTABLE = 20
+_MOST_NOTABLE, _MOST_CHANGES = 20, 3
+"""Maximum findings, and those of them that the table of changes repeats."""
+_CHANGES = ("regressed", "drifted", "improved")
 _GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
 _COMMANDS = ("perfsuite ", "cd ", "--perf-")
 """Beginnings of the commands and options in the phrases of a verdict."""
@@ -51,18 +51,21 @@ def section(material: Material) -> Section:
     blocks += _next(material)
     if shown := list(tiles(material.measured)):
         blocks.append(Tiles(tiles=shown))
-    if material.notable:
+    changed = [one for one in material.notable if one.kind in _CHANGES and one.case]
+    findings = [one for one in material.notable if one not in changed[_MOST_CHANGES:]]
+    if findings:
         items = [
             Item(
                 text=f"{without_paths(item.sentence)} ({item.sure})",
-                tone=_tone(item),
+                tone="good" if item.kind == "improved" else "bad" if item.kind in _GRAVE else "warn",
                 case=material.anchors.get(item.case, ""),
                 case_name=name_of(item.case),
             )
-            for item in material.notable[:_MOST_NOTABLE]
+            for item in findings[:_MOST_NOTABLE]
         ]
         left = len(material.notable) - len(items)
-        blocks.append(Items(items=items, more=f"and {left} more" if left > 0 else ""))
+        where = "; Changes lists all changed cases" if len(changed) > _MOST_CHANGES else ""
+        blocks.append(Items(items=items, more=f"and {left} more{where}" if left > 0 else ""))
     for run in (one.run for one in material.runs):
         warnings = (*(run.gate.banner if run.gate else ()), *(run.end.warnings if run.end else ()))
         blocks += [Words(text=f"warning: {without_paths(text)}", tone="warn") for text in warnings]
@@ -139,12 +142,6 @@ def _next(material: Material) -> Iterator[Words]:
             revision = material.base.run.revision.commit[:10] or "REV"
             yield Words(text="measure both in turns:", command=f"perfsuite ab --a {revision} -- {shlex.quote(case)}")
         yield Words(text="all tables:", command=f"perfsuite show {name} --show=tables")
-
-
-def _tone(item: Notable) -> Tone:
-    if item.kind == "improved":
-        return "good"
-    return "bad" if item.kind in _GRAVE else "warn"
 
 
 def _missing(material: Material) -> Counter[str]:
