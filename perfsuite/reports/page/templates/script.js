@@ -8,7 +8,7 @@
     const cases = Array.from(document.querySelectorAll("table.cases > tbody > tr"), (row) => ({ row }));
     let ordered = cases, fitting = cases, shown = most;
     byId("filterbar").hidden = false;
-    // As many rows as the table began with: laying out ten thousand takes seconds.  The others are kept, and come on demand.
+    // Show as many rows as at the start, because ten thousand take seconds; the button shows more.
     const list = (wanted) => {
       shown = Math.min(wanted, fitting.length);
       body.replaceChildren(...fitting.slice(0, shown).map((one) => one.row));
