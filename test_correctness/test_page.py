@@ -9,7 +9,7 @@ import re
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.record.run import GateRecord, Revision
+from perfsuite.record.run import GateRecord, Revision, RunEnd
 from perfsuite.record.verdict import Finding, Verdict
 from perfsuite.reports.changes import changes_between, ratio
 from perfsuite.reports.document import Chart, Charts, Grid, Section
@@ -45,6 +45,8 @@ def test_the_title_has_the_verdict_the_hardware_the_commit_and_the_date():
     assert whole == "FAIL: 1 slower, 1 unchanged - a100 - commit abc1234def56 with uncommitted changes - 2026-11-25"
     passing = dataclasses.replace(gate, verdicts=verdicts[1:])
     assert title_of(material(*cases, gate=passing, **facts)).startswith("PASS: 1 unchanged - a100")
+    end = RunEnd(at="", took_s=1.0, exit_status=1)
+    assert title_of(material(*cases, gate=passing, end=end)).startswith("1 unchanged - a100")
     assert title_of(material(*cases)).startswith("2 measured - a100")
     assert title_of(material(failures={"t.py::a": "boom"})).startswith("FAIL: 1 failed")
     text = page.render(material(*cases, gate=gate, **facts))

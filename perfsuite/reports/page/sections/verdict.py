@@ -101,8 +101,9 @@ def _short_verdict(material: Material) -> str:
     judged = [(gate, verdict.name) for gate in gates for verdict in gate.verdicts]
     judged += [(gate, gate.suite) for gate in gates if gate.suite is not None]
     failing = counts["failed"] or any(gate.fails(name) for gate, name in judged)
-    word = "FAIL: " if failing else "PASS: " if gates and set(groups) & {"faster", "unchanged"} else ""
-    return f"{word}{', '.join(parts)}"
+    passing = bool(gates and set(groups) & {"faster", "unchanged"})
+    passing = passing and not any(one.run.end.exit_status for one in material.runs if one.run.end is not None)
+    return f"{'FAIL: ' if failing else 'PASS: ' if passing else ''}{', '.join(parts)}"
 
 
 def _group(one: CaseChange) -> str:
