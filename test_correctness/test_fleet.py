@@ -352,5 +352,5 @@ def test_the_map_of_nodes_has_a_cell_per_node_and_quantity(tmp_path):
     (chart,) = sections["nodes"].blocks[0].charts
     layer = {(row["first"], row["second"]): row["away"] for row in chart.spec["data"]["values"]}
     assert 9 * len(CASES) == len(layer)
-    assert layer["gpu03", "test_matmul_everywhere[h200-ws8]"] == pytest.approx(0.2, abs=0.02)
+    assert layer["gpu03", "matmul_everywhere ws8"] == pytest.approx(0.2, abs=0.02)
     assert "gpu03" == chart.spec["encoding"]["y"]["sort"][0]

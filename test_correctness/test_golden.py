@@ -17,6 +17,7 @@ import pytest
 from perfsuite.cli.main import main
 from perfsuite.metrics import read_run
 from perfsuite.reports.notable import notable
+from perfsuite.reports.page import page
 from perfsuite.reports.summary import markdown_summary
 
 FOLDER = Path(__file__).parent / "golden"
@@ -32,9 +33,9 @@ COMMANDS = {
 }
 
 
-def words_of(page: str) -> str:
+def words_of(html: str) -> str:
     """The text of a page, a line for each piece, and a digest of its tags."""
-    body = re.sub(r"(?s)<(style|script)\b.*?</\1>", "", page)
+    body = re.sub(r"(?s)<(style|script)\b.*?</\1>", "", html)
     tags = hashlib.sha256("".join(re.findall(r"<[^>]*>", body)).encode()).hexdigest()
     pieces = (unescape(piece).strip() for piece in re.split(r"<[^>]*>", body))
     return "\n".join([f"tags {tags}", *filter(None, pieces)]) + "\n"
@@ -64,6 +65,7 @@ def test_a_command_prints_what_it_printed(journal, name, monkeypatch, capsys):
 @pytest.mark.parametrize("journal", JOURNALS)
 def test_a_page_says_what_it_said(journal, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr(page, "renderer", lambda: None)
     assert main(["report", f"{journal}.jsonl", "--html", str(tmp_path / "page.html")]) == 0
     require_same(FOLDER / journal / "page.txt", words_of((tmp_path / "page.html").read_text(encoding="utf-8")))
 

@@ -38,7 +38,7 @@ ROOMS = {
     "reports": 10_520,
     "run": 1_540,
     "runtime": 8_330,
-    "schedules": 1_210,
+    "schedules": 1_166,
     "statistics": 850,
     "strategies": 5_000,
     "suite": 40,
@@ -55,8 +55,7 @@ TWICE = {
 
 
 SMALL = {
-    *("perfsuite.plugin.hooks", "perfsuite.reports.page.sections.appendix"),
-    *("perfsuite.strategies.deepspeed.attention", "perfsuite.strategies.pipeline.emulated"),
+    *("perfsuite.plugin.hooks", "perfsuite.strategies.deepspeed.attention", "perfsuite.strategies.pipeline.emulated"),
     *("perfsuite.strategies.single", "perfsuite.plugin.turns"),
 }
 """Modules of fewer than sixty lines with one importer, or none where another process loads the file; none is added."""

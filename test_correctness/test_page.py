@@ -9,7 +9,7 @@ import re
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.record.run import GateRecord
+from perfsuite.record.run import GateRecord, Revision, RunEnd
 from perfsuite.record.verdict import Finding, Verdict
 from perfsuite.reports.changes import changes_between, ratio
 from perfsuite.reports.document import Chart, Charts, Grid, Section
@@ -20,7 +20,7 @@ from perfsuite.reports.page.charts import rows as charts
 from perfsuite.reports.page.page import renderer
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
-from perfsuite.reports.page.sections.verdict import sentence
+from perfsuite.reports.page.sections.verdict import sentence, title_of
 from perfsuite.reports.recording import Recording
 from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered
 
@@ -30,10 +30,84 @@ HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud80
 def test_every_section_has_something_to_show(monkeypatch):
     read = Read(rendered(monkeypatch, *everything()))
     keys = " ".join(found.removeprefix("s-") for found in read.ids() if found.startswith("s-"))
-    assert keys == "verdict device collectives training scaling options pipelines checklist cases"
+    assert keys == "verdict device collectives training scaling options pipelines checklist cases environment"
     assert read.ids() == list(dict.fromkeys(read.ids()))  # no anchor twice
     figures = [tag for tag, _ in read.tags if tag == "figure"]
     assert 8 < len(figures) <= page.MOST_CHARTS
+
+
+def test_the_title_has_the_verdict_the_hardware_the_commit_and_the_date():
+    cases = [gpt("test_ddp", ranks, 1.0) for ranks in (1, 2)]
+    verdicts = (judged(cases[0].case, "regressed", 0.081, (0.062, 0.1)), judged(cases[1].case, "pass", 0.0, (0, 0.01)))
+    gate = GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts)
+    facts = {"revision": Revision(commit="abc1234def5678", dirty=True), "started_at": "2026-11-25T10:00:00+00:00"}
+    whole = title_of(material(*cases, gate=gate, **facts))
+    assert whole == "FAIL: 1 slower, 1 unchanged - a100 - commit abc1234def56 with uncommitted changes - 2026-11-25"
+    passing = dataclasses.replace(gate, verdicts=verdicts[1:])
+    assert title_of(material(*cases, gate=passing, **facts)).startswith("PASS: 1 unchanged - a100")
+    end = RunEnd(at="", took_s=1.0, exit_status=1)
+    assert title_of(material(*cases, gate=passing, end=end)).startswith("1 unchanged - a100")
+    assert title_of(material(*cases)).startswith("2 measured - a100")
+    assert title_of(material(failures={"t.py::a": "boom"})).startswith("FAIL: 1 failed")
+    text = page.render(material(*cases, gate=gate, **facts))
+    assert f"<title>{whole}</title>" in text
+    assert f"<h1>{whole}</h1>" in text
+
+
+def test_the_next_command_and_the_tiles_come_before_the_warnings(monkeypatch):
+    cases = [gpt("test_ddp", 1, 1.0), product(256, "fp32", 50.0)]
+    verdict = dataclasses.replace(judged(cases[0].case, "regressed", 0.081, (0.062, 0.1)), stored_commit="abc1234def")
+    gate = GateRecord(gate=True, fail_on=("regressed",), verdicts=(verdict,), banner=("the budget ended",))
+    text = Read(rendered(monkeypatch, *cases, gate=gate)).text
+    parts = (
+        "1 case slower",
+        "perfsuite ab --a abc1234def",
+        "perfsuite show journal.jsonl",
+        "fp32 compute",
+        "warning: the b",
+    )
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_findings_do_not_repeat_the_table_of_changes(monkeypatch):
+    cases = [gpt(f"test_ddp_{number}", 1, 1.0) for number in range(9)]
+    verdicts = tuple(judged(one.case, "regressed", 0.081, (0.062, 0.1)) for one in cases)
+    gate = GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts)
+    read = Read(rendered(monkeypatch, *cases, gate=gate))
+    assert 3 == sum(tag == "li" and found.get("class") == "bad" for tag, found in read.tags)
+    assert "and 6 more; Changes lists all changed cases" in read.text
+
+
+def test_every_section_but_the_verdict_can_be_folded(monkeypatch):
+    read = Read(rendered(monkeypatch, *everything()))
+    sections = [found for tag, found in read.tags if tag == "section"]
+    assert len(sections) - 1 == sum(found.get("class") == "part" for tag, found in read.tags if tag == "details")
+
+
+def test_a_chart_without_picture_and_table_leaves_no_heading(monkeypatch):
+    sections = [
+        Section(key="a", title="a", blocks=[Charts(charts=[Chart(title="nothing below", spec={"mark": "bar"})])])
+    ]
+    monkeypatch.setattr(page, "renderer", lambda: None)
+    assert "nothing below" not in page._render("t", sections, {}, simulated=False)
+
+
+def test_axes_have_a_unit_and_no_prefix_of_a_power_of_ten(monkeypatch):
+    specs = []
+    rendered(monkeypatch, *everything(), draw=lambda spec, *names: specs.append(spec) or "<svg></svg>")
+    text = json.dumps(specs)
+    assert "~s" not in text
+    for unit in ("s per step", "GiB per device", "TFLOPS", "busbw, GB/s"):
+        assert f'"title": "{unit}"' in text
+
+
+def test_labels_tell_cases_apart_that_share_words():
+    texts = [f"{test}_everywhere ws8-64MiB-bf16" for test in ("memory", "host_link", "matmul")]
+    texts += [f"matmul_everywhere ws{ranks}-256x256x256-bf16" for ranks in (2, 8)]
+    found = look.labels(texts)
+    assert len(set(found)) == len(texts)
+    assert not any("(2)" in label or len(label) > look.LABEL for label in found)
 
 
 def test_no_section_takes_the_charts_of_the_others():
@@ -232,7 +306,8 @@ def test_the_first_sentence_is_the_verdict(monkeypatch):
     worst = "1 case slower, worst test_ddp[a100-ws1-gpt2-xl] +8.1 % [+6.2, +10.0]; 1 case faster, best "
     assert worst in read.text
     assert read.text.index(worst) < read.text.index("hardware")
-    assert "What moved" in read.text
+    headings = ("Changed cases", "case before after change", "Unchanged or undecided cases")
+    assert all(heading in " ".join(read.text.split()) for heading in headings)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +348,8 @@ def test_an_arm_without_a_header_has_the_torch_of_its_environment():
 def test_sentences_that_begin_with_a_number_stand_to_the_left():
     rows = (("a", "1.2 GB/s", "1.2 GB/s bus bandwidth (test_broadcast[16MiB-fp32], 2 ranks)"),)
     assert page.right_columns(Grid(title="", columns=("x", "rate", "why"), rows=rows, notes=())) == [False, True, False]
+    rows = (("a", "0027cccccc", "10.4"), ("b", "00271234", "11"))
+    assert page.right_columns(Grid(title="", columns=("x", "commit", "ms"), rows=rows)) == [False, False, True]
 
 
 def test_a_base_is_compared_case_by_case_and_one_run_each_is_unsure():
@@ -293,13 +370,13 @@ def test_more_cases_than_fit_are_counted(monkeypatch):
     monkeypatch.setattr("perfsuite.reports.page.sections.cases._ROWS_BYTES", 800)
     (block,) = all_cases(material(*everything())).blocks
     assert 0 < len(block.rows) < len(everything())
-    assert "than fit here" in block.more
+    assert "than the page can hold" in block.more
 
 
 def test_sections_come_in_the_order_of_the_page():
     names = [make.__module__.rpartition(".")[2] for make in SECTIONS]
     assert names[0] == "verdict"
-    assert names[-1] == "cases"
+    assert names[-2:] == ["cases", "appendix"]
     assert len(set(SECTIONS)) == len(SECTIONS)
 
 
@@ -314,7 +391,7 @@ def test_many_cases_are_folded_and_those_that_need_a_reader_come_first():
     (table,) = all_cases(material(*many(700))).blocks
     names = [row.name for row in table.open_rows]
     assert (300, "test_matmul[a100-99]", "test_matmul[a100-0]") == (len(names), names[0], names[7])
-    titles = [fold.title for fold in table.folds]
+    titles = [title for title, _ in table.folds]
     assert titles[1] == "601 to 700: test_matmul[a100-598] to test_matmul[a100-698]"
     read = Read(page.render(material(*many(700))))
     assert 700 == sum(tag == "tr" and found.get("id", "").startswith("c-") for tag, found in read.tags)

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from perfsuite.cli.main import main
 from perfsuite.reports.page.page import renderer, write_page
+from test_correctness.helpers.fleets import MATMUL, fleet, slower
 from test_correctness.helpers.pages import everything, many, material
 
 pytestmark = pytest.mark.slow
 JENKINS = "default-src 'none'; style-src 'self'"
 """The policy under which some services show what a build made: no script, no style of the page's own."""
 CLIPPED = """
-return [...document.querySelectorAll('figure > svg')].flatMap(svg => {
+return [...document.querySelectorAll('figure svg')].flatMap(svg => {
   const box = svg.getBoundingClientRect();
   return [...svg.querySelectorAll('text')].filter(text => {
     const at = text.getBoundingClientRect();
@@ -29,7 +31,7 @@ return [...document.querySelectorAll('figure > svg')].flatMap(svg => {
   }).map(text => svg.getAttribute('aria-label') + ': ' + text.textContent);
 })"""
 OVERLAPPING = """
-return [...document.querySelectorAll('figure > svg')].flatMap(svg => [...svg.querySelectorAll('.role-axis-label')]
+return [...document.querySelectorAll('figure svg')].flatMap(svg => [...svg.querySelectorAll('.role-axis-label')]
   .flatMap(axis => {
     const boxes = [...axis.querySelectorAll('text')].filter(text => text.getAttribute('opacity') !== '0')
       .map(text => [text.getBoundingClientRect(), text.textContent]).filter(pair => pair[0].width);
@@ -37,6 +39,12 @@ return [...document.querySelectorAll('figure > svg')].flatMap(svg => [...svg.que
       a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
       .map(([, second]) => svg.getAttribute('aria-label') + ': ' + first + ' and ' + second));
   }))"""
+
+
+UNFOLD = "document.querySelectorAll('details.part').forEach(part => { part.open = true })"
+SHOWN = (
+    "return [...document.querySelectorAll('details.part > :not(summary)')].filter(one => one.checkVisibility()).length"
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +79,15 @@ def large(tmp_path_factory):
     return path
 
 
-def look(browser, path, width=1280, scheme="light", media=""):
+def look(browser, path, width=1280, scheme="light", media="", *, unfolded=True):
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get("about:blank")
     browser.get(f"file://{path}")
+    if unfolded:
+        browser.execute_script(UNFOLD)
     folder = os.environ.get("PERFSUITE_SCREENSHOTS")
     if folder:
         height = browser.execute_script("return document.documentElement.scrollHeight")
@@ -95,6 +105,28 @@ def test_nothing_is_clipped_overlaps_or_scrolls_sideways(browser, shown, width, 
     assert width >= browser.execute_script("return document.documentElement.scrollWidth")
     assert [] == browser.execute_script(CLIPPED)
     assert [] == browser.execute_script(OVERLAPPING)
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_page_of_64_nodes_has_a_map_and_no_overflow(browser, tmp_path, width):
+    fleet(tmp_path, 64, wrong={3: slower(MATMUL, 0.2), 17: slower(MATMUL, 0.15, 5)})
+    assert main(["fleet", str(tmp_path), "--html", str(tmp_path / "fleet.html")]) == 1
+    look(browser, tmp_path / "fleet.html", width)
+    assert width >= browser.execute_script("return document.documentElement.scrollWidth")
+    assert [] == browser.execute_script(CLIPPED)
+    sizes = "return [...document.querySelectorAll('figure svg text')].map(text => text.getBoundingClientRect().height)"
+    assert min(filter(None, browser.execute_script(sizes))) >= 10
+
+
+def test_sections_are_folded_on_a_phone_without_a_script(browser, shown, tmp_path):
+    plain = tmp_path / "plain.html"
+    plain.write_text(shown.read_text().replace("<script>", "<!--").replace("</script>", "-->"))
+    look(browser, plain, 1280, unfolded=False)
+    assert browser.execute_script(SHOWN) > 20
+    look(browser, plain, 400, unfolded=False)
+    assert browser.execute_script(SHOWN) == 0
+    browser.find_element("css selector", "#s-device summary").click()
+    assert browser.execute_script(SHOWN) > 0
 
 
 def test_nothing_is_fetched_and_nothing_fails(browser, shown):
@@ -123,7 +155,7 @@ def test_without_script_and_style_charts_and_tables_are_there(browser, shown, tm
     start = text.index('content="default-src')
     strict.write_text(f'{text[:start]}content="{JENKINS}"{text[text.index(">", start) :]}')
     look(browser, strict)
-    drawn = "return [...document.querySelectorAll('figure > svg')].map(svg => svg.getBoundingClientRect().width)"
+    drawn = "return [...document.querySelectorAll('figure svg')].map(svg => svg.getBoundingClientRect().width)"
     widths = browser.execute_script(drawn)
     assert len(widths) > 8
     assert min(widths) > 100

@@ -41,7 +41,7 @@ def pages():
 
 def test_a_page_stands_where_it_was_asked_for(repo):
     done = repo.run("--perf-html=out/run.html")
-    done.stdout.fnmatch_lines(["tables *perfsuite show *", "page        out/run.html"])
+    done.stdout.fnmatch_lines(["tables *perfsuite show *", "page        out/run.html without charts: pip install *"])
     read = Read(Path("out/run.html").read_text())
     assert "2 measured, 1 failed" in read.text
     assert "test_product[cpu-64]" in read.text
@@ -49,8 +49,9 @@ def test_a_page_stands_where_it_was_asked_for(repo):
 
 
 def test_without_a_name_it_stands_beside_the_journal(repo):
-    repo.run("--perf-html").stdout.fnmatch_lines(["page *.html"])
+    repo.run("--perf-html").stdout.fnmatch_lines(["page *.html without charts: pip install *"])
     (written,) = Path(".perfsuite").glob("*.html")
+    assert f"perfsuite show .perfsuite/{written.stem}.jsonl" in Read(written.read_text()).text
     assert written.with_suffix(".jsonl").exists()
 
 
@@ -97,6 +98,7 @@ def test_report_writes_the_page_of_a_journal_beside_another(repo, capsys):
     text = Read(Path("b.html").read_text()).text
     assert "nsure: one run each of 2 cases decides nothing" in text
     assert "o case is shown" not in text
+    assert "measure both in turns: perfsuite ab --a" in text
     first = Path("b.html").read_bytes()
     cli.main(["report", "b.jsonl", "--html", "b.html", "--base", "a.jsonl"])
     assert first == Path("b.html").read_bytes()

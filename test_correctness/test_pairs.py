@@ -195,7 +195,7 @@ def test_the_slow_link_is_notable_and_drawn(slow_link):
 def test_of_many_matrices_a_page_has_those_with_slow_links(slow_link):
     others = [dataclasses.replace(result(alike(2), devices=2), case=f"t.py::test_pairs[{n}]") for n in range(14)]
     charts, *_, words = pair_blocks([*others, slow_link])
-    assert (12, "3 more cases of pairs: perfsuite show --show tables has them") == (len(charts.charts), words.text)
+    assert (12, "3 more cases of pairs: perfsuite show --show=tables prints them") == (len(charts.charts), words.text)
     assert any("s4000-ws4" in chart.title for chart in charts.charts)
 
 

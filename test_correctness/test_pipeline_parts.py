@@ -32,7 +32,7 @@ from test_correctness.helpers.pipelines import staged
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"mesh": "pp16"}, "16 stages for num_layers=12: every stage has at least one layer; choose 1 to 12 stages"),
+        ({"mesh": "pp16"}, "16 stages for num_layers=12: each stage needs at least one layer; choose 1 to 12 stages"),
         (
             {"mesh": "pp4", "global_batch_size": 30},
             "global_batch_size=30 does not divide by accumulation 8 x 1 replicas = 8; choose 24 or 32",

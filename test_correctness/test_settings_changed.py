@@ -24,8 +24,7 @@ from perfsuite.record.run import Revision
 from perfsuite.record.workload import FunctionWorkload
 from perfsuite.reports.changes import changes_between, joined, timed_result
 from perfsuite.reports.material import material_of
-from perfsuite.reports.page.sections.comparison import section
-from perfsuite.reports.page.sections.verdict import sentence
+from perfsuite.reports.page.sections.verdict import comparison, sentence
 from perfsuite.reports.recording import Recording
 from perfsuite.run import settling
 from perfsuite.runtime.values import recorded_defaults
@@ -300,8 +299,11 @@ def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
     told, is_bad = sentence(material)
     assert told.startswith("Nothing was compared: 1 case ran with other settings than before and cannot be compared.")
     assert not is_bad
-    (table,) = section(material).blocks
-    assert (table.grid.title, table.grid.rows[0][-1]) == ("Without a figure", "not comparable: n: 128 -> 256")
+    (table,) = comparison(material).blocks
+    assert (table.grid.title, table.grid.rows[0][-1]) == (
+        "Cases that were not compared",
+        "not comparable: n: 128 -> 256",
+    )
 
 
 # -- pytest-benchmark's own comparison -----------------------------------------------------------------------------

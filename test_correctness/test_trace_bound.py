@@ -58,7 +58,7 @@ def test_a_timeline_is_recognised_by_its_actions(schedule):
     ("change", "message"),
     [
         (lambda timeline: {"schedule": "mine"}, "schedule='mine' is unknown; choose naive"),
-        (lambda timeline: {"events": ()}, "has 0 stages on 4 ranks; a schedule has as many on each"),
+        (lambda timeline: {"events": ()}, "has 0 stages on 4 ranks; a schedule has the same number of stages on each"),
         (lambda timeline: {"ranks": 3}, "has 4 stages on 3 ranks"),
         (
             lambda timeline: {

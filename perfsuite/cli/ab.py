@@ -239,7 +239,7 @@ def _own_line(found: tuple[Comparison, Metric]) -> str:
 def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> None:
     """The page of arm b beside arm a; what was measured is not lost where it cannot be written."""
     from perfsuite.reports.material import material_of_arms
-    from perfsuite.reports.page.page import write_page
+    from perfsuite.reports.page.page import page_line, write_page
 
     a, b = ([tuple(results.values()) for results in side] for side in runs.of)
     changes = [change_of(comparison) for comparison in comparisons]
@@ -249,7 +249,7 @@ def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> No
     except PerfsuiteError as error:
         print(f"page {path} was not written: {error}", file=sys.stderr)
     else:
-        print(f"page {path}")
+        print(f"page {page_line(path)}")
 
 
 def change_of(comparison: Comparison) -> CaseChange:

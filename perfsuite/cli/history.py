@@ -98,10 +98,10 @@ def _show(options: argparse.Namespace) -> int:
     )
     print_lines(show_lines(history, findings))
     if options.html is not None:
-        from perfsuite.reports.page.page import write_history
+        from perfsuite.reports.page.page import page_line, write_history
 
         write_history(OverTime(history=history, findings=findings), options.html)
-        print(f"\npage {options.html}")
+        print(f"\npage {page_line(options.html)}")
     if least is None:
         return EXIT_OK
     if _has(findings, least, options.fail_on == "any"):

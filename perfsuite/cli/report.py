@@ -144,7 +144,7 @@ def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
 def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
     """Carry out ``perfsuite report --html``."""
     from perfsuite.reports.material import material_of
-    from perfsuite.reports.page.page import write_page
+    from perfsuite.reports.page.page import page_line, write_page
 
     for given, name in ((options.style, "--style"), (options.out, "--out")):
         if given is not None:
@@ -157,7 +157,7 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
     beside = _imported(options, runs) if options.imported else []
     material = dataclasses.replace(material, over_time=_over_time(options), beside=tuple(beside))
     write_page(material, options.html)
-    print(f"page {options.html}")
+    print(f"page {page_line(options.html)}")
     return EXIT_OK
 
 

@@ -7,6 +7,7 @@ and is one line at every verbosity that fails the run.  The journal has everythi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import shlex
@@ -333,19 +334,20 @@ def _write_page(config: pytest.Config, path: Path) -> str | None:
     if record is None:
         return None
     from perfsuite.reports.material import material_of
-    from perfsuite.reports.page.page import write_page
+    from perfsuite.reports.page.page import page_line, write_page
     from perfsuite.reports.recording import Recording
 
     suite = config.stash[suite_key]
+    journal = suite.session.journal if suite.session else None
+    record = dataclasses.replace(record, path=Path(journal.path) if journal else None)
     try:
         run = Recording(run=record, device=suite.machine.model)
         write_page(material_of([run], show_hosts=collisions.option(config, "perf_show_hosts")), path)
     except PerfsuiteError as error:
-        journal = suite.session.journal if suite.session else None
         later = f"; perfsuite report {shlex.quote(str(journal.path))} --html FILE writes it" if journal else ""
         raise ConfigurationError(f"{error}{later}") from None
     on_screen = (record.results or record.failures) and config.stash[level_key] != "quiet"
-    return "" if on_screen else f"page {path}"
+    return "" if on_screen else f"page {page_line(path)}"
 
 
 OUTPUTS = (

@@ -152,7 +152,11 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
     """Where more is: the command that shows the journal again and the page, relative to the current directory."""
     session = suite.session
     page = config.stash[outputs_key].written.get("perf_html")
-    pages = [("page", _shown(page, config))] if page is not None else []
+    pages = []
+    if page is not None:
+        from perfsuite.reports.page.page import page_line
+
+        pages.append(("page", page_line(_shown(page, config))))
     if session is None or session.journal is None or session.journal_problem:
         return pages
     return [("tables", f"perfsuite show {shlex.quote(_shown(session.journal.path, config))}"), *pages]

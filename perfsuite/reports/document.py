@@ -1,22 +1,22 @@
-"""What a section of the page is made of: plain data, which the templates write as HTML.
+"""The parts of a page as plain data; templates turn them into HTML.
 
-A section is one file of :mod:`perfsuite.reports.page.sections`: the material in, a :class:`Section` out.  Nothing here
-holds markup, so no section can forget to escape.
+A section is a function in :mod:`perfsuite.reports.page.sections`: material in, a :class:`Section` out.  Blocks hold no
+markup, so a section cannot forget to escape a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 Tone = Literal["plain", "warn", "bad", "good"]
-"""How much a text asks for attention; it is also said in words, never by colour alone."""
+"""How urgent a text is; the text also says it in words, never by colour alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A heading, columns and rows of text, and lines below."""
+    """A table of texts with a title and notes."""
 
     title: str
     columns: tuple[str, ...]
@@ -31,11 +31,11 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """A paragraph."""
+    """A paragraph, with a command at its end where there is one."""
 
     text: str
     tone: Tone = "plain"
-    kind: str = "words"
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Item:
     text: str
     tone: Tone = "plain"
     case: str = ""
-    """Anchor of the case that it is about; empty for none."""
+    """Anchor of the case on the page; empty without one."""
     case_name: str = ""
 
 
@@ -55,13 +55,12 @@ class Items:
 
     items: Sequence[Item]
     more: str = ""
-    """What was left out, in words."""
-    kind: str = "items"
+    """A sentence about the items that were left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One figure that the page begins with."""
+    """One of the headline figures."""
 
     label: str
     figure: str
@@ -73,7 +72,6 @@ class Tiles:
     """Figures side by side."""
 
     tiles: Sequence[Tile]
-    kind: str = "tiles"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +80,15 @@ class Table:
 
     grid: Grid
     folded: bool = False
-    kind: str = "table"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart and the table of what it draws.  Without the renderer the table stands alone."""
+    """A chart and the table of its figures.  Without the renderer the table stands alone."""
 
     title: str
     spec: Mapping[str, Any]
-    """Vega-Lite, the data in it; :mod:`perfsuite.reports.page.charts` makes them."""
+    """A Vega-Lite specification with its data, made by :mod:`perfsuite.reports.page.charts`."""
     grid: Grid | None = None
     """None where the chart before has the table of both."""
     caption: str = ""
@@ -102,29 +99,26 @@ class Charts:
     """Charts side by side."""
 
     charts: Sequence[Chart]
-    small: bool = False
-    """Small multiples: more of them in a row."""
-    kind: str = "charts"
+    wide: bool = False
+    """Each chart has a row of its own and keeps its size; a narrow screen scrolls it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A picture that is SVG already, as wide as it needs to be; made by perfsuite and escaped there."""
+    """A picture in SVG that perfsuite made and escaped itself; it keeps its size."""
 
     title: str
     svg: str
     grid: Grid
     folded: bool = False
-    kind: str = "drawing"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """Text as a tool printed it, in letters of one width."""
+    """The output of a tool, in a monospaced font."""
 
     title: str
     text: str
-    kind: str = "printed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,47 +128,37 @@ class CaseRow:
     anchor: str
     name: str
     cells: tuple[tuple[str, float | None], ...]
-    """Text of each column, and the number to sort by where the text is one."""
+    """Text of each column, and the number to sort by."""
     details: tuple[tuple[str, str], ...] = ()
-    """What is folded below the name: label and text."""
+    """Label and text of each line that is folded below the name."""
     strip: str = ""
-    """The samples as the path of a picture 240 wide and 12 high."""
-    strip_told: str = ""
+    """The samples as an SVG path, 240 wide and 12 high."""
+    strip_tip: str = ""
 
 
 OPEN_ROWS = 300
-"""Cases of a table that are laid out as the page opens, and of each fold below it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fold:
-    """Rows that are there when they are unfolded."""
-
-    title: str
-    rows: Sequence[CaseRow]
+"""Cases in the open part of the table, and in each fold below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseTable:
-    """Every case, to be filtered and sorted."""
+    """All cases, with a filter and sorting."""
 
     columns: tuple[str, ...]
     rows: Sequence[CaseRow]
     more: str = ""
-    kind: str = "cases"
 
     @property
     def open_rows(self) -> Sequence[CaseRow]:
-        """What stands in the table that is there at once."""
+        """Return the rows that are shown at once."""
         return self.rows[:OPEN_ROWS]
 
     @property
-    def folds(self) -> Iterator[Fold]:
-        """The others, so many at a time: a browser lays out nothing of a fold that is closed."""
+    def folds(self) -> Iterator[tuple[str, Sequence[CaseRow]]]:
+        """Yield title and rows of each fold below; a browser lays out a fold only when it is opened."""
         for start in range(OPEN_ROWS, len(self.rows), OPEN_ROWS):
             rows = self.rows[start : start + OPEN_ROWS]
-            title = f"{start + 1} to {start + len(rows)}: {rows[0].name} to {rows[-1].name}"
-            yield Fold(title=title, rows=rows)
+            yield f"{start + 1} to {start + len(rows)}: {rows[0].name} to {rows[-1].name}", rows
 
 
 Block = Words | Items | Tiles | Table | Charts | Drawing | Printed | CaseTable
@@ -191,16 +175,18 @@ class Section:
 
 
 MOST_ROWS = 60
-"""Rows of a table; the rest is under All cases."""
+"""Maximum rows of a table; the others are under All cases."""
 MOST_BARS = 16
-"""Rows of a chart."""
+"""Maximum rows of a chart."""
 T = TypeVar("T")
 
 
 def grid(
     columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), title: str = "", *, of: int = 0
 ) -> Grid:
-    """A table without empty columns, cut after MOST_ROWS rows; ``of``: how many there are, where not all were made.
+    """Return a table without empty columns, cut after MOST_ROWS rows.
+
+    ``of``: the number of rows there are, where ``rows`` has only the first of them.
 
     >>> grid(["case", "us", "why"], [["a", "1", ""]]).columns
     ('case', 'us')
@@ -212,8 +198,16 @@ def grid(
     return Grid(title=title, columns=tuple(columns[index] for index in kept), rows=tuple(cut), notes=(*more, *notes))
 
 
+def grid_of(
+    members: Sequence[T], columns: Mapping[str, Callable[[T], str]], notes: Sequence[str] = (), title: str = ""
+) -> Grid:
+    """Return a table with a row for each of the first MOST_ROWS members."""
+    rows = [[cell(member) for cell in columns.values()] for member in members[:MOST_ROWS]]
+    return grid(list(columns), rows, notes, title, of=len(members))
+
+
 def spread_out(members: Sequence[T], most: int = MOST_BARS) -> list[T]:
-    """At most so many of a sequence, evenly spread, its first and last among them.
+    """Return at most ``most`` members, evenly spread, with the first and the last.
 
     >>> spread_out([1, 2, 3, 4, 5], 3)
     [1, 3, 5]
@@ -224,9 +218,9 @@ def spread_out(members: Sequence[T], most: int = MOST_BARS) -> list[T]:
 
 
 def left_out(shown: int, there: int) -> str:
-    """What a chart does not have; empty where it has all.
+    """Return a sentence about the members that a chart lacks; empty where it has all of them.
 
     >>> left_out(16, 20)
-    '16 of 20 are drawn, the table and All cases have the others'
+    '16 of 20 are drawn; the table and All cases have the others'
     """
-    return "" if shown >= there else f"{shown} of {there} are drawn, the table and All cases have the others"
+    return "" if shown >= there else f"{shown} of {there} are drawn; the table and All cases have the others"

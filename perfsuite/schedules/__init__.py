@@ -1,9 +1,8 @@
-"""Pipeline schedules as action orders, the event simulator, balanced splits; no torch."""
+"""Pipeline schedules as orders of actions, their simulator, and balanced splits of layers; without torch."""
 
-from perfsuite.schedules.balance import Split, balance, check_layers, split_costs
+from perfsuite.schedules.balance import balance, check_layers, split_costs
 from perfsuite.schedules.catalog import (
     SCHEDULES,
-    ScheduleSpec,
     check_counts,
     find_schedule,
     formula_bubble,
@@ -12,7 +11,6 @@ from perfsuite.schedules.catalog import (
 )
 from perfsuite.schedules.replay import (
     Imbalance,
-    Replay,
     StageTimes,
     durations_of,
     evened_durations,
@@ -20,20 +18,15 @@ from perfsuite.schedules.replay import (
     replay,
     schedule_of,
 )
-from perfsuite.schedules.schedule import Action, Durations, Kind, Order, Placement, Schedule, simulate, stages_of
+from perfsuite.schedules.schedule import Action, Kind, Order, Schedule, simulate, stages_of
 
 __all__ = [
     "SCHEDULES",
     "Action",
-    "Durations",
     "Imbalance",
     "Kind",
     "Order",
-    "Placement",
-    "Replay",
     "Schedule",
-    "ScheduleSpec",
-    "Split",
     "StageTimes",
     "balance",
     "check_counts",

@@ -1,4 +1,4 @@
-"""Splits layers into stages so that the slowest stage is as fast as it can be."""
+"""Split layers into stages so that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from itertools import accumulate
 from perfsuite.base.errors import InvalidParameter
 
 Split = tuple[range, ...]
-"""Layers of each stage, consecutive, at least one in each."""
+"""Consecutive layers of each stage, at least one per stage."""
 
 
 def balance(costs: Sequence[float], stages: int, *, embedding: float = 0, head: float = 0) -> Split:
-    """The split of consecutive layers that makes the largest stage smallest; among those, the most even one.
+    """Return the split with the smallest largest stage; among equal ones, the most even split.
 
-    ``costs`` are of the layers, in any unit; ``embedding`` is added to the first stage and ``head`` to the last.
-    Exact, by dynamic programming in O(stages x layers^2): first the smallest possible largest stage, then the least sum
-    of squares under it, then the earliest cuts.  A head as costly as two layers takes their place:
+    ``costs``: cost of each layer, in any unit; ``embedding`` is added to the first stage and ``head`` to the last.
+    Dynamic programming gives an exact result: the smallest largest stage, then the least sum of squares, then the
+    earliest cuts.
+
+    A head that costs as much as two layers replaces two layers of the last stage:
 
     >>> balance([1] * 7, 3, head=2)
     (range(0, 3), range(3, 6), range(6, 7))
     >>> split_costs([1] * 7, balance([1] * 7, 3, head=2), head=2)
     (3, 3, 3)
 
-    Raises InvalidParameter for more stages than layers, no stage, or a negative cost.
+    Raises InvalidParameter for fewer layers than stages, no stage, or a negative cost.
     """
     check_layers(len(costs), stages)
     if min(*costs, embedding, head) < 0:
@@ -34,8 +36,7 @@ def balance(costs: Sequence[float], stages: int, *, embedding: float = 0, head: 
     def cost_of(first: int, end: int) -> float:
         return until[end] - until[first] + (embedding if first == 0 else 0) + (head if end == layers else 0)
 
-    largest, _ = _best(layers, stages, cost_of, max)
-    bound = largest
+    bound, _ = _best(layers, stages, cost_of, max)
 
     def square(first: int, end: int) -> float:
         cost = cost_of(first, end)
@@ -48,30 +49,22 @@ def balance(costs: Sequence[float], stages: int, *, embedding: float = 0, head: 
 def _best(
     layers: int, stages: int, cost_of: Callable[[int, int], float], join: Callable[[float, float], float]
 ) -> tuple[float, tuple[int, ...]]:
-    """The least joined cost of cutting ``layers`` into ``stages``, and where each stage ends: the earliest such cuts.
+    """Return the least joined cost of cutting ``layers`` into ``stages``, and the end of each stage.
 
-    Cuts of equal cost are compared by ``place``, where they stand among those of as many stages: first end first.
+    Of cuts with equal cost, the earliest are returned.
     """
-    least: dict[int, float] = {end: cost_of(0, end) for end in range(1, layers + 1)}
-    place = {end: index for index, end in enumerate(least)}
-    before: list[dict[int, int]] = []
+    least: dict[int, tuple[float, tuple[int, ...]]] = {end: (cost_of(0, end), ()) for end in range(1, layers + 1)}
     for stage in range(1, stages):
-        chosen = {
-            end: min((join(least[cut], cost_of(cut, end)), place[cut], cut) for cut in range(stage, end))
+        least = {
+            end: min((join(least[cut][0], cost_of(cut, end)), (*least[cut][1], cut)) for cut in range(stage, end))
             for end in range(stage + 1, layers + 1)
         }
-        least = {end: cost for end, (cost, _, _) in chosen.items()}
-        cuts = {end: cut for end, (_, _, cut) in chosen.items()}
-        place = {end: index for index, end in enumerate(sorted(cuts, key=lambda end: (place[cuts[end]], end)))}
-        before.append(cuts)
-    ends = [layers]
-    for cuts in reversed(before):
-        ends.append(cuts[ends[-1]])
-    return least[layers], tuple(reversed(ends))
+    cost, cuts = least[layers]
+    return cost, (*cuts, layers)
 
 
 def split_costs(costs: Sequence[float], split: Split, *, embedding: float = 0, head: float = 0) -> tuple[float, ...]:
-    """Cost of each stage of ``split``, embedding and head included.
+    """Return the cost of each stage of ``split``, with embedding and head.
 
     >>> split_costs([1, 1, 4], (range(0, 2), range(2, 3)), embedding=3)
     (5, 4)
@@ -86,6 +79,6 @@ def check_layers(num_layers: int, num_stages: int) -> None:
     """Raise InvalidParameter unless every stage can have a layer."""
     if not 1 <= num_stages <= num_layers:
         raise InvalidParameter(
-            f"{num_stages} stages for num_layers={num_layers}: every stage has at least one layer; "
+            f"{num_stages} stages for num_layers={num_layers}: each stage needs at least one layer; "
             f"choose 1 to {num_layers} stages (ranks x stages_per_rank)"
         )

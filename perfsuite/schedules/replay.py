@@ -1,7 +1,7 @@
-"""A timeline's schedule once more, with the timeline's own durations and nothing else that takes time.
+"""Simulate the schedule of a timeline with the durations of the timeline.
 
-The runtime's records, the gate's rule, the terminal, pictures and traces hold a step against it; it is simulated once.
-How long an action takes comes from the timeline, evened out over the stages, or from stage times.
+Records, the gate, the terminal, pictures and traces compare a step with this simulation.  Durations come from the
+timeline, from its means per kind, or from stage times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfsuite.schedules.schedule import LETTERS, Action, Durations, Schedule, s
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Durations that depend on the stage and the kind alone; call it with an action.
+    """Durations that depend only on stage and kind; call the object with an action.
 
     >>> times = StageTimes.in_proportion([1, 3], forward_s=2, backward_input_s=2, backward_weight_s=1)
     >>> times(Action(kind="forward", stage=1, micro_batch=0)), times(Action(kind="backward", stage=1, micro_batch=0))
@@ -27,10 +27,10 @@ class StageTimes:
     """
 
     forward_s: tuple[float, ...]
-    """By stage."""
+    """Per stage."""
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
-    """By stage; a whole backward takes both."""
+    """Per stage; a whole backward takes the sum of both."""
 
     def __post_init__(self) -> None:
         if not len(self.forward_s) == len(self.backward_input_s) == len(self.backward_weight_s):
@@ -43,7 +43,7 @@ class StageTimes:
     def in_proportion(
         cls, costs: Sequence[float], *, forward_s: float = 1, backward_input_s: float = 1, backward_weight_s: float = 1
     ) -> StageTimes:
-        """A stage of cost c takes c times the given seconds; ``[1] * n`` is n equal stages."""
+        """Return times where a stage of cost c takes c times these seconds; ``[1] * n``: n equal stages."""
         return cls(
             forward_s=tuple(cost * forward_s for cost in costs),
             backward_input_s=tuple(cost * backward_input_s for cost in costs),
@@ -51,7 +51,7 @@ class StageTimes:
         )
 
     def __call__(self, action: Action) -> float:
-        """Seconds of ``action``."""
+        """Return the seconds of ``action``."""
         stage = action.stage
         if action.kind == "forward":
             return self.forward_s[stage]
@@ -61,7 +61,7 @@ class StageTimes:
 
 
 def durations_of(timeline: Timeline) -> Durations:
-    """What each action took in ``timeline``; asking for one that it lacks raises InvalidParameter."""
+    """Return the durations in ``timeline``; they raise InvalidParameter for an action that it lacks."""
     took = {
         (event.kind, event.stage, event.micro_batch): event.end_s - event.start_s
         for event in timeline.events
@@ -80,44 +80,40 @@ def durations_of(timeline: Timeline) -> Durations:
 
 
 def evened_durations(timeline: Timeline) -> Durations:
-    """Every stage takes what the stages of ``timeline`` took on average, kind by kind: a perfectly balanced split."""
+    """Return the mean durations of each kind over the stages: those of a perfectly balanced split."""
     took: dict[str, list[float]] = defaultdict(list)
     for event in timeline.events:
         if event.kind in LETTERS:
             took[event.kind].append(event.end_s - event.start_s)
     mean: dict[str, float] = {kind: sum(seconds) / len(seconds) for kind, seconds in took.items()}
-
-    def seconds(action: Action) -> float:
-        return mean[action.kind]
-
-    return seconds
+    return lambda action: mean[action.kind]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imbalance:
-    """How unevenly the work of a step lies on the ranks."""
+    """The distribution of the work of a step over the ranks."""
 
     rank: int
-    """The busiest rank: no step is shorter than its work."""
+    """The busiest rank; a step is at least as long as its work."""
     stage: int
-    """The stage with the most work on that rank: the one that binds."""
+    """The stage with the most work on that rank: the bottleneck."""
     busy_s: float
-    """Work of that rank."""
+    """Seconds of work of that rank."""
     mean_busy_s: float
-    """Work of a rank on average."""
+    """Mean seconds of work of a rank."""
     simulated: Timeline
-    """The schedule with the durations as they are, waits and messages included."""
+    """The schedule with these durations, with waits and messages."""
     balanced: Timeline
-    """The schedule with the same work spread evenly over the stages."""
+    """The schedule with the same work distributed evenly over the stages."""
 
     @property
     def excess(self) -> float:
-        """Work of the busiest rank over the average, minus 1; 0 is even, where an average may round to more."""
+        """Return the work of the busiest rank over the mean, minus 1; 0 for an even distribution."""
         return max(0.0, self.busy_s / self.mean_busy_s - 1)
 
 
 def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: float = 0) -> Imbalance:
-    """The stage that binds in ``timeline``, measured or simulated, and both simulations of its schedule.
+    """Return the bottleneck of ``timeline`` and both simulations of its schedule.
 
     Raises InvalidParameter when the timeline lacks an action of the schedule.
     """
@@ -144,28 +140,28 @@ def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: f
 
 
 _KEPT = 64
-"""Timelines whose replay is kept: all who ask for that of a case do so within few cases."""
+"""Replays in the cache; all users of a case's replay run within few cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What can be known of a timeline by simulating it again."""
+    """The simulation of a timeline's schedule."""
 
     schedule: Schedule | None
-    """None for one that is not in the catalogue."""
+    """None for a schedule that is not in the catalog."""
     imbalance: Imbalance | None
-    """Both simulations and which stage binds; None without a schedule, or where the timeline lacks an action of it."""
+    """Both simulations and the bottleneck; None without a schedule, or where the timeline lacks an action."""
     reason: str = ""
-    """Why there is no simulation."""
+    """The reason where there is no simulation."""
 
     @property
     def simulated(self) -> Timeline | None:
-        """The schedule with the timeline's durations, waits and messages included: no step can be shorter."""
+        """Return the simulation with waits and messages; a step cannot be shorter."""
         return self.imbalance.simulated if self.imbalance else None
 
 
 def schedule_of(timeline: Timeline) -> Schedule:
-    """The schedule that ``timeline`` names, with the counts of stages and micro-batches that its actions have.
+    """Return the schedule that ``timeline`` names, with the numbers of stages and micro-batches of its actions.
 
     >>> from perfsuite.schedules.replay import StageTimes
     >>> from perfsuite.schedules.schedule import simulate
@@ -174,8 +170,8 @@ def schedule_of(timeline: Timeline) -> Schedule:
     >>> ran.name, ran.ranks, ran.stages_per_rank, ran.num_micro_batches
     ('zbv', 2, 2, 5)
 
-    Raises InvalidParameter when the catalogue has no such schedule, or when a stage ran on another rank than the
-    schedule puts it on.  That every action is there, :func:`~perfsuite.schedules.replay.durations_of` finds out.
+    Raises InvalidParameter for a schedule that is not in the catalog, and for a stage on another rank than in the
+    schedule.  :func:`durations_of` checks that no action is missing.
     """
     actions = [event for event in timeline.events if event.kind in LETTERS]
     stages = 1 + max((event.stage for event in actions), default=-1)
@@ -183,7 +179,8 @@ def schedule_of(timeline: Timeline) -> Schedule:
     name = timeline.schedule or "a pipeline"
     if not actions or stages % timeline.ranks:
         raise InvalidParameter(
-            f"the timeline of {name} has {stages} stages on {timeline.ranks} ranks; a schedule has as many on each"
+            f"the timeline of {name} has {stages} stages on {timeline.ranks} ranks; "
+            "a schedule has the same number of stages on each rank"
         )
     schedule = make_schedule(
         timeline.schedule,
@@ -203,7 +200,7 @@ def schedule_of(timeline: Timeline) -> Schedule:
 
 @functools.lru_cache(maxsize=_KEPT)
 def replay(timeline: Timeline) -> Replay:
-    """The schedule that ``timeline`` names, simulated with its durations.
+    """Return the simulation of the schedule that ``timeline`` names, with its durations.
 
     >>> from perfsuite.schedules.schedule import simulate
     >>> timeline = simulate(make_schedule("gpipe", ranks=2, num_micro_batches=2), lambda action: 1, detail=True)
@@ -214,5 +211,5 @@ def replay(timeline: Timeline) -> Replay:
     try:
         schedule = schedule_of(timeline)
         return Replay(schedule=schedule, imbalance=find_imbalance(schedule, timeline))
-    except InvalidParameter as reason:  # somebody's own schedule, or an action is missing
+    except InvalidParameter as reason:  # a schedule outside the catalog, or an action is missing
         return Replay(schedule=schedule, imbalance=None, reason=str(reason))

@@ -1,8 +1,7 @@
-"""A schedule: the order of actions on every rank, checked when it is made.
+"""A schedule: the checked order of actions on every rank, and its simulator.
 
-Stages are placed on ranks either in a *loop* (stage s on rank s mod p), as the interleaved schedules need it, or in a
-*v* (down the ranks and back up again: rank r has stages r and 2p - 1 - r), as ZBV and DualPipeV do.  :func:`simulate`
-gives a schedule and the duration of every action a timeline, with no process and no clock.
+Interleaved schedules place stages in a *loop*: stage s is on rank s mod p.  ZBV and DualPipeV place them in a *v*: rank
+r has stages r and 2p - 1 - r.  :func:`simulate` makes a timeline of a schedule and durations, without processes.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.step import Timeline, TimelineEvent
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
-"""``backward`` is both gradients at once; a schedule that splits it runs ``backward_input`` (the gradient that the
-previous stage waits for) and, any time later, ``backward_weight``."""
+"""``backward`` computes both gradients.  Some schedules split it into ``backward_input``, the gradient for the previous
+stage, and a later ``backward_weight``."""
 
 LETTERS: Mapping[Kind, str] = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
-"""One letter per kind, as torch and the zero-bubble paper write them."""
+"""The letters of torch and of the zero-bubble paper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """One entry of a rank's order.
+    """One entry in the order of a rank.
 
     >>> print(Action(kind="forward", stage=2, micro_batch=5))
     2F5
@@ -32,29 +31,28 @@ class Action:
 
     kind: Kind
     stage: int
-    """0 is the stage that holds the embedding."""
+    """Stage 0 holds the embedding."""
     micro_batch: int
     joined: bool = False
-    """One unit with the rank's next action (an overlapped forward and backward): what this action sends to another rank
-    leaves when that one has ended too."""
+    """Whether the action overlaps with the rank's next action; its output leaves when both have ended."""
 
     def __str__(self) -> str:
         return f"{self.stage}{LETTERS[self.kind]}{self.micro_batch}{'+' if self.joined else ''}"
 
 
 Order = tuple[Action, ...]
-"""What one rank does, first to last."""
+"""The actions of one rank, first to last."""
 
 Durations = Callable[[Action], float]
-"""Seconds that an action takes; the simulator only adds and compares them, so that fractions stay exact."""
+"""The seconds of an action; the simulator only adds and compares them, so fractions stay exact."""
 
 
 @dataclass(kw_only=True)
 class Walk:
-    """One execution: an action starts when its rank is free and its input has arrived; :meth:`run` fills the times.
+    """One execution: an action starts when its rank is free and its input has arrived.
 
-    Sending and receiving cost the ranks nothing: an output travels ``communication_s`` after its action has ended (a
-    joined action: after the next one has), and not at all between two stages of one rank.
+    An output arrives ``communication_s`` after the end of its action (joined: of the next action), and at once on the
+    same rank.  Messages take no time of the ranks.
     """
 
     schedule: Schedule
@@ -62,21 +60,21 @@ class Walk:
     communication_s: float
     rank_of_stage: tuple[int, ...] = ()
     times: list[list[tuple[float, float]]] = field(default_factory=list)
-    """By rank: start and end of each action of its order."""
+    """Start and end of each action, by rank."""
     activations: list[float | None] = field(default_factory=list)
-    """When the input of stage s and micro-batch b left the stage before, at s x m + b."""
+    """At index s x m + b: the time when the input of stage s and micro-batch b left the stage before."""
     gradients: list[float | None] = field(default_factory=list)
-    """When the output gradient of stage s and micro-batch b left the stage after, at s x m + b."""
+    """At index s x m + b: the time when the gradient for stage s and micro-batch b left the stage after."""
     _before: tuple[int | None, ...] = ()
-    """The stage before each stage: activations come from it, gradients go to it."""
+    """The stage that sends activations to each stage and gets its gradients."""
     _after: tuple[int | None, ...] = ()
     _blocked: dict[tuple[bool, int], int] = field(default_factory=dict)
-    """(activation rather than gradient, cell) that a rank waits for -> the rank."""
+    """The rank that waits for (is an activation, index)."""
     _ready: list[int] = field(default_factory=list)
-    """Ranks that can go on."""
+    """Ranks that can continue."""
 
     def run(self) -> Walk:
-        """Walk to the end; InvalidParameter names where every rank stands when none can go on."""
+        """Fill ``times``; raises InvalidParameter with the action of every blocked rank where none can continue."""
         orders, self.rank_of_stage = self.schedule.orders, self.schedule.rank_of_stage
         stages = len(self.rank_of_stage)
         self._before, self._after = (None, *range(stages - 1)), (*range(1, stages), None)
@@ -96,12 +94,12 @@ class Walk:
         return self
 
     def sends(self, action: Action) -> bool:
-        """Whether what ``action`` makes goes to another rank."""
+        """Return whether the output of ``action`` goes to another rank."""
         target = (self._after if action.kind == "forward" else self._before)[action.stage]
         return action.kind != "backward_weight" and self._is_elsewhere(target, action)
 
     def arrival_s(self, action: Action) -> float | None:
-        """When the input of ``action`` arrived; None where it comes from no other rank, or has not left yet."""
+        """Return the arrival of the input of ``action`` from another rank; None without one."""
         forward = action.kind == "forward"
         source = (self._before if forward else self._after)[action.stage]
         if action.kind == "backward_weight" or not self._is_elsewhere(source, action):
@@ -115,7 +113,7 @@ class Walk:
         return stage is not None and self.rank_of_stage[stage] != self.rank_of_stage[action.stage]
 
     def _go_on(self, rank: int) -> None:
-        """Run the actions of ``rank`` until one lacks its input."""
+        """Run the actions of ``rank`` until an input is missing."""
         order, times, seconds = self.schedule.orders[rank], self.times[rank], self.seconds
         width = self.schedule.num_micro_batches
         free: float = times[-1][1] if times else 0
@@ -142,7 +140,7 @@ class Walk:
                 self._hand_over(action, free)
 
     def _hand_over(self, action: Action, now: float) -> None:
-        """Send what ``action`` made to the stage that needs it, and wake the rank that waits for it."""
+        """Send the output of ``action`` to the next stage, and wake the rank that waits for it."""
         forward = action.kind == "forward"
         target = (self._after if forward else self._before)[action.stage]
         if target is None or action.kind == "backward_weight":
@@ -162,13 +160,13 @@ _BEFORE: dict[Kind, frozenset[Kind]] = {
     "backward_input": frozenset({"forward"}),
     "backward_weight": frozenset({"forward", "backward_input"}),
 }
-"""What must have run on a stage and micro-batch, and nothing else, before each kind."""
+"""The kinds that must have run on a stage and micro-batch before each kind."""
 
 _COMPLETE = (frozenset({"forward", "backward"}), frozenset({"forward", "backward_input", "backward_weight"}))
 
 
 def stages_of(rank: int, *, ranks: int, stages_per_rank: int, placement: Placement) -> tuple[int, ...]:
-    """The stages on ``rank``, ascending.
+    """Return the stages on ``rank``, ascending.
 
     >>> stages_of(1, ranks=4, stages_per_rank=2, placement="loop")
     (1, 5)
@@ -182,18 +180,18 @@ def stages_of(rank: int, *, ranks: int, stages_per_rank: int, placement: Placeme
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Orders of actions for all ranks; InvalidParameter when they are no pipeline that can run to its end."""
+    """Orders of actions for all ranks; raises InvalidParameter where they are illegal or never end."""
 
     name: str
     ranks: int
-    """p, along the pipeline."""
+    """p: ranks of the pipeline."""
     stages_per_rank: int
-    """v."""
+    """v"""
     num_micro_batches: int
-    """m."""
+    """m"""
     placement: Placement
     orders: tuple[Order, ...]
-    """By rank."""
+    """One per rank."""
 
     def __post_init__(self) -> None:
         if len(self.orders) != self.ranks:
@@ -204,22 +202,22 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Stages on all ranks, p x v."""
+        """Return the stages on all ranks, p x v."""
         return self.ranks * self.stages_per_rank
 
     @property
     def splits_backwards(self) -> bool:
-        """Whether some backward is two actions: the gradient of the input, and that of the weights."""
+        """Return whether gradients of inputs and of weights are separate actions."""
         return any(action.kind == "backward_input" for order in self.orders for action in order)
 
     @property
     def num_actions(self) -> int:
-        """Actions on all ranks."""
+        """Return the number of actions on all ranks."""
         return sum(len(order) for order in self.orders)
 
     @property
     def rank_of_stage(self) -> tuple[int, ...]:
-        """The rank that holds each stage."""
+        """Return the rank of each stage."""
         placed = [0] * self.num_stages
         for rank in range(self.ranks):
             for stage in self.stages_of(rank):
@@ -227,15 +225,15 @@ class Schedule:
         return tuple(placed)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages on ``rank``, ascending."""
+        """Return the stages on ``rank``, ascending."""
         return stages_of(rank, ranks=self.ranks, stages_per_rank=self.stages_per_rank, placement=self.placement)
 
     def walk(self, seconds: Durations, *, communication_s: float = 0) -> Walk:
-        """One execution with these durations; InvalidParameter when the orders never end."""
+        """Return an execution with these durations; raises InvalidParameter where the orders never end."""
         return Walk(schedule=self, seconds=seconds, communication_s=communication_s).run()
 
     def _check_order(self, rank: int, order: Order) -> None:
-        """Every stage of the rank runs every micro-batch forward and backward exactly once, in that order."""
+        """Require that each stage runs each micro-batch forward and then backward, exactly once."""
         stages = self.stages_of(rank)
         done: dict[tuple[int, int], frozenset[Kind]] = {
             (stage, micro_batch): frozenset() for stage in stages for micro_batch in range(self.num_micro_batches)
@@ -266,13 +264,11 @@ class Schedule:
 
 
 def simulate(schedule: Schedule, seconds: Durations, *, communication_s: float = 0, detail: bool = False) -> Timeline:
-    """When each action starts and ends if ranks only wait for their inputs.
+    """Return the timeline of a step in which ranks wait only for their inputs.
 
-    ``seconds`` gives an action's duration; ``communication_s`` is how long an output travels to another rank, during
-    which neither rank is held up.  With ``detail``, for traces and pictures, the timeline has besides the actions a
-    ``wait`` wherever a rank stands idle before one, and of no length a ``send`` when an output leaves and a ``receive``
-    when an input arrives.  Times are only added and compared: integers and fractions stay exact.  Raises
-    InvalidParameter for a negative delay.
+    ``seconds``: the duration of an action; ``communication_s``: the delay of an output to another rank, which blocks
+    neither rank.  With ``detail``, the timeline also has a ``wait`` before an action of an idle rank, and ``send`` and
+    ``receive`` without duration.  Integers and fractions stay exact.  Raises InvalidParameter for a negative delay.
 
     >>> from perfsuite.schedules.catalog import make_schedule
     >>> from perfsuite.schedules.replay import StageTimes
@@ -302,7 +298,7 @@ def simulate(schedule: Schedule, seconds: Durations, *, communication_s: float =
 
 
 def _before(walk: Walk, rank: int, action: Action, free: float, start: float) -> Iterator[TimelineEvent]:
-    """The wait for ``action`` and the arrival of its input."""
+    """Yield the wait for ``action`` and the arrival of its input."""
     if start > free:
         yield _event("wait", rank, action, free, start)
     arrived = walk.arrival_s(action)

@@ -1,6 +1,6 @@
 """Schedules on stages placed in a V: rank r has stages r and 2p - 1 - r, so the first rank also has the last stage.
 
-Below, *a* is the rank's stage on the way down and *b* the one on the way up.
+Below, *a* is the stage of a rank on the way down, and *b* its stage on the way up.
 
 Sources: ZBV, Qi et al. 2024, "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 6; DualPipeV, the folded
 form of DualPipe, DeepSeek-V3 technical report, arXiv:2412.19437, section 3.2.1, in the eight steps of its release.
@@ -16,11 +16,11 @@ from perfsuite.schedules.schedule import Action, Kind, Order
 
 @dataclass(kw_only=True)
 class _Row:
-    """The order of one rank as it grows; each kind of action on a stage takes the micro-batches in turn."""
+    """The growing order of one rank; each kind of action on a stage runs the micro-batches in turn."""
 
     actions: list[Action] = field(default_factory=list)
     count: Counter[tuple[Kind, int]] = field(default_factory=Counter)
-    """(kind, stage) -> how many so far; a whole backward counts as both of its halves."""
+    """Actions so far by (kind, stage); a whole backward counts as both of its halves."""
 
     def run(self, kind: Kind, stage: int, *, joined: bool = False) -> None:
         """Append ``kind`` on the next micro-batch of ``stage``."""
@@ -42,9 +42,9 @@ class _Row:
 
 
 def zbv(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
-    """Zero bubble on a V: nothing waits in the steady state when forward and both halves of backward take equally long.
+    """Return zero bubble on a V: in the steady state no rank waits if F, I and W are equally long.
 
-    Made for at least 2p - 1 micro-batches, as many as fill the V; those beyond m are dropped.
+    The order is made for at least 2p - 1 micro-batches, which fill the V; micro-batches beyond m are dropped.
     """
     filled = max(2 * ranks - 1, num_micro_batches)
     return tuple(
@@ -85,7 +85,7 @@ def _zbv_row(rank: int, ranks: int, num_micro_batches: int) -> Order:
 
 
 def dualpipev(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
-    """The forward of one stage overlapped with the backward of the other; needs m >= 2p."""
+    """Return orders that overlap the forward of one stage with the backward of the other; needs m >= 2p."""
     return tuple(_dualpipev_row(rank, ranks, num_micro_batches) for rank in range(ranks))
 
 
@@ -102,7 +102,7 @@ def _dualpipev_row(rank: int, ranks: int, num_micro_batches: int) -> Order:
         row.run_split(b)
         row.run("forward", b)
     for turn in range(num_micro_batches - 2 * ranks + rank + 1):  # 4: steady, forward and backward overlapped
-        # Apart at the tip of the V's first turn: joining would only keep the other ranks waiting for this forward.
+        # Not joined in the first turn of the last rank: the other ranks would wait for this forward.
         row.run("forward", a, joined=turn > 0 or behind > 0)
         row.run("backward", b)
         row.run("forward", b, joined=True)

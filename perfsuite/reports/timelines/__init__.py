@@ -1,1 +1,1 @@
-"""Timelines of pipelines for other programs and for eyes: traces and pictures."""
+"""Timelines of pipelines as traces for other programs and as pictures."""

@@ -1,4 +1,4 @@
-"""Where timelines lie on disk: a trace and a picture per case, named by its id, whole or not there at all."""
+"""Write timelines to disk: a trace and a picture per case, named by its id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,27 +22,27 @@ from perfsuite.reports.timelines.picture import timeline_svg
 
 TRACE, PICTURE = ".trace.json", ".svg"
 _LONGEST = 120
-"""Characters of a case's name in a file's name; most file systems end at 255 bytes."""
+"""Maximum characters of a case in a file name; most file systems allow 255 bytes."""
 
 
 def file_stem(case: str) -> str:
-    """What the files of a case begin with: its name without the test file, and eight digits that tell ids apart.
+    """Return the beginning of the file names of a case: its name without the test file, and eight digits of a hash.
 
     >>> file_stem("test_perf/test_pipeline.py::test_schedule[cpu-ws4-1f1b-m8]")
     'test_schedule-cpu-ws4-1f1b-m8-5ef71bda'
 
-    What a shell or a file system might take amiss becomes a dash; the digits are of the whole id, so two cases never
-    share a file, on no system.
+    A dash replaces characters that a shell or a file system may not accept.  The hash is of the whole id, so two cases
+    never have the same file.
     """
     name = re.sub(r"[^\w.=+-]+", "-", name_of(case), flags=re.ASCII).strip("-.")
     return f"{name[:_LONGEST].rstrip('-.')}-{hashlib.sha256(case.encode(errors='backslashreplace')).hexdigest()[:8]}"
 
 
 def write_case(case: str, timeline: Timeline, folder: Path) -> tuple[Path, Path]:
-    """Write trace and picture of a case's step into ``folder``, over those of an earlier run; their paths.
+    """Write trace and picture of a case's step into ``folder``, which is made if missing, and return their paths.
 
-    The folder is made where it is missing; a simulated step lies beside the measured one.  Raises ConfigurationError
-    when they cannot be written, InvalidParameter for a timeline that cannot be shown; no half-written file is left.
+    Files of an earlier run are replaced; a simulated step has files of its own.  Raises ConfigurationError where a file
+    cannot be written, and InvalidParameter for a bad timeline.
     """
     check_timeline(timeline)
     stem = file_stem(case) + (".simulated" if timeline.source == "simulated" else "")
@@ -54,14 +54,14 @@ def write_case(case: str, timeline: Timeline, folder: Path) -> tuple[Path, Path]
 
 
 def check_timeline(timeline: Timeline) -> None:
-    """Raise InvalidParameter for an event that is on no rank, has no finite times or ends before it starts."""
+    """Raise InvalidParameter for an event with an illegal rank, with infinite times, or that ends before its start."""
     for event in timeline.events:
-        said = f"the timeline of {timeline.schedule or 'a pipeline'} has a {event.kind} of stage {event.stage}"
+        event_words = f"the timeline of {timeline.schedule or 'a pipeline'} has a {event.kind} of stage {event.stage}"
         if not 0 <= event.rank < timeline.ranks:
-            raise InvalidParameter(f"{said} on rank {event.rank}; its ranks are 0 to {timeline.ranks - 1}")
+            raise InvalidParameter(f"{event_words} on rank {event.rank}; its ranks are 0 to {timeline.ranks - 1}")
         if not (math.isfinite(event.start_s) and math.isfinite(event.end_s)) or event.end_s < event.start_s:
             raise InvalidParameter(
-                f"{said} from {float(event.start_s)} s to {float(event.end_s)} s; record finite times in order"
+                f"{event_words} from {float(event.start_s)} s to {float(event.end_s)} s; record finite times in order"
             )
 
 
@@ -73,43 +73,39 @@ _HEAD = (
 
 
 def write_index(pictures: Iterable[tuple[str, Path, Path]], folder: Path) -> Path:
-    """Write the page of cases with their trace and picture, all in ``folder``; its path.
+    """Write the page of cases with their trace and picture, all in ``folder``, and return its path.
 
-    Raises ConfigurationError when it cannot be written.  The same cases give the same bytes.
+    Raises ConfigurationError where it cannot be written.  Equal cases give equal bytes.
     """
-    path = folder / INDEX
-    write_file(path, f"{_HEAD}{''.join(_entry(*picture) for picture in pictures)}</body></html>\n")
+    path, entries = folder / INDEX, []
+    for case, trace, picture in pictures:
+        name, image = escape(printable(case)), escape(picture.name)
+        shown = f'<a href="{image}"><img src="{image}" alt="timeline of {name}"></a>'
+        link = f'<a href="{escape(trace.name)}">trace for ui.perfetto.dev</a>'
+        entries.append(f"<h2>{name}</h2>\n<p>{shown}</p>\n<p>{link}</p>\n")
+    write_file(path, f"{_HEAD}{''.join(entries)}</body></html>\n")
     return path
 
 
-def _entry(case: str, trace: Path, picture: Path) -> str:
-    name = escape(printable(case))
-    shown = f'<a href="{escape(picture.name)}"><img src="{escape(picture.name)}" alt="timeline of {name}"></a>'
-    return f'<h2>{name}</h2>\n<p>{shown}</p>\n<p><a href="{escape(trace.name)}">trace for ui.perfetto.dev</a></p>\n'
-
-
 _TRACKS = ("compute", "wait", "messages")
-"""Tracks of a rank; a track's number is its thread id."""
+"""Tracks of a rank, by thread id."""
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """The timeline as a JSON object for https://ui.perfetto.dev or chrome://tracing; zero is the first event's start.
+    """Return the timeline as a JSON object for https://ui.perfetto.dev or chrome://tracing.
 
-    The format is https://perfetto.dev/docs/getting-started/other-formats: a process per rank, in it a track each for
-    computing, waiting and messages; complete (``X``) events in microseconds.
-
-    Events keep stage and micro-batch as arguments; schedule, source and both bubbles stand in ``otherData``.  Raises
-    InvalidParameter for a timeline without actions.
+    The format is https://perfetto.dev/docs/getting-started/other-formats.  Each rank is a process with a track each for
+    computing, waiting and messages.  Times are microseconds since the start of the first event.  Arguments of an event
+    are stage and micro-batch; ``otherData`` has schedule, source and both bubbles.  Raises InvalidParameter for a
+    timeline without actions.
     """
     first, last = step_bounds_s(timeline)
     zero = min(event.start_s for event in timeline.events)
     events: list[dict[str, Any]] = []
     for rank in range(timeline.ranks):
-        events.append(_name("process_name", rank, 0, {"name": timeline.name_of(rank)}))
-        events.append(_name("process_sort_index", rank, 0, {"sort_index": rank}))
+        events += _named("process", timeline.name_of(rank), rank, {"pid": rank, "tid": 0})
         for track, name in enumerate(_TRACKS):
-            events.append(_name("thread_name", rank, track, {"name": name}))
-            events.append(_name("thread_sort_index", rank, track, {"sort_index": track}))
+            events += _named("thread", name, track, {"pid": rank, "tid": track})
     events.extend(_complete(event, zero) for event in timeline.events)
     return {
         "traceEvents": events,
@@ -127,12 +123,14 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def trace_text(timeline: Timeline) -> str:
-    """:func:`chrome_trace` as one line of JSON, without NaN or infinity, which viewers refuse."""
+    """Return :func:`chrome_trace` as one line of JSON; raises ValueError for NaN and infinity, which viewers reject."""
     return json.dumps(chrome_trace(timeline), allow_nan=False) + "\n"
 
 
-def _name(kind: str, rank: int, track: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": rank, "tid": track, "args": arguments}
+def _named(what: str, name: str, index: int, place: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield the events that name a process or a thread and give it its place."""
+    yield {"name": f"{what}_name", "ph": "M", **place, "args": {"name": name}}
+    yield {"name": f"{what}_sort_index", "ph": "M", **place, "args": {"sort_index": index}}
 
 
 def _complete(event: TimelineEvent, zero: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The parts of the page, a function each: the material in, a :class:`~perfsuite.reports.document.Section` out.
+"""The sections of a page, a function each: material in, a :class:`~perfsuite.reports.document.Section` out.
 
-A section that has nothing to show gives None.  A new one is one function and its line in ``SECTIONS``.
+A section without anything to show is None.  A new section is one function and its line in ``SECTIONS``.
 """
 
 from __future__ import annotations
@@ -13,29 +13,27 @@ from perfsuite.reports.page.sections import (
     appendix,
     cases,
     collectives,
-    comparison,
     device,
     history,
     options,
     pipelines,
-    scaling,
     training,
     verdict,
 )
 
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     verdict.section,
-    comparison.section,
+    verdict.comparison,
     history.section,
     device.section,
     collectives.section,
     training.section,
-    scaling.section,
+    training.scaling,
     options.section,
     pipelines.section,
     appendix.checklist,
     appendix.other_tools,
-    appendix.environment,
     cases.section,
+    appendix.environment,
 )
 """In the order of the page."""

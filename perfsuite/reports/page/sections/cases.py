@@ -1,4 +1,4 @@
-"""Every case, to be filtered and sorted, with its samples, spans, ranks and parameters folded below its name."""
+"""The table of all cases, with a filter, sorting, and details folded below each name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perfsuite.reports.ids import anchor_of
 from perfsuite.reports.material import Material
 
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
-"""What rows and what details may take of the page's 5 MB; details of what failed and of slow cases come first."""
+"""Maximum bytes of rows and of details on a page of 5 MB; failed and slow cases get their details first."""
 _STRIP_PX = 240
 _LOOKED_INTO = 2000
-"""Of more cases only those with details have their spread of ranks and disturbed samples told."""
+"""With more cases, only those with details show their rank spread and disturbed samples."""
 _KEY = (
     ("busbw_gb_per_s", 1e9, "B/s bus"),
     ("tflops", 1e12, "FLOPS"),
@@ -26,20 +26,17 @@ _KEY = (
     ("tokens_per_s", 1.0, "tokens/s"),
     ("samples_per_s", 1.0, "samples/s"),
 )
-"""The figure of a row: the first that the case has."""
+"""Metric, factor and unit of the figure in a row: the first metric that the case has."""
 COLUMNS = ("case", "ranks", "median", "figure", "rank spread", "disturbed", "verdict")
 
-_DISTURBED = (
-    "Disturbed: samples in which a rank was switched out; ranks that fill every core of a host do that to each other."
-)
+_DISTURBED = "Disturbed: share of the samples in which another process or rank took the core of a rank."
 
 
 def section(material: Material) -> Section | None:
-    """Rows as far as the page's size allows, those that need a reader first where they do not all fit."""
+    """Return as many rows as the page may hold; where not all fit, cases that need attention come first."""
     if not material.cases:
         return None
     room, details = _ROWS_BYTES, _DETAILS_BYTES
-    detailed = _detailed(material)
     rows: dict[str, CaseRow] = {}
     for case in sorted(material.cases, key=lambda case: not _needs_reader(case, material)):
         row = _row(case, material, looked_into=len(material.cases) <= _LOOKED_INTO)
@@ -47,21 +44,22 @@ def section(material: Material) -> Section | None:
         if room < 0:
             break
         rows[f"{case.fingerprint} {case.case}"] = row
-    for case in detailed:
+    took_s = {id(case): case.median_s for case in material.measured}
+    for case in sorted(material.cases, key=lambda one: (not _needs_reader(one, material), -took_s.get(id(one), 0.0))):
         key = f"{case.fingerprint} {case.case}"
         if key in rows:
-            told = _with_details(case, material)
-            details -= 400 + 2 * len(told.strip) + 2 * sum(len(text) + 60 for _, text in told.details)
+            row = _with_details(case, material)
+            details -= 400 + 2 * len(row.strip) + 2 * sum(len(text) + 60 for _, text in row.details)
             if details < 0:
                 break
-            rows[key] = told
+            rows[key] = row
     ordered = list(rows.values())
-    if len(ordered) <= OPEN_ROWS:  # else those that need a reader stay first: the others are folded
+    if len(ordered) <= OPEN_ROWS:  # with more rows, cases that need attention stay first: the others are folded
         ordered = [found for case in material.cases if (found := rows.get(f"{case.fingerprint} {case.case}"))]
     left = len(material.cases) - len(ordered)
-    more = [f"{plural(left, 'more case')} than fit here: perfsuite show has them."] if left else []
+    more = [f"{plural(left, 'more case')} than the page can hold: perfsuite show prints all."] if left else []
     if len(material.cases) > _LOOKED_INTO:
-        more.append("Of so many cases only those with details have their rank spread and disturbed samples here.")
+        more.append("Rank spread and disturbed samples are shown only for cases with details.")
     verdicts = {row.cells[-1][0] for row in ordered}
     if len(verdicts) == 1 < len(ordered) and verdicts != {""}:
         more.append(f"Verdict of each: {''.join(verdicts)}.")
@@ -76,25 +74,21 @@ def section(material: Material) -> Section | None:
 
 
 def _needs_reader(case: Result, material: Material) -> bool:
+    """Return whether a case was not measured, or has another verdict than pass."""
     verdict = material.verdicts.get(case.case)
     return case.outcome != "measured" or (
         verdict is not None and verdict.name not in ("pass", "no-baseline", "learning")
     )
 
 
-def _detailed(material: Material) -> list[Result]:
-    """In which order cases get their details."""
-    took_s = {id(case): case.median_s for case in material.measured}
-    return sorted(material.cases, key=lambda case: (not _needs_reader(case, material), -took_s.get(id(case), 0.0)))
-
-
 def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
-    """``looked_into``: its measurement is worth the time that decoding it takes."""
+    """Return the row without details; ``looked_into``: also show rank spread and disturbed samples."""
     measurement = case.measurement if looked_into and case.outcome == "measured" else None
     verdict = material.verdicts.get(case.case)
     spread = measurement.rank_spread if measurement is not None and case.world_size > 1 else None
     disturbed = measurement.disturbed_share if measurement is not None else None
-    median = format_seconds(case.median_s, 3) if case.outcome == "measured" else _why(case)
+    why_not = without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
+    median = format_seconds(case.median_s, 3) if case.outcome == "measured" else why_not
     return CaseRow(
         anchor=anchor_of(case.case, case.fingerprint),
         name=case.name,
@@ -109,10 +103,6 @@ def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
     )
 
 
-def _why(case: Result) -> str:
-    return without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
-
-
 def _figure(case: Result) -> str:
     for name, factor, unit in _KEY:
         if name in case.values and case.outcome == "measured":
@@ -122,15 +112,15 @@ def _figure(case: Result) -> str:
 
 def _with_details(case: Result, material: Material) -> CaseRow:
     row = _row(case, material, looked_into=True)
-    told = tuple((label, text) for label, text in _details(case, material) if text)
+    details = tuple((label, text) for label, text in _details(case, material) if text)
     measurement = case.measurement
     times_s = measurement.times_s if measurement is not None else ()
-    strip, strip_told = _strip(times_s) if case.outcome == "measured" else ("", "")
-    return dataclasses.replace(row, details=told, strip=strip, strip_told=strip_told)
+    strip, strip_tip = _strip(times_s) if case.outcome == "measured" else ("", "")
+    return dataclasses.replace(row, details=details, strip=strip, strip_tip=strip_tip)
 
 
 def _strip(times_s: Sequence[float]) -> tuple[str, str]:
-    """A line per sample from the fastest to the slowest; at most one a pixel.
+    """Return a line per sample from the fastest to the slowest, at most one per pixel, and a description.
 
     >>> _strip([1.0, 2.0])
     ('M0 0v12M240 0v12', '2 samples from 1 s to 2 s')
@@ -139,8 +129,8 @@ def _strip(times_s: Sequence[float]) -> tuple[str, str]:
         return "", ""
     low, high = min(times_s), max(times_s)
     places = sorted({round(_STRIP_PX * (time_s - low) / (high - low)) if high > low else 0 for time_s in times_s})
-    told = f"{plural(len(times_s), 'sample')} from {format_seconds(low, 3)} to {format_seconds(high, 3)}"
-    return "".join(f"M{place} 0v12" for place in places), told
+    tip = f"{plural(len(times_s), 'sample')} from {format_seconds(low, 3)} to {format_seconds(high, 3)}"
+    return "".join(f"M{place} 0v12" for place in places), tip
 
 
 def _details(case: Result, material: Material) -> Iterator[tuple[str, str]]:
@@ -148,7 +138,7 @@ def _details(case: Result, material: Material) -> Iterator[tuple[str, str]]:
     yield "file", case.case.partition("::")[0]
     yield "verdict", describe(verdict) if verdict else ""
     yield from case_facts(case)
-    yield "metrics", "; ".join(f"{name} {told}" for name, told in case_metrics(case) if not told.startswith("unknown"))
+    yield "metrics", "; ".join(f"{name} {text}" for name, text in case_metrics(case) if not text.startswith("unknown"))
     if case.measurement is not None and case.outcome == "measured":
         measurement = case.measurement
         yield "spans", ", ".join(f"{span.name} {format_seconds(span.time_s, 3)}" for span in measurement.spans)

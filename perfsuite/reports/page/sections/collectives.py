@@ -1,15 +1,15 @@
-"""Collectives: bus bandwidth over message size, a colour per number of ranks, and t = alpha + S / beta."""
+"""Collectives: bus bandwidth over message size, fits t = alpha + S / beta, and the matrix of all pairs of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfsuite.base.collectives import busbw_factor
-from perfsuite.base.units import format_seconds, plural, scaled, size
+from perfsuite.base.units import format_seconds, plural, readable_rate, scaled, size
 from perfsuite.record.result import Result
 from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives, fits_grid
-from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Section, Table, Words, grid, spread_out
+from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid_of, spread_out
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import kernel_of
 from perfsuite.reports.material import Material
@@ -17,16 +17,14 @@ from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.curves import bandwidth
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
 
-# Every pair of ranks: the matrix of its figures beside a picture of how much longer each takes than its like.
-
 _MOST_DRAWN = 16
-"""Ranks of a picture; of more the table stands alone."""
+"""Maximum ranks of a matrix that is drawn; a larger one is only a table."""
 MOST_MATRICES = 12
-"""Those with links slower than their like first; the others are counted."""
+"""Maximum matrices; those with slow links come first."""
 
 
 def pair_blocks(results: Sequence[Result]) -> list[Block]:
-    """A chart with its table for every matrix, and the links between the devices."""
+    """Return a chart and a table for every matrix."""
     matrices = pair_matrices(results)
     shown = sorted(matrices, key=lambda matrix: not matrix.slow)[:MOST_MATRICES]
     cases = {matrix.case for matrix in shown}
@@ -39,19 +37,19 @@ def pair_blocks(results: Sequence[Result]) -> list[Block]:
     ]
     rest: list[Block] = [Table(grid=grid) for grid in grids if grid.title not in pictures]
     if left := len(matrices) - len(shown):
-        rest.append(Words(text=f"{plural(left, 'more case')} of pairs: perfsuite show --show tables has them"))
+        rest.append(Words(text=f"{plural(left, 'more case')} of pairs: perfsuite show --show=tables prints them"))
     return [*([Charts(charts=charts)] if charts else []), *rest]
 
 
 def _drawn(matrix: PairMatrix) -> Any:
-    """A square per pair, darker where it takes longer."""
+    """Return a square per pair, darker where the pair is slower."""
     values = [
         {
             "first": matrix.names[first],
             "second": matrix.names[second],
             "value": time_s,
             "text": matrix.figure(time_s),
-            "told": f"{matrix.names[first]} to {matrix.names[second]} ({matrix.links[first, second]}): "
+            "tip": f"{matrix.names[first]} to {matrix.names[second]} ({matrix.links[first, second]}): "
             f"{matrix.figure(time_s)} {'us' if matrix.as_time else 'GB/s'}",
         }
         for (first, second), time_s in matrix.times_s.items()
@@ -62,11 +60,11 @@ def _drawn(matrix: PairMatrix) -> Any:
 MOST_CHARTS = 6
 _MOST_POINTS = 120
 _MOST_RANKS = 6
-"""Numbers of ranks in a chart: the smallest, the largest and those between, evenly."""
+"""Maximum numbers of ranks in a chart, evenly spread."""
 
 
 def section(material: Material) -> Section | None:
-    """Small multiples per collective and dtype, the largest groups first; the fits in one table."""
+    """Return a chart per collective and dtype, the largest groups first, and the fits in one table."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for case in material.measured:
         if "busbw_gb_per_s" in case.values and message_bytes(case):
@@ -79,7 +77,7 @@ def section(material: Material) -> Section | None:
     ordered = sorted(groups.items(), key=lambda group: -len({message_bytes(case) for case in group[1]}))
     several = [group for group in ordered if len({message_bytes(case) for case in group[1]}) > 1]
     charts = [_chart(name, kind, members, fits) for (name, kind), members in several[:MOST_CHARTS]]
-    blocks: list[Block] = [Charts(charts=charts, small=True)] if charts else []
+    blocks: list[Block] = [Charts(charts=charts)] if charts else []
     rest = [case for group in (*several[MOST_CHARTS:], *(g for g in ordered if g not in several)) for case in group[1]]
     if fits:
         blocks.append(Table(grid=fits_grid(fits)))
@@ -89,29 +87,30 @@ def section(material: Material) -> Section | None:
 
 
 def collective(case: Result) -> str:
-    """Its name as nccl-tests has it."""
+    """Return the name that nccl-tests uses."""
     return case.work.collective or kernel_of(case.workload, case.parameters)
 
 
 def dtype(case: Result) -> str:
-    """What the message is made of."""
+    """Return the dtype of the message."""
     return str(case.work.dtype or case.parameters.get("dtype", ""))
 
 
 def message_bytes(case: Result) -> float:
-    """Size S as nccl-tests counts it; 0 where nobody knows."""
+    """Return the size S as nccl-tests counts it; 0 where it is unknown."""
     return float(case.work.message_bytes or case.parameters.get("message_bytes") or 0)
 
 
 def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[CollectiveFit]) -> Chart:
     counts = sorted({case.world_size for case in members})
     drawn = counts if len(counts) <= _MOST_RANKS else counts[:: -(-len(counts) // _MOST_RANKS)]
+    unit, times = readable_rate([case.values["busbw_gb_per_s"] for case in members], "GB/s")
     points = [
         {
             "bytes": message_bytes(case),
-            "bus": case.values["busbw_gb_per_s"] * 1e9,
+            "bus": case.values["busbw_gb_per_s"] * times,
             "ranks": str(case.world_size),
-            "told": f"{size(message_bytes(case))} on {case.world_size} ranks: "
+            "tip": f"{size(message_bytes(case))} on {case.world_size} ranks: "
             f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {format_seconds(case.median_s, 3)}",
         }
         for case in spread_out(members, _MOST_POINTS)
@@ -124,34 +123,26 @@ def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[Colle
             for step in range(25):
                 count = low * (high / low) ** (step / 24)
                 time_s = fit.fit.alpha_us / 1e6 + count / (fit.fit.beta_gb_per_s * 1e9)
-                bus = count / time_s * busbw_factor(name, fit.world_size)
+                bus = count / time_s / 1e9 * times * busbw_factor(name, fit.world_size)
                 curves.append({"bytes": count, "bus": bus, "ranks": str(fit.world_size)})
     peak = next((peak for case in members if (peak := case.peak("busbw_gb_per_s"))), None)
-    spec = bandwidth(points, curves, [str(count) for count in drawn], peak.value * 1e9 if peak else None, "B/s")
-    bound = f"dotted: the links' {peak.value:.4g} GB/s ({peak.kind})" if peak else "no bound of the links is known"
+    spec = bandwidth(points, curves, [str(count) for count in drawn], peak.value * times if peak else None, unit)
+    bound = f"dotted: link peak, {peak.value:.4g} GB/s ({peak.kind})" if peak else "the link peak is unknown"
     title = f"{name} {kind}".strip()
-    return Chart(title=title, spec=spec, grid=_points(members, ""), caption=f"lines: the fit; {bound}")
+    return Chart(title=title, spec=spec, grid=_points(members, "", one=True), caption=f"lines: fit; {bound}")
 
 
-def _points(members: Sequence[Result], title: str) -> Grid:
+def _points(members: Sequence[Result], title: str, *, one: bool = False) -> Grid:
+    """Return a row per case; ``one``: all are of one collective and dtype, so their columns are left out."""
     ordered = sorted(members, key=lambda case: (collective(case), dtype(case), case.world_size, message_bytes(case)))
-    rows = [
-        (
-            collective(case),
-            dtype(case),
-            str(case.world_size),
-            size(message_bytes(case)),
-            format_seconds(case.median_s, 3),
-            scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
-            scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
-            share_of_peak(case.metric("busbw_gb_per_s")),
-        )
-        for case in ordered[:MOST_ROWS]
-    ]
-    return grid(
-        ("collective", "dtype", "ranks", "message", "time", "algbw", "busbw", "share of link"),
-        rows,
-        (),
-        title,
-        of=len(ordered),
-    )
+    columns: dict[str, Callable[[Result], str]] = {
+        "collective": collective,
+        "dtype": dtype,
+        "ranks": lambda case: str(case.world_size),
+        "message": lambda case: size(message_bytes(case)),
+        "time": lambda case: format_seconds(case.median_s, 3),
+        "algbw": lambda case: scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
+        "busbw": lambda case: scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
+        "share of link": lambda case: share_of_peak(case.metric("busbw_gb_per_s")),
+    }
+    return grid_of(ordered, dict([*columns.items()][2 * one :]), (), title)

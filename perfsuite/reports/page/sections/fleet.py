@@ -1,4 +1,4 @@
-"""The page of a fleet: verdict, nodes by quantities, devices of the named nodes, populations, and the rows used."""
+"""The page of a fleet: verdict, heat maps of nodes and of devices, populations, and the expectations used."""
 
 from __future__ import annotations
 
@@ -6,120 +6,128 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.base.text import bare_name
-from perfsuite.base.units import percent, plural, significant
+from perfsuite.base.units import plural, significant
 from perfsuite.expectations.judge import Expected
 from perfsuite.fleet.lines import fleet_lines
 from perfsuite.fleet.nodes import Fleet
-from perfsuite.fleet.standing import QuantityJudgement, Standings
-from perfsuite.reports.document import Block, Chart, Charts, Item, Items, Section, Table, grid
+from perfsuite.fleet.standing import Standings
+from perfsuite.reports.document import Block, Chart, Charts, Grid, Item, Items, Section, Table, Words, grid
+from perfsuite.reports.ids import short_name
+from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.charts.rows import heat_map
 from perfsuite.statistics.robust import median
 
 MOST_NODES = 100
-"""Rows of the map of nodes: those that are named, then the slowest."""
+"""Maximum nodes of a map and of a table: nodes that do not pass come first."""
 MOST_DEVICES = 12
-"""Nodes whose devices are drawn."""
+"""Maximum nodes whose devices are drawn."""
+_CAPTION = (
+    "difference from the median of the population; red: slower, blue: faster, full colour at 20 %; "
+    "grey: absent or not measured"
+)
 
 
 def fleet_sections(standings: Standings, fleet: Fleet) -> list[Section]:
-    """Everything that is known of a fleet, host names included: naming them is the purpose."""
+    """Return the sections; they name hosts, because a fleet's page is about its hosts."""
     lines = list(fleet_lines(standings, fleet, most=200))
-    tones = {"bad": "bad", "doubt": "doubt", "": "plain"}
-    items = [Item(text=line.text, tone=tones[line.mark]) for line in lines]  # type: ignore[arg-type]
-    sections = [Section(key="verdict", title="Verdict", blocks=[Items(items=items)])]
-    order = _order(standings)
+    tones = {"bad": "bad", "doubt": "warn", "": "plain"}
+    items = [Item(text=line.text, tone=tones[line.mark]) for line in lines[:-1]]  # type: ignore[arg-type]
+    blocks: list[Block] = [
+        Words(text=lines[-1].text, tone="plain" if standings.passes else "bad"),
+        Items(items=items),
+    ]
+    sections = [Section(key="verdict", title="Verdict", blocks=blocks)]
+    order = sorted(standings.nodes, key=lambda name: (standings.nodes[name].passes, name))
     if maps := _node_map(standings, order):
-        sections.append(Section(key="nodes", title="Nodes and quantities", blocks=maps))
+        sections.append(Section(key="nodes", title="Nodes by quantity", blocks=maps))
     if devices := list(_device_maps(standings)):
-        sections.append(Section(key="devices", title="Devices of the named nodes", blocks=[Charts(charts=devices)]))
+        blocks = [Charts(charts=devices, wide=True)]
+        sections.append(Section(key="devices", title="Devices of the slow nodes", blocks=blocks))
     if fleet.pairs:
         sections.append(Section(key="pairs", title="Pairs of nodes", blocks=list(_pairs(fleet))))
-    sections.append(Section(key="standing", title="Standing of every node", blocks=[_standing(standings)]))
+    sections.append(Section(key="standing", title="Nodes that do not pass", blocks=_standing(standings, order)))
     sections.append(Section(key="populations", title="Populations", blocks=[_populations(standings)]))
     if used := _rows_used(fleet):
         sections.append(Section(key="rows", title="Expectations used", blocks=[used]))
     return sections
 
 
-def _order(standings: Standings) -> list[str]:
-    """Return the nodes, those that are not good first."""
-    return sorted(standings.nodes, key=lambda name: (standings.nodes[name].passes, name))
-
-
-def _away(judgement: QuantityJudgement) -> dict[str, float]:
-    """Return by how much each node is slower than the median node of its population."""
-    per_node = {node: median(list(devices.values())) for node, devices in judgement.values.items()}
-    middle = median(list(per_node.values()))
-    return {node: math.exp(value - middle) - 1 for node, value in per_node.items()}
-
-
 def _node_map(standings: Standings, order: Sequence[str]) -> list[Block]:
-    cells: dict[tuple[str, str], float] = {}
+    """Return the heat map of the slowdown of each node against the median node of its population."""
+    cells = {}
     for judgement in standings.judgements:
-        for node, away in _away(judgement).items():
-            cells[node, bare_name(judgement.quantity.case)] = away
-    quantities = list(dict.fromkeys(quantity for _, quantity in cells))
-    shown = order[:MOST_NODES]
+        per_node = {node: median(list(devices.values())) for node, devices in judgement.values.items()}
+        middle = median(list(per_node.values()))
+        for node, value in per_node.items():
+            cells[node, bare_name(judgement.quantity.case)] = math.exp(value - middle) - 1
     if not cells:
         return []
-    chart = _chart("Nodes and quantities", cells, shown, quantities, ("node", "quantity"), standings)
-    left = [f"{plural(len(order) - len(shown), 'more node')}: --json has all"] if len(order) > len(shown) else []
-    rows = [(node, *(_text(cells.get((node, quantity))) for quantity in quantities)) for node in shown]
-    return [Charts(charts=[chart]), Table(grid=grid(("node", *quantities), rows, left), folded=True)]
+    shown = order[:MOST_NODES]
+    chart = _chart("Time of each node against the median node", cells, shown, "node", standings)
+    more = len(order) - len(shown)
+    blocks: list[Block] = [Words(text=f"{plural(more, 'more node')}: --json prints all")] if more else []
+    return [Charts(charts=[chart], wide=True), *blocks]
 
 
-def _chart(  # noqa: PLR0917 - cells, their order and names
-    title: str,
-    cells: Mapping[tuple[str, str], float],
-    first: Sequence[str],
-    second: Sequence[str],
-    titles: tuple[str, str],
-    standings: Standings,
+def _chart(
+    title: str, cells: Mapping[tuple[str, str], float], first: Sequence[str], noun: str, standings: Standings
 ) -> Chart:
+    """Return the heat map of ``first`` by the quantities in ``cells``, and its folded table."""
+    quantities = list(dict.fromkeys(quantity for _, quantity in cells))
+    names = labels([short_name(quantity) for quantity in quantities], 30)
     values = []
-    for node in first:
-        for name in second:
-            away = cells.get((node, name))
-            absent = node in standings.nodes and standings.nodes[node].standing == "absent"
+    for row in first:
+        for quantity, name in zip(quantities, names, strict=True):
+            away = cells.get((row, quantity))
+            absent = row in standings.nodes and standings.nodes[row].standing == "absent"
             text = _text(away) if away is not None else "absent" if absent else "-"
-            values.append(
-                {"first": node, "second": name, "away": away, "text": text, "told": f"{node}, {name}: {text}"}
-            )
-    caption = "slower than the median of the population; grey: absent or not measured"
-    return Chart(title=title, spec=heat_map(values, first, second, titles), caption=caption)
+            tip = f"{row}, {quantity}: {text}"
+            values.append({"first": row, "second": name, "away": away, "text": text, "tip": tip})
+    table = Grid(
+        title="",
+        columns=(noun, *names),
+        rows=tuple((row, *(_text(cells.get((row, quantity))) for quantity in quantities)) for row in first),
+    )
+    return Chart(title=title, spec=heat_map(values, first, names, (noun, "")), grid=table, caption=_CAPTION)
 
 
 def _text(away: float | None) -> str:
-    return "-" if away is None else percent(away, signed=True)
+    return "-" if away is None else f"{round(100 * away, 1) + 0.0:+.1f} %"
 
 
 def _device_maps(standings: Standings) -> Iterator[Chart]:
-    """Yield a chart for each node with a slow device: its devices by the quantities that every device has."""
-    named = [node.node for node in standings.nodes.values() if any(slow.member[1] for _, slow in node.slow)]
-    for node in named[:MOST_DEVICES]:
-        cells = {}
-        for judgement in standings.judgements:
-            devices = judgement.values.get(node, {})
-            if judgement.devices is not None:
-                for device, value in devices.items():
-                    cells[device, bare_name(judgement.quantity.case)] = judgement.devices.slower(value)
-        devices_there = list(dict.fromkeys(device for device, _ in cells))
-        quantities = list(dict.fromkeys(quantity for _, quantity in cells))
-        yield _chart(f"Devices of {node}", cells, devices_there, quantities, ("device", "quantity"), standings)
+    """Yield a heat map for each node with a slow device: its devices by quantity."""
+    slow = [node.node for node in standings.nodes.values() if any(found.member[1] for _, found in node.slow)]
+    for node in slow[:MOST_DEVICES]:
+        cells = {
+            (device, bare_name(judgement.quantity.case)): judgement.devices.slower(value)
+            for judgement in standings.judgements
+            if judgement.devices is not None
+            for device, value in judgement.values.get(node, {}).items()
+        }
+        devices = list(dict.fromkeys(device for device, _ in cells))
+        yield _chart(f"Time of each device of {node} against the median device", cells, devices, "device", standings)
 
 
 def _pairs(fleet: Fleet) -> Iterator[Block]:
     for case, times in fleet.pairs.items():
         middle = median(list(times.values())) if times else 0.0
         ordered = sorted(times.items(), key=lambda item: -item[1])
-        rows = [(one, other, _text(math.exp(value - middle) - 1)) for (one, other), value in ordered[:MOST_NODES]]
-        notes = [f"{plural(len(ordered) - len(rows), 'faster pair')} left out"] if len(ordered) > len(rows) else []
-        yield Table(grid=grid(("node", "and node", "against the median pair"), rows, notes, bare_name(case)))
+        rows = [(one, other, _text(math.exp(value - middle) - 1)) for (one, other), value in ordered]
+        columns = ("node", "node 2", "time against the median pair")
+        yield Table(grid=_cut(columns, rows, "faster pair", bare_name(case)))
 
 
-def _standing(standings: Standings) -> Table:
+def _cut(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], noun: str, title: str = "") -> Grid:
+    """Return a table of at most MOST_NODES rows, with a note about the others."""
+    left = len(rows) - MOST_NODES
+    notes = (f"{plural(left, noun)} left out",) if left > 0 else ()
+    return Grid(title=title, columns=columns, rows=tuple(rows[:MOST_NODES]), notes=notes)
+
+
+def _standing(standings: Standings, order: Sequence[str]) -> list[Block]:
     rows = []
-    for name in _order(standings):
+    for name in order:
         node = standings.nodes[name]
         worst = node.slow[0] if node.slow else None
         reason = node.reason
@@ -127,8 +135,11 @@ def _standing(standings: Standings) -> Table:
             reason = f"{worst[1].member[1] or 'node'}: {bare_name(worst[0])} {_text(worst[1].slower)}"
         elif node.below:
             reason = node.below[0].reason
-        rows.append((name, node.standing, reason))
-    return Table(grid=grid(("node", "standing", "reason"), rows))
+        if not node.passes or reason:
+            rows.append((name, node.standing, reason))
+    passing = sum(node.passes for node in standings.nodes.values())
+    table: list[Block] = [Table(grid=_cut(("node", "standing", "reason"), rows, "more node"))] if rows else []
+    return [*table, Words(text=f"{plural(passing, 'node')} of {len(order)} pass.")]
 
 
 def _populations(standings: Standings) -> Table:

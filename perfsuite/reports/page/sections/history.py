@@ -1,4 +1,4 @@
-"""Performance over time: a chart of each case whose level changed, and the tables of all that a history shows."""
+"""Performance over time: a chart of each case whose level changed, and the tables of a history."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Tabl
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.over_time import OverTime, history_grids
-from perfsuite.reports.page.charts.history import over_sessions
+from perfsuite.reports.page.charts.curves import over_sessions
+from perfsuite.reports.page.charts.look import time_unit
 
 BESIDE_RUNS = 6
-"""Charts of a history on the page of runs, which has its own."""
+"""Maximum charts of a history on the page of a run."""
 CAPTION = (
-    "points: sessions, what they did to all cases taken off; lines: levels; dashed: where a level changed, with the "
-    "commit; grey: step by step; triangles: the environment changed"
+    "points: sessions, without the common shift of all cases; lines: levels; dashed: a level changed, with the commit; "
+    "grey: a gradual change; triangles: the environment changed"
 )
 
 
 def section(material: Material) -> Section | None:
-    """None where no history was asked for."""
+    """Return the section of the history of these runs; None without one."""
     return history_section(material.over_time, BESIDE_RUNS) if material.over_time is not None else None
 
 
 def history_section(over_time: OverTime, most: int) -> Section:
-    """What a history shows, with at most so many charts: newest changes first."""
+    """Return the section of a history with at most ``most`` charts, the newest changes first."""
     by_case: dict[str, list[HistoryChange]] = {}
     for change in over_time.findings.changes:
         by_case.setdefault(change.case, []).append(change)
@@ -44,34 +45,33 @@ def history_section(over_time: OverTime, most: int) -> Section:
     blocks: list[Block] = [Words(text=_sentence(by_case, len(charts)))]
     if charts:
         blocks.append(Charts(charts=charts))
-    for told in history_grids(over_time):
-        blocks.append(Table(grid=grid(told.columns, told.rows, told.notes, told.title)))
+    blocks += [Table(grid=grid(one.columns, one.rows, one.notes, one.title)) for one in history_grids(over_time)]
     return Section(key="history", title="Over time", blocks=blocks)
 
 
 def _sentence(by_case: Mapping[str, Sequence[HistoryChange]], charts: int) -> str:
-    """How many cases changed."""
+    """Return the number of cases that changed."""
     cases = [case for case in by_case if case != SUITE]
     slower = sum(math.prod(change.ratio.value for change in by_case[case]) > 1 for case in cases)
-    told = f"{plural(len(cases), 'case')} changed: {slower} slower, {len(cases) - slower} faster"
-    suite = "; all cases together did, too" if SUITE in by_case else ""
+    changed = f"{plural(len(cases), 'case')} changed: {slower} slower, {len(cases) - slower} faster"
+    suite = "; the suite as a whole changed too" if SUITE in by_case else ""
     more = f"; {charts} are drawn, the newest first" if charts < len(by_case) else ""
-    return f"{told}{suite}{more}" if by_case else "No level changed that these sessions could show"
+    return f"{changed}{suite}{more}" if by_case else "These sessions show no change of a level"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Series:
-    """One case over the sessions that measured it."""
+    """One case over the sessions that measured it, oldest first."""
 
     rows: Sequence[int]
     """Indices among the ordered sessions."""
     values: Sequence[float]
     commits: Sequence[str]
-    """Short; the day of a session that knows none."""
+    """Short hashes; the day of a session without a commit."""
     unit: str
 
     def place(self, row: int) -> int:
-        """Where one of the ordered sessions stands among these."""
+        """Return the place of an ordered session among these."""
         return bisect.bisect_left(self.rows, row)
 
 
@@ -84,7 +84,8 @@ def _series(findings: Findings, case: str) -> _Series:
     else:
         column = table.cases.index(case)
         rows, logs = table.rows_of(column), table.values_of(column)
-        factor, unit = _unit(math.exp(sorted(logs)[len(logs) // 2]))
+        unit, unit_s = time_unit(math.exp(sorted(logs)[len(logs) // 2]))
+        factor = 1 / unit_s
     sessions = [findings.ordered.sessions[row] for row in rows]
     return _Series(
         rows=rows,
@@ -95,11 +96,11 @@ def _series(findings: Findings, case: str) -> _Series:
 
 
 def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], caption: str) -> Chart:
-    """The case over the sessions that measured it; ``changes`` oldest first."""
+    """Return the chart of one case; ``changes``: oldest first."""
     series = _series(findings, case)
     sessions = findings.ordered.sessions
     points = [
-        {"at": index, "value": value, "told": f"{commit} {sessions[row].time[:16]}: {value:.4g}"}
+        {"at": index, "value": value, "tip": f"{commit} {sessions[row].time[:16]}: {value:.4g}"}
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
     ]
     ends = [0, *(series.place(step.at) for change in changes for step in change.steps), len(points)]
@@ -113,12 +114,12 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
             "at": series.place(change.until) - 0.5,
             "tone": "bad" if change.ratio.value > 1 else "good",
             "label": f"{_commits(series, change)} {change.ratio.percent}",
-            "told": _told(findings, change),
+            "tip": _tip(findings, change),
         }
         for change in changes
     ]
     environment = [
-        {"at": series.place(one.at) - 0.5, "told": f"environment: {'; '.join(one.phrases)}"}
+        {"at": series.place(one.at) - 0.5, "tip": f"environment: {'; '.join(one.phrases)}"}
         for one in findings.environment
         if one.at <= series.rows[-1]
     ]
@@ -131,30 +132,25 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
 
 
 def _commits(series: _Series, change: HistoryChange) -> str:
-    """The commit of a step, the first and the last of a drift."""
+    """Return the commit of a step, or the first and the last commit of a drift."""
     ends = sorted({series.place(change.at), series.place(change.until)})
     return "..".join(series.commits[at][:7] for at in ends)
 
 
-def _told(findings: Findings, change: HistoryChange) -> str:
+def _tip(findings: Findings, change: HistoryChange) -> str:
     place = (where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change))
     return f"{change.ratio} {'; '.join(filter(None, place))}"
 
 
-def _unit(seconds: float) -> tuple[float, str]:
-    """What makes a figure of three digits before the point at most."""
-    return (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1.0, "s")
-
-
 def _grid(findings: Findings, series: _Series, changes: Sequence[HistoryChange]) -> Grid:
-    """The newest session first, what changed there beside it."""
-    said: dict[int, list[str]] = {}
+    """Return a row per session, the newest first, with its changes."""
+    notes: dict[int, list[str]] = {}
     for change in changes:
-        said.setdefault(series.place(change.until), []).append(_told(findings, change))
+        notes.setdefault(series.place(change.until), []).append(_tip(findings, change))
     for one in findings.environment:
-        said.setdefault(series.place(one.at), []).append("environment: " + "; ".join(one.phrases))
+        notes.setdefault(series.place(one.at), []).append("environment: " + "; ".join(one.phrases))
     cells = [
-        (findings.ordered.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(said.get(index, ())))
+        (findings.ordered.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(notes.get(index, ())))
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
     ]
     return grid(("session", "commit", series.unit, "change"), cells[::-1])

@@ -1,16 +1,16 @@
-"""What each option changes against its base, with an interval where there are runs for one."""
+"""Effect of each option against its base, with an interval where there are several runs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.units import change, interval
 from perfsuite.record.result import Result
 from perfsuite.reports.changes import ratio, tone_of
-from perfsuite.reports.document import MOST_BARS, Chart, Charts, Section, Tone, grid, left_out
+from perfsuite.reports.document import MOST_BARS, Chart, Charts, Section, Tone, grid_of, left_out
 from perfsuite.reports.ids import test_of, words_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
@@ -20,9 +20,9 @@ from perfsuite.reports.page.sections.training import short
 _BASES = frozenset(
     ("none", "default", "whole", "on-device", "no-overlap", "off", "eager", "math", "workers0", "single")
 )
-"""Words of an id that say that nothing was switched on."""
+"""Words in the id of a case without any option."""
 _FOLLOWS = frozenset(("mesh", "builds"))
-"""Parameters that do not make another option."""
+"""Parameters that do not count as an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,13 @@ class _Effect:
         return tone_of(self.effect, self.low, self.high)
 
     @property
-    def told(self) -> str:
-        between = "" if self.low is None or self.high is None else f" {interval(self.low, self.high)}"
-        return f"{self.case.name} against {words_of(self.base.case)}: {change(self.effect)}{between}, {self.word}"
+    def between(self) -> str:
+        return "" if self.low is None or self.high is None else interval(self.low, self.high)
+
+    @property
+    def tip(self) -> str:
+        base = words_of(self.base.case)
+        return f"{self.case.name} against {base}: {change(self.effect)} {self.between}, {self.word}".replace(" ,", ",")
 
     @property
     def word(self) -> str:
@@ -50,49 +54,46 @@ class _Effect:
 
 
 def section(material: Material) -> Section | None:
-    """A forest of the options of each test."""
+    """Return the effects of all options; None without any."""
     effects = list(_effects(material))
     if not effects:
         return None
     ordered = sorted(effects, key=lambda effect: (effect.tone == "plain", -abs(effect.effect)))
     drawn = sorted(ordered[: 2 * MOST_BARS], key=lambda effect: -effect.effect)
-    charts = [_chart(drawn[at : at + MOST_BARS]) for at in range(0, len(drawn), MOST_BARS)]
-    told = [
-        (e.case.name, words_of(e.base.case), change(e.effect), _between(e), e.word)
-        for e in sorted(effects, key=lambda effect: effect.case.case)
-    ]
-    notes = (
-        "time of a sample of the batch against the base's; 95 % intervals come from runs, not from samples of one run",
-    )
-    table = grid(("option", "base", "change of the time", "95 % interval", "shown"), told, notes)
-    first, *others = charts
-    whole = Chart(title=first[0], spec=first[1], grid=table, caption=left_out(len(drawn), len(effects)))
-    rest = [Chart(title=f"{title}, further", spec=spec) for title, spec in others]
-    return Section(key="options", title="Options", blocks=[Charts(charts=[whole, *rest])])
+    columns: dict[str, Callable[[_Effect], str]] = {
+        "option": lambda one: one.case.name,
+        "base": lambda one: words_of(one.base.case),
+        "change of the time": lambda one: change(one.effect),
+        "95 % interval": lambda one: one.between,
+        "result": lambda one: one.word,
+    }
+    note = "change: time per sample of the batch against the base; 95 % intervals come from several runs"
+    table = grid_of(sorted(effects, key=lambda effect: effect.case.case), columns, [note])
+    title, caption = "Change of the time per sample", left_out(len(drawn), len(effects))
+    charts = [Chart(title=title, spec=_spec(drawn[:MOST_BARS]), grid=table, caption=caption)]
+    if len(drawn) > MOST_BARS:
+        charts.append(Chart(title=f"{title}, continued", spec=_spec(drawn[MOST_BARS:])))
+    return Section(key="options", title="Options", blocks=[Charts(charts=charts)])
 
 
-def _chart(effects: Sequence[_Effect]) -> tuple[str, Mapping[str, Any]]:
+def _spec(effects: Sequence[_Effect]) -> Mapping[str, Any]:
     names = labels([_name(effect) for effect in effects])
     values = [
-        {"row": row, "at": e.effect, "low": e.low, "high": e.high, "tone": e.tone, "told": e.told}
+        {"row": row, "at": e.effect, "low": e.low, "high": e.high, "tone": e.tone, "tip": e.tip}
         for row, e in zip(names, effects, strict=True)
     ]
-    return "Change of the time per sample, left is faster", rows.forest(values, names, "change of the time")
+    return rows.forest(values, names, "change of the time; right is slower")
 
 
 def _name(effect: _Effect) -> str:
-    """What differs, after the test's name."""
+    """Return the words of the id that differ from the base, after the name of the test."""
     base = set(words_of(effect.base.case).split("-"))
     words = [word for word in words_of(effect.case.case).split("-") if word not in base]
     return f"{test_of(effect.case.case).removeprefix('test_')}: {'-'.join(words)}" if words else short(effect.case)
 
 
-def _between(effect: _Effect) -> str:
-    return "" if effect.low is None or effect.high is None else interval(effect.low, effect.high)
-
-
 def _effects(material: Material) -> Iterator[_Effect]:
-    """Cases of one test, model and number of ranks beside the one of them that has nothing switched on."""
+    """Yield the effects of options, each against the case of equal test, model and ranks without options."""
     groups: dict[tuple[str, str, int, str], list[Result]] = {}
     for case in material.measured:
         if "step_time_s" in case.values and "bubble_ratio" not in case.values:
@@ -103,21 +104,17 @@ def _effects(material: Material) -> Iterator[_Effect]:
         if base is None:
             continue
         for case in members:
-            if case is not base and _differs(case, base):
+            names = {*case.parameters, *base.parameters} - _FOLLOWS
+            if case is not base and any(case.parameters.get(name) != base.parameters.get(name) for name in names):
                 quotient = ratio(*(_per_sample(one, material.times_s(one)) for one in (base, case)))
                 if quotient is not None:
                     yield _Effect(case=case, base=base, effect=quotient[0], low=quotient[1], high=quotient[2])
 
 
 def _tokens(case: Result) -> list[str]:
-    """Words of an id; ``no-overlap`` and ``on-device`` are one each."""
+    """Return the words of an id, and pairs of them such as ``no-overlap`` and ``on-device``."""
     words = words_of(case.case).split("-")
     return [*words, *(f"{first}-{second}" for first, second in itertools.pairwise(words))]
-
-
-def _differs(case: Result, base: Result) -> bool:
-    names = set(case.parameters) | set(base.parameters)
-    return any(case.parameters.get(name) != base.parameters.get(name) for name in names - _FOLLOWS)
 
 
 def _per_sample(case: Result, times_s: Sequence[float]) -> tuple[float, ...]:

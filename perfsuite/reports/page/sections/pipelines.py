@@ -1,8 +1,9 @@
-"""Pipelines: the bubble of equal stages, of the step's own durations and as measured; every timeline, worst first."""
+"""Pipelines: the bubble for equal stages, for the measured durations, and as measured; timelines, worst first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.units import format_seconds, plural
@@ -16,20 +17,20 @@ from perfsuite.reports.page.sections.training import short
 from perfsuite.reports.pipeline import binding_sentence, pipeline_row
 from perfsuite.reports.timelines.picture import timeline_svg
 
-_WHAT = (
+_BUBBLES = (
     ("equal stages", "balanced_bubble_ratio"),
-    ("own durations", "simulated_bubble_ratio"),
+    ("same durations, simulated", "simulated_bubble_ratio"),
     ("measured", "bubble_ratio"),
 )
 _STEP_PX = 860
-"""The step on a page of 1280 pixels, margins taken off."""
+"""Width of a step on a page of 1280 pixels."""
 MOST_TIMELINES = 24
 MOST_BYTES = 700_000
-"""Of all timelines together: they share the page's 5 MB with 10,000 cases."""
+"""Maximum size of all timelines; the page has 5 MB for them and 10,000 cases."""
 
 
 def section(material: Material) -> Section | None:
-    """The bubbles on one axis, then the timelines."""
+    """Return the bubbles on one axis, then the timelines."""
     pipelines = sorted(
         (case for case in material.measured if "bubble_ratio" in case.values),
         key=lambda case: (-case.values["bubble_ratio"], case.case),
@@ -39,45 +40,35 @@ def section(material: Material) -> Section | None:
     drawings, rest = _timelines(pipelines)
     blocks: list[Block] = [Charts(charts=_bubbles(pipelines)), *drawings]
     if rest:
-        text = f"{plural(rest, 'more timeline')}: perfsuite trace JOURNAL --out DIR draws them all"
+        text = f"{plural(rest, 'more timeline')}: perfsuite trace JOURNAL --out DIR draws all"
         blocks.append(Words(text=text))
     return Section(key="pipelines", title="Pipelines", blocks=blocks)
 
 
 def _bubbles(cases: Sequence[Result]) -> list[Chart]:
-    """Two charts at most, the worst in the first."""
+    """Return at most two charts, the worst bubbles in the first."""
     table = grid(
-        ("case", *(name for name, _ in _WHAT), "remark"),
-        [(case.name, *(_percent(case, key) for _, key in _WHAT), _doubt(case)) for case in cases],
+        ("case", *(name for name, _ in _BUBBLES), "remark"),
+        [(case.name, *(_percent(case, key) for _, key in _BUBBLES), _doubt(case)) for case in cases],
         ("bubble_ratio: idle share of all ranks' time",),
     )
     drawn = cases[: 2 * MOST_BARS]
-    charts = []
-    for at in range(0, len(drawn), MOST_BARS):
-        members = drawn[at : at + MOST_BARS]
-        names = labels([short(case) for case in members])
-        values = [
-            {
-                "row": row,
-                "what": what,
-                "value": case.values[key],
-                "told": f"{case.name}: {what} {_percent(case, key)}",
-            }
-            for row, case in zip(names, members, strict=True)
-            for what, key in _WHAT
-            if key in case.values
-        ]
-        spec = rows.several(values, names, [name for name, _ in _WHAT], "bubble, idle share of the step", "~%")
-        first = at == 0
-        charts.append(
-            Chart(
-                title="Bubbles, worst first" if first else "Bubbles, further",
-                spec=spec,
-                grid=table if first else None,
-                caption=left_out(len(drawn), len(cases)) if first else "",
-            )
-        )
+    caption = left_out(len(drawn), len(cases))
+    charts = [Chart(title="Bubbles, worst first", spec=_spec(drawn[:MOST_BARS]), grid=table, caption=caption)]
+    if len(drawn) > MOST_BARS:
+        charts.append(Chart(title="Bubbles, continued", spec=_spec(drawn[MOST_BARS:])))
     return charts
+
+
+def _spec(cases: Sequence[Result]) -> Mapping[str, Any]:
+    names = labels([short(case) for case in cases])
+    values = [
+        {"row": row, "what": name, "value": case.values[key], "tip": f"{case.name}: {name} {_percent(case, key)}"}
+        for row, case in zip(names, cases, strict=True)
+        for name, key in _BUBBLES
+        if key in case.values
+    ]
+    return rows.several(values, names, [name for name, _ in _BUBBLES], "idle share of the step", "~%")
 
 
 def _percent(case: Result, key: str) -> str:
@@ -87,19 +78,19 @@ def _percent(case: Result, key: str) -> str:
 def _doubt(case: Result) -> str:
     simulated = case.values.get("simulated_bubble_ratio")
     if simulated is not None and case.values["bubble_ratio"] < simulated - SIMULATION_TOLERANCE:
-        return "below the simulation of its own durations: an error of measurement"
+        return "smaller than simulated with the same durations: a measurement error"
     return ""
 
 
 def _timelines(cases: Sequence[Result]) -> tuple[list[Drawing], int]:
-    """Pictures as far as they fit, and how many are left out."""
+    """Return the pictures that fit, and the number of those that do not."""
     there = [case for case in cases if case.measurement is not None]
     drawings: list[Drawing] = []
     room = MOST_BYTES
     for case in there[:MOST_TIMELINES]:
-        if case.measurement is None or case.measurement.timeline is None:
-            continue
         drawing = _timeline(case, folded=bool(drawings))
+        if drawing is None:
+            continue
         room -= len(drawing.svg)
         if room < 0:
             break
@@ -107,10 +98,9 @@ def _timelines(cases: Sequence[Result]) -> tuple[list[Drawing], int]:
     return drawings, len(there) - len(drawings)
 
 
-def _timeline(case: Result, *, folded: bool) -> Drawing:
-    assert case.measurement is not None
-    timeline = case.measurement.timeline
-    assert timeline is not None
+def _timeline(case: Result, *, folded: bool) -> Drawing | None:
+    if case.measurement is None or (timeline := case.measurement.timeline) is None:
+        return None
     title = f"{case.name}: bubble {case.values['bubble_ratio']:.0%}"
     try:
         row = pipeline_row(case.case, timeline, case.measurement)
@@ -122,9 +112,8 @@ def _timeline(case: Result, *, folded: bool) -> Drawing:
         ("schedule", row.schedule),
         ("micro-batches", "" if row.num_micro_batches is None else str(row.num_micro_batches)),
         ("stages per rank", "" if row.stages_per_rank is None else str(row.stages_per_rank)),
-        ("most in flight, by rank", " ".join(map(str, row.in_flight))),
-        ("what binds", binding_sentence(row.imbalance) if row.imbalance else ""),
+        ("maximum in flight, by rank", " ".join(map(str, row.in_flight))),
+        ("bottleneck", binding_sentence(row.imbalance) if row.imbalance else ""),
     ]
-    return Drawing(
-        title=title, svg=svg, grid=grid(("of this step", ""), [fact for fact in facts if fact[1]]), folded=folded
-    )
+    table = grid(("this step", ""), [fact for fact in facts if fact[1]])
+    return Drawing(title=title, svg=svg, grid=table, folded=folded)

@@ -1,174 +1,153 @@
-"""Training steps: where their time and memory go, what communication they wait for, how fast they train."""
+"""Training steps: parts of time and memory, exposed communication, throughput, published rows, scaling."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from perfsuite.base.units import GIB, count, format_seconds, readable_unit, significant, size
+from perfsuite.base.text import bare_name
+from perfsuite.base.units import GIB, count, format_seconds, plural, readable_unit, significant, size
 from perfsuite.record.result import Result
-from perfsuite.reports.document import MOST_ROWS, Block, Chart, Charts, Grid, Section, Table, grid, left_out, spread_out
-from perfsuite.reports.ids import class_of, test_of, words_of
+from perfsuite.reports.document import (
+    MOST_ROWS,
+    Block,
+    Chart,
+    Charts,
+    Grid,
+    Section,
+    Table,
+    grid,
+    grid_of,
+    left_out,
+    spread_out,
+)
+from perfsuite.reports.ids import class_of, test_of, without_ranks, words_of
 from perfsuite.reports.material import Material, recordings
-from perfsuite.reports.page.charts import rows
-from perfsuite.reports.page.charts.look import labels
+from perfsuite.reports.page.charts import curves, rows
+from perfsuite.reports.page.charts.look import labels, shortened, time_unit
+from perfsuite.reports.scaling import Scaling, scaling_grid, scalings
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.recording import gathered
 from perfsuite.reports.tables.styles import STYLES
 
 MOST_MODELS = 2
-"""Charts of time and of memory: the models with most cases have one each."""
+"""Maximum charts of time, and of memory: one for each of the models with the most cases."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """What sums up to a step's time or to a device's memory."""
+class _Parts(NamedTuple):
+    """The parts of a step's time or of a device's memory."""
 
     title: str
     names: tuple[str, ...]
     end: str
-    """Of the metric's name."""
+    """Suffix of the metrics."""
     in_unit: float
-    """Seconds or bytes of one."""
+    """Seconds or bytes of one unit of the metrics."""
     unit: str
+    """s or B."""
+
+    def amount(self, case: Result, name: str) -> float | None:
+        """Return the seconds or bytes of a part; None for an unknown part."""
+        value = case.values.get(f"{name}_{self.end}")
+        return None if value is None else value * self.in_unit
+
+    def text(self, amount: float | None) -> str:
+        """Return an amount with its unit."""
+        return "" if amount is None else format_seconds(amount, 3) if self.unit == "s" else size(amount)
 
 
-_TIME_PARTS = _Parts(
-    title="Time of one step",
-    names=("data", "forward", "backward", "optimizer", "remainder"),
-    end="ms",
-    in_unit=1e-3,
-    unit="s",
-)
+_TIME_PARTS = _Parts("Time of one step", ("data", "forward", "backward", "optimizer", "remainder"), "ms", 1e-3, "s")
 _MEMORY_PARTS = _Parts(
-    title="Memory per device",
-    names=("weights", "gradients", "optimizer", "activations", "untracked"),
-    end="gib",
-    in_unit=GIB,
-    unit="B",
+    "Memory per device", ("weights", "gradients", "optimizer", "activations", "untracked"), "gib", GIB, "B"
 )
 
 
 def section(material: Material) -> Section | None:
-    """Stacks per model, exposed communication, throughput and MFU, published rows beside."""
+    """Return the section; None without training steps."""
     training = [case for case in material.measured if "step_time_s" in case.values]
     if not training:
         return None
-    charts = [
-        *_stacks(training, _TIME_PARTS),
-        *_stacks(training, _MEMORY_PARTS),
-    ]
-    exposed = _exposed(training)
-    blocks: list[Block] = [Charts(charts=[*charts, *([exposed] if exposed else [])])] if charts or exposed else []
+    charts = [*_stacks(training, _TIME_PARTS), *_stacks(training, _MEMORY_PARTS), *_exposed(training)]
+    blocks: list[Block] = [Charts(charts=charts)] if charts else []
     if (throughput := _throughput(training)).rows:
         blocks.append(Table(grid=throughput))
-    blocks += [Table(grid=beside, folded=True) for beside in _published(material)]
+    blocks += [Table(grid=published, folded=True) for published in _published(material)]
     return Section(key="training", title="Training", blocks=blocks)
 
 
-def by_model(cases: Sequence[Result]) -> dict[str, list[Result]]:
-    """Cases by model, the model with most of them first."""
-    models: dict[str, list[Result]] = {}
-    for case in cases:
-        models.setdefault(str(case.parameters.get("model", class_of(case.workload))), []).append(case)
-    return dict(sorted(models.items(), key=lambda pair: -len(pair[1])))
-
-
 def short(case: Result) -> str:
-    """Test and words without platform and model, which the chart's title has."""
+    """Return the test and the words of the id, without platform and model."""
     words = words_of(case.case).removeprefix(f"{case.platform}-").replace(str(case.parameters.get("model", "\0")), "")
     return f"{test_of(case.case).removeprefix('test_')} {words.strip('-').replace('--', '-')}".strip()
 
 
 def _stacks(cases: Sequence[Result], parts: _Parts) -> list[Chart]:
-    known = [case for case in cases if sum(f"{name}_{parts.end}" in case.values for name in parts.names) > 1]
-    return [
-        _stack(members, parts, f"{parts.title}, {model}")
-        for model, members in list(by_model(known).items())[:MOST_MODELS]
-    ]
+    models: dict[str, list[Result]] = {}
+    for case in cases:
+        if sum(f"{name}_{parts.end}" in case.values for name in parts.names) > 1:
+            models.setdefault(str(case.parameters.get("model", class_of(case.workload))), []).append(case)
+    largest = sorted(models.items(), key=lambda pair: -len(pair[1]))[:MOST_MODELS]
+    return [_stack(members, parts, f"{parts.title}, {model}") for model, members in largest]
 
 
 def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
     drawn = spread_out(cases)
     labelled = labels([short(case) for case in drawn])
-    whole = [sum(_amounts(case, parts).values()) for case in drawn]
-    said, axis_unit = ("s per step", 1.0) if parts.unit == "s" else _in_bytes(whole)
-    values: list[dict[str, Any]] = []
-    for row, case in zip(labelled, drawn, strict=True):
-        for place, (name, amount) in enumerate(_amounts(case, parts).items()):
-            told = f"{case.name}: {name} {_amount(amount, parts.unit)}"
-            values.append({"row": row, "part": name, "place": place, "value": amount / axis_unit, "told": told})
-    table = grid(
-        ("case", *parts.names),
-        [(case.name, *_cells(case, parts)) for case in cases[:MOST_ROWS]],
-        of=len(cases),
-    )
-    spec = rows.stack(values, labelled, list(parts.names), said)
+    whole = [sum(max(0.0, parts.amount(case, name) or 0.0) for name in parts.names) for case in drawn]
+    unit, in_unit = time_unit(max(whole)) if parts.unit == "s" else readable_unit(whole)
+    values = [
+        {
+            "row": row,
+            "part": name,
+            "place": place,
+            "value": max(0.0, parts.amount(case, name) or 0.0) / in_unit,
+            "tip": f"{case.name}: {name} {parts.text(parts.amount(case, name)) or 'unknown'}",
+        }
+        for row, case in zip(labelled, drawn, strict=True)
+        for place, name in enumerate(parts.names)
+    ]
+    cells = [(case.name, *(parts.text(parts.amount(case, name)) for name in parts.names)) for case in cases[:MOST_ROWS]]
+    table = grid(("case", *parts.names), cells, of=len(cases))
+    axis = f"{unit} per {'step' if parts.unit == 's' else 'device'}"
+    spec = rows.stack(values, labelled, list(parts.names), axis)
     return Chart(title=title, spec=spec, grid=table, caption=left_out(len(drawn), len(cases)))
 
 
-def _amounts(case: Result, parts: _Parts) -> dict[str, float]:
-    """Seconds or bytes of each part; a part that is not known or below 0 has no length."""
-    return {name: max(0.0, case.values.get(f"{name}_{parts.end}", 0.0)) * parts.in_unit for name in parts.names}
-
-
-def _cells(case: Result, parts: _Parts) -> list[str]:
-    known = (case.values.get(f"{name}_{parts.end}") for name in parts.names)
-    return ["" if value is None else _amount(value * parts.in_unit, parts.unit) for value in known]
-
-
-def _in_bytes(sizes: Sequence[float]) -> tuple[str, float]:
-    name, unit_bytes = readable_unit(sizes)
-    return f"{name} per device", float(unit_bytes)
-
-
-def _amount(amount: float, unit: str) -> str:
-    return format_seconds(amount, 3) if unit == "s" else size(amount)
-
-
-def _exposed(cases: Sequence[Result]) -> Chart | None:
-    """What steps lose to communication, with its interval."""
+def _exposed(cases: Sequence[Result]) -> Iterator[Chart]:
+    """Yield the chart of the share of a step that waits for communication, with its interval."""
     name = "exposed_communication_percent"
-    known = [case for case in cases if name in case.values and case.world_size > 1]
-    if not known:
-        return None
-    drawn = spread_out(sorted(known, key=lambda case: -case.values[name]))
+    found = [case for case in cases if name in case.values and case.world_size > 1]
+    if not found:
+        return
+    drawn = spread_out(sorted(found, key=lambda case: -case.values[name]))
     names = labels([short(case) for case in drawn])
     values = []
     for row, case in zip(names, drawn, strict=True):
-        low, high = (_end(case, end) for end in ("low", "high"))
-        at = case.values[name] / 100
-        between = "" if low is None or high is None else f" [{low:.0%}, {high:.0%}]"
-        values.append(
-            {
-                "row": row,
-                "at": at,
-                "low": low,
-                "high": high,
-                "tone": "plain",
-                "told": f"{case.name}: {at:.0%}{between}",
-            }
-        )
-    table = grid(
-        ("case", "ranks", "exposed", "95 % interval"),
-        [(case.name, str(case.world_size), f"{case.values[name]:.1f} %", _between(case)) for case in known[:MOST_ROWS]],
-        ("the share of the step that waits for communication, overlap taken off; below 0: the machine was not quiet",),
-        of=len(known),
-    )
+        low, high = _interval(case) or (None, None)
+        tip = f"{case.name}: {case.values[name]:.0f} % {_between(case)}".strip()
+        ends = {"low": low and low / 100, "high": high and high / 100}
+        values.append({"row": row, "at": case.values[name] / 100, **ends, "tone": "plain", "tip": tip})
+    columns: dict[str, Callable[[Result], str]] = {
+        "case": lambda case: case.name,
+        "ranks": lambda case: str(case.world_size),
+        "exposed": lambda case: f"{case.values[name]:.1f} %",
+        "95 % interval": _between,
+    }
+    note = "share of the step that waits for communication, without the overlapped part; below 0: disturbed machine"
+    table = grid_of(found, columns, [note])
     spec = rows.forest(values, names, "share of the step")
-    return Chart(title="Exposed communication", spec=spec, grid=table, caption=left_out(len(drawn), len(known)))
+    yield Chart(title="Exposed communication", spec=spec, grid=table, caption=left_out(len(drawn), len(found)))
 
 
-def _end(case: Result, end: str) -> float | None:
-    value = case.values.get(f"exposed_communication_{end}_percent")
-    return None if value is None else value / 100
+def _interval(case: Result) -> tuple[float, float] | None:
+    low, high = (case.values.get(f"exposed_communication_{end}_percent") for end in ("low", "high"))
+    return None if low is None or high is None else (low, high)
 
 
 def _between(case: Result) -> str:
-    low, high = _end(case, "low"), _end(case, "high")
-    return "" if low is None or high is None else f"[{100 * low:.1f}, {100 * high:.1f}] %"
+    ends = _interval(case)
+    return f"[{ends[0]:.1f}, {ends[1]:.1f}] %" if ends else ""
 
 
 _PROCESSED = frozenset({"tokens_per_s_per_device", "samples_per_s"})
@@ -180,24 +159,20 @@ def _throughput(cases: Sequence[Result]) -> Grid:
         metric.convention for case in cases[:MOST_ROWS] for metric in case.metrics if metric.name == "mfu_percent"
     )
     mfu = f"MFU ({', '.join(conventions)})" if conventions else "MFU"
-    rows_ = [
-        (
-            case.name,
-            str(case.world_size),
-            format_seconds(case.median_s, 3),
-            _rate(case.values, "tokens_per_s_per_device"),
-            _rate(case.values, "samples_per_s"),
-            _mfu(case),
-            _of_palm(case),
-        )
-        for case in cases[:MOST_ROWS]
-    ]
-    columns = ("case", "ranks", "step", "tokens/s per device", "samples/s, all", mfu, "MFU (PaLM)")
-    return grid(columns, rows_, title="Throughput", of=len(cases))
 
+    def rate(name: str) -> Callable[[Result], str]:
+        return lambda case: count(case.values[name]) if name in case.values else ""
 
-def _rate(values: Mapping[str, float], name: str) -> str:
-    return count(values[name]) if name in values else ""
+    columns: dict[str, Callable[[Result], str]] = {
+        "case": lambda case: case.name,
+        "ranks": lambda case: str(case.world_size),
+        "step": lambda case: format_seconds(case.median_s, 3),
+        "tokens/s per device": rate("tokens_per_s_per_device"),
+        "samples/s, all": rate("samples_per_s"),
+        mfu: _mfu,
+        "MFU (PaLM)": _of_palm,
+    }
+    return grid_of(cases, columns, title="Throughput")
 
 
 def _mfu(case: Result) -> str:
@@ -210,22 +185,77 @@ def _mfu(case: Result) -> str:
 
 
 def _of_palm(case: Result) -> str:
-    """MFU counted as the PaLM paper does, over the same peak."""
+    """Return the MFU by the formula of the PaLM paper, over the same peak."""
     exact, palm = (case.values.get(f"{name}tflops_per_device") for name in ("", "palm_"))
-    told = case.values.get("mfu_percent")
-    if not exact or not palm or told is None or told * palm / exact > 100:
+    mfu = case.values.get("mfu_percent")
+    if not exact or not palm or mfu is None or mfu * palm / exact > 100:
         return ""
-    return f"{significant(told * palm / exact, 3)} %"
+    return f"{significant(mfu * palm / exact, 3)} %"
 
 
 def _published(material: Material) -> list[Grid]:
-    """Tables of the published reports that have rows of both: measured, and published with label and reason."""
-    told = gathered(recordings(material), None)
+    """Return the tables of published reports that have both measured and published rows."""
+    found = gathered(recordings(material), None)
     lines = []
     for style in STYLES.values():
         tables = tuple(spec for spec in style.tables if spec.published)
-        for table in grids_of(dataclasses.replace(style, tables=tables), told):
+        for table in grids_of(dataclasses.replace(style, tables=tables), found):
             if any("published:" in cell for row in table.rows for cell in row):
-                title = f"{table.title}, published rows of report {style.report} beside"
+                title = f"{table.title}, with published rows"
                 lines.append(grid(table.columns, table.rows, table.notes, title))
     return lines
+
+
+# -- scaling -----------------------------------------------------------------------------------------------------------
+
+MOST_SERIES = 6
+"""Maximum lines of a chart: the series with the most numbers of ranks."""
+_MOST_COMPUTED = 30
+"""Maximum series of the table."""
+
+
+def scaling(material: Material) -> Section | None:
+    """Return a chart per kind of scaling."""
+    results = _of_series(material.measured)
+    series: dict[tuple[str, str], list[Scaling]] = {}
+    for one in scalings(results).values():
+        series.setdefault((one.kind, without_ranks(one.point.case)), []).append(one)
+    charts = []
+    for kind in ("weak", "strong", "mixed"):
+        found = {
+            case: sorted(points, key=lambda one: one.point.ranks) for (of, case), points in series.items() if of == kind
+        }
+        several = {case: points for case, points in found.items() if len({p.point.ranks for p in points}) > 1}
+        if several:
+            charts.append(_scaling_chart(kind, several))
+    if not charts:
+        return None
+    return Section(key="scaling", title="Scaling", blocks=[Charts(charts=charts)])
+
+
+def _of_series(cases: Sequence[Result]) -> list[Result]:
+    """Return the results of the series with the most numbers of ranks."""
+    series: dict[str, dict[int, Result]] = {}
+    for case in cases:
+        if case.work.samples or case.work.tokens:
+            series.setdefault(f"{case.fingerprint} {without_ranks(case.case)}", {})[case.world_size] = case
+    several = sorted((members for members in series.values() if len(members) > 1), key=lambda members: -len(members))
+    return [result for members in several[:_MOST_COMPUTED] for result in members.values()]
+
+
+def _scaling_chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
+    ordered = sorted(series.items(), key=lambda pair: -len(pair[1]))
+    drawn = ordered[:MOST_SERIES]
+    names = {case: shortened(bare_name(case).removeprefix("test_"), 30) for case, _ in drawn}
+    points: list[dict[str, Any]] = []
+    for case, members in drawn:
+        for one in members:
+            tip = f"{bare_name(one.point.case)}: x {one.speed_up:.3g} over {one.base_name}"
+            points.append({"ranks": one.point.ranks, "speed": one.speed_up, "series": names[case], "tip": tip})
+    least = min(one.base.ranks for _, members in drawn for one in members)
+    most = max(one.point.ranks for _, members in drawn for one in members)
+    linear = [{"ranks": ranks, "speed": ranks / least} for ranks in (least, most)]
+    table = scaling_grid(one for _, members in ordered for one in members)
+    caption = "; ".join(filter(None, ("dotted: linear", left_out(len(drawn), len(ordered)))))
+    spec = curves.scaling(points, linear, list(dict.fromkeys(names.values())), f"speed-up over {plural(least, 'rank')}")
+    return Chart(title=f"{kind.capitalize()} scaling", spec=spec, grid=table, caption=caption)

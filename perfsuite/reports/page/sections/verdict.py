@@ -1,121 +1,170 @@
-"""The page's beginning: the verdict in words, what to look at first, tiles, what was compared with what."""
+"""The beginning of a page: verdict, next command, headline figures, findings, warnings; then all changes."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from perfsuite.base.masking import masked_words
-from perfsuite.base.text import without_paths
-from perfsuite.base.units import format_seconds, plural
-from perfsuite.record.run import RunRecord
-from perfsuite.reports.changes import NOT_COMPARABLE, verdict_sentence
-from perfsuite.reports.document import Block, Grid, Item, Items, Section, Table, Tiles, Tone, Words, grid
+from perfsuite.base.text import bare_name, without_paths
+from perfsuite.base.units import change, plural
+from perfsuite.record.describe import phrases
+from perfsuite.record.run import Revision
+from perfsuite.reports.changes import NOT_COMPARABLE, UNCHANGED, CaseChange, verdict_sentence
+from perfsuite.reports.document import (
+    MOST_BARS,
+    Block,
+    Chart,
+    Charts,
+    Grid,
+    Item,
+    Items,
+    Section,
+    Table,
+    Tiles,
+    Words,
+    grid,
+)
 from perfsuite.reports.families import tiles
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
-from perfsuite.reports.notable import Notable
+from perfsuite.reports.page.charts import rows
+from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.screen import outcomes
 
-_MOST_NOTABLE = 20
+_MOST_NOTABLE, _MOST_CHANGES = 20, 3
+"""Maximum findings, and those of them that the table of changes repeats."""
+_CHANGES = ("regressed", "drifted", "improved")
 _GRAVE = ("impossible", "failed", "regressed", "drifted", "environment")
+_COMMANDS = ("perfsuite ", "cd ", "--perf-")
+"""Beginnings of the commands and options in the phrases of a verdict."""
 
 
 def section(material: Material) -> Section:
-    """Always there: a run without any case has a verdict too."""
+    """Return the section; it exists also for a run without cases."""
     text, is_bad = sentence(material)
     blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
-    warnings = [without_paths(text) for one in material.runs for text in _warnings(one.run)]
-    blocks += [Words(text=f"warning: {text}", tone="warn") for text in warnings]
-    if material.notable:
+    if material.compared:
+        blocks.append(Words(text=f"Compared: {material.compared}."))
+    blocks += _next(material)
+    if shown := list(tiles(material.measured)):
+        blocks.append(Tiles(tiles=shown))
+    changed = [one for one in material.notable if one.kind in _CHANGES and one.case]
+    findings = [one for one in material.notable if one not in changed[_MOST_CHANGES:]]
+    if findings:
         items = [
             Item(
                 text=f"{without_paths(item.sentence)} ({item.sure})",
-                tone=_tone(item),
+                tone="good" if item.kind == "improved" else "bad" if item.kind in _GRAVE else "warn",
                 case=material.anchors.get(item.case, ""),
                 case_name=name_of(item.case),
             )
-            for item in material.notable[:_MOST_NOTABLE]
+            for item in findings[:_MOST_NOTABLE]
         ]
         left = len(material.notable) - len(items)
-        blocks.append(Items(items=items, more=f"and {left} more" if left > 0 else ""))
-    shown = list(tiles(material.measured))
-    blocks += [Tiles(tiles=shown)] if shown else []
-    blocks.append(Table(grid=_facts(material)))
+        where = "; Changes lists all changed cases" if len(changed) > _MOST_CHANGES else ""
+        blocks.append(Items(items=items, more=f"and {left} more{where}" if left > 0 else ""))
+    for run in (one.run for one in material.runs):
+        warnings = (*(run.gate.banner if run.gate else ()), *(run.end.warnings if run.end else ()))
+        blocks += [Words(text=f"warning: {without_paths(text)}", tone="warn") for text in warnings]
     if differences := _differences(material):
         blocks.append(Table(grid=differences))
-    return Section(key="verdict", title="What was found", blocks=blocks)
+    return Section(key="verdict", title="Verdict", blocks=blocks)
 
 
-def _facts_of(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """What else is known of a run: label and text, which may be empty."""
-    revision = record.revision
-    commit = f"{revision.commit}-dirty" if revision.dirty else revision.commit
-    yield "session", record.session
-    yield "started", record.started_at
-    yield "took", format_seconds(record.end.took_s, 3) if record.end else ""
-    yield "exit status", str(record.end.exit_status) if record.end else ""
-    yield "commit", _short(commit)
-    yield "branch", revision.branch
-    yield "subject", revision.subject
-    yield "command", " ".join(("pytest", *masked_words(record.arguments))) if record.arguments else ""
+def title_of(material: Material) -> str:
+    """Return ``FAIL: 1 slower, 3 unchanged - 8 x MTT S4000, torch 2.7.1 - commit abc1234 - 2026-11-25``."""
+    run = material.runs[-1].run if material.runs else None
+    if run is None:
+        return f"perfsuite - {_short_verdict(material)}"
+    devices = run.environment.get("devices")
+    devices = devices if isinstance(devices, Sequence) and devices else [run.platform]
+    name = str(devices[0]).partition(",")[0]
+    hardware = (f"{len(devices)} x {name}" if len(devices) > 1 else name, f"torch {run.torch}" if run.torch else "")
+    commit = f"commit {commit_of(run.revision)}" if run.revision.commit else ""
+    parts = (_short_verdict(material), ", ".join(filter(None, hardware)), commit, run.started_at[:10])
+    return " - ".join(filter(None, parts))
 
 
-def _short(commit: str) -> str:
-    """Enough of a hash, and whether there was more than it has."""
-    full, _, dirty = commit.partition("-")
-    return full[:12] + (" with uncommitted changes" if full and dirty else "")
+def _short_verdict(material: Material) -> str:
+    """Return ``FAIL: 1 slower, 3 unchanged``; PASS and FAIL only where cases failed or a gate judged them."""
+    counts = _missing(material)
+    groups = Counter(map(_group, material.changes))
+    words = ("slower", "impossible", "faster", "undecided", "unchanged")
+    compared = [f"{groups[word]} {word}" for word in words if groups[word]]
+    parts = [f"{counts[word]} {word}" for word in ("failed", "interrupted") if counts[word]]
+    parts += compared or [outcomes(material.cases)]
+    parts = list(filter(None, parts)) or [f"{counts['skipped']} skipped" if counts["skipped"] else "no cases"]
+    gates = [one.run.gate for one in material.runs if one.run.gate is not None and one.run.gate.gate]
+    judged = [(gate, verdict.name) for gate in gates for verdict in gate.verdicts]
+    judged += [(gate, gate.suite) for gate in gates if gate.suite is not None]
+    failing = counts["failed"] or any(gate.fails(name) for gate, name in judged)
+    passing = bool(gates and set(groups) & {"faster", "unchanged"})
+    passing = passing and not any(one.run.end.exit_status for one in material.runs if one.run.end is not None)
+    return f"{'FAIL: ' if failing else 'PASS: ' if passing else ''}{', '.join(parts)}"
 
 
-def _warnings(run: RunRecord) -> tuple[str, ...]:
-    """What a reader must know of the run as a whole, from its gate and its end."""
-    return (*(run.gate.banner if run.gate else ()), *(run.end.warnings if run.end else ()))
+def _group(one: CaseChange) -> str:
+    if one.word.startswith((NOT_COMPARABLE, "impossible")):
+        return "impossible" if one.word.startswith("impossible") else ""
+    return {"bad": "slower", "good": "faster"}.get(one.tone) or ("unchanged" if one.word in UNCHANGED else "undecided")
 
 
-def _tone(item: Notable) -> Tone:
-    if item.kind == "improved":
-        return "good"
-    return "bad" if item.kind in _GRAVE else "warn"
+def commit_of(revision: Revision) -> str:
+    """Return the beginning of the hash, and whether there were uncommitted changes."""
+    return revision.commit[:12] + (" with uncommitted changes" if revision.commit and revision.dirty else "")
+
+
+def _next(material: Material) -> Iterator[Words]:
+    """Yield the commands that a reader may run next, the most urgent first."""
+    gates = [one.run.gate for one in material.runs if one.run.gate is not None]
+    failing = [verdict for gate in gates for verdict in gate.verdicts if gate.fails(verdict.name)]
+    effects = {id(verdict): found.effect for verdict in failing if (found := verdict.decisive) is not None}
+    for verdict in sorted(failing, key=lambda verdict: -(effects.get(id(verdict)) or 0.0))[:1]:
+        for phrase in phrases(verdict):
+            text, _, command = phrase.partition(": ")
+            if command.startswith(_COMMANDS):
+                yield Words(text=f"{text}:", command=without_paths(command))
+    failed = (case for case, why in material.missing.items() if why.startswith("failed"))
+    for case in list(failed)[:1]:
+        yield Words(text="run the failed case again:", command=f"pytest {shlex.quote(case)}")
+    run = material.runs[-1].run if material.runs else None
+    path = run.path or Path(run.name) if run else Path()
+    if path.suffix == ".jsonl":
+        name = shlex.quote(f".perfsuite/{path.name}" if path.parent.name == ".perfsuite" else path.name)
+        if material.measured and not material.changes:
+            command = f"perfsuite report {name} --html FILE --base OLDER.jsonl"
+            yield Words(text="compare with an earlier run:", command=command)
+        undecided = [one for one in material.changes if _group(one) == "undecided"]
+        if material.base is not None and undecided:
+            case = max(undecided, key=lambda one: abs(one.effect or 0.0)).node
+            revision = material.base.run.revision.commit[:10] or "REV"
+            yield Words(text="measure both in turns:", command=f"perfsuite ab --a {revision} -- {shlex.quote(case)}")
+        yield Words(text="all tables:", command=f"perfsuite show {name} --show=tables")
+
+
+def _missing(material: Material) -> Counter[str]:
+    """Return the number of cases without a result by cause: failed, interrupted or skipped."""
+    return Counter(why.partition(":")[0].partition(" ")[0] for why in material.missing.values())
 
 
 def sentence(material: Material) -> tuple[str, bool]:
-    """The verdict in words, and whether it is a bad one."""
-    counts = Counter(why.partition(":")[0].partition(" ")[0] for why in material.missing.values())
-    words = ("failed", "interrupted", "skipped")
-    told = outcomes(material.cases, (), **{word: counts[word] for word in words})
+    """Return the verdict as a sentence, and whether it is a bad one."""
+    counts = _missing(material)
+    measured = outcomes(material.cases, (), **{word: counts[word] for word in ("failed", "interrupted", "skipped")})
     is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
     apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
-    compared = len(material.changes) > apart
     left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
-    if not compared:
+    if len(material.changes) == apart:
         left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
     decided = verdict_sentence(material.changes, failed=counts["failed"], apart=left_out)
-    return f"{decided[:1].upper()}{decided[1:]}. {told or 'no cases'}.", is_bad
-
-
-def _facts(material: Material) -> Grid:
-    """What ran where, a column per run."""
-    recordings = (*material.runs, *((material.base,) if material.base else ()))
-    all_runs = [recording.run for recording in recordings]
-    known = [dict(_facts_of(run)) for run in all_runs]
-    labels = dict.fromkeys(label for one in known for label in one)
-    rows = [
-        ("hardware", *(run.hardware for run in all_runs)),
-        ("torch", *(run.torch for run in all_runs)),
-        *((label, *(without_paths(one.get(label, "")) for one in known)) for label in labels),
-    ]
-    if any(run.simulated for run in all_runs):
-        rows.append(
-            ("devices", *("SIMULATED: no time is a measurement" if run.simulated else "real" for run in all_runs))
-        )
-    names = [*map(named_run, material.runs), *([f"base: {named_run(material.base)}"] if material.base else [])]
-    notes = (f"compared: {material.compared}",) if material.compared else ()
-    return grid(("run", *names), [row for row in rows if any(row[1:])], notes)
+    return f"{decided[:1].upper()}{decided[1:]}. {measured or 'no cases'}.", is_bad
 
 
 def _differences(material: Material) -> Grid | None:
-    """Keys of the environments that are not the same in all runs."""
+    """Return the keys of the environments that differ between the runs."""
     all_runs = [one for one in (*material.runs, material.base) if one is not None and one.run.environment]
     flat = [dict(_flat(one.run.environment)) for one in all_runs]
     if len(flat) < 2:
@@ -127,11 +176,11 @@ def _differences(material: Material) -> Grid | None:
         if len({facts.get(key) for facts in flat}) > 1
     ]
     names = list(map(named_run, all_runs))
-    return grid(("differs", *names), rows, title="Environments: what differs") if rows else None
+    return grid(("key", *names), rows, title="Differences of the environments") if rows else None
 
 
 HIDDEN = ("hostname", "notes", "topology")
-"""Fields of an environment that a file for others does not have, or that have a place of their own."""
+"""Keys of an environment that are private or have a place of their own."""
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -142,3 +191,57 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", without_paths(str(value))
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+_COMPARISON_CHARTS = 2
+
+
+def comparison(material: Material) -> Section | None:
+    """Return charts and a table of the cases that changed, or of all cases where none did."""
+    if not material.changes:
+        return None
+    effects = [one for one in material.changes if one.effect is not None]
+    compared = sorted(effects, key=lambda one: (one.tone == "plain", -(one.effect or 0)))
+    changed = [one for one in compared if one.tone != "plain"]
+    drawn = (changed or compared)[: _COMPARISON_CHARTS * 2 * MOST_BARS]
+    parts = [drawn[at : at + 2 * MOST_BARS] for at in range(0, len(drawn), 2 * MOST_BARS)]
+    shown = _change_grid(changed or compared, "")
+    charts = [_chart(part, None if index else shown, changed=bool(changed)) for index, part in enumerate(parts)]
+    blocks: list[Block] = [Charts(charts=charts)] if charts else []
+    if changed and (rest := [one for one in compared if one.tone == "plain"]):
+        blocks.append(Table(grid=_change_grid(rest, "Unchanged or undecided cases"), folded=True))
+    if apart := [(name_of(one.node), one.word) for one in material.changes if one.effect is None]:
+        blocks.append(Table(grid=grid(("case", "reason"), apart, (), "Cases that were not compared")))
+    return Section(key="comparison", title="Changes", blocks=blocks)
+
+
+def _chart(changes: Sequence[CaseChange], shown: Grid | None, *, changed: bool) -> Chart:
+    names = labels([bare_name(one.node).removeprefix("test_") for one in changes], 30)
+    values = [
+        {
+            "row": row,
+            "at": one.effect,
+            "low": one.low,
+            "high": one.high,
+            "tone": one.tone,
+            "tip": f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
+        }
+        for row, one in zip(names, changes, strict=True)
+    ]
+    spec = rows.forest(values, names, "change of the time; right is slower")
+    title = f"{'Changed' if changed else 'Compared'} cases"
+    if shown is None:
+        return Chart(title=f"{title}, continued", spec=spec)
+    caption = "bars: 95 % intervals; a point without a bar is one run against one"
+    return Chart(title=title, spec=spec, grid=shown, caption=caption)
+
+
+def _change_grid(changes: Sequence[CaseChange], title: str) -> Grid:
+    columns = ("case", "before", "after", "change", "95 % interval, %", "verdict", "evidence")
+    cells = [
+        (name_of(one.node), one.before, one.after, change(one.effect or 0), one.between.strip(), one.word, one.runs)
+        for one in changes
+    ]
+    return grid(columns, cells, (), title)

@@ -8,7 +8,7 @@
     const cases = Array.from(document.querySelectorAll("table.cases > tbody > tr"), (row) => ({ row }));
     let ordered = cases, fitting = cases, shown = most;
     byId("filterbar").hidden = false;
-    // As many rows as the table began with: laying out ten thousand takes seconds.  The others are kept, and come on demand.
+    // Show as many rows as at the start, because ten thousand take seconds; the button shows more.
     const list = (wanted) => {
       shown = Math.min(wanted, fitting.length);
       body.replaceChildren(...fitting.slice(0, shown).map((one) => one.row));
@@ -43,10 +43,12 @@
       if (hash.startsWith("#filter=")) {
         try { field.value = decodeURIComponent(hash.slice(8)); } catch { return; }
         apply();
+        table.closest(".part").open = true;
         byId("s-cases").scrollIntoView();
       } else if (hash.startsWith("#c-")) {
         const one = cases.find((one) => one.row.id === hash.slice(1));
         if (!one) return;
+        table.closest(".part").open = true;
         const fold = one.row.closest("details.fold");
         if (fold && !folds.hidden) fold.open = true;
         else if (!body.contains(one.row)) {
@@ -84,9 +86,9 @@
   }
   const tip = byId("tip");
   document.addEventListener("pointerover", (event) => {
-    const mark = event.target instanceof Element ? event.target.closest("figure svg [data-told]") : null;
+    const mark = event.target instanceof Element ? event.target.closest("figure svg [data-tip]") : null;
     if (!mark || mark.tagName === "g") { tip.hidden = true; return; }
-    tip.textContent = mark.dataset.told;
+    tip.textContent = mark.dataset.tip;
     tip.hidden = false;
     const box = mark.getBoundingClientRect();
     tip.style.left = Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8)) + "px";
