@@ -78,20 +78,20 @@ def test_a_rank_in_its_own_code_is_the_cause():
 
 def test_an_empty_dump_says_so():
     look = judge_stack("")
-    assert (look.state, look.where) == ("stuck", "an unknown place, no Python stack could be taken")
+    assert (look.state, look.where) == ("stuck", "an unknown place (no Python stack)")
 
 
 @pytest.mark.parametrize(
     ("state", "judged"),
     [
-        ("is stopped by a signal; kill -CONT lets it go on (state T)", "hung"),
-        ("waits in the kernel and takes no signal meanwhile, as for a driver or a file system (state D)", "stuck"),
+        ("is stopped by a signal; kill -CONT continues it (state T)", "hung"),
+        ("waits in the kernel and takes no signal, for example for a driver or a file system (state D)", "stuck"),
     ],
 )
 def test_without_a_stack_the_state_of_the_process_is_told(state, judged):
     """One that is stopped waits for nobody; one in the kernel may, as do all where a device waits for the others."""
     look = judge(*[f"Process: {state}\n"] * 2)
-    unknown = "an unknown place, no Python stack could be taken"
+    unknown = "an unknown place (no Python stack)"
     assert (look.state, look.where, look.stack) == (judged, f"{unknown}: its process {state}", "")
 
 

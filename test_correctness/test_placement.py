@@ -197,9 +197,7 @@ def test_ranks_beyond_the_cores_of_their_node_use_all_of_it(tmp_path):
 @pytest.mark.parametrize("told", ["", "0000:99:00.0"])
 def test_a_device_of_an_unknown_node_is_refused_where_there_are_several(tmp_path, told):
     host = sysfs(tmp_path)
-    with pytest.raises(
-        UnsupportedCase, match=r"2 memory nodes the device of rank 3 is on.*run without --perf-pin=numa"
-    ):
+    with pytest.raises(UnsupportedCase, match=r"2 memory nodes has the device of rank 3.*run without --perf-pin=numa"):
         nodes_of_devices(host, read_cores(host, range(224)), {3: told})
 
 

@@ -1,6 +1,6 @@
-"""What hardware is: device families, the table of device models, fingerprint, environment, telemetry.
+"""Hardware: device families, the table of device models, fingerprint, environment, telemetry.
 
-On the driver nothing here imports torch; :func:`device_code` does, on a rank.
+On the driver no module here imports torch; :func:`device_code` does, on a rank.
 """
 
 from __future__ import annotations
