@@ -83,7 +83,7 @@ def test_an_agent_answers_while_its_worker_hangs(driver):
     assert "rank 2 on " in first_line
     assert "hung at" in first_line
     assert "steps.py" in first_line
-    assert "was waiting for the others in all_reduce" in str(failure.value)
+    assert "was waiting for the other ranks in all_reduce" in str(failure.value)
     assert driver.run(job(steps.add_up, 3)).world_size == 3
 
 

@@ -115,7 +115,7 @@ def test_the_cause_comes_first_and_consequences_lose_their_tracebacks():
     )
     lines = report.splitlines()
     assert lines[0] == "rank 2 on node1 died: exit code 3 (while timing) (3 ranks)"
-    assert "rank 0 on node1 lost the others: RuntimeError: reset" in report
+    assert "rank 0 on node1 lost the other ranks: RuntimeError: reset" in report
     assert "Traceback" not in report
     assert "rank 1" not in report
 
@@ -228,7 +228,7 @@ def test_a_mistake_that_torch_reports_is_no_consequence(what):
     torch = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in barrier\n' + what
     report = compose(2, [failure(0, "raised", PEER), failure(1, "raised", what, torch)], "")
     assert report.startswith(f"rank 1 on node1 raised {what}")
-    assert "rank 0 on node1 lost the others" in report
+    assert "rank 0 on node1 lost the other ranks" in report
 
 
 def test_long_text_keeps_its_beginning_and_its_end():

@@ -154,7 +154,7 @@ def test_ranks_that_each_see_one_device_are_on_the_sockets_of_their_own(driver, 
         )
         monkeypatch.setattr(driver._family, "sharing_variables", {"SHARES": "1"}, raising=False)
         assert ({"SHARES": "1"} if shared else {}) == driver._environment_of(None, 2)
-        assert [0, 0] == [driver._device(driver._transport.place(slot)) for slot in range(2)]
+        assert [0, 0] == [driver._transport.place(slot).device(driver._device_count)[0] for slot in range(2)]
 
 
 def test_devices_are_counted_over_all_agents_of_the_host_once_they_came(tmp_path):

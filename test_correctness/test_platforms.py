@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -267,6 +268,22 @@ def test_a_tool_that_hangs_fails_or_is_missing_says_so() -> None:
     late = [sys.executable, "-c", "import time; time.sleep(0.3); print('late')"]
     assert "late\n" == run_tool(late, timeout_s=60).text
     assert "C\n" == run_tool([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]).text
+
+
+def test_an_interrupted_wait_leaves_no_tool_running(monkeypatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def communicate(tool: subprocess.Popen[bytes], timeout: float) -> None:
+        started.append(tool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(KeyboardInterrupt):
+        run_tool(["sleep", "600"])
+    try:
+        assert -signal.SIGKILL == started[0].wait(timeout=10)
+    finally:
+        started[0].kill()
 
 
 def test_a_tool_that_hung_is_not_asked_again(tmp_path: Path) -> None:

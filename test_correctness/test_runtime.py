@@ -335,7 +335,7 @@ def test_a_hang_is_named_with_its_stack_within_the_limit(driver):
     assert "steps.py" in report.splitlines()[0]
     assert "limit 1.5 s" in report.splitlines()[0]
     assert "rank 0 on" in report
-    assert "was waiting for the others in all_reduce" in report
+    assert "was waiting for the other ranks in all_reduce" in report
     assert driver.run(job(steps.add_up, 3)).world_size == 3
 
 

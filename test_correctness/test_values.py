@@ -193,8 +193,8 @@ def local() -> Sequence[Any]:
         (local()[0], "step(value=...): local.<locals>.Hidden of "),
         (local()[1], "step(value=...): local.<locals>.Local of "),
         (dataclasses.replace(Shape(rows=1), way=object()), "step(value=...).way is a object, which cannot be sent"),  # type: ignore[arg-type]
-        (OnlyItself(), "step(value=...) is a OnlyItself that cannot be made again of its fields (the new one is not"),
-        (Forgets(seed=1), "step(value=...) is a Forgets that cannot be made again of its fields (TypeError: "),
+        (OnlyItself(), "step(value=...) is a OnlyItself that cannot be rebuilt from its fields (the new one is not"),
+        (Forgets(seed=1), "step(value=...) is a Forgets that cannot be rebuilt from its fields (TypeError: "),
     ],
 )
 def test_anything_else_is_refused_with_one_line(value: Any, message: str) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 
 from perfsuite.base.errors import InvalidParameter
 
-Hosts = Sequence[Hashable]
-"""The host of each rank."""
+Hosts = Sequence[Hashable]  # The host of each rank.
 
 
 def partner(rank: int, ranks: int) -> int:
@@ -40,33 +39,9 @@ def receives_first(device: str, rank: int, to: int) -> bool:
     return device == "cpu" or rank > to
 
 
-def _all_reduce(hosts: Hosts) -> float:
-    """Return 2 (h - 1) / h: all hosts but one send a sum, and all but one receive it; links in a host are free."""
-    return 2 * _reduce_scatter(hosts)
-
-
 def _reduce_scatter(hosts: Hosts) -> float:
     count = len(set(hosts))
     return (count - 1) / count
-
-
-def _all_gather(hosts: Hosts) -> float:
-    """Return the share that the host with the fewest ranks has to receive."""
-    return (len(hosts) - min(Counter(hosts).values())) / len(hosts)
-
-
-def _rooted_whole(hosts: Hosts) -> float:
-    """Return 1: all of S leaves the root's host, or arrives there."""
-    return 1.0 if len(set(hosts)) > 1 else 0.0
-
-
-def _rooted_parts(hosts: Hosts) -> float:
-    """Return the share of ranks on other hosts than rank 0, the root, which exchanges a part with each rank."""
-    return sum(host != hosts[0] for host in hosts) / len(hosts)
-
-
-def _all_to_all(hosts: Hosts) -> float:
-    return max(count * (len(hosts) - count) for count in Counter(hosts).values()) / len(hosts)
 
 
 def _all_to_all_uneven(hosts: Hosts) -> float:
@@ -80,44 +55,32 @@ def _all_to_all_uneven(hosts: Hosts) -> float:
     return busiest / ranks**2
 
 
-def _messages(hosts: Hosts, pairs: Iterable[tuple[int, int]]) -> float:
-    """Return the messages of size S that the busiest host sends or receives."""
-    crossing = [(hosts[source], hosts[target]) for source, target in pairs if hosts[source] != hosts[target]]
+def _messages(hosts: Hosts, senders: int, distance: int) -> float:
+    """Return the messages of the busiest host if each of the first ranks sends S to the rank at this distance."""
+    pairs = [(hosts[rank], hosts[(rank + distance) % len(hosts)]) for rank in range(senders)]
+    crossing = [pair for pair in pairs if pair[0] != pair[1]]
     ends = (Counter(source for source, _ in crossing), Counter(target for _, target in crossing))
     return float(max((count for end in ends for count in end.values()), default=0))
 
 
-def _send_recv(hosts: Hosts) -> float:
-    return _messages(hosts, ((rank, partner(rank, len(hosts))) for rank in range(len(hosts))))
-
-
-def _ring_shift(hosts: Hosts) -> float:
-    return _messages(hosts, ((rank, (rank + 1) % len(hosts)) for rank in range(len(hosts))))
-
-
-def _one_direction(hosts: Hosts) -> float:
-    return _messages(hosts, ((rank, partner(rank, len(hosts))) for rank in range(len(hosts) // 2)))
-
-
 TRAFFIC: Mapping[str, Callable[[Hosts], float]] = MappingProxyType(
     {
-        "all_reduce": _all_reduce,
-        "all_gather": _all_gather,
+        # all hosts but one send a sum, and all but one receive it; links inside a host are free
+        "all_reduce": lambda hosts: 2 * _reduce_scatter(hosts),
+        # the host with the fewest ranks receives most
+        "all_gather": lambda hosts: (len(hosts) - min(Counter(hosts).values())) / len(hosts),
         "reduce_scatter": _reduce_scatter,
-        "all_to_all": _all_to_all,
+        "all_to_all": lambda hosts: max(count * (len(hosts) - count) for count in Counter(hosts).values()) / len(hosts),
         "all_to_all_uneven": _all_to_all_uneven,
-        "gather": _rooted_parts,
-        "scatter": _rooted_parts,
-        "broadcast": _rooted_whole,
-        "reduce": _rooted_whole,
-        "send_recv": _send_recv,
-        "ring_shift": _ring_shift,
-        "one_direction": _one_direction,
+        **dict.fromkeys(("gather", "scatter"), lambda hosts: sum(host != hosts[0] for host in hosts) / len(hosts)),
+        **dict.fromkeys(("broadcast", "reduce"), lambda hosts: 1.0 if len(set(hosts)) > 1 else 0.0),
+        "send_recv": lambda hosts: _messages(hosts, len(hosts), len(hosts) // 2),
+        "ring_shift": lambda hosts: _messages(hosts, len(hosts), 1),
+        "one_direction": lambda hosts: _messages(hosts, len(hosts) // 2, len(hosts) // 2),
     }
 )
 """By collective: least bytes that the busiest host sends or receives, per byte of S."""
-WITHOUT_MESSAGE = ("barrier", "pairs")
-"""Collectives with a latency but without a bandwidth; :mod:`perfsuite.metrics.pairs` has a bandwidth per pair."""
+WITHOUT_MESSAGE = ("barrier", "pairs")  # No bandwidth of their own (perfsuite.metrics.pairs has one per pair).
 
 
 def require_known(collective: str) -> None:

@@ -1,27 +1,5 @@
 """Every exception that perfsuite raises for its users.
 
-::
-
-    PerfsuiteError
-    ├── ConfigurationError        an option, ini value, TOML file, size or launcher environment is wrong.
-    │   ├── UnknownPlatform       a platform name that no row of platforms.toml has.
-    │   └── LaunchError           the launcher's environment is unsupported, contradictory or unsafe.
-    ├── UnsupportedCase           the case cannot run on this machine: becomes a skip with the missing part.
-    ├── ExpectedFailure           a rank called pytest.xfail: becomes one of the test.
-    ├── CaseError                 one case failed; the other cases go on.
-    │   ├── InvalidParameter      a workload parameter breaks a rule.
-    │   ├── WrongResult           the timed object computed a wrong result.
-    │   ├── RanksFailed           ranks died, raised or hung.
-    │   ├── OutOfMemory           the device's memory ran out; the session makes it a result, not a failure.
-    │   └── AgentLost             a cluster's agent is lost: the case fails and the run ends.
-    ├── VerdictFailed             a judge, such as the gate, fails a case that ran; an xfail must name it.
-    └── FileError                 its message is one line for any content of the file.
-        ├── BaselineError         a stored file is truncated, damaged, foreign or of a newer schema.
-        ├── HistoryError          a history is damaged, of other hardware, or cannot be written.
-        ├── ImportFailed          a file of another tool cannot be read, or lacks data for a comparison.
-        └── JournalError          a journal cannot be written, read or resumed from.
-    CaseStopped                   a signal ended the running case; not a PerfsuiteError and not an Exception.
-
 A message has three parts in one line: the input, the rule that it breaks, and the remedy, for example
 ``tp=3 does not divide num_heads=16; choose 1, 2, 4, 8 or 16``. Broken invariants of perfsuite itself are asserts.
 """
@@ -66,10 +44,7 @@ class InvalidParameter(CaseError):
 
 
 class WrongResult(CaseError):
-    """The timed object computed a wrong result.
-
-    Raised by :meth:`perfsuite.record.workload.Workload.check`; the message contains ``expected`` and ``got``.
-    """
+    """The timed object computed a wrong result; Workload.check raises it with ``expected`` and ``got``."""
 
     def __init__(self, what: str, **values: object) -> None:
         """``values`` are ``expected=`` and ``got=``, or none if ``what`` contains them."""
@@ -80,8 +55,7 @@ class WrongResult(CaseError):
 class RanksFailed(CaseError):
     """Some ranks of a case died, raised or hung; ``str()`` is a report with host, cause and stack of each."""
 
-    raised: tuple[type[BaseException], ...] = ()
-    """Types that ranks raised, by rank, if this process has loaded them; empty if a rank died or hung."""
+    raised: tuple[type[BaseException], ...] = ()  # Loaded types that ranks raised; empty if one died or hung.
 
 
 class DeviceUnusable(CaseError):
@@ -97,10 +71,7 @@ class AgentLost(CaseError):
 
 
 class VerdictFailed(PerfsuiteError):
-    """A judge, such as the gate, fails a case that ran without an error.
-
-    ``xfail`` expects a failure of the test, and a verdict on its time only with ``raises=VerdictFailed``.
-    """
+    """A judge, such as the gate, fails a case that ran; ``xfail`` needs ``raises=VerdictFailed`` to expect it."""
 
 
 class FileError(PerfsuiteError):

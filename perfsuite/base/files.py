@@ -15,8 +15,7 @@ from typing import BinaryIO
 
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 
-_NAME_BYTES = 200
-"""Bytes of a file's name in the name of its draft: most file systems refuse names of more than 255 bytes."""
+_NAME_BYTES = 200  # Bytes of a file's name in its draft's name: most file systems allow 255.
 
 
 class WriteFailed(Exception):
@@ -61,8 +60,7 @@ def put(path: Path, data: bytes, *, draft: str = "") -> None:
         raise WriteFailed(f"was written, but a power cut may lose it: {why(error)}") from None
 
 
-MOST_BYTES = 1 << 30
-"""Default limit of the bytes of a file that is read as a whole."""
+MOST_BYTES = 1 << 30  # Default limit of the bytes of a file that is read as a whole.
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -88,10 +86,7 @@ def content(path: Path, most_bytes: int = MOST_BYTES, *, pipe: bool = False) -> 
 
 
 def foreign_target(path: Path, folder: Path | None = None) -> Path | None:
-    """Return the target of a symbolic link at ``path`` outside of ``folder`` (default: its own); None without one.
-
-    A link in a repository could name any file of the user who runs the tests.
-    """
+    """Return the target of a link in a repository outside of ``folder`` (default: its own); None without one."""
     target = Path(os.path.realpath(path))
     return None if target.is_relative_to(os.path.realpath(folder or path.parent)) else target
 
@@ -157,10 +152,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def write_file(path: Path, text: str, *, option: str = "") -> None:
-    """Write text to a file that the user named by ``option``; raise ConfigurationError on failure.
-
-    Halves of surrogate pairs, which UTF-8 lacks, become escapes.
-    """
+    """Write text to a file of ``option``, half surrogates as escapes; raise ConfigurationError on failure."""
     try:
         put(path, text.encode("utf-8", "backslashreplace"))
     except WriteFailed as error:
@@ -170,10 +162,7 @@ def write_file(path: Path, text: str, *, option: str = "") -> None:
 
 
 def require_writable(path: Path, option: str, *, with_folder: bool = False) -> None:
-    """Raise ConfigurationError, which names ``option``, unless :func:`write_file` can write to ``path``.
-
-    Existing content stays, and no new file is left; ``with_folder`` makes the folder.
-    """
+    """Raise ConfigurationError unless :func:`write_file` can write to ``path``; ``with_folder`` makes the folder."""
     try:
         if path.is_dir():
             raise ConfigurationError(f"{option}: {path} is a folder; name a file in it")

@@ -15,10 +15,8 @@ from perfsuite.base.errors import InvalidParameter
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 """Axes that a mesh may have, outermost first: neighbours along ``tp`` are neighbouring ranks."""
-DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard")
-"""Axes of data parallelism."""
-DATA_AXES = (*DATA_PARALLEL, "ep")
-"""Axes along which ranks see different samples; an axis that divides the experts divides the batch too."""
+DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard")  # Axes of data parallelism.
+DATA_AXES = (*DATA_PARALLEL, "ep")  # Axes along which ranks see different samples; ``ep`` divides the batch too.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,7 @@ class MeshShape:
     5
     """
 
-    axes: tuple[tuple[str, int], ...]
-    """(axis, size) pairs in the order of AXES."""
+    axes: tuple[tuple[str, int], ...]  # (axis, size) pairs in the order of AXES.
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]

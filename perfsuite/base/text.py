@@ -15,8 +15,7 @@ _ACTIVE = re.compile(
     "\u200b-\u200d\u2028\u2029\u2060\ufeff"  # invisible characters, and other ends of lines
     "\ud800-\udfff]"  # halves of characters, which UTF-8 cannot encode
 )
-LONGEST = 300
-"""Limit of the characters of one foreign text, such as an id of 10 kB."""
+LONGEST = 300  # Limit of the characters of one foreign text, such as an id of 10 kB.
 _MARKDOWN = re.compile(r"([\\`*\[\]~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)/(?=/)|(?<=www)\.)")
 """Marks, underscores at an end of a word, and characters that make a link of an address."""
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r")
@@ -141,8 +140,7 @@ def _last_part(match: re.Match[str]) -> str:
     return f".../{parts[-1]}"
 
 
-LONGEST_LINE = 600
-"""Limit of the characters of one line on a page."""
+LONGEST_LINE = 600  # Limit of the characters of one line on a page.
 
 
 def visible(text: str, longest: int = LONGEST_LINE) -> str:
@@ -174,6 +172,21 @@ def listed(names: Sequence[str], most: int, *, joint: str = ", ") -> str:
     ('a, b and 2 more', 'a, b')
     """
     return joint.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def spans(numbers: Iterable[int], joint: str = ",") -> str:
+    """Return ascending numbers with ranges, as in the kernel's lists.
+
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return joint.join("-".join(map(str, ends)) for ends in found)
 
 
 def encodable(text: str, encoding: str | None) -> str:
@@ -219,11 +232,9 @@ def without_hosts(text: str, hosts: Iterable[str]) -> str:
     return text
 
 
-MESSAGE_CHARS = 4_000
-"""Limit of an exception's message: one page."""
+MESSAGE_CHARS = 4_000  # Limit of an exception's message: one page.
 TRACEBACK_CHARS = 16_000
-LOG_BYTES = 16_000
-"""Limit of the last lines of a rank's log."""
+LOG_BYTES = 16_000  # Limit of the last lines of a rank's log.
 
 
 def cut(text: str, most_chars: int) -> str:

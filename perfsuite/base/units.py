@@ -100,11 +100,7 @@ def clock_time(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-_RATES = {
-    "TFLOPS": ("TFLOPS", "GFLOPS", "MFLOPS"),
-    "TOPS": ("TOPS", "GOPS", "MOPS"),
-    "GB/s": ("GB/s", "MB/s", "kB/s"),
-}
+_RATES = {"TFLOPS": ("TFLOPS", "GFLOPS", "MFLOPS"), "TOPS": ("TOPS", "GOPS", "MOPS"), "GB/s": ("GB/s", "MB/s", "kB/s")}
 
 
 def readable_rate(values: Sequence[float], unit: str) -> tuple[str, float]:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_LAST_LEVEL_CACHE_BYTES = 128 * MIB
-"""Larger than the last-level cache of every device in platforms.toml (RTX 6000 Ada: 96 MiB)."""
+_LAST_LEVEL_CACHE_BYTES = 128 * MIB  # More than every device of platforms.toml has (RTX 6000 Ada: 96 MiB).
 _NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|Failed to \w+ [cm]alloc", re.IGNORECASE)
 """Messages of the runtime, of a library that allocates outside of torch (cublasCreate), and of communicator buffers
 (NCCL's alloc.h: "Failed to CUDA calloc 6291456 bytes")."""
@@ -114,8 +113,7 @@ class Accelerator(DeviceCode):
         return {"torch": torch.__version__}
 
 
-_KERNELS = 100
-"""Runs in the graph: its own start adds a hundredth to the time of a kernel."""
+_KERNELS = 100  # Runs in the graph: its own start adds a hundredth to the time of a kernel.
 _REPLAYS = 20
 
 

@@ -20,33 +20,25 @@ if TYPE_CHECKING:
 class AttentionBlock:
     """Some queries, and some of the keys that they see."""
 
-    query: torch.Tensor
-    """(B, H, S, E)."""
-    key: torch.Tensor
-    """(B, K, T, E)."""
-    value: torch.Tensor
-    """(B, K, T, E)."""
-    causal: bool
-    """Query i sees keys 0 to i (S = T); otherwise all of them."""
+    query: torch.Tensor  # (B, H, S, E).
+    key: torch.Tensor  # (B, K, T, E).
+    value: torch.Tensor  # (B, K, T, E).
+    causal: bool  # Query i sees keys 0 to i (S = T); otherwise all of them.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attended:
     """Attention to the keys of one block, or the sum over several blocks."""
 
-    out: torch.Tensor
-    """(B, H, S, E)."""
-    log_sum: torch.Tensor
-    """(B, H, S) in fp32: logarithm of the sum of the exponentials of a query's scores."""
-    rest: tuple[Any, ...] = ()
-    """Further data that the kernel's backward needs, of any block."""
+    out: torch.Tensor  # (B, H, S, E).
+    log_sum: torch.Tensor  # (B, H, S) in fp32: logarithm of the sum of the exponentials of a query's scores.
+    rest: tuple[Any, ...] = ()  # Further data that the kernel's backward needs, of any block.
 
 
 class AttentionKernel(ABC):
     """Softmax attention of one block, scores scaled by 1 / sqrt(E), with the data for a sum over blocks."""
 
-    grouped: ClassVar[bool] = False
-    """Whether it accepts fewer heads of keys than of queries; otherwise its caller repeats them."""
+    grouped: ClassVar[bool] = False  # Whether it accepts fewer heads of keys than of queries.
 
     @abstractmethod
     def takes(self, block: AttentionBlock) -> bool:

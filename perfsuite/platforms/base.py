@@ -28,34 +28,22 @@ if TYPE_CHECKING:
 class DeviceModel:
     """One row of platforms.toml: a device model, its family and its maker's figures."""
 
-    name: str
-    """Platform name, used in ids: s4000, h200, cpu."""
-    title: str
-    """Name for people: MTT S4000."""
-    family: str
-    """cpu, cuda or musa."""
-    names: tuple[str, ...] = ()
-    """Complete names that the device reports; they have priority over every ``match``."""
-    match: tuple[str, ...] = ()
-    """Substrings of the reported name; the longest match over all rows wins."""
-    exclude: tuple[str, ...] = ()
-    """Substrings of reported names of another variant with its own peaks."""
+    name: str  # Platform name, used in ids: s4000, h200, cpu.
+    title: str  # Name for people: MTT S4000.
+    family: str  # cpu, cuda or musa.
+    names: tuple[str, ...] = ()  # Complete names that the device reports; they have priority over every ``match``.
+    match: tuple[str, ...] = ()  # Substrings of the reported name; the longest match over all rows wins.
+    exclude: tuple[str, ...] = ()  # Substrings of reported names of another variant with its own peaks.
     native: tuple[str, ...] = ()
     """Short names of native dtypes without a published peak; dtypes of ``tflops`` are native anyway."""
-    notes: tuple[str, ...] = ()
-    """Facts that explain results of this device; recorded in the environment of every run."""
+    notes: tuple[str, ...] = ()  # Facts that explain results of this device; recorded in the environment of every run.
     architecture: str = ""
     """Vendor's number (mp_22), if only a row can give it: some quirks depend on it; empty: unknown."""
-    tflops: Mapping[str, Peak] = field(default_factory=dict)
-    """Dense peaks by short dtype name."""
-    memory: Peak | None = None
-    """GiB per device."""
-    memory_bandwidth: Peak | None = None
-    """GB/s, reads plus writes."""
-    link: Peak | None = None
-    """GB/s per direction between devices of one node."""
-    host_link: Peak | None = None
-    """GB/s per direction between host and device."""
+    tflops: Mapping[str, Peak] = field(default_factory=dict)  # Dense peaks by short dtype name.
+    memory: Peak | None = None  # GiB per device.
+    memory_bandwidth: Peak | None = None  # GB/s, reads plus writes.
+    link: Peak | None = None  # GB/s per direction between devices of one node.
+    host_link: Peak | None = None  # GB/s per direction between host and device.
     network: Peak | None = None
     """GB/s per direction of a whole node's network, in the maker's own system; None if there is no usual one."""
     devices_per_node: Peak | None = None
@@ -73,20 +61,13 @@ class DeviceModel:
 class MachineModel:
     """Hosts with devices of one model, described by a report or a user."""
 
-    name: str
-    """``oneflow-4x8-v100``."""
-    title: str
-    """Name for people."""
-    platform: str
-    """Name of the devices' row."""
-    inside: str
-    """Link between the devices of a node, with its source; its rate is the row's ``link``."""
-    nodes: Peak
-    """Hosts, a whole number."""
-    devices_per_node: Peak
-    """A whole number."""
-    network: Peak | None = None
-    """GB/s per direction of a whole node; None for a single node."""
+    name: str  # ``oneflow-4x8-v100``.
+    title: str  # Name for people.
+    platform: str  # Name of the devices' row.
+    inside: str  # Link between the devices of a node, with its source; its rate is the row's ``link``.
+    nodes: Peak  # Hosts, a whole number.
+    devices_per_node: Peak  # A whole number.
+    network: Peak | None = None  # GB/s per direction of a whole node; None for a single node.
 
     @property
     def devices(self) -> int:
@@ -111,26 +92,20 @@ class DetectedDevice:
     """A device of this host, found without torch."""
 
     index: int
-    reported_name: str
-    """Name from the driver; for a CPU the model name; empty if only a device node exists."""
+    reported_name: str  # Name from the driver; for a CPU the model name; empty if only a device node exists.
     uuid: str = ""
     memory_bytes: int | None = None
-    link: str = ""
-    """Best speed of the host link, ``pcie5x16``, from device and slot; never the present speed."""
-    partition: str = ""
-    """Slice of a device, such as ``MIG 1g.18gb``; empty for a whole device."""
-    capability: str = ""
-    """Vendor's version of the instruction set (9.0), if a tool shows it."""
+    link: str = ""  # Best speed of the host link, ``pcie5x16``, from device and slot; never the present speed.
+    partition: str = ""  # Slice of a device, such as ``MIG 1g.18gb``; empty for a whole device.
+    capability: str = ""  # Vendor's version of the instruction set (9.0), if a tool shows it.
 
 
 class Family(ABC):
     """Driver side of a device family. Never imports torch."""
 
     name: ClassVar[str]
-    backend: ClassVar[str]
-    """c10d backend: gloo, nccl, mccl."""
-    other_backends: ClassVar[tuple[str, ...]] = ()
-    """Backends that its ranks can use on request."""
+    backend: ClassVar[str]  # c10d backend: gloo, nccl, mccl.
+    other_backends: ClassVar[tuple[str, ...]] = ()  # Backends that its ranks can use on request.
     fp32_tolerance: ClassVar[float] = 0.0
     """Relative error between two kernels of one fp32 step: CUDA's fp32 attention multiplies in three parts of TF32
     (CUTLASS, OpMultiplyAddFastF32); 0 if only the order of sums differs."""
@@ -153,8 +128,7 @@ class Family(ABC):
     """Version of the backend's library that report 004's checklist requires; empty without a requirement."""
     stands_for: ClassVar[str] = ""
     """Family that a simulated one imitates: its rows name the devices, so cases have the same ids."""
-    device_code: ClassVar[str]
-    """Place of the rank side: ``package.module:Class``, a DeviceCode made without arguments."""
+    device_code: ClassVar[str]  # Place of the rank side: ``package.module:Class``, a DeviceCode made without arguments.
     attention: ClassVar[str] = ""
     """Place of its attention kernels by blocks: ``package.module:function``, which returns them by name, the best
     first; empty: blocks are computed by plain matrix products."""
@@ -226,10 +200,7 @@ class Family(ABC):
         return "install a newer one, or use an environment that has it"
 
     def quirks(self, model: DeviceModel) -> tuple[str, ...]:
-        """Return one line per difference of the installed stack from torch's manual on this device, with its handling.
-
-        They are recorded in the environment of every run.
-        """
+        """Return one line per difference of the installed stack from torch's manual, for every run's environment."""
         return ()
 
     def links(self) -> str:
@@ -293,8 +264,7 @@ class DeviceCode(ABC):
     groups of a mesh by splitting the communicator of a bound group, which the backend has to support."""
     yardstick_side: ClassVar[int] = 192
     """Rows and columns of the yardstick's four products, which take about a millisecond of one CPU core."""
-    yardstick_bytes: ClassVar[int] = 4 * MIB
-    """Bytes that the yardstick copies: more than a core's own caches."""
+    yardstick_bytes: ClassVar[int] = 4 * MIB  # Bytes that the yardstick copies: more than a core's own caches.
     instrument_variables: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Variables that slow the device's libraries: by name a pattern of such values, and the feature they turn on."""
     clock: Clock

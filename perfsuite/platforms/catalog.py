@@ -42,20 +42,16 @@ _COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "
 
 
 _NOT_A_MODEL = re.compile(r"nvidia|amd|moore|threads|mtt|tesla|geforce|instinct|gpus?|[1-9]\d?x|x[1-9]\d?")
-_VARIANT = re.compile(r"sxm\d?|oam|\d+gb?|hbm\d?e?|gb")
-"""Words after a model's name that do not change its peaks."""
+_VARIANT = re.compile(r"sxm\d?|oam|\d+gb?|hbm\d?e?|gb")  # Words after a model's name that do not change its peaks.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
     """All device models of this session."""
 
-    models: Mapping[str, DeviceModel]
-    """By platform name, in the order of the files."""
-    machines: Mapping[str, MachineModel] = field(default_factory=dict)
-    """Machines by name, in the order of the files."""
-    declared: Mapping[str, Any] = field(default_factory=dict)
-    """``[environment]`` sections of the user's files: facts about this machine that no tool shows."""
+    models: Mapping[str, DeviceModel]  # By platform name, in the order of the files.
+    machines: Mapping[str, MachineModel] = field(default_factory=dict)  # Machines by name, in the order of the files.
+    declared: Mapping[str, Any] = field(default_factory=dict)  # ``[environment]`` sections of the user's files.
 
     def find(self, name: str, *, besides: Iterable[str] = ()) -> DeviceModel:
         """Return the row of this platform name, in upper or lower case.
@@ -97,10 +93,7 @@ class Catalog:
         return found.row(self.find(found.platform)), found
 
     def recognise(self, reported_name: str, family: str) -> DeviceModel | None:
-        """Return the row of a device that reports this name: a row with this name, else the longest match.
-
-        Of equally good rows the last one wins.
-        """
+        """Return the last row with this very reported name, else with the longest match, else None."""
         best: tuple[bool, int] | None = None
         best_model = None
         for model in self.models.values():
@@ -190,8 +183,7 @@ class _File:
     path: Path
     text: str
     tables: Mapping[str, Any]
-    families: tuple[str, ...]
-    """Valid families of a row."""
+    families: tuple[str, ...]  # Valid families of a row.
 
     @classmethod
     def load(cls, path: Path, families: tuple[str, ...]) -> _File:

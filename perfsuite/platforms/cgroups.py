@@ -17,35 +17,27 @@ from pathlib import PurePosixPath
 
 from perfsuite.platforms.host import Host
 
-_SEARCHED = 5000
-"""Limit of the groups that are searched for the process if its path does not lead to its group."""
-_PERIOD_US = "100000"
-"""The kernel's default."""
+_SEARCHED = 5000  # Limit of the groups that are searched for the process if its path does not lead to its group.
+_PERIOD_US = "100000"  # The kernel's default.
 _QUOTA_V1 = "cpu.cfs_quota_us"
-_THROTTLED_SHARE = 0.01
-"""Share of the quota's periods; below it throttling is not reported."""
+_THROTTLED_SHARE = 0.01  # Share of the quota's periods; below it throttling is not reported.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
     """The process's own group of a controller, and those above it."""
 
-    folders: tuple[str, ...]
-    """Folders below the host's root, the own group first."""
-    hidden: bool
-    """Whether the folder of the process's group is not found, so that its limits are unknown."""
+    folders: tuple[str, ...]  # Folders below the host's root, the own group first.
+    hidden: bool  # Whether the folder of the process's group is not found, so that its limits are unknown.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throttling:
     """The kernel's counts of one group since it was made."""
 
-    periods: int
-    """Periods of the quota in which a process of the group ran."""
-    throttled: int
-    """Periods that ended with an exhausted quota."""
-    held_s: float
-    """Seconds for which its processes were stopped, summed over the cores."""
+    periods: int  # Periods of the quota in which a process of the group ran.
+    throttled: int  # Periods that ended with an exhausted quota.
+    held_s: float  # Seconds for which its processes were stopped, summed over the cores.
 
 
 def own_groups(host: Host, controller: str) -> Groups:
@@ -77,10 +69,7 @@ def cpu_quota(host: Host) -> float | None:
 
 
 def memory_limit(host: Host) -> tuple[int, int] | None:
-    """Return (available, limit) in bytes of the own group; None without a limit.
-
-    File pages that were not used recently can be reclaimed and count as available.
-    """
+    """Return (available, limit) in bytes of the own group, reclaimable file pages included; None without a limit."""
     limits = []
     for folder in own_groups(host, "memory").folders:
         cached = re.search(r"^(?:total_)?inactive_file (\d+)$", host.read(f"{folder}/memory.stat") or "", re.MULTILINE)
@@ -103,10 +92,8 @@ _MEMORY_FILES = (
 class OomKills:
     """Processes that the kernel's OOM killer ended, since the group and the host began."""
 
-    group: int = 0
-    """Kills in the own control group and those below it; 0 if not counted."""
-    host: int = 0
-    """Kills on the whole host, of other users too."""
+    group: int = 0  # Kills in the own control group and those below it; 0 if not counted.
+    host: int = 0  # Kills on the whole host, of other users too.
 
     def since(self, earlier: OomKills) -> str:
         """Return the kills after ``earlier`` in words; empty if there are none.
@@ -123,10 +110,7 @@ class OomKills:
 
 
 def read_oom_kills(host: Host, memory: Groups) -> OomKills:
-    """Return the kernel's counts: ``memory.events`` of a version 2 group, ``memory.oom_control``, ``/proc/vmstat``.
-
-    ``memory`` are the process's own groups of that controller.
-    """
+    """Return the kernel's counts from ``memory.events``, ``memory.oom_control`` and ``/proc/vmstat``."""
     own = next(iter(memory.folders), "")
     files = [f"{own}/memory.events", f"{own}/memory.oom_control"] if own else []
     group, whole = ([_oom_kills(host.read(file)) for file in names] for names in (files, ["proc/vmstat"]))
@@ -177,10 +161,7 @@ def throttled_share(before: Mapping[str, Throttling], after: Mapping[str, Thrott
 
 
 def _paths(host: Host, controller: str) -> Iterator[tuple[int, str]]:
-    """Yield the version of each hierarchy that may have the controller, and the process's path in it.
-
-    A controller in version 1 is not in version 2.
-    """
+    """Yield version and path of the hierarchies that may have the controller; one in version 1 is not in version 2."""
     text = host.read("proc/self/cgroup")
     if text is None:
         yield from ((1, "/"), (2, "/"))

@@ -9,8 +9,7 @@ from typing import Any, cast
 from perfsuite.platforms.base import Clock
 from perfsuite.record.result import ClockFacts
 
-_EVENT_RESOLUTION_S = 0.5e-6
-"""Resolution of a timing event by the CUDA runtime's manual, for a clock whose steps are not visible."""
+_EVENT_RESOLUTION_S = 0.5e-6  # Resolution by the CUDA runtime's manual, if no steps are visible.
 
 
 def facts_of(name: str, gaps_s: list[float], fallback_s: float) -> ClockFacts:

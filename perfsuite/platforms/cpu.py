@@ -43,12 +43,9 @@ _UNKNOWN_CACHE_BYTES = 64 * MIB
 class Processor:
     """Facts of /proc/cpuinfo about the processor itself; no momentary values such as MHz or bogomips."""
 
-    model: str
-    """Model name; on Arm only implementer and part."""
-    identity: str
-    """vendor, family, model and stepping: distinguish processors with one name from a hypervisor."""
-    features: tuple[str, ...]
-    """Sorted flags that select the instructions of torch's kernels."""
+    model: str  # Model name; on Arm only implementer and part.
+    identity: str  # vendor, family, model and stepping: distinguish processors with one name from a hypervisor.
+    features: tuple[str, ...]  # Sorted flags that select the instructions of torch's kernels.
     threads_per_core: int | None
     sockets: int | None
 
@@ -218,10 +215,7 @@ class CpuTelemetry(Telemetry):
         return sum(int(count) for count in counts if count and count.isdigit()) if counts else None
 
     def read(self) -> tuple[Reading, ...]:
-        """Return the CPU as device 0, throttled if the counters rose since the reader was made.
-
-        Processes are unknown: :mod:`perfsuite.platforms.quiet` decides whether they disturb.
-        """
+        """Return the CPU as device 0, throttled if counters rose since the reader was made; processes are unknown."""
         counted = self._count()
         throttle: tuple[str, ...] | None = None
         if counted is not None and self._counted is not None:

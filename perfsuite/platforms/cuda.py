@@ -294,13 +294,11 @@ class NvmlTelemetry(HandleTelemetry):
             self._library.nvmlShutdown()
 
 
-_FEATURE_STEP = 8
-"""Both kernels need heads with a multiple of this many features; torch's attention pads others, this call does not."""
+_FEATURE_STEP = 8  # Heads need a multiple of this many features: unlike torch, this call does not pad.
 
 
 class _Fused(AttentionKernel):
-    backend: ClassVar[str]
-    """Its name among torch's SDPBackends."""
+    backend: ClassVar[str]  # Its name among torch's SDPBackends.
 
     def takes(self, block: AttentionBlock) -> bool:
         """Return whether torch would choose this kernel: by dtype, shapes and the device's generation."""

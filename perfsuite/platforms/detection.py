@@ -20,16 +20,11 @@ DOCS = "perfsuite docs add-a-platform"
 class AcceleratorFamily(Family):
     """A family with nodes below /dev for its devices, which a tool of the vendor describes."""
 
-    nodes: ClassVar[tuple[str, ...]]
-    """Patterns below the root; without a match there is no device, and no tool is started."""
-    visible_variable: ClassVar[str]
-    """Environment variable by which a user chooses devices."""
-    tool_name: ClassVar[str]
-    """The vendor's tool."""
-    tool_query: ClassVar[tuple[str, ...]]
-    """Arguments of the tool for a description of the devices."""
-    guide: ClassVar[str] = DOCS
-    """Page that leads to a first result on these devices."""
+    nodes: ClassVar[tuple[str, ...]]  # Patterns below the root; without a match no tool is started.
+    visible_variable: ClassVar[str]  # Environment variable by which a user chooses devices.
+    tool_name: ClassVar[str]  # The vendor's tool.
+    tool_query: ClassVar[tuple[str, ...]]  # Arguments of the tool for a description of the devices.
+    guide: ClassVar[str] = DOCS  # Page that leads to a first result on these devices.
 
     def detect(self) -> tuple[DetectedDevice, ...]:
         """Return the devices that a rank would see, with torch's numbers; searched once."""
@@ -162,8 +157,7 @@ class TableOnly(Family):
 
     backend = ""
     device_code = ""
-    nodes: ClassVar[str]
-    """Pattern of the device's nodes below the root."""
+    nodes: ClassVar[str]  # Pattern of the device's nodes below the root.
 
     def unsupported(self) -> str:
         """Return that such a device is here, and that the CPU is measured."""

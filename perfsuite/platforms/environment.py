@@ -11,13 +11,14 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.masking import is_secret_name, masked, masked_value
+from perfsuite.base.text import spans
 from perfsuite.base.units import gib
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.cgroups import cpu_quota
@@ -45,45 +46,27 @@ class Environment:
     """Conditions of a run; every field may differ between compared runs."""
 
     hostname: str
-    machine_model: str
-    """Maker and product from the machine's firmware."""
+    machine_model: str  # Maker and product from the machine's firmware.
     os: str
     kernel: str
     python: str
-    container: str
-    """docker, podman, kubernetes, ...; ``none seen`` without a sign of one."""
-    cpu: str
-    """Model, sockets, threads per core, cores for ranks, and the CPU quota if there is one."""
-    cores: Mapping[str, str]
-    """Cores for ranks, and the number of their physical cores and memory nodes."""
-    memory_gib: str
-    """Main memory within the limit of the cgroup."""
-    governor: str
-    """CPU frequency governor."""
-    tcp: str
-    """Congestion control of new TCP connections, which carry gloo's messages; bbr scatters their times."""
-    network: tuple[str, ...]
-    """Active InfiniBand and RoCE ports with their rate."""
-    devices: tuple[str, ...]
-    """Reported name, memory and UUID of every device."""
-    power_caps: tuple[str, ...]
-    """Power limit of every accelerator of the host."""
-    driver: Mapping[str, str]
-    """The device's driver and toolkit, by name."""
-    packages: Mapping[str, str]
-    """Versions of the relevant Python packages, by distribution name."""
-    variables: Mapping[str, str]
-    """Environment variables that affect timing."""
-    notes: tuple[str, ...]
-    """Facts that explain results of this machine: remarks, then the quirks of its stack."""
-    worker: Mapping[str, Any] = field(default_factory=dict)
-    """A rank worker's report about torch and its libraries."""
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the run that affect timing and were set: ``{"perf-pin": "numa"}``."""
-    declared: Mapping[str, Any] = field(default_factory=dict)
-    """The user's ``[environment]`` section."""
-    topology: str = ""
-    """Topology matrix of the vendor's tool; empty if there is none."""
+    container: str  # docker, podman, kubernetes, ...; ``none seen`` without a sign of one.
+    cpu: str  # Model, sockets, threads per core, cores for ranks, and the CPU quota if there is one.
+    cores: Mapping[str, str]  # Cores for ranks, and the number of their physical cores and memory nodes.
+    memory_gib: str  # Main memory within the limit of the cgroup.
+    governor: str  # CPU frequency governor.
+    tcp: str  # Congestion control of new TCP connections, which carry gloo's messages; bbr scatters their times.
+    network: tuple[str, ...]  # Active InfiniBand and RoCE ports with their rate.
+    devices: tuple[str, ...]  # Reported name, memory and UUID of every device.
+    power_caps: tuple[str, ...]  # Power limit of every accelerator of the host.
+    driver: Mapping[str, str]  # The device's driver and toolkit, by name.
+    packages: Mapping[str, str]  # Versions of the relevant Python packages, by distribution name.
+    variables: Mapping[str, str]  # Environment variables that affect timing.
+    notes: tuple[str, ...]  # Facts that explain results of this machine: remarks, then the quirks of its stack.
+    worker: Mapping[str, Any] = field(default_factory=dict)  # A rank worker's report about torch and its libraries.
+    options: Mapping[str, str] = field(default_factory=dict)  # Options that affect timing: ``{"perf-pin": "numa"}``.
+    declared: Mapping[str, Any] = field(default_factory=dict)  # The user's ``[environment]`` section.
+    topology: str = ""  # Topology matrix of the vendor's tool; empty if there is none.
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values of all fields."""
@@ -168,21 +151,6 @@ def _quota(host: Host) -> str:
     return "" if quota == math.inf else f"; CPU quota: {text}"
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """Return ascending numbers in the kernel's form of a list.
-
-    >>> spans([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
-    """
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][-1] == number - 1:
-            found[-1][1:] = [number]
-        else:
-            found.append([number])
-    return ",".join("-".join(map(str, ends)) for ends in found)
-
-
 def _cores(host: Host) -> dict[str, str]:
     granted = sorted(host.granted())
     places = [f"sys/devices/system/cpu/cpu{core}" for core in granted]
@@ -224,8 +192,7 @@ def _packages() -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
-OLDEST = (2, 5)
-"""Oldest supported version of torch."""
+OLDEST = (2, 5)  # Oldest supported version of torch.
 
 
 def installed_torch() -> str:
@@ -248,10 +215,7 @@ def require_importable_torch() -> None:
 
 
 def require_torch(family: Family, installed: str) -> None:
-    """Raise ConfigurationError, in one line with a remedy, for a torch that is too old; unknown versions pass.
-
-    A pre-release of the oldest version passes: a vendor's build of 2.5.0a0 has all that is needed.
-    """
+    """Raise ConfigurationError with a remedy for an old torch; unknown versions and 2.5's pre-releases pass."""
     parts = numbers(installed)
     if parts and parts[:2] < OLDEST:
         oldest = ".".join(map(str, OLDEST))

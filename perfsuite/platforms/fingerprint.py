@@ -26,10 +26,8 @@ UNKNOWN = "unknown"
 class Fingerprint:
     """Hardware on which results are comparable."""
 
-    key: str
-    """Text that is readable and valid as a file name: ``cpu-amd-epyc-2c-1a2b3c4d``, ``s4000-8x-5e6f7a8b``."""
-    parts: Mapping[str, str] = field(hash=False)
-    """Values by name; the key's last eight digits are their digest."""
+    key: str  # Text that is readable and valid as a file name: ``cpu-amd-epyc-2c-1a2b3c4d``, ``s4000-8x-5e6f7a8b``.
+    parts: Mapping[str, str] = field(hash=False)  # Values by name; the key's last eight digits are their digest.
 
     def __str__(self) -> str:
         return self.key

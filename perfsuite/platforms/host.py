@@ -16,8 +16,7 @@ from pathlib import Path
 TOOL_TIMEOUT_S = 60.0
 """A vendor's tool without an answer after this time has a driver that hangs. Without its persistence daemon the driver
 of eight devices is loaded for every query, which can take half of this time."""
-_PATIENCE_S = 5.0
-"""A longer wait is reported on stderr."""
+_PATIENCE_S = 5.0  # A longer wait is reported on stderr.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,20 +24,15 @@ class Answer:
     """Output of a tool, or the reason why there is none."""
 
     text: str = ""
-    problem: str = ""
-    """One line: ``not installed``, ``exit 9: ...``, ``no answer in 10 s``; empty if the tool succeeded."""
-    hung: bool = False
-    """Whether it had to be killed; its driver will not answer further queries."""
+    problem: str = ""  # One line: ``not installed``, ``exit 9: ...``, ``no answer in 10 s``; empty without one.
+    hung: bool = False  # Whether it had to be killed; its driver will not answer further queries.
 
 
 ToolRunner = Callable[[Sequence[str]], Answer]
 
 
 def run_tool(command: Sequence[str], timeout_s: float = TOOL_TIMEOUT_S) -> Answer:
-    """Run a tool in the C locale; kill it after ``timeout_s`` seconds.
-
-    A process that hangs in the driver survives even SIGKILL; then this function does not wait for it.
-    """
+    """Run a tool in the C locale; kill it after ``timeout_s`` seconds, without waiting if its driver hangs."""
     try:
         process = subprocess.Popen(
             list(command),
@@ -63,6 +57,9 @@ def run_tool(command: Sequence[str], timeout_s: float = TOOL_TIMEOUT_S) -> Answe
         if process.stdout:
             process.stdout.close()
         return Answer(problem=f"no answer in {timeout_s:g} s", hung=True)
+    except BaseException:  # Ctrl-C or SIGTERM during the wait
+        process.kill()
+        raise
     text = output.decode("utf-8", errors="replace")
     if process.returncode != 0:
         message = " ".join(text.split())
@@ -81,8 +78,7 @@ class Host:
         run: ToolRunner = run_tool,
         cores: int | None = None,
     ) -> None:
-        self.root = root
-        """Folder of /dev, /proc and /sys."""
+        self.root = root  # Folder of /dev, /proc and /sys.
         self.environ: Mapping[str, str] = os.environ if environ is None else environ
         self._run = run
         self._cores = cores
@@ -120,10 +116,7 @@ class Host:
         return next((f"{asked[0]}: {answer.problem}" for asked, answer in self._answers.items() if answer.hung), "")
 
     def cores(self) -> int:
-        """Return the number of logical cores that container or batch system grant to ranks.
-
-        The binding of this process does not count: mpirun binds a rank to one core, but the ranks are placed anew.
-        """
+        """Return how many logical cores container or batch system grant to ranks; its own binding does not count."""
         return self._cores if self._cores is not None else len(self.granted())
 
     def granted(self) -> frozenset[int]:

@@ -19,8 +19,7 @@ from types import MappingProxyType
 from perfsuite.platforms.base import DeviceCode
 
 _UNSET = "\0"
-_ON = r"(?i)(?!(0|false|off|no|none|\0)?$)"
-"""Values that turn a switch on."""
+_ON = r"(?i)(?!(0|false|off|no|none|\0)?$)"  # Values that turn a switch on.
 _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "PYTHONMALLOC": ("debug$", "debug allocator of Python"),

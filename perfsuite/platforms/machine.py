@@ -21,16 +21,11 @@ class Machine:
     """One platform on this machine: a device model and its devices."""
 
     family: Family
-    model: DeviceModel
-    """Row of the devices; for an unknown device one without peaks, named after the family."""
-    devices: tuple[DetectedDevice, ...]
-    """Empty if the chosen platform is not here."""
-    absent: str = ""
-    """Why the chosen platform is not here: the reason of every skip."""
-    unknown: str = ""
-    """Why the devices' peaks are unknown."""
-    unsupported: tuple[str, ...] = ()
-    """Devices here that perfsuite cannot use, so that it measures the CPU."""
+    model: DeviceModel  # Row of the devices; for an unknown device one without peaks, named after the family.
+    devices: tuple[DetectedDevice, ...]  # Empty if the chosen platform is not here.
+    absent: str = ""  # Why the chosen platform is not here: the reason of every skip.
+    unknown: str = ""  # Why the devices' peaks are unknown.
+    unsupported: tuple[str, ...] = ()  # Devices here that perfsuite cannot use, so that it measures the CPU.
 
     @property
     def name(self) -> str:

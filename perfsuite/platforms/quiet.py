@@ -19,14 +19,11 @@ from perfsuite.platforms.telemetry import family_of_processes
 from perfsuite.record.result import Measurement
 from perfsuite.record.run import NOT_QUIET, THROTTLED
 
-CPU_SHARE_FLOOR = 0.98
-"""Least share of its core that an undisturbed rank gets if it only computes."""
-SWITCHED_SHARE = 0.25
-"""Share of samples with an involuntary context switch above which too few clean ones are left."""
+CPU_SHARE_FLOOR = 0.98  # Least share of its core that an undisturbed rank gets if it only computes.
+SWITCHED_SHARE = 0.25  # Share of samples with an involuntary context switch above which too few clean ones are left.
 STEAL_SHARE = 0.01
 PRESSURE_PERCENT = 5.0
-OTHERS_SHARE = 0.05
-"""Share of the core time for other programs: a tenth of a core of two. Idle systems use 0.01 to 0.02."""
+OTHERS_SHARE = 0.05  # Share of other programs: a tenth of a core of two. Idle systems use 0.01 to 0.02.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,36 +31,25 @@ class CoreTime:
     """Core seconds since boot of the cores that this run may use."""
 
     granted_s: float
-    busy_s: float
-    """Time in which programs ran there; interrupts do not count."""
-    own_s: float
-    """Time of this run's processes, ended ones included."""
+    busy_s: float  # Time in which programs ran there; interrupts do not count.
+    own_s: float  # Time of this run's processes, ended ones included.
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostLoad:
     """One reading of the kernel's counts about other programs."""
 
-    stolen_ticks: int | None
-    """Time that a hypervisor used for others since boot; None if /proc/stat does not have it."""
+    stolen_ticks: int | None  # Time that a hypervisor used for others since boot; None if /proc/stat does not have it.
     all_ticks: int | None
-    pressure_percent: float | None
-    """Share of the last 10 s in which a task waited for a core (/proc/pressure/cpu); None in older kernels."""
-    core_time: CoreTime | None = None
-    """None if /proc/stat does not have it."""
-    quota: str = ""
-    """Quota of the own control group, ``0.2 cores``; empty without a limit and if unknown."""
-    quota_share: float = 1.0
-    """The same as a share of the granted cores' time."""
-    throttling: Mapping[str, Throttling] = field(default_factory=dict)
-    """Throttling by the quotas of the own control group and those above it."""
+    pressure_percent: float | None  # Share of the last 10 s with a waiting task (/proc/pressure/cpu).
+    core_time: CoreTime | None = None  # None if /proc/stat does not have it.
+    quota: str = ""  # Quota of the own control group, ``0.2 cores``; empty without a limit and if unknown.
+    quota_share: float = 1.0  # The same as a share of the granted cores' time.
+    throttling: Mapping[str, Throttling] = field(default_factory=dict)  # By the quotas of all own groups.
 
 
 def read_host_load(host: Host, roots: Iterable[int]) -> HostLoad:
-    """Return the present load; all processes of the run descend from ``roots``.
-
-    Pressure counts all tasks, so it shows others only before the ranks start.
-    """
+    """Return the present load; all processes of the run descend from ``roots``. Pressure includes the run's tasks."""
     quota = cpu_quota(host) or math.inf
     cpu = re.match(r"cpu((?:\s+\d+)+)", host.read("proc/stat") or "")
     ticks = [int(count) for count in cpu[1].split()] if cpu else []

@@ -25,26 +25,16 @@ FILE = Path(__file__).with_name("quirks.toml")
 class Quirk:
     """One difference of a stack."""
 
-    family: str
-    """Device family of the stack."""
-    name: str
-    """Short and stable name; recorded with the affected runs."""
-    says: str
-    """The effect."""
-    does: str
-    """The handling in perfsuite."""
-    honoured_by: str
-    """Place of the handling: ``module:name``."""
-    source: str
-    """Reference."""
-    since: str = ""
-    """First version of the vendor's package that has it; empty: all."""
-    until: str = ""
-    """First version without it; empty: none."""
-    below: int | None = None
-    """Architectures below this one have it; None: all."""
-    avoid: tuple[str, ...] = ()
-    """Names that device code must not use."""
+    family: str  # Device family of the stack.
+    name: str  # Short and stable name; recorded with the affected runs.
+    says: str  # The effect.
+    does: str  # The handling in perfsuite.
+    honoured_by: str  # Place of the handling: ``module:name``.
+    source: str  # Reference.
+    since: str = ""  # First version of the vendor's package that has it; empty: all.
+    until: str = ""  # First version without it; empty: none.
+    below: int | None = None  # Architectures below this one have it; None: all.
+    avoid: tuple[str, ...] = ()  # Names that device code must not use.
 
     def concerns(self, version: str, architecture: int | None) -> bool:
         """Return whether this version on this architecture has it; unknown ones (empty, None) may have it.

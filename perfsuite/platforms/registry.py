@@ -37,15 +37,11 @@ _TABLE_ONLY: Mapping[str, str] = {
 }
 """Families whose rows only serve comparisons and projections; an installed package may add the family itself."""
 
-SHIPPED = (*_BUILT_IN, *_TABLE_ONLY)
-"""Names of the families of perfsuite itself."""
+SHIPPED = (*_BUILT_IN, *_TABLE_ONLY)  # Names of the families of perfsuite itself.
 
 
 def family_names() -> tuple[str, ...]:
-    """Return the names of all families: built-in accelerators, those of other packages, cpu.
-
-    Takes milliseconds, because it reads the metadata of every installed package.
-    """
+    """Return the names of all families; reads the metadata of every installed package, which takes milliseconds."""
     return _names(_entry_points())
 
 
@@ -98,10 +94,7 @@ def families(host: Host | None = None) -> Mapping[str, Family]:
 
 
 def device_code(family: str) -> DeviceCode:
-    """Return the rank side of a family; imports torch.
-
-    Raises ConfigurationError for an unknown family, DeviceUnusable if torch has no such device here.
-    """
+    """Return the rank side of a family (imports torch); raise ConfigurationError or DeviceUnusable without one."""
     code = import_object(family_class(family).device_code)()
     assert isinstance(code, DeviceCode), f"{family_class(family).device_code} is not a DeviceCode"
     return code

@@ -22,18 +22,14 @@ class Reading:
     """One reading of one device; None is unknown."""
 
     index: int
-    clock_mhz: float | None = None
-    """Clock of the compute units."""
+    clock_mhz: float | None = None  # Clock of the compute units.
     max_clock_mhz: float | None = None
-    throttle: tuple[str, ...] | None = None
-    """Reasons of a reduced clock (``thermal``, ``power cap``, ``hardware``); empty if it is certainly not reduced."""
-    utilisation_percent: float | None = None
-    """Recent share of time in which the device ran a kernel."""
+    throttle: tuple[str, ...] | None = None  # Reasons of a reduced clock (``thermal``); empty without one.
+    utilisation_percent: float | None = None  # Recent share of time in which the device ran a kernel.
     power_w: float | None = None
     power_cap_w: float | None = None
     temperature_c: float | None = None
-    processes: tuple[int, ...] | None = None
-    """Processes on the device, by the driver's numbers."""
+    processes: tuple[int, ...] | None = None  # Processes on the device, by the driver's numbers.
 
     def __str__(self) -> str:
         throttle = None if self.throttle is None else ", ".join(self.throttle) or "none"
@@ -52,8 +48,7 @@ def _number(value: float | None, unit: str) -> str:
 class Telemetry(ABC):
     """A reader of the devices of one machine."""
 
-    source: str
-    """Library of the readings; empty without one."""
+    source: str  # Library of the readings; empty without one.
 
     @abstractmethod
     def read(self) -> tuple[Reading, ...]:

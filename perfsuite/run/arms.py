@@ -30,11 +30,9 @@ from perfsuite.record.run import RunRecord
 from perfsuite.run.measured_peaks import UNWANTED
 from perfsuite.runtime import own_tree, scratch
 
-_CHECKOUT_S = 1800.0
-"""Time limit for a work tree of a large repository, for which a filter may download files."""
+_CHECKOUT_S = 1800.0  # Time limit for a work tree of a large repository, for which a filter may download files.
 _TAIL_LINES = 15
-_ENDED_BY_TESTS = (0, 1)
-"""pytest's exit codes if the tests ran, with and without failures."""
+_ENDED_BY_TESTS = (0, 1)  # pytest's exit codes if the tests ran, with and without failures.
 
 _END_WITH_PARENT = """
 import sys
@@ -60,18 +58,12 @@ class ArmFailed(CaseError):
 class Arm:
     """One side of a comparison."""
 
-    name: str
-    """Name for readers: a revision, ``working tree``, or its settings."""
-    root: Path
-    """Root directory of its pytest."""
-    interpreter: str = sys.executable
-    """Python that runs it."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of this arm alone."""
-    tree: Path | None = None
-    """Work tree of its revision; None: it runs the user's checkout."""
-    checkout: Path | None = None
-    """The user's checkout, which the work tree replaces; set together with ``tree``."""
+    name: str  # Name for readers: a revision, ``working tree``, or its settings.
+    root: Path  # Root directory of its pytest.
+    interpreter: str = sys.executable  # Python that runs it.
+    env: Mapping[str, str] = field(default_factory=dict)  # Variables of this arm alone.
+    tree: Path | None = None  # Work tree of its revision; None: it runs the user's checkout.
+    checkout: Path | None = None  # The user's checkout, which the work tree replaces; set together with ``tree``.
 
 
 @contextmanager
@@ -149,10 +141,7 @@ def too_late(arm: Arm, deadline_s: float, output: str) -> str:
 
 
 def ended(arm: Arm, code: int, output: str) -> ArmFailed:
-    """Return the error of an arm whose pytest stopped before its tests, with the line of the reason.
-
-    An exception comes first: missing tests are its consequence.
-    """
+    """Return the error of an arm whose pytest stopped before its tests, with the exception or the last error line."""
     why, lines = f"its pytest ended with exit code {code}", output.splitlines()
     marks = ("E   ", "ERROR: ")
     reasons = [line.removeprefix(mark).strip() for mark in marks for line in lines[::-1] if line.startswith(mark)]
@@ -160,10 +149,7 @@ def ended(arm: Arm, code: int, output: str) -> ArmFailed:
 
 
 def measured_of(arm: Arm, journal: Path, output: str) -> tuple[RunRecord, dict[str, Result]]:
-    """Return an arm's journal and its measured results.
-
-    Raises ArmFailed if the journal is unreadable or has no measurement, or if modules came from another tree.
-    """
+    """Return an arm's journal and results; raise ArmFailed without results, and for modules of another tree."""
     try:
         kept = read_run(journal)
     except JournalError as error:
@@ -292,10 +278,7 @@ class LiveArm:
         return not self._has_ended and set(cases) <= set(self._cases)
 
     def measure(self, cases: Sequence[str], deadline_s: float) -> dict[str, Result]:
-        """Measure each of these cases once more; the result lacks those that it could not measure.
-
-        Raises ArmFailed if it measures none of them, ends, or exceeds ``deadline_s``.
-        """
+        """Measure these cases once more, as far as possible; raise ArmFailed if none is measured in time."""
         with contextlib.suppress(BrokenPipeError):  # it has ended: _await reports this
             os.write(self._asked, json.dumps(list(cases)).encode() + b"\n")
         self._await("done", deadline_s)

@@ -13,24 +13,18 @@ from dataclasses import dataclass, field
 from perfsuite.record.result import Measurement, Peaks, Record, Work
 from perfsuite.record.workload import Budget, Purpose
 
-_SHARE_OF_PEAK = 0.2
-"""Least share of the device's peak for which a case gets extra time."""
+_SHARE_OF_PEAK = 0.2  # Least share of the device's peak for which a case gets extra time.
 _ITERATIONS: Mapping[Purpose, int] = {"time": 20, "exposed": 40, "traffic": 40}
 """Most iterations of a slow step in a build: checks, warm-up, samples, arrivals; pairs of steps; replays."""
 _OTHERWISE = 10
-_RANKS_OF_A_CORE = 2.0
-"""Ranks per core within the normal time limit; more of them wait for each other in every message."""
-_MOST_TURNS = 4.0
-"""Largest factor on the normal time limit."""
+_RANKS_OF_A_CORE = 2.0  # Ranks per core within the normal limit; more of them wait in every message.
+_MOST_TURNS = 4.0  # Largest factor on the normal time limit.
 
 
 def deadline_s(
     budget: Budget, work: Work, peaks: Peaks, *, devices: int, purpose: Purpose, ranks_per_core: float = 1.0
 ) -> float:
-    """Return the deadline of one build in seconds; the budget's own if it is fixed, or if the device has no peaks.
-
-    ``ranks_per_core``: for ranks that compute on the host's cores.
-    """
+    """Return the deadline of one build in seconds; the budget's own if it is fixed, or if there are no peaks."""
     if budget.fixed_timeout:
         return budget.timeout_s
     turns = min(_MOST_TURNS, max(1.0, ranks_per_core / _RANKS_OF_A_CORE))

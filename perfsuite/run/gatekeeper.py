@@ -48,18 +48,12 @@ class Tolerances:
 
 @dataclass(kw_only=True)
 class _Taken:
-    """Runs of one case."""
-
     identity: CaseIdentity
-    first: Result
-    """Result of the first run."""
+    first: Result  # Result of the first run.
     tolerances: Tolerances
-    runs: list[RunSummary] = field(default_factory=list)
-    """Every usable run of this session."""
-    again: list[RunSummary] = field(default_factory=list)
-    """Runs after a suspicion: only these decide, and only these are stored."""
-    broken: list[str] = field(default_factory=list)
-    """Reasons why runs are impossible or invalid."""
+    runs: list[RunSummary] = field(default_factory=list)  # Every usable run of this session.
+    again: list[RunSummary] = field(default_factory=list)  # Runs after a suspicion: only these count.
+    broken: list[str] = field(default_factory=list)  # Reasons why runs are impossible or invalid.
 
     @property
     def instrumented(self) -> str:
@@ -107,17 +101,12 @@ class Gatekeeper:
         self._links = links
         self._taken: dict[str, _Taken] = {}
         self.verdicts: dict[str, Verdict] = {}
-        self.covered: set[str] = set()
-        """Cases with enough stored runs for a comparison."""
-        self.banner: tuple[str, ...] = ()
-        """Remarks about the session as a whole."""
-        self.suite: SuiteVerdict | None = None
-        """Verdict on the session as a whole, if its cases are slower together."""
+        self.covered: set[str] = set()  # Cases with enough stored runs for a comparison.
+        self.banner: tuple[str, ...] = ()  # Remarks about the session as a whole.
+        self.suite: SuiteVerdict | None = None  # Verdict on the session as a whole, if its cases are slower together.
         self.clock = clock or Clock()
-        self._hosts: Counter[str] = Counter()
-        """Number of cases by remark about the hosts of their stored runs."""
-        self._open: Gate | None = None
-        """The gate of the current or last settling."""
+        self._hosts: Counter[str] = Counter()  # Number of cases by remark about the hosts of their stored runs.
+        self._open: Gate | None = None  # The gate of the current or last settling.
 
     def stored(self, nodes: Iterable[str]) -> list[Entry]:
         """Return the entries of these node ids on this hardware, before the measurement."""
@@ -176,10 +165,7 @@ class Gatekeeper:
         return self._keep_one(gate, node)
 
     def conclude(self, why: str, node: str | None = None) -> None:
-        """Set the verdicts that the present runs allow, or that of one case in place, without further runs.
-
-        ``why`` is the reason for the cases that need more.
-        """
+        """Set the verdicts that the present runs allow, or of one case in place; ``why``: reason of open cases."""
         settings = self.settings if node is None else dataclasses.replace(self.settings, in_place=True)
         cases = self._taken.values() if node is None else [self._taken[node]]
         gate = self._open or self._gate(cases, settings)
@@ -215,7 +201,6 @@ class Gatekeeper:
         )
 
     def _add_again(self, gate: Gate, result: Result) -> None:
-        """Add a run that the gate requested."""
         run, node = self.take_again(result), result.case
         broken = self._taken[node].broken
         if broken:

@@ -12,8 +12,7 @@ from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.peak_probe import MEMORY, PeakProbe
 
-UNWANTED = "PERFSUITE_NO_PEAKS"
-"""Variable that switches the probes off: for an arm of a comparison, whose runs must not depend on them."""
+UNWANTED = "PERFSUITE_NO_PEAKS"  # Switches the probes off in arms, whose runs must not depend on them.
 _BUDGET = Budget(smoke=True, timeout_s=60.0)
 
 

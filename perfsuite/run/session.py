@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
 from perfsuite.base.collectives import require_known
 from perfsuite.base.errors import (
@@ -37,54 +37,24 @@ from perfsuite.record.run import GateRecord, RunEnd, RunRecord
 from perfsuite.record.workload import Budget, Purpose, Workload
 from perfsuite.run.builds import UntimedBuilds, deadline_s
 from perfsuite.run.measured_peaks import MeasuredPeaks
-from perfsuite.runtime.driver import Job
+from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.values import describe, recorded, recorded_defaults
 
-_Limits = Callable[[Work, Purpose], float]
-"""Returns the deadline of a build in seconds from its work and purpose."""
-
-
-class Runner(Protocol):
-    """The part of :class:`perfsuite.runtime.driver.Driver` that a session uses."""
-
-    @property
-    def capacity(self) -> int | None:
-        """Number of ranks that the launcher gave; None if any number can be started."""
-
-    def start(self) -> None:
-        """Begin to start workers in the background."""
-
-    def run(self, job: Job) -> Measurement:
-        """Run a job once."""
-
-    def environment(self) -> dict[str, Any]:
-        """Return the versions of torch and libraries that a worker uses."""
-
-    def log_tails(self) -> dict[int, str]:
-        """Return the last lines of each rank's log of the last failed job, by rank."""
-
-    def contexts(self) -> Mapping[int, int]:
-        """Return how many rank processes use each device of the driver's host."""
-
-    def close(self) -> None:
-        """End every process. Idempotent."""
+_Limits = Callable[[Work, Purpose], float]  # Returns the deadline of a build in seconds from its work and purpose.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One test's workload and its ranks: all data that a further run needs."""
 
-    id: str
-    """pytest node id."""
+    id: str  # pytest node id.
     workload: Workload
     world_size: int
     budget: Budget
     platform: str
-    fresh: bool = False
-    """Whether it has rank processes of its own."""
-    test_module: str = ""
-    """Module of the test, which may hold a decorated function."""
+    fresh: bool = False  # Whether it has rank processes of its own.
+    test_module: str = ""  # Module of the test, which may hold a decorated function.
 
 
 class PerfSession:
@@ -96,26 +66,22 @@ class PerfSession:
         id: str,
         machine: Machine,
         fingerprint: str,
-        open_driver: Callable[[], Runner],
+        open_driver: Callable[[], Driver],
         read_environment: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> None:
         """``read_environment`` makes the environment of this run from a worker's versions."""
         self.id = id
         self.machine = machine
         self.fingerprint = fingerprint
-        self.journal: JournalWriter | None = None
-        """Writer of finished cases; None while no case is collected."""
-        self.results: dict[str, Result] = {}
-        """The first result of each case, by node id."""
+        self.journal: JournalWriter | None = None  # Writer of finished cases; None while no case is collected.
+        self.results: dict[str, Result] = {}  # The first result of each case, by node id.
         self.cases: dict[str, Case] = {}
-        self.interrupted: dict[str, str] = {}
-        """By case: the signal that ended the run while it was running."""
-        self.reused: set[str] = set()
-        """Cases whose results come from the resumed journal."""
+        self.interrupted: dict[str, str] = {}  # By case: the signal that ended the run while it was running.
+        self.reused: set[str] = set()  # Cases whose results come from the resumed journal.
         self._resumed: RunRecord | None = None
         self._open_driver = open_driver
         self._read_environment = read_environment
-        self._driver: Runner | None = None
+        self._driver: Driver | None = None
         self._environment: Mapping[str, Any] | None = None
         self.measured_peaks = MeasuredPeaks(lambda job: self.driver.run(job))  # noqa: PLW0108  made at first use
 
@@ -137,7 +103,7 @@ class PerfSession:
             self._driver.start()
 
     @property
-    def driver(self) -> Runner:
+    def driver(self) -> Driver:
         """Driver of the session, made at first use."""
         self.start()
         assert self._driver is not None
@@ -149,10 +115,7 @@ class PerfSession:
         return self._driver is not None
 
     def run(self, case: Case) -> Result:
-        """Run ``case``, or return its result from the resumed journal.
-
-        Raises the exceptions of :meth:`perfsuite.runtime.driver.Driver.run` except OutOfMemory, which is a result.
-        """
+        """Run ``case`` or take it from the resumed journal; raises like Driver.run, but OutOfMemory is a result."""
         self.cases[case.id] = case
         result = self._from_journal(case)
         if result is None:
@@ -177,10 +140,7 @@ class PerfSession:
         self.results[result.case] = result
 
     def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
-        """Run a case of this session once more, by default in new rank processes.
-
-        The result is not stored in the session or its journal: it is evidence for the caller, such as the gate.
-        """
+        """Run a case once more, by default in new rank processes, as evidence for the gate; it is not stored."""
         return self._measure(self.cases[case_id], fresh=fresh, keep=False)
 
     def deadline_s(self, case_id: str) -> float:
@@ -235,8 +195,6 @@ class PerfSession:
         finally:
             if self.journal is not None:
                 self.journal.close()
-
-    # -- steps of one case ---------------------------------------------------------------------------------------
 
     def _from_journal(self, case: Case) -> Result | None:
         """Return the resumed journal's result of this case; None if the case has changed or has none."""
@@ -327,7 +285,6 @@ class PerfSession:
         return dataclasses.replace(job, workload=workload), records, measurement
 
     def _untimed(self, job: Job, purpose: Purpose, limit_s: float) -> Measurement:
-        """Run one iteration of an untimed build."""
         budget = dataclasses.replace(job.budget, smoke=True)
         return self.driver.run(_limited(dataclasses.replace(job, purpose=purpose, budget=budget), limit_s))
 
@@ -382,7 +339,6 @@ def _complete(result: Result, workload: Workload, measurement: Measurement, peak
 
 
 def _settings(workload: Workload) -> dict[str, Any]:
-    """Return parameters and their defaults in the form of results."""
     both = {"parameters": recorded(workload.parameters()), "defaults": recorded_defaults(workload.defaults())}
     return {name: masked_value(values) for name, values in both.items()}
 

@@ -22,12 +22,9 @@ from perfsuite.record.verdict import Request
 from perfsuite.run.arms import Arm, ArmFailed, LiveArm
 
 _OLDER = {"ab_pair": "base", "anchor_pair": "stored commit"}
-_ARM_SPARE_S = 120.0
-"""Time limit of an arm beyond its cases, for the start of pytest and the import of torch."""
-_LIVE = 3
-"""Most arms that are alive together: the new code, the base, one commit of stored runs."""
-_OVERRUN_S = 60.0
-"""Time beyond the budget for an arm that began within it."""
+_ARM_SPARE_S = 120.0  # Time limit of an arm beyond its cases, for the start of pytest and the import of torch.
+_LIVE = 3  # Most arms that are alive together: the new code, the base, one commit of stored runs.
+_OVERRUN_S = 60.0  # Time beyond the budget for an arm that began within it.
 _REPORT_EVERY_S = 30.0
 NO_LIMIT = float("inf")
 
@@ -45,15 +42,11 @@ class Base:
 
     base: Arm
     new: Arm
-    arguments: tuple[str, ...] = ()
-    """Options of this run that the arms share: scale, platform, time per case."""
+    arguments: tuple[str, ...] = ()  # Options of this run that the arms share: scale, platform, time per case.
     case_deadline_s: Callable[[str], float]
-    commit: str = ""
-    """Revision of the base; empty if unknown."""
-    anchor: Callable[[str], Arm] | None = None
-    """Makes the arm of a commit; raises PerfsuiteError if this repository does not have it."""
-    anchors: dict[str, Arm | str] = field(default_factory=dict)
-    """By commit: its arm, or the reason why there is none."""
+    commit: str = ""  # Revision of the base; empty if unknown.
+    anchor: Callable[[str], Arm] | None = None  # Makes the arm of a commit; raises PerfsuiteError without it.
+    anchors: dict[str, Arm | str] = field(default_factory=dict)  # By commit: its arm, or the reason why there is none.
 
     def arm_of(self, commit: str) -> Arm | str:
         """Return the arm of a commit, made once, or the reason why there is none."""
@@ -70,17 +63,13 @@ class Base:
 class Clock:
     """Cost of further runs of one session, and the budget that is left for them."""
 
-    asked_s: float | None = None
-    """Budget of the option; None: :func:`perfsuite.gate.budget.usual_s`."""
+    asked_s: float | None = None  # Budget of the option; None: :func:`perfsuite.gate.budget.usual_s`.
     budget_s: float = NO_LIMIT
     now: Callable[[], float] = time.monotonic
-    spent_s: float = 0.0
-    """Seconds of finished settlings."""
+    spent_s: float = 0.0  # Seconds of finished settlings.
     began_s: float | None = None
-    run_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of the last fresh run of each case."""
-    starts_s: list[float] = field(default_factory=list)
-    """Seconds of each arm in addition to its cases."""
+    run_s: dict[str, float] = field(default_factory=dict)  # Seconds of the last fresh run of each case.
+    starts_s: list[float] = field(default_factory=list)  # Seconds of each arm in addition to its cases.
 
     @property
     def used_s(self) -> float:
@@ -113,15 +102,11 @@ class Settling:
     clock: Clock
     say: Say
     rerun: Callable[[str], Result]
-    add: Callable[[Result], None]
-    """Stores a further run of a case and passes it to the gate."""
+    add: Callable[[Result], None]  # Stores a further run of a case and passes it to the gate.
     base: Base | None = None
-    made: int = 0
-    """Number of runs, those of pairs included."""
-    _expected: frozenset[str] = frozenset()
-    """Cases that pairs may need; arms can measure them all."""
-    _arms: dict[str, LiveArm] = field(default_factory=dict)
-    """Arms that are alive, by name."""
+    made: int = 0  # Number of runs, those of pairs included.
+    _expected: frozenset[str] = frozenset()  # Cases that pairs may need; arms can measure them all.
+    _arms: dict[str, LiveArm] = field(default_factory=dict)  # Arms that are alive, by name.
     _total: int = 0
     _reported_s: float = 0.0
 

@@ -151,8 +151,7 @@ def judge_arrivals(per_rank: Sequence[Sequence[float]]) -> Arrival | None:
     return Arrival(late_rank=late, lag_s=max(0.0, statistics.median(lags)), iterations=iterations)
 
 
-_Kept = dict[str, Any]
-"""Report of :meth:`perfsuite.runtime.ranks.spans.StepKeeper.report`."""
+_Kept = dict[str, Any]  # Report of :meth:`perfsuite.runtime.ranks.spans.StepKeeper.report`.
 
 
 def join(reports: Sequence[Message]) -> tuple[Timeline | None, tuple[Record, ...]]:
@@ -227,10 +226,7 @@ def _bubbles(ranks: Sequence[_Kept]) -> tuple[Record, ...]:
 
 
 def _simulated(timeline: Timeline) -> tuple[Record, ...]:
-    """Return records of the schedule replayed with this timeline's durations, as measured and balanced.
-
-    Returns () for a schedule that is not in the catalogue, and for a timeline with missing actions.
-    """
+    """Return records of the schedule replayed with this timeline's durations; () if that is impossible."""
     imbalance = replay(timeline).imbalance
     if imbalance is None:
         return ()
@@ -246,15 +242,11 @@ def _ratio(name: str, value: float) -> Record:
     return Record(name=name, value=float(value), unit="ratio", reduce="equal")
 
 
-_Key = tuple[str, str, str]
-"""Axis, collective and part."""
+_Key = tuple[str, str, str]  # Axis, collective and part.
 
 
 def join_traffic(reports: Sequence[Message]) -> tuple[Traffic, ...]:
-    """Return one entry for each axis, collective and part; each number is the largest of the ranks.
-
-    Raises CaseError if ranks of the same place differ in calls or bytes.
-    """
+    """Return the largest numbers by axis, collective and part; raise CaseError if ranks of one place differ in them."""
     joined: dict[_Key, Traffic] = {}
     places: dict[str, tuple[int, dict[_Key, tuple[int, int]]]] = {}
     for rank, kept in _kept(reports):

@@ -19,8 +19,7 @@ from typing import Any
 
 _PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _SKIPPED = {"site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist"}
-NO_PROJECT, UNREADABLE = "", "?"
-"""Project name of packages that no project installs, and of a project whose files state no name."""
+NO_PROJECT, UNREADABLE = "", "?"  # Names of packages without a project, and of a project whose files state no name.
 
 
 def package_folders(tree: Path) -> dict[str, str]:

@@ -30,17 +30,12 @@ from perfsuite.runtime.transports.base import Message, Transport, share_devices
 from perfsuite.runtime.values import refer
 from perfsuite.runtime.watch import Deadline, DeviceWatch
 
-START_TIMEOUT_S = 120.0
-"""Time limit for workers to start: the first import of torch from a cold disk can take most of a minute."""
-JOIN_S = 10.0
-"""Least time limit for joining a process group; a case with a shorter deadline still needs it to open its devices."""
-GRACE_S = 2.0
-"""After one rank failed, the others have this long to finish or fail."""
+START_TIMEOUT_S = 120.0  # Time limit for workers to start: torch from a cold disk can take most of a minute.
+JOIN_S = 10.0  # Least time limit for joining a process group, in which devices are opened.
+GRACE_S = 2.0  # After one rank failed, the others have this long to finish or fail.
 DUMP_S = 2.0
-BETWEEN_LOOKS_S = 0.2
-"""Time between two stack dumps: a rank that works has moved by then, a rank that hangs or waits has not."""
-LEAVE_S = 30.0
-"""Time limit for the ranks of a group to leave it."""
+BETWEEN_LOOKS_S = 0.2  # Time between two stack dumps: a rank that works has moved by then.
+LEAVE_S = 30.0  # Time limit for the ranks of a group to leave it.
 _POLL_S = 0.5
 
 
@@ -51,23 +46,18 @@ class Job:
     workload: Workload
     world_size: int
     budget: Budget
-    shape: MeshShape | None = None
-    """Mesh of the case; None: all ranks on one ``dp`` axis."""
-    fresh: bool = False
-    """Start rank processes for this run alone."""
-    continues: bool = False
-    """A further build of the case that ran last: it may use its processes and groups if all of them still work."""
+    shape: MeshShape | None = None  # Mesh of the case; None: all ranks on one ``dp`` axis.
+    fresh: bool = False  # Start rank processes for this run alone.
+    continues: bool = False  # A further build of the last case: it may use its intact processes and groups.
     purpose: Purpose = "time"
-    test_module: str = ""
-    """Name of the test's module, which may hold a decorated function."""
+    test_module: str = ""  # Name of the test's module, which may hold a decorated function.
 
 
 @dataclass(kw_only=True)
 class _Wait:
     """Answers so far of the ranks that were sent a command."""
 
-    slots: frozenset[int]
-    """Slots that have to answer; messages of other slots are ignored."""
+    slots: frozenset[int]  # Slots that have to answer; messages of other slots are ignored.
     done: dict[int, Message] = dataclasses.field(default_factory=dict)
     errors: dict[int, Message] = dataclasses.field(default_factory=dict)
     exits: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -107,24 +97,16 @@ class Driver:
         self._rootpath = rootpath
         self._device_count = max(1, device_count)
         self._generation = 0
-        self._formed = 0
-        """World size of the usable process group; 0 when there is none."""
-        self._subdivided = False
-        """The ranks created further groups: another case needs a new process group."""
-        self._opened: dict[int, int] = {}
-        """Devices that workers of this host opened, by slot."""
-        self._dying: set[int] = set()
-        """Slots whose workers were killed: the device's driver lists them until they have ended."""
-        self._members = 0
-        """Number of ranks in a process group, usable or not: ranks 0 to this number - 1."""
-        self._tainted: set[str] = set()
-        """Reasons why the workers must not be used again: workloads they ran, settings they changed."""
+        self._formed = 0  # World size of the usable process group; 0 when there is none.
+        self._subdivided = False  # The ranks created further groups: another case needs a new process group.
+        self._opened: dict[int, int] = {}  # Devices that workers of this host opened, by slot.
+        self._dying: set[int] = set()  # Slots of killed workers, which the device lists until they have ended.
+        self._members = 0  # Number of ranks in a process group, usable or not: ranks 0 to this number - 1.
+        self._tainted: set[str] = set()  # Reasons against reuse: workloads that ran, changed settings.
         self._tails: dict[int, str] = {}
         self._telemetry: Telemetry | None = None
-        self._watch: DeviceWatch | None = None
-        """Reads the devices while the ranks of this job sample."""
-        self._checked: set[str] = set()
-        """Twins that passed; cases that differ only in size share one."""
+        self._watch: DeviceWatch | None = None  # Reads the devices while the ranks of this job sample.
+        self._checked: set[str] = set()  # Twins that passed; cases that differ only in size share one.
 
     @property
     def capacity(self) -> int | None:
@@ -206,10 +188,7 @@ class Driver:
         )
 
     def _time(self, job: Job, command: Message, shape: MeshShape) -> tuple[dict[int, Message], Sequence[DeviceLook]]:
-        """Return the reports by rank, and the readings of the devices taken while the ranks sampled.
-
-        Ranks on a CPU compute on the cores that a reading needs: a CPU is read in a sustained run only.
-        """
+        """Return the reports by rank, and readings of the devices; a CPU is read in sustained runs only."""
         if not job.budget.smoke and not (self._family.shareable and job.budget.sustain_s is None):
             self._telemetry = self._telemetry or self._family.telemetry()
             self._watch = DeviceWatch(self._telemetry)
@@ -229,8 +208,6 @@ class Driver:
             name: value for name, value in {**self._family.rank_variables, **sharing}.items() if name not in set_here
         }
         return {**default, **(process.env if process else {})}
-
-    # -- the steps of a run --------------------------------------------------------------------------------------
 
     def _acquire(self, count: int, *, fresh: bool, env: Mapping[str, str]) -> None:
         replaced = self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
@@ -297,12 +274,7 @@ class Driver:
             self._tails = {}
 
     def _command(
-        self,
-        commands: Mapping[int, Message],
-        timeout_s: float,
-        *,
-        start_s: float = 0.0,
-        shape: MeshShape | None = None,
+        self, commands: Mapping[int, Message], timeout_s: float, *, start_s: float = 0.0, shape: MeshShape | None = None
     ) -> dict[int, Message]:
         """Send each slot its command and return the answers; a failure raises and leaves the driver usable.
 

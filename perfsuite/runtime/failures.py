@@ -67,18 +67,12 @@ class RankFailure:
     rank: int
     host: str
     state: RankState
-    what: str
-    """Exit status, exception message or the place at which the rank is stuck."""
-    phase: str
-    """Last phase of the rank: building, timing, checking before timing, ..."""
-    detail: str = ""
-    """Traceback or stack."""
-    place: str = ""
-    """Position of the rank in the mesh, printed after its number; empty if the number is enough."""
-    kind: str = ""
-    """Kind of the exception, see protocol.ERROR_KINDS; empty if the rank raised none."""
-    types: Sequence[Sequence[str]] = ()
-    """Module and name of the exception's class and of its base classes, the nearest first."""
+    what: str  # Exit status, exception message or the place at which the rank is stuck.
+    phase: str  # Last phase of the rank: building, timing, checking before timing, ...
+    detail: str = ""  # Traceback or stack.
+    place: str = ""  # Position of the rank in the mesh, printed after its number; empty if the number is enough.
+    kind: str = ""  # Kind of the exception, see protocol.ERROR_KINDS; empty if the rank raised none.
+    types: Sequence[Sequence[str]] = ()  # Module and name of the exception's class and its bases, the nearest first.
 
 
 def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -> PerfsuiteError:
@@ -148,10 +142,7 @@ def _from_communication(failure: RankFailure) -> bool:
 
 
 def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str:
-    """Return the report: a first line that names the cause, then every failed rank with its stack.
-
-    Ranks in the same state keep the order of ``failures``.
-    """
+    """Return the report: a line that names the cause, then every failed rank with its stack, in a stable order."""
     ordered = [
         replace(failure, state="skipped", detail="") if _skips(failure) else failure
         for failure in consequences(failures)
@@ -187,8 +178,8 @@ def _headline(failure: RankFailure) -> str:
         "stuck": f"was stuck at {failure.what}",
         "working": f"was still working at {failure.what}",
         "skipped": f"{_WORDS.get(failure.kind) or 'skipped'}: {failure.what}",
-        "dragged": f"lost the others: {failure.what}",
-        "waiting": f"was waiting for the others in {failure.what}",
+        "dragged": f"lost the other ranks: {failure.what}",
+        "waiting": f"was waiting for the other ranks in {failure.what}",
         "finished": "had finished",
     }[failure.state]
     return f"rank {failure.rank}{failure.place} on {failure.host} {verb} (while {failure.phase})"
@@ -199,15 +190,12 @@ _COMMUNICATION = re.compile(r"[/\\]torch[/\\](distributed|autograd|_\w+|utils[/\
 """Frames of torch that communicate or that call them: a tensor may wait for its collective at its first use."""
 _MAY_WAIT = re.compile(r"[/\\]torch[/\\](autograd|accelerator|cuda)[/\\]|[/\\]torch_\w+[/\\]core[/\\]")
 """Frames that may wait: a backward pass for its reductions, a wait for the device for any kernel."""
-_WAITS_HERE = re.compile(r"\.wait\(")
-"""``work.wait()`` of an asynchronous collective is C++: only the calling line shows it, no frame of torch."""
-_WAITS_FOR_RETURNED = "perfsuite/runtime/ranks/returned.py"
-"""Module in which perfsuite waits for a handle that an iteration returned."""
+_WAITS_HERE = re.compile(r"\.wait\(")  # A wait of an asynchronous collective is C++: only the calling line shows it.
+_WAITS_FOR_RETURNED = "perfsuite/runtime/ranks/returned.py"  # Waits for handles that an iteration returned.
 _WAITS_FOR_DEVICE = re.compile(r"\.(synchronize|item|tolist)\(")
 _WORKER = "perfsuite/runtime/ranks/worker.py"
 _MAIN = "in become_worker"
-_STATE = "Process: "
-"""Begins the line that replaces a stack."""
+_STATE = "Process: "  # Begins the line that replaces a stack.
 _STATES: Mapping[str, str] = MappingProxyType(
     {
         "D": "waits in the kernel and takes no signal, for example for a driver or a file system",
@@ -219,8 +207,7 @@ _STATES: Mapping[str, str] = MappingProxyType(
 )
 """Meaning of the states of proc(5) for a process that wrote no stack."""
 _STACK_FRAMES = 25
-_CUT_BY_FAULTHANDLER = "\n  ..."
-"""faulthandler writes the innermost 100 frames of a thread."""
+_CUT_BY_FAULTHANDLER = "\n  ..."  # faulthandler writes the innermost 100 frames of a thread.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,10 +242,7 @@ def state_of(pid: int) -> str:
 
 
 def judge(earlier: str, later: str) -> Look:
-    """Return the state of a rank from two dumps of its process, the later one second.
-
-    A rank that moved between them neither hangs nor waits: it works, and the case takes longer than its deadline.
-    """
+    """Return a rank's state from two dumps of its process; a rank that moved in between works and is only slow."""
     look, before = judge_stack(later), _frames(earlier)
     if before and _frames(later) not in ([], before):
         return Look(state="working", where=look.where, stack=look.stack)

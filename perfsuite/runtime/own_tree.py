@@ -26,16 +26,11 @@ from perfsuite.base.errors import CaseError
 from perfsuite.record.run import foreign_line
 from perfsuite.runtime.copies import Copies, package_folders
 
-VARIABLE = "PERFSUITE_TREE"
-"""Variable with the code places of a run for its processes: JSON of :class:`_Places`."""
-_SOURCE_FOLDERS = ("", "src", "lib", "python")
-"""Folders of a repository that usually hold packages."""
-_LINK_TREE = "__editable__."
-"""Prefix of the folder of links that a strict editable install of setuptools puts on the path."""
-_OF_EVERYBODY = {"conftest", "setup", "__main__"}
-"""Names that every project has."""
-FOREIGN = "outside of the tree of the revision that was to be measured"
-"""Phrase in every message of ForeignModule."""
+VARIABLE = "PERFSUITE_TREE"  # Variable with the code places of a run for its processes: JSON of :class:`_Places`.
+_SOURCE_FOLDERS = ("", "src", "lib", "python")  # Folders of a repository that usually hold packages.
+_LINK_TREE = "__editable__."  # Prefix of the folder of links of a strict editable install (setuptools).
+_OF_EVERYBODY = {"conftest", "setup", "__main__"}  # Names that every project has.
+FOREIGN = "outside of the tree of the revision that was to be measured"  # Phrase in every message of ForeignModule.
 
 
 class ForeignModule(CaseError):
@@ -44,18 +39,12 @@ class ForeignModule(CaseError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    tree: Path
-    """Tree that the arm runs: the work tree of its revision, or the user's checkout."""
-    checkout: Path
-    """The user's checkout, which the tree replaces; the tree itself outside of an arm."""
-    folders: tuple[Path, ...]
-    """Folders of the tree from which modules are imported."""
-    copies: Copies
-    """Finds installed copies of modules in further folders of the tree."""
-    session: bool
-    """Whether this is the session's own run, not an arm."""
-    exclusive: bool
-    """Whether every module of the project has to come from the tree."""
+    tree: Path  # Tree that the arm runs: the work tree of its revision, or the user's checkout.
+    checkout: Path  # The user's checkout, which the tree replaces; the tree itself outside of an arm.
+    folders: tuple[Path, ...]  # Folders of the tree from which modules are imported.
+    copies: Copies  # Finds installed copies of modules in further folders of the tree.
+    session: bool  # Whether this is the session's own run, not an arm.
+    exclusive: bool  # Whether every module of the project has to come from the tree.
 
     @functools.cached_property
     def tops(self) -> frozenset[str]:
@@ -148,10 +137,7 @@ def _without(place: Path, parts: Sequence[str]) -> Iterator[Path]:
 
 
 def own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> dict[str, str]:
-    """Return the file of each imported module of the project: relative to the arm's tree, or absolute outside of it.
-
-    The session's own run has only its foreign modules; there are none outside of a run.
-    """
+    """Return the file of each project module; in the session's own run only foreign ones, outside of a run none."""
     places = _places()
     if places is None:
         return {}

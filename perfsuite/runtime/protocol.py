@@ -41,8 +41,7 @@ PROFILER = "profiler of torch"
 
 CUPTI then stays attached on CUDA devices and slows launches (pytorch/pytorch#144455): the process is not used again.
 """
-TIMING = "timing"
-"""Phase in which a rank takes its samples."""
+TIMING = "timing"  # Phase in which a rank takes its samples.
 ERROR_KINDS = (*CLEAN_ERRORS, "unusable", "refused", "out_of_memory", "exception")
 """``unusable``: torch cannot use the rank's device. ``refused``: perfsuite cannot run the case on that rank."""
 

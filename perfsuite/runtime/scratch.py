@@ -25,8 +25,7 @@ from pathlib import Path
 from perfsuite.base.files import user_cache, why_not_private
 
 PREFIX = "perfsuite-"
-LOCK = ".perfsuite-in-use"
-"""The locked file in a scratch directory."""
+LOCK = ".perfsuite-in-use"  # The locked file in a scratch directory.
 
 
 def keys_home() -> Path:
@@ -98,8 +97,7 @@ def _remove_if_left(file: Path) -> None:
         os.close(descriptor)
 
 
-INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-"""Variable with the folder from which torch's compiler loads compiled code."""
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # Variable with the folder from which torch's compiler loads compiled code.
 
 
 def data_folder() -> Path:

@@ -43,10 +43,8 @@ class Holder:
     and ``python -m pytest``, in any import mode.
     """
 
-    rootpath: Path
-    """pytest's root directory; another host may have it in another place."""
-    test_module: str = ""
-    """Module of the test: an object that a decorator of another module made may have that module's name."""
+    rootpath: Path  # pytest's root directory; another host may have it in another place.
+    test_module: str = ""  # Module of the test, for objects that a decorator of another module made.
 
     def name(self, carrier: Any) -> Message:
         """Return the place of ``carrier``; raise InvalidParameter if no module has it as an attribute."""
@@ -81,7 +79,7 @@ def _held_at(carrier: Any, modules: tuple[str, ...]) -> tuple[str, str]:
             if held is carrier:
                 return module_name, candidate
     raise InvalidParameter(
-        f"{name} of {carrier.__module__} is not held by its module under any name, so the ranks cannot find it; "
+        f"{name} of {carrier.__module__} is not an attribute of its module, so the ranks cannot find it; "
         "move it to module level"
     )
 
@@ -283,16 +281,13 @@ def _require_made_of_fields(value: Any, fields: dict[str, Any], where: str) -> N
             return
         reason = "the new one is not equal"
     raise InvalidParameter(
-        f"{where} is a {kind.__name__} that cannot be made again of its fields ({reason}); "
+        f"{where} is a {kind.__name__} that cannot be rebuilt from its fields ({reason}); "
         "use a frozen dataclass whose fields hold its whole state"
     )
 
 
 def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:
-    """Return the JSON form of ``workload`` with ``test_module``, the module of the test.
-
-    Raises InvalidParameter if a parameter cannot be sent.
-    """
+    """Return the JSON form of ``workload`` of this test module; raise InvalidParameter if it cannot be sent."""
     holder = Holder(rootpath=rootpath, test_module=test_module)
     where = holder.name(_carrier(workload))
     path = where["attribute"]
@@ -306,10 +301,7 @@ def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:
 
 @functools.lru_cache(maxsize=1)
 def _resolved(search_path: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """Return the import path for another process. Cached: following the links takes 1 ms.
-
-    An entry that does not exist stays as it is: the finder of an editable install may use it as a name.
-    """
+    """Return the import path for another process; cached, as links take 1 ms. Entries without a file stay."""
     return tuple(str(Path(entry).resolve()) if os.path.exists(entry or folder) else entry for entry in search_path)
 
 

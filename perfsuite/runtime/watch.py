@@ -9,12 +9,9 @@ from perfsuite.platforms.telemetry import Telemetry
 from perfsuite.record.step import DeviceLook
 from perfsuite.runtime.protocol import TIMING
 
-_BETWEEN_S = 0.4
-"""Seconds between two readings: device drivers average power over some tenths of a second."""
-_STOPPED_S = 3.0
-"""The driver reads the time at least every 0.5 s; a longer gap than this means that the process was stopped."""
-_STOPS = 3
-"""Gaps that extend a deadline. With slow telemetry gaps repeat, and the deadline must still come."""
+_BETWEEN_S = 0.4  # Seconds between two readings: device drivers average power over some tenths of a second.
+_STOPPED_S = 3.0  # A longer gap between two looks (0.5 s at most) means that the process was stopped.
+_STOPS = 3  # Gaps that extend a deadline. With slow telemetry gaps repeat, and the deadline must still come.
 
 
 class Deadline:

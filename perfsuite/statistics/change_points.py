@@ -21,44 +21,28 @@ if TYPE_CHECKING:
 
     Series = NDArray[np.float64]
 
-LEAST_CHANGE = 0.008
-"""Smallest reported change of the logarithm: the layout of memory and of code can move a time by as much."""
-SIDE = 3
-"""Least values of a level."""
-LEAST_VALUES = 2 * SIDE
-"""Least values of a series in which changes are reported."""
-ALPHA = 0.001
-"""Probability of a false change in a series of normal noise."""
-CLIPPED = 3.0
-"""Limit in standard deviations from the values around it, to which a value is clipped."""
-_PENALTY = 4.0
-"""Penalty of a segment, in variances times ln n: weak changes pass, and the test then rejects them."""
-_PART = 256
-"""Values that are searched together."""
-_AROUND = 7
-"""Values of the median to which a value is clipped."""
-_LEAST_SIGMA = 1e-4
-"""Noise of nearly constant series; times are stored with five digits."""
-MOST_DOF = 200
-"""Degrees of freedom from which on Student's t equals the normal distribution."""
-WITHIN = 6.0
-"""A place is possible if its squared error, in variances, is within this of the best place: 2 ln 20."""
+LEAST_CHANGE = 0.008  # Smallest reported change of the logarithm; memory layout can cause as much.
+SIDE = 3  # Least values of a level.
+LEAST_VALUES = 2 * SIDE  # Least values of a series in which changes are reported.
+ALPHA = 0.001  # Probability of a false change in a series of normal noise.
+CLIPPED = 3.0  # Limit in standard deviations from the values around it, to which a value is clipped.
+_PENALTY = 4.0  # Penalty of a segment, in variances times ln n: weak changes pass, and the test then rejects them.
+_PART = 256  # Values that are searched together.
+_AROUND = 7  # Values of the median to which a value is clipped.
+_LEAST_SIGMA = 1e-4  # Noise of nearly constant series; times are stored with five digits.
+MOST_DOF = 200  # Degrees of freedom from which on Student's t equals the normal distribution.
+WITHIN = 6.0  # A place is possible if its squared error, in variances, is within this of the best place: 2 ln 20.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelChange:
     """One change of level."""
 
-    at: int
-    """Index of the first value of the new level, at its most likely place."""
-    earliest: int
-    """Earliest index of that value, and"""
-    latest: int
-    """latest index, with 95 % probability."""
-    effect: float
-    """New level minus the old one."""
-    low: float
-    """95 % interval of the effect."""
+    at: int  # Index of the first value of the new level, at its most likely place.
+    earliest: int  # Earliest index of that value, and
+    latest: int  # latest index, with 95 % probability.
+    effect: float  # New level minus the old one.
+    low: float  # 95 % interval of the effect.
     high: float
 
 
@@ -67,12 +51,9 @@ class Levels:
     """Levels of a series and the changes between them."""
 
     changes: tuple[LevelChange, ...]
-    clipped: tuple[float, ...]
-    """The series with clipped outliers."""
-    sigma: float
-    """Standard deviation of one value around its level."""
-    inflation: float
-    """Variance of the mean of many values over that of independent values; 1 if they are independent."""
+    clipped: tuple[float, ...]  # The series with clipped outliers.
+    sigma: float  # Standard deviation of one value around its level.
+    inflation: float  # Variance of the mean of many values over that of independent values; 1 if they are independent.
 
 
 def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float = LEAST_CHANGE) -> Levels:

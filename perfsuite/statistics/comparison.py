@@ -13,10 +13,8 @@ from perfsuite.statistics.paired import paired_mean, pairs_needed, smallest_foun
 
 Outcome = Literal["slower", "faster", "no difference", "undecided"]
 
-MOST_PAIRS = 200
-"""Limit of the pairs that are suggested."""
-COLUMNS = 100
-"""Largest width of a table; longer case ids have a line of their own."""
+MOST_PAIRS = 200  # Limit of the pairs that are suggested.
+COLUMNS = 100  # Largest width of a table; longer case ids have a line of their own.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +23,14 @@ class Comparison:
 
     case: str
     pairs: int
-    a_s: float
-    """Median over pairs of the seconds per iteration of arm a."""
+    a_s: float  # Median over pairs of the seconds per iteration of arm a.
     b_s: float
-    change: float
-    """Relative change from a to b: 0.05 is 5 % slower."""
-    low: float
-    """Lower end of the interval of the change."""
+    change: float  # Relative change from a to b: 0.05 is 5 % slower.
+    low: float  # Lower end of the interval of the change.
     high: float
-    smallest: float
-    """Smallest slowdown that another comparison of this many pairs shows with 95 % probability."""
+    smallest: float  # Smallest slowdown that another comparison of this many pairs shows with 95 % probability.
     outcome: Outcome
-    pairs_needed: int | None = None
-    """About how many pairs distinguish a change of the tolerance from none; None: more than MOST_PAIRS."""
+    pairs_needed: int | None = None  # Pairs that distinguish the tolerance from none; None: over MOST_PAIRS.
 
     @property
     def is_near_tolerance(self) -> bool:

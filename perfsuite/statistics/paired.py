@@ -18,18 +18,12 @@ from dataclasses import dataclass
 from perfsuite.statistics.robust import MIN_SPIKED, huber_mean, median, rough_sigma
 from perfsuite.statistics.student import t_quantile
 
-MIN_PAIRS = 3
-"""Least pairs that show their noise."""
-POWER = 0.95
-"""Probability of finding the smallest change."""
-LIKELY = 0.8
-"""Probability that the printed number of pairs decides."""
-_DRAWS = 1000
-"""Replays of a comparison that give a probability; 0.95 has an error of 0.007."""
-_POOL = 5000
-"""Differences from which replays are drawn."""
-_REPLAYED = (3, 4, 5, 6, 8, 12, 24)
-"""Numbers of pairs of the replays; other errors are scaled by the root of the pairs."""
+MIN_PAIRS = 3  # Least pairs that show their noise.
+POWER = 0.95  # Probability of finding the smallest change.
+LIKELY = 0.8  # Probability that the printed number of pairs decides.
+_DRAWS = 1000  # Replays of a comparison that give a probability; 0.95 has an error of 0.007.
+_POOL = 5000  # Differences from which replays are drawn.
+_REPLAYED = (3, 4, 5, 6, 8, 12, 24)  # Numbers of pairs of the replays; other errors scale with their root.
 _TAILS, _SPIKE_RATE, _SPIKE = 4, 0.1, 9.0
 """Noise of the replays: degrees of freedom of Student's t, share of runs with a spike, and mean spike in standard
 deviations. This is a bad host: on a better one smaller changes are found than printed."""
@@ -40,10 +34,8 @@ class Paired:
     """Mean of differences with its error."""
 
     mean: float
-    error: float
-    """Its standard error."""
-    dof: int
-    """Degrees of freedom of the error."""
+    error: float  # Its standard error.
+    dof: int  # Degrees of freedom of the error.
     pairs: int
 
     def reach(self, alpha: float = 0.05) -> float:

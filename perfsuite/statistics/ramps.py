@@ -23,26 +23,19 @@ if TYPE_CHECKING:
     Series = NDArray[np.float64]
     Places = NDArray[np.int64]
 
-_REACH = 48
-"""Values around the first and the last step among which a ramp begins and ends."""
+_REACH = 48  # Values around the first and the last step among which a ramp begins and ends.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
     """One change of level, in one step or in several of one sign."""
 
-    steps: tuple[LevelChange, ...]
-    """Its steps in their order; a plain step and a short drift have one."""
-    is_drift: bool
-    """Whether it certainly took more than one step."""
-    between: tuple[int, int]
-    """Earliest first value off the old level, and latest first value of the new one, with 95 % probability."""
-    at_most: tuple[int, int]
-    """The same if a single step is in truth several changes in a row, which looks the same."""
-    effect: float
-    """New level minus the old one."""
-    low: float
-    """95 % interval of the effect."""
+    steps: tuple[LevelChange, ...]  # Its steps in their order; a plain step and a short drift have one.
+    is_drift: bool  # Whether it certainly took more than one step.
+    between: tuple[int, int]  # 95 % range: first value off the old level, first on the new one.
+    at_most: tuple[int, int]  # The same if a single step is in truth several changes in a row, which looks the same.
+    effect: float  # New level minus the old one.
+    low: float  # 95 % interval of the effect.
     high: float
 
 
@@ -69,7 +62,6 @@ def _is_one(levels: Levels, index: int) -> bool:
 
 
 def _ramp(levels: Levels, group: Sequence[int]) -> Ramp:
-    """Return the change that consists of neighbouring steps."""
     steps = tuple(levels.changes[index] for index in group)
     first, last = steps[0], steps[-1]
     fits = _Fits(levels, group)
@@ -85,10 +77,7 @@ def _ramp(levels: Levels, group: Sequence[int]) -> Ramp:
 
 
 class _Fits:
-    """Ramps fitted to the values around neighbouring steps.
-
-    A gain is the reduction of the squared error against one level for all values.
-    """
+    """Ramps fitted around neighbouring steps; a gain is the reduction of the squared error against one level."""
 
     def __init__(self, levels: Levels, group: Sequence[int]) -> None:
         import numpy as np
@@ -98,16 +87,14 @@ class _Fits:
         values = np.asarray(levels.clipped[self.start : end])
         self.values = values - values.mean()
         self.variance = levels.sigma**2 * levels.inflation
-        self.slack = WITHIN * self.variance
-        """Two explanations are equally good if their gains differ by less."""
+        self.slack = WITHIN * self.variance  # Two explanations are equally good if their gains differ by less.
         parts = np.split(self.values, [step - self.start for step in steps])
         self.of_steps = float(sum(part.sum() ** 2 / len(part) for part in parts))
         self.begins, self.ends = self._places(steps[0] - self.start, steps[-1] - self.start)
         products, self.squares = self._products()
         self.gains = products**2 / self.squares
         self.effects = products / self.squares
-        self.best = float(self.gains.max())
-        """Gain of the best ramp."""
+        self.best = float(self.gains.max())  # Gain of the best ramp.
 
     def range(self) -> tuple[int, int]:
         """Return the first begin and the last end of the ramps that are as good as the best one."""

@@ -7,14 +7,10 @@ import operator
 import statistics
 from collections.abc import Sequence
 
-CLIP = 2.5
-"""Limit in standard deviations from the median to which values are clipped."""
-SPIKE = 4.0
-"""A stored run is disturbed if it is more than this many standard deviations from the others; at most one per case."""
-MIN_SPIKED = 5
-"""Least number of runs of which one may be left out."""
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation over median absolute deviation of normal values."""
+CLIP = 2.5  # Limit in standard deviations from the median to which values are clipped.
+SPIKE = 4.0  # Distance in standard deviations from which on a stored run is disturbed; one per case.
+MIN_SPIKED = 5  # Least number of runs of which one may be left out.
+MAD_TO_SIGMA = 1.4826  # Standard deviation over median absolute deviation of normal values.
 
 
 def median(values: Sequence[float]) -> float:
@@ -27,7 +23,6 @@ def median(values: Sequence[float]) -> float:
 
 
 def _middle(ordered: Sequence[float]) -> float:
-    """Return the median of ascending values."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 

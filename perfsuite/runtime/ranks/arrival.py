@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_leaves
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.platforms.base import DeviceCode
 
-_FEWEST, _MOST = 3, 5
-"""Number of watched iterations: a median needs three, and more than five show nothing more."""
+_FEWEST, _MOST = 3, 5  # Number of watched iterations: a median needs three, and more than five show nothing more.
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
 _LEAST_BUSY_S, _LEAST_BUSY = 1e-4, 0.05
 """Least wait for all streams, in seconds and as share of the iteration, that shows work after the iteration's end. A
@@ -73,17 +72,13 @@ class Watch:
         """``name`` names the workload in errors."""
         self._code = code
         self._name = name
-        self._busy_s: list[float] = []
-        """Seconds that the device worked after the end of each iteration; 0 if short."""
+        self._busy_s: list[float] = []  # Seconds that the device worked after the end of each iteration; 0 if short.
         self.message_bytes: float | None = 0.0
         """Median bytes of the communication calls of the last iteration: 0 without calls, infinite for counted calls,
         None if unknown."""
 
     def once(self, run: Callable[[], Any]) -> float | None:
-        """Return the host's seconds from the start of an iteration to this rank's first communication, or None.
-
-        Raises InvalidParameter if the iteration did not wait for its communication.
-        """
+        """Return the seconds to the first communication; raise InvalidParameter if the iteration did not wait."""
         clock, registered = self._code.clock, _registered()
         start, start_s = clock.stamp(), clock.now_s()
         with _Communication(clock.now_s) as seen, _Wait() as wait:
@@ -130,8 +125,7 @@ class _Wait:
 
     def __init__(self) -> None:
         self.original: Any = vars(dist.Work)["wait"]
-        self.waited: set[int] = set()
-        """Ids of works on which Python code called wait()."""
+        self.waited: set[int] = set()  # Ids of works on which Python code called wait().
 
     def __get__(self, work: dist.Work | None, owner: Any = None) -> Any:
         if work is not None:

@@ -25,10 +25,8 @@ _CPU = "sys/devices/system/cpu"
 class Core:
     """A physical core, as far as this process may use it."""
 
-    node: int
-    """Memory node (NUMA); 0 if the kernel lists none."""
-    logical: tuple[int, ...]
-    """Its hardware threads, by the kernel's numbers."""
+    node: int  # Memory node (NUMA); 0 if the kernel lists none.
+    logical: tuple[int, ...]  # Its hardware threads, by the kernel's numbers.
 
 
 def read_cores(host: Host, allowed: Iterable[int]) -> tuple[Core, ...]:
@@ -95,10 +93,8 @@ def parse_list(text: str) -> tuple[int, ...]:
 class Placement:
     """Threads and cores of one rank."""
 
-    threads: int
-    """Intra-op threads."""
-    cores: tuple[int, ...] | None
-    """Logical cores to which the rank is pinned; None if it is not."""
+    threads: int  # Intra-op threads.
+    cores: tuple[int, ...] | None  # Logical cores to which the rank is pinned; None if it is not.
 
 
 def allowed_cores() -> tuple[int, ...]:
@@ -178,10 +174,7 @@ def nodes_of_devices(host: Host, cores: Sequence[Core], addresses: Mapping[int, 
 
 
 def pin(cores: Sequence[int]) -> None:
-    """Pin every thread of this process: thread pools of an earlier case would keep their own affinity.
-
-    Raises CaseError if the kernel refuses.
-    """
+    """Pin every thread of this process, also those of earlier cases; raise CaseError if the kernel refuses."""
     for thread in os.listdir("/proc/self/task"):
         try:
             with contextlib.suppress(ProcessLookupError):  # a thread has ended meanwhile

@@ -33,8 +33,7 @@ from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.protocol import PROFILER
 from perfsuite.runtime.transports.orphans import children
 
-_TINY = 5e-324
-"""A denormal number: zero if the processor flushes them."""
+_TINY = 5e-324  # A denormal number: zero if the processor flushes them.
 _OWN_NAMES = ("__abstractmethods__", "_abc_impl", "__annotations__", "__warningregistry__", "_")
 """Names that Python itself sets in classes and modules."""
 
@@ -44,14 +43,10 @@ class Setting:
     """One row of the table."""
 
     name: str
-    read: Callable[[], Any]
-    """Returns a value that later changes do not affect."""
-    put: Callable[[Any], object] | None = None
-    """Restores the value of ``read``; None if this is impossible or the change has unknown other effects."""
-    is_recorded: bool = False
-    """Whether the record of a rank shows the value, if it differed from a new process's during the samples."""
-    loads: bool = True
-    """Whether a change by loading the workload counts: the module stays loaded and would not repeat the change."""
+    read: Callable[[], Any]  # Returns a value that later changes do not affect.
+    put: Callable[[Any], object] | None = None  # Restores the value of ``read``; None if that is impossible.
+    is_recorded: bool = False  # Whether a rank's record has the value if it differed during the samples.
+    loads: bool = True  # Whether changes by loading the workload count: a loaded module does not repeat them.
 
 
 class _Names:
@@ -88,10 +83,7 @@ def _attribute(path: str, *, recorded: bool = True, puts: bool = True) -> Settin
 def _function(path: str, put: Callable[[Any], object] | None = None, *arguments: Any) -> Setting:
     """Return a row for a function below ``torch`` that returns a setting."""
     return Setting(
-        name=f"torch.{path}",
-        read=lambda: operator.attrgetter(path)(torch)(*arguments),
-        put=put,
-        is_recorded=True,
+        name=f"torch.{path}", read=lambda: operator.attrgetter(path)(torch)(*arguments), put=put, is_recorded=True
     )
 
 
@@ -106,10 +98,6 @@ def _numpy_random() -> Any:
 def _put_numpy_random(state: Any) -> None:
     numpy = sys.modules["numpy"]
     numpy.random.set_state((state[0], numpy.frombuffer(state[1], dtype=numpy.uint32), *state[2:]))
-
-
-def _torch_random() -> bytes:
-    return bytes(torch.get_rng_state().tolist())
 
 
 def _of_status() -> tuple[str, ...]:
@@ -166,28 +154,17 @@ SETTINGS: tuple[Setting, ...] = (
     *(
         _attribute(f"backends.{path}", puts=False)
         for path in (
-            "cudnn.enabled",
-            "cudnn.benchmark_limit",
-            "cuda.matmul.allow_fp16_reduced_precision_reduction",
-            "cuda.matmul.allow_bf16_reduced_precision_reduction",
-            "cuda.matmul.allow_fp16_accumulation",
-            "fp32_precision",
-            "mkldnn.enabled",
-            "mkldnn.deterministic",
-            "mkldnn.matmul.fp32_precision",
-            "opt_einsum.enabled",
-            "quantized.engine",
+            *("cudnn.enabled", "cudnn.benchmark_limit", "cuda.matmul.allow_fp16_reduced_precision_reduction"),
+            *("cuda.matmul.allow_bf16_reduced_precision_reduction", "cuda.matmul.allow_fp16_accumulation"),
+            *("fp32_precision", "mkldnn.enabled", "mkldnn.deterministic", "mkldnn.matmul.fp32_precision"),
+            *("opt_einsum.enabled", "quantized.engine"),
         )
     ),
     *(
         _function(f"backends.{path}")
         for path in (
-            "cuda.flash_sdp_enabled",
-            "cuda.mem_efficient_sdp_enabled",
-            "cuda.math_sdp_enabled",
-            "cuda.cudnn_sdp_enabled",
-            "cuda.preferred_linalg_library",
-            "cuda.preferred_blas_library",
+            *("cuda.flash_sdp_enabled", "cuda.mem_efficient_sdp_enabled", "cuda.math_sdp_enabled"),
+            *("cuda.cudnn_sdp_enabled", "cuda.preferred_linalg_library", "cuda.preferred_blas_library"),
             "mha.get_fastpath_enabled",
         )
     ),
@@ -201,7 +178,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="random numbers of torch",
-        read=_torch_random,
+        read=lambda: bytes(torch.get_rng_state().tolist()),
         put=lambda state: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8)),
         loads=False,
     ),
@@ -222,9 +199,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(name="cores that it may use", read=lambda: tuple(sorted(os.sched_getaffinity(0))), is_recorded=True),
     Setting(
-        name="priority",
-        read=lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
-        is_recorded=True,
+        name="priority", read=lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)), is_recorded=True
     ),
     Setting(
         name="resource limits",

@@ -22,8 +22,7 @@ DESTROYED = (
     "its process group is gone: the workload called torch.distributed.destroy_process_group(), but the group belongs "
     "to perfsuite, which ends it after the case; remove the call"
 )
-MOST_TYPES = 20
-"""Largest number of classes of an exception in its description, the nearest first."""
+MOST_TYPES = 20  # Largest number of classes of an exception in its description, the nearest first.
 _OWN = Path(__file__).parent
 _CLEAN = (
     (WrongResult, "wrong_result"),
@@ -35,10 +34,7 @@ _CLEAN = (
 
 
 def describe(error: BaseException, *, phase: str, code: DeviceCode | None, destroyed: bool) -> Message:
-    """Return the ``error`` of an answer; ``code`` is the device's, if there is one.
-
-    ``destroyed``: the rank no longer has its process group, and the exception is probably a consequence.
-    """
+    """Return the ``error`` of an answer; ``destroyed``: the rank lost its process group, the likely cause."""
     kind, message = _kind(error, code)
     if destroyed:
         after = "" if DESTROYED in message else f" (then it raised {message})"
@@ -54,7 +50,6 @@ def describe(error: BaseException, *, phase: str, code: DeviceCode | None, destr
 
 
 def _kind(error: BaseException, code: DeviceCode | None) -> tuple[str, str]:
-    """Return kind and message."""
     if isinstance(error, OutOfMemory) or (code is not None and code.is_out_of_memory(error)):
         return "out_of_memory", _out_of_memory(error, code)
     for clean, kind in _CLEAN:

@@ -33,16 +33,12 @@ _COMBINE: Mapping[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any
 
 @dataclass(kw_only=True)
 class _Kept:
-    """One recorded number."""
-
-    meaning: Mapping[str, Any]
-    """Keyword arguments of the record; the same in every iteration, so they are checked once."""
+    meaning: Mapping[str, Any]  # Keyword arguments of the record, checked once: they stay the same.
     reduce: str
     metric: OwnMetric | None
     value: Any = None
     count: int = 0
-    timed: bool = False
-    """Whether ``value`` comes from timed iterations only, without the warm-up."""
+    timed: bool = False  # Whether ``value`` comes from timed iterations only, without the warm-up.
 
     def take(self, value: Any, timed: bool) -> None:
         """Add a value."""
@@ -76,10 +72,7 @@ class RecordKeeper:
         self._kept: dict[str, _Kept] = {}
 
     def keep(self, name: str, value: Any, meaning: Mapping[str, Any], *, timed: bool, users: bool = True) -> None:
-        """Keep a value with its ``meaning``; raise InvalidParameter if it is not a number.
-
-        ``users``: code outside of perfsuite records it.
-        """
+        """Keep a number (else InvalidParameter) with its ``meaning``; ``users``: code outside of perfsuite made it."""
         value = value if type(value) is float else _number(name, value)  # most are floats, and this is timed
         kept = self._kept.get(name)
         if kept is None or kept.meaning != meaning:
@@ -146,15 +139,11 @@ def _number(name: object, value: Any) -> Any:
     raise InvalidParameter(f"{name!r:.60} was recorded with {found}; record one number, and its unit as unit=")
 
 
-_ALONE = "dp"
-"""Axis of one rank, for torch features that need a data-parallel axis."""
+_ALONE = "dp"  # Axis of one rank, for torch features that need a data-parallel axis.
 
 
 class Meshes:
-    """The DeviceMesh and the groups of a mesh shape on one rank, made on demand.
-
-    It lives as long as the process group: DTensor caches facts and groups of a mesh for every equal mesh.
-    """
+    """The DeviceMesh and groups of a mesh shape, made on demand; DTensor caches them as long as the process group."""
 
     def __init__(self, shape: MeshShape, device_type: str) -> None:
         self.shape = shape
@@ -245,8 +234,7 @@ class WorkerRank:
         self.spans = spans
         self._recording = False
         self._records = records
-        self.traffic: dict[str, Any] | None = None
-        """Data of :meth:`keep_traffic` for the driver."""
+        self.traffic: dict[str, Any] | None = None  # Data of :meth:`keep_traffic` for the driver.
         # Vendors' defaults and the previous case must not matter; dtype() turns it on for tf32.
         self._code.set_tf32(False)
 
@@ -269,10 +257,7 @@ class WorkerRank:
         return self._meshes.group(*axes)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return torch's dtype of a short name; turn TF32 on for tf32, and off for every other name.
-
-        Other dtypes need it too: fp32 parts under bf16 must not depend on the previous case.
-        """
+        """Return torch's dtype of a short name; turn TF32 on for tf32, off for others: fp32 parts may depend on it."""
         require_dtype(name)
         self._code.set_tf32(name == "tf32")
         dtype = getattr(torch, DTYPES[name])

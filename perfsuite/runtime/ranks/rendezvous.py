@@ -21,8 +21,7 @@ from perfsuite.base.errors import CaseError
 GROUP_TIMEOUT = timedelta(days=20)
 """Time limit of every process group and store: no rank gives up before the driver, which finds the cause at the
 deadline of a case. 20 days are the most that torch's store can wait, in milliseconds of 32 bits."""
-_BACKLOG = 4096
-"""Concurrent connections of ranks."""
+_BACKLOG = 4096  # Concurrent connections of ranks.
 _OWN_HOST = "127.0.0.1"
 _OWN_HOST_S = 5.0
 

@@ -18,8 +18,7 @@ from typing import Any, cast
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.workload import Step
 
-LOOKED_AT = 32
-"""Iterations of the warm-up whose returned values are inspected."""
+LOOKED_AT = 32  # Iterations of the warm-up whose returned values are inspected.
 _HANDLES = (
     ("torch.distributed", "Work", "wait"),
     ("torch._C", "Future", "wait"),  # torch.futures, torch.jit.fork, rpc_async
@@ -50,10 +49,8 @@ class Iteration:
         """``name`` names the workload in errors."""
         self._run = run
         self._name = name
-        self._kind: type | None = None
-        """Type of the last value that needed a wait."""
-        self._is_plain = False
-        """Whether the samples are taken without waiting."""
+        self._kind: type | None = None  # Type of the last value that needed a wait.
+        self._is_plain = False  # Whether the samples are taken without waiting.
 
     def __call__(self) -> None:
         """Run once and wait; raise InvalidParameter for a value that no wait can finish."""
@@ -61,8 +58,8 @@ class Iteration:
         waits = pending(value, self._name)
         if waits and self._is_plain:
             raise InvalidParameter(
-                f"{self._name} returned a {type(value).__name__} only after its first iterations: its samples were "
-                "not waited for; return the handle from every iteration"
+                f"{self._name} returned a {type(value).__name__} only after its first iterations, so its samples "
+                "lack that work; return the handle from every iteration"
             )
         if waits:
             self._kind = type(value)
@@ -88,10 +85,7 @@ class Iteration:
 
 
 def pending(value: Any, name: str) -> list[Callable[[], Any]]:
-    """Return the calls that wait for the handles in ``value``, also in containers and dataclasses.
-
-    Raises InvalidParameter for awaitables, iterators, callables, and unknown objects with a method ``wait``.
-    """
+    """Return the calls that wait for handles in ``value``; raise InvalidParameter for values without a known wait."""
     waits: list[Callable[[], Any]] = []
     seen: set[int] = set()
     left = [value]

@@ -17,20 +17,14 @@ from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-COLLECTIVE = "perfsuite: collective"
-"""Name of the profiler's range around each."""
-_POSTED = ("send", "recv_", "recv_any_source_")
-"""Point-to-point operations: no thread holds their buffers, and a wait at the call could block for ever."""
-_PATIENCE_S = 60.0
-"""Time limit for a thread that has finished its work to release buffers."""
+COLLECTIVE = "perfsuite: collective"  # Name of the profiler's range around each.
+_POSTED = ("send", "recv_", "recv_any_source_")  # Point-to-point: a wait at the call could block for ever.
+_PATIENCE_S = 60.0  # Time limit for a thread that has finished its work to release buffers.
 _LOOK_EVERY_S = 1e-4
 
 
 class Settled(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own hook has no types
-    """While entered, collectives of this thread are complete and their buffers released when they return.
-
-    Every rank must enter it and start its collectives in the same order. torch.compile ignores it.
-    """
+    """While entered, a collective returns after its end, with its buffers released; all ranks must enter it alike."""
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -84,7 +78,6 @@ def _await_owners(tensors: list[torch.Tensor], before: list[int], func: Any) -> 
 
 
 def _handle(tensors: list[torch.Tensor]) -> Any:
-    """Return a finished work that holds its tensors."""
     future: Future[list[torch.Tensor]] = Future()
     future.set_result(tensors)
     c10d: Any = torch._C._distributed_c10d

@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 from perfsuite.metrics.pipeline import COMPUTE
 from perfsuite.platforms.base import Clock
 
-MESSAGES = ("send", "receive")
-"""Posted messages: moments, not spans."""
-KINDS = (*COMPUTE, *MESSAGES, "wait")
-"""Names of the spans of a timeline."""
-KEPT_STEPS = 64
-"""Number of the latest steps whose parts are kept; earlier ones leave only sums."""
+MESSAGES = ("send", "receive")  # Posted messages: moments, not spans.
+KINDS = (*COMPUTE, *MESSAGES, "wait")  # Names of the spans of a timeline.
+KEPT_STEPS = 64  # Number of the latest steps whose parts are kept; earlier ones leave only sums.
 
 
 class KeptSpan(NamedTuple):
@@ -31,8 +28,7 @@ class KeptSpan(NamedTuple):
     name: str
     stage: int
     micro_batch: int
-    start_s: float
-    """On the host's ``perf_counter``."""
+    start_s: float  # On the host's ``perf_counter``.
     end_s: float
 
 
@@ -41,15 +37,11 @@ class StepKeeper:
     """Keeps the data of this rank's samples for a timeline."""
 
     schedule: str
-    ranks: int
-    """Ranks of the pipeline."""
-    rank: int
-    """This rank's index in it."""
-    pipeline: int
-    """World rank of its first rank, which identifies it if there are several pipelines."""
+    ranks: int  # Ranks of the pipeline.
+    rank: int  # This rank's index in it.
+    pipeline: int  # World rank of its first rank, which identifies it if there are several pipelines.
     world_rank: int = 0
-    place: str = ""
-    """Name of the pipeline, if there are several."""
+    place: str = ""  # Name of the pipeline, if there are several.
     busy: list[tuple[float, float, float]] = field(default_factory=list)
     """By sample: seconds of computing, start of the first and end of the last action."""
     kept: deque[list[KeptSpan]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
@@ -70,10 +62,7 @@ class StepKeeper:
         )
 
     def report(self, times_s: Sequence[float], *, offset_s: float) -> dict[str, Any] | None:
-        """Return the data for the driver with all times ``offset_s`` later; None if no step was kept.
-
-        It holds one step whole: the one nearest to the median of ``times_s``, which is the same on all ranks.
-        """
+        """Return the data for the driver, ``offset_s`` later, with the step at the median; None without steps."""
         if not self.busy or len(self.busy) != len(times_s):
             return None
         first_kept = len(times_s) - len(self.kept)
@@ -94,8 +83,7 @@ class StepKeeper:
         }
 
 
-REMAINDER = "remainder"
-"""Name of the time outside of all spans."""
+REMAINDER = "remainder"  # Name of the time outside of all spans.
 
 
 @dataclass(kw_only=True)
@@ -116,10 +104,8 @@ class SpanRecorder:
     open_spans: list[_Span] = field(default_factory=list)
     samples: list[dict[str, tuple[float, float]]] = field(default_factory=list)
     """By sample: name -> (seconds per iteration, spans per iteration)."""
-    keeper: StepKeeper | None = None
-    """Keeps start and end of all spans for a pipeline's timeline; None for steps without one."""
-    is_sampling: bool = False
-    """Whether the first sample has begun."""
+    keeper: StepKeeper | None = None  # Keeps spans for a pipeline's timeline; None for steps without one.
+    is_sampling: bool = False  # Whether the first sample has begun.
 
     @contextmanager
     def span(self, name: str, **attributes: Any) -> Iterator[None]:

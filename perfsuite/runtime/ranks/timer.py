@@ -36,44 +36,33 @@ from perfsuite.runtime.ranks.yardstick import Control, Doing, Effort, make_contr
 
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20
-_LONGEST_FLOOR_S = 1e-3
-"""Longest sample that the time of a launch demands: the first launch takes microseconds in any case."""
-_STEADY = 0.1
-"""Largest relative difference of two successive warm-up batches that count as steady."""
-_SUSTAINED_SAMPLES = 1000
-"""Approximate number of samples of a sustained run."""
+_LONGEST_FLOOR_S = 1e-3  # Longest sample that the time of a launch demands.
+_STEADY = 0.1  # Largest relative difference of two successive warm-up batches that count as steady.
+_SUSTAINED_SAMPLES = 1000  # Approximate number of samples of a sustained run.
 _LEAST_WARM_S, _SHORT_S = 0.5, 0.01
 """Ranks that wait for each other in iterations shorter than the second are warm after the first. Until then sleeping
 cores, and threads that the scheduler moves, make the messages of a program that waited slower."""
-_BATCH_S = 0.005
-"""Length to which warm-up batches grow."""
-_AGREE_EVERY_S = 0.01
-"""Samples of about this length share one all-reduce, which costs as much as a small message."""
-_MOST_BESIDE = 3.0
-"""Sampling lasts at most so many times its budget, if yardsticks, which do not count, take the rest."""
-_BARRIERS = 5
-"""Least number of timed barriers, without the first of a warm-up, to which ranks come from their checks."""
+_BATCH_S = 0.005  # Length to which warm-up batches grow.
+_AGREE_EVERY_S = 0.01  # Samples of about this length share one all-reduce, which costs as much as a small message.
+_MOST_BESIDE = 3.0  # Sampling lasts at most so many times its budget, if yardsticks, which do not count, take the rest.
+_BARRIERS = 5  # Least number of timed barriers, without the first of a warm-up, to which ranks come from their checks.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Result of the samples of one rank."""
 
-    times_s: tuple[float, ...]
-    """Largest value of any rank, by sample; so are the next two."""
+    times_s: tuple[float, ...]  # Largest value of any rank, by sample; so are the next two.
     involuntary_switches: tuple[int, ...] = ()
     yardsticks_s: tuple[float, ...] = ()
-    own_s: tuple[float, ...]
-    """This rank's seconds per iteration, by sample."""
+    own_s: tuple[float, ...]  # This rank's seconds per iteration, by sample.
     iterations: int
     warmup_iterations: int
     warmup_steady: bool
     warmup_s: float
     cpu_share: float
-    launch_s: float
-    """Median seconds in which this process started one iteration."""
-    control: str = ""
-    """Kind of the control that was timed between the samples; empty without a control."""
+    launch_s: float  # Median seconds in which this process started one iteration.
+    control: str = ""  # Kind of the control that was timed between the samples; empty without a control.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,28 +70,19 @@ class _WarmUp:
     """Result of a warm-up: each time is the longest of any rank, and so the same on all ranks."""
 
     iterations: int
-    steady: bool
-    """Whether the last two batches agreed."""
+    steady: bool  # Whether the last two batches agreed.
     iteration_s: float
-    clock_s: float
-    """Resolution of the clock, or the time to read it if that is longer."""
-    barrier_s: float
-    """Usual seconds of a barrier."""
-    launch_s: float = 0.0
-    """Seconds in which a host started an iteration."""
+    clock_s: float  # Resolution of the clock, or the time to read it if that is longer.
+    barrier_s: float  # Usual seconds of a barrier.
+    launch_s: float = 0.0  # Seconds in which a host started an iteration.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnSample:
-    """One sample on this rank."""
-
-    time_s: float
-    """Seconds per iteration on this rank's device."""
-    launch_s: float
-    """Seconds to start one."""
+    time_s: float  # Seconds per iteration on this rank's device.
+    launch_s: float  # Seconds to start one.
     switches: int
-    yardstick_s: float
-    """0 without a yardstick."""
+    yardstick_s: float  # 0 without a yardstick.
     cpu_s: float
     wall_s: float
 
@@ -188,11 +168,9 @@ class Timer:
         )
 
     _shared_elapsed_s = 0.0
-    _effort = Effort()
-    """Effort of the iterations of the warm-up, if a control has to resemble them."""
+    _effort = Effort()  # Effort of the iterations of the warm-up, if a control has to resemble them.
     _sends = False
-    _yardsticks_s = 0.0
-    """Seconds of the controls so far."""
+    _yardsticks_s = 0.0  # Seconds of the controls so far.
 
     def _make_control(self, message_bytes: float | None, iterations: int) -> Control:
         """Return the control that resembles the iterations of the warm-up, the same on all ranks."""
@@ -237,11 +215,7 @@ class Timer:
         return max(1, fitting)
 
     def _sample(
-        self,
-        run: Callable[[], Any],
-        iterations: int,
-        control: Control | None,
-        flush: Callable[[], None] | None,
+        self, run: Callable[[], Any], iterations: int, control: Control | None, flush: Callable[[], None] | None
     ) -> _OwnSample:
         if flush is not None and not self._clock.queues:
             flush()
@@ -316,10 +290,7 @@ class Timer:
         return worst
 
     def _warm_up(self, run: Callable[[], Any], settled: Callable[[], Callable[[], Any]] | None = None) -> _WarmUp:
-        """Run batches of iterations, which double until two in a row agree, with a barrier before each.
-
-        ``settled`` returns the iteration as the samples call it, after the first ones were inspected.
-        """
+        """Run batches of iterations, which double until two agree; ``settled`` returns the inspected iteration."""
         facts = self._clock.facts()
         clock_s = max(facts.resolution_s, facts.cost_s)
         done, batch, last_s, warm_s = 0, 1, math.inf, 0.0
@@ -359,10 +330,7 @@ class Timer:
         return _LEAST_WARM_S if self._member.world_size > 1 and iteration_s < _SHORT_S else 0.0
 
     def _choose_iterations(self, warm: _WarmUp) -> int:
-        """Return k, a power of two, so that similar warm-ups mostly give the same; 1 with a cache flush.
-
-        It follows from shared numbers only and is the same on all ranks.
-        """
+        """Return k, a power of two from shared numbers, the same for similar warm-ups; 1 with a cache flush."""
         budget = self._budget
         if budget.cache_flush:
             return 1

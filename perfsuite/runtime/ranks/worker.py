@@ -66,20 +66,13 @@ class Worker:
         self._host = Host()
         self._throttled: float | None = None
         self._placement = placement.Placement(threads=1, cores=None)
-        self._several_hosts = False
-        """Whether ranks of the group are on several hosts, which have different clocks."""
-        self._state: ProcessState | None = None
-        """State of the process before the current case."""
-        self._settings: Message = {}
-        """Settings of the process after the last sample of that case."""
-        self._stale: list[str] = []
-        """Settings of the process that the previous case changed and that could not be restored."""
-        self._held_bytes = 0
-        """Memory of the device that the process had allocated before the build."""
-        self._meshes: Meshes | None = None
-        """Meshes of the current case in this process group."""
-        self._group: dist.ProcessGroup | None = None
-        """Process group of :attr:`_member`."""
+        self._several_hosts = False  # Whether ranks of the group are on several hosts, which have different clocks.
+        self._state: ProcessState | None = None  # State of the process before the current case.
+        self._settings: Message = {}  # Settings of the process after the last sample of that case.
+        self._stale: list[str] = []  # Settings that the previous case changed and that could not be restored.
+        self._held_bytes = 0  # Memory of the device that the process had allocated before the build.
+        self._meshes: Meshes | None = None  # Meshes of the current case in this process group.
+        self._group: dist.ProcessGroup | None = None  # Process group of :attr:`_member`.
         self._store: TCPStore | None = None
         self._store_address = ("", 0)
         self._verbs: dict[str, Callable[[Message], Message]] = {
@@ -102,8 +95,6 @@ class Worker:
     def _enter(self, phase: str) -> None:
         self._phase = phase
         self._send({"phase": phase})
-
-    # -- process group -------------------------------------------------------------------------------------------
 
     def _form(self, command: Message) -> Message:
         self._enter("joining the process group")
@@ -156,12 +147,6 @@ class Worker:
         assert self._member is not None, "a worker runs a case only inside a process group"
         return self._member
 
-    def _meshes_of(self, shape: MeshShape) -> Meshes:
-        """Return the meshes of the previous build in this process group if it had the same shape, else new ones."""
-        if self._meshes is None or self._meshes.shape != shape:
-            self._meshes = Meshes(shape, device_type=self._in_group().device.type)
-        return self._meshes
-
     def _has_lost_group(self) -> bool:
         """Return whether the workload destroyed or replaced the process group of its case."""
         return self._member is not None and dist.group.WORLD is not self._group
@@ -207,8 +192,6 @@ class Worker:
             versions["instruments"] = slowed
         return {**versions, **code.versions()}
 
-    # -- one case ------------------------------------------------------------------------------------------------
-
     def _run(self, command: Message) -> Message:
         self._enter("loading the workload")
         self._stale = []
@@ -229,8 +212,10 @@ class Worker:
         if command["purpose"] == "memory":  # the memory of the mesh has to be part of the measurement
             self._meshes = None
         records = RecordKeeper(workload, [OwnMetric(**fields) for fields in command["metrics"]])
-        mesh = self._meshes_of(MeshShape.parse(command["shape"]))
-        rank = WorkerRank(member, mesh, command["purpose"], spans, records)
+        shape = MeshShape.parse(command["shape"])
+        if self._meshes is None or self._meshes.shape != shape:
+            self._meshes = Meshes(shape, device_type=member.device.type)
+        rank = WorkerRank(member, self._meshes, command["purpose"], spans, records)
         if command["checks_twin"]:
             self._check_twin(workload, rank)
         self._enter("building")
@@ -380,7 +365,6 @@ class Worker:
 
 
 def _name_of(workload: Workload) -> str:
-    """Return the name of a workload's class or function."""
     return getattr(workload, "function", type(workload)).__qualname__
 
 

@@ -30,14 +30,10 @@ class Effort:
     """Work and waits of one process since some moment; differences of two moments can be added."""
 
     wall_s: float = 0.0
-    own_s: float = 0.0
-    """Seconds in which the thread of the step ran or wanted a core: a busy host does not reduce this share."""
-    all_s: float = 0.0
-    """The same, summed over all threads of the process."""
-    waits: int = 0
-    """Number of times that the thread of the step went to sleep."""
-    blocks: int = 0
-    """Blocks read from and written to disks."""
+    own_s: float = 0.0  # Seconds in which the step's thread ran or wanted a core, also on a busy host.
+    all_s: float = 0.0  # The same, summed over all threads of the process.
+    waits: int = 0  # Number of times that the thread of the step went to sleep.
+    blocks: int = 0  # Blocks read from and written to disks.
 
     @classmethod
     def now(cls, *, all_threads: bool) -> Effort:
@@ -58,22 +54,11 @@ class Effort:
 
     def since(self, before: Effort) -> Effort:
         """Return the difference to an earlier moment."""
-        return Effort(
-            wall_s=self.wall_s - before.wall_s,
-            own_s=self.own_s - before.own_s,
-            all_s=max(0.0, self.all_s - before.all_s),  # an ended thread removes its seconds from the sum
-            waits=self.waits - before.waits,
-            blocks=self.blocks - before.blocks,
-        )
+        passed = {name: value - getattr(before, name) for name, value in vars(self).items()}
+        return Effort(**{**passed, "all_s": max(0.0, passed["all_s"])})  # an ended thread removes its seconds
 
     def __add__(self, other: Effort) -> Effort:
-        return Effort(
-            wall_s=self.wall_s + other.wall_s,
-            own_s=self.own_s + other.own_s,
-            all_s=self.all_s + other.all_s,
-            waits=self.waits + other.waits,
-            blocks=self.blocks + other.blocks,
-        )
+        return Effort(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     @property
     def own_share(self) -> float:
@@ -113,19 +98,14 @@ times as much as a step that sleeps for 10 ms; and the control must not follow a
 class Doing:
     """Character of a step, from the rank that works longest; the same on all ranks."""
 
-    declared: Yardstick
-    """Kind that the workload declares: used for the working part of the step, and if the host shows nothing more."""
+    declared: Yardstick  # Kind of the workload, for the working part of the step.
     own_share: float = 1.0
     share: float = 1.0
-    wait_s: float = 0.0
-    """See :class:`~perfsuite.runtime.ranks.yardstick.Effort`."""
-    blocks: float = 0.0
-    """Disk blocks that an iteration reads or writes."""
-    message_bytes: float | None = 0.0
-    """Bytes of a usual message; 0 without messages, None if it is unknown whether the step communicates."""
+    wait_s: float = 0.0  # See :class:`~perfsuite.runtime.ranks.yardstick.Effort`.
+    blocks: float = 0.0  # Disk blocks that an iteration reads or writes.
+    message_bytes: float | None = 0.0  # Bytes of a usual message; 0 without messages, None if unknown.
     ranks: int = 1
-    queues: bool = False
-    """Whether the host only queues work to a device: its own time then does not show the work of the step."""
+    queues: bool = False  # Whether the host only queues work to a device, so that its own time has no meaning.
 
     def parts(self) -> tuple[Yardstick, ...]:
         """Return the kinds of controls that together resemble the step; none if no kind does."""
@@ -161,11 +141,9 @@ def _rounded(value: float, step: float) -> float:
 class Control:
     """A control of one kind; equal kinds do the same work in every session and version."""
 
-    kind: str
-    """``compute``, ``memory``, ``message 32 KiB``, ``sleep 16 ms``, two of them with a plus, or UNLIKE."""
+    kind: str  # ``compute``, ``memory``, ``message 32 KiB``, ``sleep 16 ms``, two of them with a plus, or UNLIKE.
     parts: tuple[Callable[[], object], ...] = ()
-    meets: bool = False
-    """Whether the ranks have to be aligned before it, because one part is a message between them."""
+    meets: bool = False  # Whether the ranks have to be aligned before it, because one part is a message between them.
 
     def time_s(self, once: Callable[[Callable[[], object]], float]) -> float:
         """Return the geometric mean of the parts' times as measured by ``once``; 0 without parts."""

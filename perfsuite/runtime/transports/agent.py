@@ -21,7 +21,7 @@ from typing import Any
 
 from perfsuite.base.errors import LaunchError, RanksFailed
 from perfsuite.runtime import scratch
-from perfsuite.runtime.transports.base import Event, Message
+from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.door import reach_driver
 from perfsuite.runtime.transports.exchange import LEAVING, Exchange
 from perfsuite.runtime.transports.keys import find_meeting
@@ -31,13 +31,11 @@ from perfsuite.runtime.transports.star import GOT_SIGNAL, PATIENCE_S, greeting, 
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
 DISMISSED = 0
-ENDED_EARLY = 1
-"""Exit status if the driver or the launcher has ended, or no driver was found."""
+ENDED_EARLY = 1  # Exit status if the driver or the launcher has ended, or no driver was found.
 _DRIVER = 0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LAST_WORDS_S = 2.0
-_LAST_RESORT_S = 15.0
-"""If the main thread has not left by then, it hangs in a system call; the process ends without it."""
+_LAST_RESORT_S = 15.0  # After this time a main thread hangs in a system call; the process ends.
 
 
 def serve_agent(
@@ -93,10 +91,7 @@ def serve_agent(
 
 
 def _take_signals(stays: bool) -> Callable[[], None]:
-    """Make SIGTERM and SIGHUP end the agent, and Ctrl-C until there is a driver; return the function that undoes it.
-
-    Only the main thread can set handlers; another one leaves them alone.
-    """
+    """Make SIGTERM, SIGHUP and early Ctrl-C end the agent (main thread only); return the function that undoes it."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -147,18 +142,17 @@ class _Agent:
             log_directory=logs,
             first_slot=launch.rank,
         )
-        self._epoch = 0
-        """Number of kills, by which the driver recognises events of workers that were killed."""
+        self._epoch = 0  # Number of kills, by which the driver recognises events of workers that were killed.
         self._ending = threading.Event()
-        self._over = threading.Event()
-        """All messages are sent: the thread that serves the link ends."""
-        self._cause = ""
-        """Reason for an early end, unless a SIGTERM from outside caused it."""
+        self._over = threading.Event()  # All messages are sent: the thread that serves the link ends.
+        self._cause = ""  # Reason for an early end, unless a SIGTERM from outside caused it.
         self._verbs: Mapping[str, Callable[[Message], Any]] = {
             "start": lambda _: self._slot.start(),
-            "acquire": self._acquire,
+            "acquire": lambda frame: self._slot.acquire(
+                1, fresh=frame["fresh"], env=frame["env"], deadline_s=frame["deadline_s"]
+            ),
             "send": lambda frame: self._slot.send(self._rank, frame["command"]),
-            "dump": self._dump,
+            "dump": lambda frame: self._slot.dump([self._rank], frame["deadline_s"]).get(self._rank, ""),
             "kill": self._kill,
             "log_tail": lambda frame: self._slot.log_tail(self._rank, frame["lines"]),
         }
@@ -174,7 +168,8 @@ class _Agent:
                     if arrival.frame is not None:
                         self._answer(arrival.frame)
                 for event in self._slot.poll(0.0):
-                    self._send(_as_frame(event, self._epoch))
+                    fields = {"message": event.message, "text": event.text, "epoch": self._epoch}
+                    self._send({"event": event.kind, **fields})
         except SystemExit as ended:
             cause = self._cause
             self._ending.set()  # the driver closes the link after a farewell: this is not a cause of the end
@@ -201,12 +196,6 @@ class _Agent:
             reply = {"error": str(problem) or type(problem).__name__}
         if "id" in frame:
             self._send({"reply": frame["id"], **reply})
-
-    def _acquire(self, frame: Message) -> bool:
-        return self._slot.acquire(1, fresh=frame["fresh"], env=frame["env"], deadline_s=frame["deadline_s"])
-
-    def _dump(self, frame: Message) -> str:
-        return self._slot.dump([self._rank], frame["deadline_s"]).get(self._rank, "")
 
     def _kill(self, frame: Message) -> None:
         self._slot.kill([self._rank])
@@ -249,7 +238,3 @@ class _Agent:
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # stderr may be closed
             print(f"perfsuite: agent of rank {self._rank} {text}", file=sys.stderr, flush=True)
-
-
-def _as_frame(event: Event, epoch: int) -> Message:
-    return {"event": event.kind, "message": event.message, "text": event.text, "epoch": epoch}

@@ -26,10 +26,8 @@ class Event:
 
     slot: int
     kind: Literal["message", "exit", "agent_lost"]
-    message: Message | None = None
-    """Message of the worker, for ``kind`` message."""
-    text: str = ""
-    """End of the worker (``killed by SIGKILL``, ``exit code 3``), or the lost agent."""
+    message: Message | None = None  # Message of the worker, for ``kind`` message.
+    text: str = ""  # End of the worker (``killed by SIGKILL``, ``exit code 3``), or the lost agent.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +37,8 @@ class Place:
     slot: int
     host: str
     local_rank: int
-    local_world_size: int
-    """Slots of the launcher on that host; 0 when the transport starts any number."""
-    cores: tuple[int, ...]
-    """Cores that the slot's processes may use; a launcher may bind each rank to its own cores."""
+    local_world_size: int  # Slots of the launcher on that host; 0 when the transport starts any number.
+    cores: tuple[int, ...]  # Cores that the slot's processes may use; a launcher may bind each rank to its own cores.
     devices: tuple[str, ...] = ()
     """Devices that the slot's processes see; empty if unknown. ``srun --gpus-per-task`` shows each rank another device
     as device 0."""
@@ -67,10 +63,8 @@ def share_devices(places: Sequence[Place], count: int) -> bool:
 class Transport(ABC):
     """Slots of one run. Every call returns within its own deadline."""
 
-    name: str
-    """One of local, torchrun, openmpi, slurm and env."""
-    capacity: int | None
-    """Number of ranks that the launcher gave; None if any number can be started."""
+    name: str  # One of local, torchrun, openmpi, slurm and env.
+    capacity: int | None  # Number of ranks that the launcher gave; None if any number can be started.
 
     @abstractmethod
     def place(self, slot: int) -> Place:
@@ -105,10 +99,7 @@ class Transport(ABC):
 
     @abstractmethod
     def dump(self, slots: Iterable[int], deadline_s: float) -> dict[int, str]:
-        """Return the Python stacks of all threads of these workers, also during waits in C++.
-
-        Without a stack the text is the kernel's state of the process.
-        """
+        """Return the Python stacks of these workers, also during waits in C++; without one the process's state."""
 
     @abstractmethod
     def kill(self, slots: Iterable[int]) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from perfsuite.base.errors import AgentLost, RanksFailed
 from perfsuite.runtime.ranks.placement import allowed_cores
@@ -26,22 +26,16 @@ from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.local import OneSlot
 from perfsuite.runtime.transports.star import GOT_SIGNAL, Star, gather
 
-_ANSWER_S = 10.0
-"""An agent without an answer so many seconds after the deadline of a request is stopped or unreachable."""
-_FAREWELL_S = 15.0
-"""Time limit for agents to end their workers and themselves."""
+_ANSWER_S = 10.0  # After this time beyond the deadline an agent is stopped or unreachable.
+_FAREWELL_S = 15.0  # Time limit for agents to end their workers and themselves.
 _WATCH_S = 1.0
-_CAUSE_S = 0.2
-"""Wait for the loss of an agent that died itself, after one that ended by a signal: reports come in any order."""
+_CAUSE_S = 0.2  # Wait for a loss without a signal after one with a signal: reports come in any order.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Loss:
-    """Reason for the loss of an agent."""
-
     text: str
-    by_signal: bool
-    """It got SIGTERM or SIGHUP: usually from a launcher, because another process had died."""
+    by_signal: bool  # It got SIGTERM or SIGHUP: usually from a launcher, because another process had died.
 
 
 class ClusterTransport(Transport):
@@ -77,8 +71,7 @@ class ClusterTransport(Transport):
         self._local = OneSlot(start_method=start_method, preload=preload, log_directory=log_directory)
         self._star = Star({}, {})
         self._events: list[Event] = []
-        self._replies: dict[int, dict[int, Message]] = {}
-        """Replies by request, then by rank; only requests with a waiting caller are in it."""
+        self._replies: dict[int, dict[int, Message]] = {}  # Replies to waiting callers, by request and rank.
         self._requests = itertools.count()
         self._epochs = dict.fromkeys(range(launch.world_size), 0)
         self._lost: dict[int, _Loss] = {}
@@ -116,10 +109,7 @@ class ClusterTransport(Transport):
         return self._star.facts[slot]
 
     def devices_here(self, count: int) -> int | None:
-        """Return how many devices the ranks of the driver's host have together; None before all agents came.
-
-        ``count`` is the number of devices for a rank whose agent does not list them.
-        """
+        """Return the devices of the driver's host, ``count`` for a rank without a list; None before all agents came."""
         if len(self._star.facts) < self._launch.world_size - 1:
             return None
         places = [self.place(slot) for slot in range(self._launch.world_size)]
@@ -145,9 +135,10 @@ class ClusterTransport(Transport):
             failures.append(f"{failure} (on {socket.gethostname()})")
         replies = self._await_replies(request, ranks, deadline_s + _ANSWER_S)
         for rank in ranks:
-            if rank not in replies:
-                self._give_up(rank, f"it sent no answer within {deadline_s + _ANSWER_S:g} s")
-            elif "error" in replies[rank]:
+            if rank not in replies and rank in self._star.ranks:
+                self._star.drop(rank, f"it sent no answer within {deadline_s + _ANSWER_S:g} s")
+                self._take_in(0.0)
+            elif "error" in replies.get(rank, {}):
                 failures.append(f"{replies[rank]['error']} (on {self.place(rank).host})")
         self._require_agents()
         if failures:
@@ -219,8 +210,6 @@ class ClusterTransport(Transport):
         finally:
             self._star.dismiss(_FAREWELL_S)
 
-    # -- messages of the agents ---------------------------------------------------------------------------------------
-
     def _ask(self, ranks: Iterable[int], frame: Message) -> int:
         request = next(self._requests)
         self._replies[request] = {}
@@ -244,14 +233,11 @@ class ClusterTransport(Transport):
             if arrival.frame is None:
                 self._note_loss(arrival)
             elif "event" in arrival.frame:
-                self._note_event(arrival.rank, arrival.frame)
+                if arrival.frame["epoch"] == self._epochs[arrival.rank]:
+                    fields = {name: arrival.frame[name] for name in ("message", "text")}
+                    self._events.append(Event(slot=arrival.rank, kind=arrival.frame["event"], **fields))
             elif arrival.frame["reply"] in self._replies:
                 self._replies[arrival.frame["reply"]][arrival.rank] = arrival.frame
-
-    def _note_event(self, rank: int, frame: Message) -> None:
-        if frame["epoch"] == self._epochs[rank]:
-            event: dict[str, Any] = {"kind": frame["event"], "message": frame["message"], "text": frame["text"]}
-            self._events.append(Event(slot=rank, **event))
 
     def _note_loss(self, arrival: Arrival) -> None:
         facts = self._star.facts[arrival.rank]
@@ -261,11 +247,6 @@ class ClusterTransport(Transport):
         )
         self._lost[arrival.rank] = _Loss(text=text, by_signal=arrival.reason.startswith(GOT_SIGNAL))
         self._events.append(Event(slot=arrival.rank, kind="agent_lost", text=text))
-
-    def _give_up(self, rank: int, reason: str) -> None:
-        if rank in self._star.ranks:
-            self._star.drop(rank, reason)
-            self._take_in(0.0)
 
     def _require_agents(self, ranks: Iterable[int] | None = None) -> None:
         """Raise AgentLost if the agent of one of ``ranks`` (default: of any) is lost."""

@@ -34,24 +34,17 @@ from perfsuite.runtime.transports.wire import (
     SessionKeys,
 )
 
-HANDSHAKE_S = 5.0
-"""Time limit of a handshake, in both directions."""
-_PORTS = range(20000, 32000)
-"""Ports below the range that Linux uses for outgoing connections."""
+HANDSHAKE_S = 5.0  # Time limit of a handshake, in both directions.
+_PORTS = range(20000, 32000)  # Ports below the range that Linux uses for outgoing connections.
 _CANDIDATES = 8
 _BACKLOG = 4096
-_AT_ONCE = 256
-"""Concurrent handshakes; further connections wait in the backlog."""
-_CROWDED_S = 0.2
-"""Time limit of a handshake while others wait in the backlog."""
+_AT_ONCE = 256  # Concurrent handshakes; further connections wait in the backlog.
+_CROWDED_S = 0.2  # Time limit of a handshake while others wait in the backlog.
 _RETRY_S = 0.1
 
 
 def candidate_ports(launch: Launch) -> range:
-    """Return the ports on which the driver of a launch on several hosts may listen, in its order of preference.
-
-    They are consecutive, so that firewall rules and messages are short.
-    """
+    """Return the consecutive ports on which a driver of several hosts may listen, in its order of preference."""
     digest = hashlib.sha256(os.fsencode(f"{launch.run_id}\0{launch.master_addr}")).digest()
     first = _PORTS[int.from_bytes(digest[:8], "big") % (len(_PORTS) - _CANDIDATES)]
     return range(first, first + _CANDIDATES)
@@ -59,29 +52,21 @@ def candidate_ports(launch: Launch) -> range:
 
 @dataclass(eq=False)
 class _Visit:
-    """A connection that is not accepted yet."""
-
     sock: socket.socket
     began_s: float
     handshake: DriverHandshake
-    link: Link | None = None
-    """Link after the handshake; its first frame is the hello."""
+    link: Link | None = None  # Link after the handshake; its first frame is the hello.
 
 
 class Door:
-    """The driver's listening socket: rejects unknown connections, returns links of agents with their hello.
-
-    It works without a thread, inside :meth:`next_arrival`.
-    """
+    """The driver's listening socket: rejects unknown connections, returns links of agents with their hello."""
 
     def __init__(self, launch: Launch, meeting: Meeting) -> None:
         """Listen where the agents look. Raises LaunchError if that fails."""
         self._key = meeting.key
-        self._listener, self.address = _listen(launch, meeting)
-        """``address``: the path of the socket, or the port."""
+        self._listener, self.address = _listen(launch, meeting)  # ``address``: the path of the socket, or the port.
         self._introduction = _introduction(launch, self.address)
-        self.turned_away: Counter[str] = Counter()
-        """Reasons of rejected connections, for the message about missing agents."""
+        self.turned_away: Counter[str] = Counter()  # Reasons of rejected connections, for error messages.
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._listening = False
@@ -328,7 +313,7 @@ def _listen(launch: Launch, meeting: Meeting) -> tuple[socket.socket, Path | int
             return socket.create_server(("", port), backlog=_BACKLOG), port
     raise LaunchError(
         f"ports {ports[0]}-{ports[-1]} of this host are all in use: the driver of this launch needs one of them; "
-        "see who listens with 'ss -ltnp', or launch again with another run id or master port"
+        "find the programs with 'ss -ltnp', or launch again with another run id or master port"
     )
 
 

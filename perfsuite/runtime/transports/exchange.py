@@ -19,19 +19,16 @@ from perfsuite.runtime.failures import state_of
 from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
-LEAVING = "leaving"
-"""Field of the last message of an end that leaves, with its reason."""
+LEAVING = "leaving"  # Field of the last message of an end that leaves, with its reason.
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """An end that has sent nothing for so many seconds is stopped, hangs or cannot be reached.
 
 With 8 ranks on two cores under a load of 21 the longest gap between two beats was 2.1 s.
 """
-_LAST_ACK_AT = 56
-"""Offset in struct tcp_info of the milliseconds since the other kernel's last acknowledgement."""
+_LAST_ACK_AT = 56  # Offset in struct tcp_info of the milliseconds since the other kernel's last acknowledgement.
 _TURN_S = 1.0
-_OWN_SLEEP_S = 2 * _TURN_S
-"""A longer turn was delayed itself: only so many seconds of it count as silence of the others."""
+_OWN_SLEEP_S = 2 * _TURN_S  # A longer turn was delayed itself and counts as so many seconds of silence.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +36,8 @@ class Arrival:
     """A frame from an agent or the driver, or the loss of its link."""
 
     rank: int
-    frame: Message | None
-    """None if its link is lost."""
-    reason: str = ""
-    """Symptom of the loss."""
+    frame: Message | None  # None if its link is lost.
+    reason: str = ""  # Symptom of the loss.
 
 
 class Exchange:
@@ -52,11 +47,9 @@ class Exchange:
         """Take ownership of the links: no other code reads or writes them."""
         self._links = dict(links)
         self._silent_s = dict.fromkeys(links, 0.0)
-        self.lost: dict[int, str] = {}
-        """Reason of each lost link."""
+        self.lost: dict[int, str] = {}  # Reason of each lost link.
         self._arrivals: deque[Arrival] = deque()
-        self._requests: deque[tuple[int, Message | None]] = deque()
-        """Frames to send; None closes the link."""
+        self._requests: deque[tuple[int, Message | None]] = deque()  # Frames to send; None closes the link.
         self._news_r, self._news_w = _bell()
         self._wake_r, self._wake_w = _bell()
         self._selector = selectors.DefaultSelector()

@@ -97,12 +97,9 @@ class _Server:
     def __init__(self, control: socket.socket, life_fd: int) -> None:
         self.control = control
         self.life_fd = life_fd
-        self.children: dict[int, OomKills] = {}
-        """Process id -> number of processes that the kernel had killed for memory when the worker began."""
-        self.killed: set[int] = set()
-        """Workers killed on the driver's request."""
-        self.groups: Groups | None = None
-        """Control groups of this process, read once."""
+        self.children: dict[int, OomKills] = {}  # Process id -> kills for memory before the worker began.
+        self.killed: set[int] = set()  # Workers killed on the driver's request.
+        self.groups: Groups | None = None  # Control groups of this process, read once.
         self.leaving = False
         adopt_orphans()
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

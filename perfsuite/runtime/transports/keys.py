@@ -24,8 +24,7 @@ from perfsuite.runtime.transports.launchers import Launch
 
 KEY = "PERFSUITE_KEY"
 KEY_FILE = "PERFSUITE_KEY_FILE"
-SHORTEST_KEY = 16
-"""Least number of characters; a shorter key can be guessed."""
+SHORTEST_KEY = 16  # Least number of characters; a shorter key can be guessed.
 _MAKE_FILE = "make one: (umask 077 && python -c 'import secrets; print(secrets.token_hex(32))' > FILE)"
 
 
@@ -34,8 +33,7 @@ class Meeting:
     """Key and socket of a launch."""
 
     key: bytes
-    socket: Path = Path()
-    """Socket of the driver of a launch on one host."""
+    socket: Path = Path()  # Socket of the driver of a launch on one host.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +41,10 @@ class Offer:
     """The driver's :class:`Meeting`, and the file from which agents read it."""
 
     meeting: Meeting
-    file: Path | None = None
-    """File of this launch; None between hosts, where the user provides the key."""
+    file: Path | None = None  # File of this launch; None between hosts, where the user provides the key.
     content: bytes = b""
-    lock: IO[bytes] | None = None
-    """The file, locked while it is offered: otherwise other processes remove it as a leftover."""
-    remove: Callable[[], None] = lambda: None
-    """Removes the directory of the socket."""
+    lock: IO[bytes] | None = None  # The file, locked while it is offered, so that no process removes it.
+    remove: Callable[[], None] = lambda: None  # Removes the directory of the socket.
 
     def discard(self) -> None:
         """Remove the file unless another launch has replaced it. Idempotent."""
@@ -92,10 +87,7 @@ def offer_meeting(launch: Launch, environ: Mapping[str, str]) -> Offer:
 
 
 def find_meeting(launch: Launch, environ: Mapping[str, str]) -> Meeting | None:
-    """Return the driver's offer to an agent; None while the driver of a single host has not written it.
-
-    Raises LaunchError as :func:`offer_meeting` does.
-    """
+    """Return the driver's offer to an agent, None before it is written; raise LaunchError as offer_meeting does."""
     user_key = _user_key(environ)
     if not launch.single_host:
         return Meeting(key=_require_key(launch, user_key))

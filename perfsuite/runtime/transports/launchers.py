@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from perfsuite.base.errors import LaunchError
 
@@ -41,29 +41,22 @@ _TELLING = (
     *("SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_PROCID", "RANK", "LOCAL_RANK", "WORLD_SIZE", *_FOREIGN),
 )
 """Variables that indicate a launch; without them there is none."""
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm numbers the steps of batch scripts and interactive shells downwards from the top; srun starts the others."""
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # From here on steps are batch scripts and interactive shells, not srun's.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """One process of a launch; :func:`detect_launch` returns launches of at least two processes."""
 
-    launcher: Launcher
-    """Name of the launcher and of the transport."""
+    launcher: Launcher  # Name of the launcher and of the transport.
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int
-    """Processes of the launch on this host."""
-    node_rank: int | None
-    """Number of this host; None if the launcher does not set it."""
-    master_addr: str
-    """Name or address of rank 0's host that the other hosts reach."""
-    master_port: int | None
-    """The launcher's own port; None if it has none. It only makes the run id unique: it may be in use."""
-    run_id: str
-    """Text that all processes of a launch share and that differs between concurrent launches."""
+    local_world_size: int  # Processes of the launch on this host.
+    node_rank: int | None  # Number of this host; None if the launcher does not set it.
+    master_addr: str  # Name or address of rank 0's host that the other hosts reach.
+    master_port: int | None  # The launcher's own port, which may be in use; it makes the run id unique.
+    run_id: str  # Text that all processes of a launch share and that differs between concurrent launches.
 
     def __post_init__(self) -> None:
         """Raise LaunchError if the numbers contradict each other."""
@@ -241,37 +234,20 @@ def _env(environ: Environ) -> Launch | None:
 
 
 def _with_master(
-    environ: Environ,
-    *,
-    launcher: Launcher,
-    rank: int,
-    local_rank: int,
-    world_size: int,
-    local_world_size: int,
-    node_rank: int | None,
-    job: str,
-    how: str,
-    master_addr: str = "",
+    environ: Environ, *, launcher: Launcher, job: str, how: str, master_addr: str = "", **numbers: Any
 ) -> Launch:
-    """Return a launch; the host of rank 0 may be missing unless the launch has several hosts."""
+    """Return a launch of these ``numbers``; the host of rank 0 may be missing unless there are several hosts."""
     master_addr = environ.get("MASTER_ADDR") or master_addr
+    world_size, local_world_size = numbers["world_size"], numbers["local_world_size"]
     if not master_addr and local_world_size != world_size:
         raise LaunchError(
             f"{launcher} started {world_size} ranks of which {local_world_size} are on this host, without MASTER_ADDR: "
             f"ranks on several hosts need the address of rank 0; {how}"
         )
     master_port = _integer(environ, "MASTER_PORT", "set a port number or nothing") if "MASTER_PORT" in environ else None
-    return Launch(
-        launcher=launcher,
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=local_world_size,
-        node_rank=node_rank,
-        master_addr=master_addr or "127.0.0.1",
-        master_port=master_port,
-        run_id=f"{launcher} {job or master_port or ''}",
-    )
+    run_id = f"{launcher} {job or master_port or ''}"
+    places: dict[str, Any] = {"master_addr": master_addr or "127.0.0.1", "master_port": master_port}
+    return Launch(launcher=launcher, run_id=run_id, **places, **numbers)
 
 
 def _require_agreement(environ: Environ, launch: Launch, *, prefix: str) -> None:

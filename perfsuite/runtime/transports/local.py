@@ -22,17 +22,12 @@ from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
 from perfsuite.runtime.transports.parents import LOG, Child, ForkServer
 
-StartMethod = Literal["fork", "exec"]
-"""Start of a rank's process: a fork of a process that has imported torch, or a new interpreter."""
-STORE = -1
-"""Slot of the process that serves the TCPStore and has no rank."""
+StartMethod = Literal["fork", "exec"]  # Start of a rank's process: fork of one with torch, or new interpreter.
+STORE = -1  # Slot of the process that serves the TCPStore and has no rank.
 _STACK_POLL_S = 0.02
-_LAYOUTS = 8
-"""Largest number of memory layouts. With more ranks than this every core has several, or ranks share no core."""
-_KILLED_S = 20.0
-"""Time limit for killed workers to end: a driver needs a second or more to free a context of 70 GiB."""
-_AHEAD = 2
-"""Forkservers that start before the first case; a case with more ranks starts more."""
+_LAYOUTS = 8  # Largest number of memory layouts; later ranks reuse one, as they hardly share a core with its rank.
+_KILLED_S = 20.0  # Time limit for killed workers to end: a driver needs a second or more to free a context of 70 GiB.
+_AHEAD = 2  # Forkservers that start before the first case; a case with more ranks starts more.
 
 
 class LocalTransport(Transport):
@@ -45,16 +40,10 @@ class LocalTransport(Transport):
 
     name = "local"
     capacity = None
-    layouts = _LAYOUTS
-    """Largest number of forkservers."""
+    layouts = _LAYOUTS  # Largest number of forkservers.
 
     def __init__(
-        self,
-        *,
-        start_method: StartMethod,
-        preload: tuple[str, ...],
-        log_directory: Path,
-        first_slot: int = 0,
+        self, *, start_method: StartMethod, preload: tuple[str, ...], log_directory: Path, first_slot: int = 0
     ) -> None:
         """``first_slot`` is the number of the only slot if an agent serves one rank of a launch.
 
@@ -73,8 +62,7 @@ class LocalTransport(Transport):
         self._layouts = 1 if alike else max(1, min(self.layouts, len(allowed_cores())))
         self._servers: dict[int, ForkServer] = {}
         self._slots: dict[int, Child] = {}
-        self._doomed: list[Child] = []
-        """Killed workers whose end is not confirmed."""
+        self._doomed: list[Child] = []  # Killed workers whose end is not confirmed.
         self._store = ("", 0)
         self._closed = False
 
@@ -189,8 +177,6 @@ class LocalTransport(Transport):
         for server in servers:
             server.await_end()
 
-    # -- the forkservers -----------------------------------------------------------------------------------------
-
     def _server(self, number: int) -> ForkServer:
         server = self._servers.get(number)
         if server is None:
@@ -227,10 +213,7 @@ class LocalTransport(Transport):
             self._look(min(0.5, left))
 
     def _await_killed(self, until: float) -> None:
-        """Wait until the kernel has freed all resources of the killed workers, device memory included.
-
-        The limit is _KILLED_S: a worker in a driver that hangs may not end by any signal.
-        """
+        """Wait, at most _KILLED_S, until the kernel has freed all resources of killed workers and their devices."""
         until = min(until, time.monotonic() + _KILLED_S)
         while any(not child.ended for child in self._doomed) and (left := until - time.monotonic()) > 0:
             self._look(min(0.5, left))

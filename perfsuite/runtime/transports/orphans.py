@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-MARK = "PERFSUITE_FORKSERVER"
-"""Variable with a unique value in the environment of a forkserver and of all its descendants."""
+MARK = "PERFSUITE_FORKSERVER"  # Variable with a unique value in a forkserver and its descendants.
 _PAUSE_S = 0.02
 
 
@@ -30,14 +29,10 @@ class Child:
     pid: int
     group: int
     session: int
-    has_ended: bool = False
-    """Whether it is a zombie."""
+    has_ended: bool = False  # Whether it is a zombie.
 
     def kill(self) -> bool:
-        """Kill it and its group; return False if it belongs to another user.
-
-        Safe only while no other code reaps it: until then its pid and its group's id are not reused.
-        """
+        """Kill it and its group; return False if it belongs to another user. Only the caller may reap meanwhile."""
         try:
             if self.group != os.getpgrp():
                 with contextlib.suppress(ProcessLookupError):  # it was the last in that group and has left it

@@ -23,8 +23,7 @@ from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.runtime.transports.orphans import MARK, end_marked
 
 LOG = "forkserver.log"
-_END_S = 10.0
-"""Time limit for a forkserver to end all its descendants, and for the driver to end them instead."""
+_END_S = 10.0  # Time limit for a forkserver to end all its descendants, and for the driver to end them instead.
 
 
 @dataclass(kw_only=True)
@@ -37,12 +36,9 @@ class Child:
     stacks: Path
     env: dict[str, str]
     pid: int = 0
-    used: bool = False
-    """Whether it ran a case before."""
-    log_start: int = 0
-    """Size of the log when the current case began."""
-    doomed: bool = False
-    """Killed before the forkserver reported its start."""
+    used: bool = False  # Whether it ran a case before.
+    log_start: int = 0  # Size of the log when the current case began.
+    doomed: bool = False  # Killed before the forkserver reported its start.
     ended: str = ""
     reported: bool = False
 
@@ -54,8 +50,7 @@ class ForkServer:
         """Start it and return before its imports are done."""
         ours_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life_r, self._life_w = os.pipe()
-        self.mark = secrets.token_hex(8)
-        """Value of MARK in the environment of all its descendants."""
+        self.mark = secrets.token_hex(8)  # Value of MARK in the environment of all its descendants.
         self._preloaded = tuple(preload)
         arguments = {"control_fd": child_end.fileno(), "life_fd": life_r, "preload": self._preloaded}
         command = boot_command("perfsuite.runtime.transports.forkserver:main", arguments)
@@ -72,11 +67,9 @@ class ForkServer:
         child_end.close()
         os.close(life_r)
         self.control = ours_end
-        self.is_up = False
-        """Whether its imports are done."""
+        self.is_up = False  # Whether its imports are done.
         self._requests = 0
-        self._children: dict[int, Child] = {}
-        """By pid; before the start by the negative request id."""
+        self._children: dict[int, Child] = {}  # By pid; before the start by the negative request id.
 
     def start(self, child: Child, method: str, command: socket.socket, preload: Iterable[str]) -> bool:
         """Request a worker with ``command`` and these modules; return False if the forkserver has ended.

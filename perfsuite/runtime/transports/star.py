@@ -19,6 +19,7 @@ from socket import gethostname, socket
 from typing import Any
 
 from perfsuite.base.errors import LaunchError
+from perfsuite.base.text import spans
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Message, Place
 from perfsuite.runtime.transports.door import Door, why_unresolved
@@ -27,11 +28,9 @@ from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch, telling_variables
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
-GOT_SIGNAL = "it got "
-"""Begins the last message of an agent that ends by a signal: a launcher signals all processes when one has died."""
+GOT_SIGNAL = "it got "  # Begins the last message of an agent that ends by a signal.
 _TICK_S = 0.2
-PATIENCE_S = 3.0
-"""Seconds after which a waiting process prints for whom it waits."""
+PATIENCE_S = 3.0  # Seconds after which a waiting process prints for whom it waits.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +48,10 @@ class Star:
 
     def __init__(self, links: Mapping[int, Link], facts: Mapping[int, AgentFacts]) -> None:
         """Take ownership of the links; a thread serves them from now on."""
-        self.facts = dict(facts)
-        """Facts of every agent that came, lost ones included."""
+        self.facts = dict(facts)  # Facts of every agent that came, lost ones included.
         self._addresses = {rank: link.local_host() for rank, link in links.items()}
         self._exchange = Exchange(links)
-        self._reported: set[int] = set()
-        """Ranks whose loss :meth:`receive` has reported."""
+        self._reported: set[int] = set()  # Ranks whose loss :meth:`receive` has reported.
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="perfsuite-agents", daemon=True)
         if links:
@@ -98,10 +95,7 @@ class Star:
         self._exchange.drop(rank, reason)
 
     def dismiss(self, deadline_s: float) -> None:
-        """Make all agents leave, and wait until their processes have ended. Idempotent.
-
-        Rank 0 has to end last: if it fails first, a launcher kills the other processes.
-        """
+        """Make all agents leave and wait: rank 0 must end last, or the launcher kills others. Idempotent."""
         until = time.monotonic() + deadline_s
         self.send(self.ranks, {"verb": "dismiss"})
         while self.ranks and (left := until - time.monotonic()) > 0:
@@ -161,7 +155,7 @@ def gather(
                 raise LaunchError(f"{missing}; {unless_launched(environ)}")
             if now > says_at:
                 says_at = float("inf")
-                say_waiting(launch, f"rank {_spans(_missing(launch, facts))}", deadline_s, environ)
+                say_waiting(launch, f"rank {spans(_missing(launch, facts), ', ')}", deadline_s, environ)
         star = Star(links, facts)
         star.send(star.ranks, welcome)
         return star
@@ -265,7 +259,7 @@ def _who_is_missing(
     )
     strangers = f"; {sum(turned_away.values())} connections were rejected ({', '.join(sorted(turned_away))})"
     return (
-        f"rank {_spans(missing)} of {launch.world_size} did not come within {deadline_s:g} s ({came}"
+        f"rank {spans(missing, ', ')} of {launch.world_size} did not come within {deadline_s:g} s ({came}"
         f"{strangers if turned_away else ''}): every process of the launch must run the same command and reach "
         f"{launch.master_addr}; see the output of the missing ranks"
     )
@@ -273,14 +267,3 @@ def _who_is_missing(
 
 def _missing(launch: Launch, facts: Mapping[int, AgentFacts]) -> list[int]:
     return [rank for rank in range(1, launch.world_size) if rank not in facts]
-
-
-def _spans(ranks: Sequence[int]) -> str:
-    """Return ``1-3, 7`` for [1, 2, 3, 7]."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

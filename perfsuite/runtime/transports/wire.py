@@ -35,8 +35,7 @@ from multiprocessing.connection import wait
 from perfsuite.runtime import protocol
 from perfsuite.runtime.transports.base import Message
 
-PROTOCOL = 3
-"""Version of handshake and frames."""
+PROTOCOL = 3  # Version of handshake and frames.
 MAX_FRAME_BYTES = 256 << 20
 _MAGIC = b"perfsuite"
 _NONCE_BYTES = 32
@@ -44,8 +43,7 @@ _PROOF_BYTES = 32
 _OPENING = struct.Struct(f">{len(_MAGIC)}sHI{_NONCE_BYTES}s")
 _ANSWER = struct.Struct(f">{len(_MAGIC)}sH{_NONCE_BYTES}s")
 _HEAD = struct.Struct(">I16s")
-_NUMBERED = struct.Struct(">cQI")
-"""Prefix of a tagged text: kind of tag, number of the frame, length."""
+_NUMBERED = struct.Struct(">cQI")  # Prefix of a tagged text: kind of tag, number of the frame, length.
 _TAG_BYTES = 32
 _HEAD_TAG_BYTES = 16
 
@@ -64,8 +62,7 @@ class Introduction:
 
     run_id: str
     world_size: int
-    address: str
-    """The driver's address: the path of its socket, or its port as the agent dialled it."""
+    address: str  # The driver's address: the path of its socket, or its port as the agent dialled it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +130,8 @@ class DriverHandshake:
         self._key, self._launch = key, launch
         self._transcript: _Transcript | None = None
         self._heard = b""
-        self.rank = -1
-        """Rank that the agent proved; -1 before."""
-        self.session: SessionKeys | None = None
-        """Keys of the connection; None until the agent has proved that it has the key."""
+        self.rank = -1  # Rank that the agent proved; -1 before.
+        self.session: SessionKeys | None = None  # Keys of the connection, after the agent's proof.
 
     def feed(self, data: bytes) -> bytes:
         """Add received bytes and return the bytes to send. Raises Refused."""
@@ -190,8 +185,7 @@ class Opener:
         self._key = key
         self._number = 0
         self._buffer = bytearray()
-        self._length: int | None = None
-        """Length of the next payload, after its head was received and checked."""
+        self._length: int | None = None  # Length of the next payload, after its head was received and checked.
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
@@ -236,8 +230,7 @@ def _tag(key: bytes, number: int, payload: bytes) -> bytes:
     return hmac.digest(key, _NUMBERED.pack(b"p", number, len(payload)) + payload, "sha256")
 
 
-_GONE_S = 30
-"""A host that acknowledges nothing for so many seconds is lost."""
+_GONE_S = 30  # A host that acknowledges nothing for so many seconds is lost.
 _CHUNK = 1 << 20
 
 
