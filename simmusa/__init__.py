@@ -1,6 +1,6 @@
-"""simmusa: MTT S4000 as torch_musa offers it, without the hardware; for tests only, never installed.
+"""simmusa: MTT S4000 with the interface of torch_musa, without the hardware; for tests only, never installed.
 
-A PrivateUse1 device named ``musa`` with the collective backend ``mccl``: the arithmetic is the CPU's, the time is
-virtual.  Every operation advances the device's clock by what a cost model says, so every figure of a case can be told
-beforehand; a synchronisation that is forgotten is an error.  See perfsuite docs simmusa.
+A PrivateUse1 device named ``musa`` with the collective backend ``mccl``: it computes on the CPU in virtual time. A cost
+model advances the device's clock at every operation, so every figure of a case is predictable, and a forgotten
+synchronisation is an error. See perfsuite docs simmusa.
 """

@@ -1,7 +1,7 @@
-"""Builds the C++ part once per state of its sources, torch and Python, into a cache that all processes share.
+"""Build the C++ part once for each state of sources, torch and Python, in a cache that all processes share.
 
-The cache is ``$SIMMUSA_CACHE``, else ``simmusa`` in the user's cache directory.  One process builds, the others wait
-for it; a build that dies leaves nothing that anybody would wait for.  torch is imported in a process of its own.
+The cache is ``$SIMMUSA_CACHE``, else ``simmusa`` in the user's cache directory. One process builds and the others wait;
+a build that dies blocks no other process. torch is imported in a separate process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NAME = "simmusa_device"
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-O1", "-g0", "-fvisibility=hidden")
 LONGEST_BUILD_S = 3600.0
-"""Wall time: 40 s on two quiet cores, more than 900 s beside a load of 20."""
+"""Wall time: 40 s on two quiet cores, more than 900 s under a load of 20."""
 _TAIL_LINES = 15
 
 
 def key() -> str:
-    """Names a build: digest of sources, flags, torch and Python."""
+    """Return the name of a build: a digest of sources, flags, torch and Python."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -42,20 +42,20 @@ def key() -> str:
 
 
 def cache() -> Path:
-    """Where builds are kept."""
-    given = os.environ.get("SIMMUSA_CACHE")
-    if given:
-        return Path(given)
+    """Return the folder of the builds."""
+    folder = os.environ.get("SIMMUSA_CACHE")
+    if folder:
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simmusa"
 
 
 def library() -> Path:
-    """Where the build of the present sources is, or will be."""
+    """Return the path of the build of the present sources, which may not exist yet."""
     return cache() / key() / f"{NAME}.so"
 
 
 def why_not() -> str:
-    """What is missing to build, and what to do; empty when nothing is, or when it is built."""
+    """Return the missing requirement of a build with its remedy; empty if there is none, or if the build exists."""
     if not os.environ.get("SIMMUSA_CACHE") and (problem := why_not_private(cache())):
         return f"{cache()} {problem}; set SIMMUSA_CACHE to a folder of your own"
     try:
@@ -125,10 +125,10 @@ def _build(target: Path, longest_s: float) -> None:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=longest_s)
+        output, _ = process.communicate(timeout=longest_s)
         if process.returncode:
-            said = "\n".join(said.splitlines()[-_TAIL_LINES:])
-            raise UnsupportedCase(f"simmusa did not build with torch {version('torch')}: {said}")
+            output = "\n".join(output.splitlines()[-_TAIL_LINES:])
+            raise UnsupportedCase(f"simmusa did not build with torch {version('torch')}: {output}")
         if not target.exists():
             target.parent.mkdir(exist_ok=True)
             os.replace(workplace / target.name, target)
@@ -136,13 +136,13 @@ def _build(target: Path, longest_s: float) -> None:
         raise UnsupportedCase(f"simmusa was not built within {longest_s:.0f} s") from None
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # compilers outlive the one that started them
+            os.killpg(process.pid, signal.SIGKILL)  # compilers outlive their parent
             process.communicate()
         shutil.rmtree(workplace, ignore_errors=True)
 
 
 def _path() -> str:
-    """Programs beside this interpreter come first: ninja of the same environment."""
+    """Return a path with the programs of this interpreter's environment first, such as its ninja."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 

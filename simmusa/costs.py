@@ -1,4 +1,4 @@
-"""What things cost on the simulated device: the numbers that every time follows from."""
+"""Costs of the simulated device, from which every time follows."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ VARIABLE = "SIMMUSA_COSTS"
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Rates of 0 are infinitely fast: what is left out costs nothing."""
+    """Rates of 0 are infinitely fast; by default nothing takes time."""
 
     launch_ns: int = 0
     """Host time of every launch: kernels, copies, communication."""
     kernel_ns: int = 0
-    """Device time of every kernel and copy, beside its work."""
+    """Device time of every kernel and copy, in addition to its work."""
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Of matrix products and convolutions, by short dtype name; fp32 becomes tf32 where that is allowed."""
+    """Rate of matrix products and convolutions by short dtype name; fp32 becomes tf32 if that is allowed."""
     bytes_per_s: float = 0.0
-    """Of device memory: a kernel reads its arguments and writes its results, what it changes in place both."""
+    """Rate of device memory: a kernel reads arguments and writes results; arguments changed in place count twice."""
     host_bytes_per_s: float = 0.0
-    """Of the link between host and device."""
+    """Rate of the link between host and device."""
     alpha_ns: int = 0
-    """Of every communication."""
+    """Fixed time of every communication."""
     link_bytes_per_s: float = 0.0
-    """Of every communication: its message size, as nccl-tests counts it, over this."""
+    """Rate of every communication: its message size, as in nccl-tests, is divided by this."""
     slow: Mapping[str, float] = field(default_factory=dict)
-    """Factor by operation: ``aten::mm``, ``mccl::allreduce``, ``simmusa::copy``; ``mccl::link 1 to 2`` is of messages
-    from rank 1 of a group to its rank 2, ``device 3`` of the kernels of device 3."""
+    """Factor by operation: ``aten::mm``, ``mccl::allreduce``, ``simmusa::copy``; ``mccl::link 1 to 2`` for messages
+    from rank 1 of a group to its rank 2, ``device 3`` for the kernels of device 3."""
     jitter: float = 0.0
     """Every duration is multiplied by 1 + jitter x uniform(-1, 1), by ``seed`` and the number of the draw."""
     seed: int = 0
     burst_ns: int = 0
-    """So long a device computes at its boost clock; 0: for ever."""
+    """Time for which a device computes at its boost clock; 0: without end."""
     sustained: float = 1.0
     """Factor of its kernels after that, under the power cap, until it has idled as long."""
     memory_bytes: int = 48 << 30
-    """Of each device; what is beyond is out of memory.  :meth:`held` keeps it within the host's."""
+    """Memory of each device; larger allocations fail. :meth:`held` limits it by the host's memory."""
     context_bytes: int = 0
-    """Of each device, taken before anything is allocated."""
+    """Memory of each device that is taken before any allocation."""
     communicator_bytes: int = 0
-    """Of each communicator: a group's, and one for two ranks that exchange single messages."""
+    """Memory of each communicator: of a group, and of two ranks that exchange single messages."""
     faults: Mapping[str, int] = field(default_factory=dict)
-    """By operation, as ``slow``: the launch, from 1, that breaks its device for the rest of the process."""
+    """By operation, as in ``slow``: the launch, from 1, that breaks its device for the rest of the process."""
 
     def kernel_time_ns(self, *, flops: float = 0.0, dtype: str = "fp32", moved_bytes: float = 0.0) -> int:
-        """A kernel's time: the longer of its arithmetic and its traffic.
+        """Return a kernel's time in ns: the longer of its arithmetic and its traffic.
 
         >>> Costs(flops_per_s={"bf16": 100e12}, bytes_per_s=1e12).kernel_time_ns(flops=2e11, dtype="bf16")
         2000000
@@ -64,7 +64,7 @@ class Costs:
         return self.kernel_ns + round(1e9 * max(arithmetic, traffic))
 
     def communication_time_ns(self, message_bytes: float) -> int:
-        """A collective's or a message's time once everybody is there: alpha + bytes / bandwidth.
+        """Return a communication's time in ns after all ranks have arrived: alpha + bytes / bandwidth.
 
         >>> Costs(alpha_ns=20_000, link_bytes_per_s=100e9).communication_time_ns(1e6)
         30000
@@ -72,23 +72,23 @@ class Costs:
         return self.alpha_ns + round(1e9 * message_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0)
 
     def changed(self, written: str) -> Costs:
-        """These costs with the fields that ``written``, a JSON object, gives; ConfigurationError for anything else."""
+        """Return these costs with the fields of ``written``, a JSON object; raise ConfigurationError for other text."""
         try:
-            given = json.loads(written)
+            changes = json.loads(written)
         except json.JSONDecodeError as error:
-            raise ConfigurationError(f"{VARIABLE}: {written!r} is no JSON ({error}); write an object") from None
-        known = {field.name for field in fields(self)}
-        if not isinstance(given, dict) or not set(given) <= known:
+            raise ConfigurationError(f"{VARIABLE}: {written!r} is not JSON ({error}); write an object") from None
+        names = {field.name for field in fields(self)}
+        if not isinstance(changes, dict) or not set(changes) <= names:
             raise ConfigurationError(
-                f"{VARIABLE}: {written!r} is no object of costs; its keys are {', '.join(sorted(known))}"
+                f"{VARIABLE}: {written!r} is not an object of costs; its keys are {', '.join(sorted(names))}"
             )
-        return replace(self, **given)
+        return replace(self, **changes)
 
     def held(self, devices: int, host: Host) -> Costs:
-        """These costs with no more memory than each of ``devices`` can have of half of the host's.
+        """Return these costs with at most an equal share of half of the host's memory for each of ``devices``.
 
-        Tensors of a simulated device lie in the host's memory: a case that fills its device would fill the host.
-        Raises ConfigurationError where that leaves nothing beside the context.
+        Tensors of a simulated device are in the host's memory: a case that fills its device would fill the host.
+        Raises ConfigurationError if the share is smaller than the context.
         """
         memory = memory_bytes(host)
         if memory is None:
@@ -104,7 +104,7 @@ class Costs:
         return replace(self, memory_bytes=share)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain values by name."""
+        """Return plain values by name."""
         return asdict(self)
 
 
@@ -119,4 +119,4 @@ S4000 = Costs(
     context_bytes=512 << 20,
     communicator_bytes=64 << 20,
 )
-"""Round numbers below the published peaks of an MTT S4000: invented, as every time from them is."""
+"""Round numbers below the published peaks of an MTT S4000: invented, like all times from them."""

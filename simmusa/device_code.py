@@ -1,4 +1,4 @@
-"""The simulated device on a rank: everything but the way to it is what runs on a real one."""
+"""The simulated device on a rank: it differs from a real one only in its clock and its loading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SimClock(EventClock):
 class SimMusaDevice(MusaDevice):
     """Rank side."""
 
-    # The host computes it, so its products are small.  Its bytes are a device's where memory near its end is simulated.
+    # The host computes them, so the products are small. Near simulated memory limits the copy has a device's size.
     yardstick_side = DeviceCode.yardstick_side
     yardstick_bytes = DeviceCode.yardstick_bytes
 
@@ -41,6 +41,6 @@ class SimMusaDevice(MusaDevice):
         return super()._load()
 
     def versions(self) -> dict[str, str]:
-        """The costs are part of what a result means."""
+        """Return the versions with the costs, which determine the results."""
         costs = S4000.changed(os.environ.get(VARIABLE, "{}"))
         return {**super().versions(), "simulated_costs": json.dumps(costs.as_dict(), sort_keys=True)}

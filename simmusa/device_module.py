@@ -1,4 +1,4 @@
-"""``torch.musa`` of the simulated device: names that torch_musa has, and no others.
+"""``torch.musa`` of the simulated device: only names that torch_musa has.
 
 :func:`install` registers the device with torch, as importing torch_musa does.
 """
@@ -33,13 +33,13 @@ DEVICES = "SIMMUSA_DEVICES"
 DEFAULT_DEVICES = 8
 _ARCHITECTURE = (2, 2)
 _FOLLOWS_THE_ACCELERATOR = (2, 7)
-"""The first torch_musa whose torch pins for whatever accelerator there is."""
+"""First torch_musa whose torch pins memory for any accelerator."""
 _OTHER_SETTINGS = frozenset({"MCCL_DEBUG", "MCCL_IB_HCA", "MCCL_IB_GID_INDEX"})
-"""Variables of MCCL that its guides name and perfsuite never sets."""
+"""Variables in MCCL's guides that perfsuite never sets."""
 
 
 def devices_asked() -> int:
-    """How many devices the environment asks for."""
+    """Return the number of devices in the environment."""
     return int(os.environ.get(DEVICES, DEFAULT_DEVICES))
 
 
@@ -61,7 +61,7 @@ class Event(torch.Event):
     timed: bool
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
-        """An event that is not recorded yet; only a timed one tells how long something took."""
+        """Return an event that is not recorded yet; only a timed one measures durations."""
         if interprocess:
             raise RuntimeError("events of simmusa belong to their process")
         made = super().__new__(cls, device="musa", enable_timing=enable_timing, blocking=blocking)  # type: ignore[call-arg]
@@ -69,7 +69,7 @@ class Event(torch.Event):
         return made
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds between two events that the host knows to be over; torch's own takes no subclass."""
+        """Return milliseconds between two completed events; torch's own method accepts no subclass."""
         if not (self.timed and end_event.timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if not (self.event_id and end_event.event_id):
@@ -82,10 +82,10 @@ class Event(torch.Event):
 class Stream(torch.Stream):
     """A queue of work on a device."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, **known: Any) -> Stream:
-        """A new stream of ``device``, or the one that ``known`` describes."""
-        if known:
-            return super().__new__(cls, priority=priority, **known)  # type: ignore[call-arg]
+    def __new__(cls, device: Any = None, priority: int = 0, **description: Any) -> Stream:
+        """Return a new stream of ``device``, or the existing one of ``description``."""
+        if description:
+            return super().__new__(cls, priority=priority, **description)  # type: ignore[call-arg]
         return super().__new__(cls, device=torch.device("musa", _index(device)), priority=priority)  # type: ignore[call-arg]
 
     def record_event(self, event: Any = None) -> Any:
@@ -101,13 +101,13 @@ def _stream(device: int, stream_id: int) -> Stream:
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The stream that work of this thread goes to."""
+    """Return the stream for work of this thread."""
     index = _index(device)
     return _stream(index, native().current_stream_id(index))
 
 
 def default_stream(device: Any = None) -> Stream:
-    """The stream that every thread begins with."""
+    """Return the stream with which every thread begins."""
     return _stream(_index(device), 0)
 
 
@@ -118,7 +118,7 @@ def set_stream(stream: Any) -> None:
 
 
 class StreamContext:
-    """Work of the block goes to ``stream``; nothing changes for None."""
+    """Work of the block goes to ``stream``; None changes nothing."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -161,7 +161,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
-    """What the driver says of a device."""
+    """Return the driver's properties of a device."""
     _index(device)
     major, minor = _ARCHITECTURE
     return SimpleNamespace(
@@ -190,7 +190,7 @@ def _memory(device: Any = None) -> dict[str, int]:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Bytes and blocks of the caching allocator."""
+    """Return bytes and blocks of the caching allocator."""
     now = _memory(device)
     statistics = {
         "num_alloc_retries": now["retries"],
@@ -205,7 +205,7 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """(free, total)."""
+    """Return (free, total)."""
     return _memory(device)["free"], int(native().memory_limit())
 
 
@@ -218,7 +218,7 @@ def _seed_all(seed: int) -> None:
 
 @contextmanager
 def fork_rng(*_: Any, **__: Any) -> Iterator[None]:
-    """Put the generator's state back at the end of the block."""
+    """Restore the generator's state at the end of the block."""
     state = torch.default_generator.get_state()
     try:
         yield
@@ -265,7 +265,7 @@ def _names() -> dict[str, Any]:
         "set_stream": set_stream,
         "stream": StreamContext,
         "synchronize": synchronize,
-        # Not documented by torch_musa either, but torch asks a device module for them.
+        # torch calls these names of a device module, although torch_musa does not document them.
         "_exchange_device": _exchange_device,
         "_is_in_bad_fork": lambda: False,
         "_lazy_init": lambda: None,
@@ -293,7 +293,7 @@ class _Mudnn(ModuleType):
 
 
 def _pin_as_torch_25() -> None:
-    """Before torch 2.7 a DataLoader pins for CUDA alone unless it is told a device, and torch_musa changes nothing."""
+    """Pin only for a named device: before torch 2.7 a DataLoader otherwise pins for CUDA alone, as torch_musa does."""
     base: Any = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
     made = base.__init__
 
@@ -306,14 +306,14 @@ def _pin_as_torch_25() -> None:
 
 
 def require_known_settings() -> None:
-    """Raise ConfigurationError for a variable of MCCL that nobody has written of: the library would ignore it."""
-    known = {name for setting in Musa.communication_settings.values() for name in setting} | _OTHER_SETTINGS
-    if unknown := sorted(name for name in os.environ if name.startswith("MCCL_") and name not in known):
-        raise ConfigurationError(f"MCCL has no variable {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    """Raise ConfigurationError for a variable that MCCL's guides do not contain: the library would ignore it."""
+    names = {name for setting in Musa.communication_settings.values() for name in setting} | _OTHER_SETTINGS
+    if unknown := sorted(name for name in os.environ if name.startswith("MCCL_") and name not in names):
+        raise ConfigurationError(f"MCCL has no variable {', '.join(unknown)}; known are {', '.join(sorted(names))}")
 
 
 def _under_settings(costs: Costs) -> Costs:
-    """Costs with the factors of settings: ``slow["MCCL_PROTOS=2"]`` is of every operation of mccl where that is set."""
+    """Return costs with the factors of settings: ``slow["MCCL_PROTOS=2"]`` slows mccl's operations if that is set."""
     factor = math.prod(costs.slow.get(f"{name}={value}", 1.0) for name, value in os.environ.items())
     names = ("allreduce", "allgather", "reduce_scatter", "broadcast", "reduce", "alltoall", "send", "recv")
     slow = {f"mccl::{name}": costs.slow.get(f"mccl::{name}", 1.0) * factor for name in names} if factor != 1 else {}
@@ -321,7 +321,7 @@ def _under_settings(costs: Costs) -> Costs:
 
 
 def _set_device(device: Any) -> None:
-    """Make a device the current one; ``slow["device 3"]`` is of the kernels of device 3."""
+    """Make a device the current one; ``slow["device 3"]`` slows the kernels of device 3."""
     index = _index(device)
     native().set_device(index)
     costs = S4000.changed(os.environ.get(VARIABLE, "{}"))
@@ -338,9 +338,9 @@ def _make_mccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def install() -> ModuleType:
-    """Register the device and its backend with torch, once; costs are those of ``$SIMMUSA_COSTS``.
+    """Register the device and its backend with torch, once, with the costs of ``$SIMMUSA_COSTS``.
 
-    Raises UnsupportedCase where it cannot be built, ConfigurationError for costs or a version that are none.
+    Raises UnsupportedCase if it cannot be built, ConfigurationError for invalid costs or an unknown version.
     """
     require_known_settings()
     costs = _under_settings(S4000.changed(os.environ.get(VARIABLE, "{}"))).held(devices_asked(), Host())

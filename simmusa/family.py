@@ -81,19 +81,19 @@ class SimMusa(Family):
         )
 
     def missing(self, model: DeviceModel) -> str:
-        """Why it could not be built."""
+        """Return why it could not be built."""
         return self._why_not or f"{model.title} not found: simmusa simulates {_TITLE} alone"
 
     def natively(self, dtype: str) -> bool:
-        """Told by the row."""
+        """Return False: only the row counts."""
         return False
 
     def links(self) -> str:
-        """All alike."""
+        """Return the same link for all devices."""
         return "simulated"
 
     def telemetry(self) -> Telemetry:
-        """All quiet, or held down for the reasons of ``$SIMMUSA_THROTTLE`` (``power cap``, ``thermal``)."""
+        """Return undisturbed devices, or devices throttled by ``$SIMMUSA_THROTTLE`` (``power cap``, ``thermal``)."""
         reasons = tuple(filter(None, self.host.environ.get("SIMMUSA_THROTTLE", "").split(",")))
         count = len(self.detect())
         return HeldDown(count, reasons) if reasons else Undisturbed(count)

@@ -11,7 +11,7 @@ from simmusa.build import NAME, ensure_built
 
 @functools.lru_cache(maxsize=1)
 def native() -> Any:
-    """The built extension; UnsupportedCase where it cannot be built."""
+    """Return the built extension; raise UnsupportedCase if it cannot be built."""
     spec = importlib.util.spec_from_file_location(NAME, ensure_built())
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Which operators the simulated torch_musa has: those that the real one of a version registers."""
+"""Operators of the simulated torch_musa: those that a version of the real one registers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _FILE = Path(__file__).with_name("torch_musa_operators.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Registered:
-    """What one version has; see tools/derive_torch_musa_operators.py."""
+    """Operators of one version; see tools/derive_torch_musa_operators.py."""
 
     version: str
     operators: tuple[str, ...]
     """``aten::mm.out``."""
     dtypes: Mapping[str, tuple[str, ...]]
-    """By operator whose kernel lists the dtypes of its first tensor, as C++ names them."""
+    """C++ names of dtypes, by operator whose kernel lists the dtypes of its first tensor."""
     architectures: Mapping[str, int]
-    """By operator whose kernel refuses older ones, as torch_musa counts: 310 is mp_31."""
+    """Least architecture in torch_musa's numbers (310 is mp_31), by operator whose kernel refuses older ones."""
 
 
 def registered(version: str) -> Registered:
-    """What ``version`` has; ConfigurationError for one that was not derived.
+    """Return the operators of ``version``; raise ConfigurationError for one that was not derived.
 
     >>> "aten::_int_mm" in registered("2.7.1").operators
     False

@@ -176,7 +176,7 @@ def test_pairs_go_on_until_all_is_decided_or_cannot_be(monkeypatch, capsys):
     runs = ab._Runs(arms=["a", "b"], arguments=[], deadline_s=1.0)
     found = {each.case: each for each in ab.measure(runs, ab.looks(6, 48), 0.03)}
     assert (found["slow"].outcome, found["equal"].outcome) == ("slower", "no difference")
-    assert found["wild"].told == "undecided, > 200 pairs"
+    assert found["wild"].outcome_text == "undecided, > 200 pairs"
     assert runs.pairs in (12, 24, 48)
     assert runs.pairs == 48 or found["noisy"].outcome != "undecided"
     assert "2 of 4 decided; 48 pairs will hardly decide 1" in capsys.readouterr().err

@@ -221,10 +221,10 @@ ROW = '[platform.x]\ntitle = "X"\nfamily = "cuda"\n'
         ("[plattform.x]\n", r"line 1: \[plattform\] is unknown; a file has \[platform.NAME\]"),
         ('platform = "x"\n', r"\[platform\] is 'x'; write a table"),
         ("[platform]\nx = 3\n", r"line 2: \[platform\] x is 3; write a table \[platform.x\]"),
-        ("[platform.X-1]\n", r"line 1: .*names 'X-1'; ids are made of it: use small letters, digits and _"),
+        ("[platform.X-1]\n", r"line 1: .*has name 'X-1'; ids contain it: use small letters, digits and _"),
         ("[platform.musa]\n", r"line 1: \[platform.musa\] is the name of a family"),
         (ROW + "speed = 3\n", r"line 4: \[platform.x\] speed is unknown; choose from title, family, names, match"),
-        ('[platform.x]\nfamily = "cuda"\n', r"line 1: \[platform.x\] title is missing or no text; write title ="),
+        ('[platform.x]\nfamily = "cuda"\n', r"line 1: \[platform.x\] title is missing or not a text; write title ="),
         ('[platform.x]\ntitle = "X"\n', r"line 1: \[platform.x\] family is missing"),
         (
             '[platform.x]\ntitle = "X"\nfamily = "tpu"\n',
@@ -240,7 +240,7 @@ ROW = '[platform.x]\ntitle = "X"\nfamily = "cuda"\n'
         (ROW + "[platform.x.tflops]\nbf16 = 3\n", r"line 5: .*bf16 is 3; write bf16 = \{ value"),
         (
             ROW + '[platform.x.tflops]\nbf16 = { value = 3, unit = "TFLOPS" }\n',
-            r"line 5: .*bf16 has no source; write where the number stands",
+            r"line 5: .*bf16 has no source; write where the number is from",
         ),
         (
             ROW + '[platform.x.tflops]\nbf16 = { value = 3, unit = "TFLOPS", source = " " }\n',
@@ -267,7 +267,7 @@ ROW = '[platform.x]\ntitle = "X"\nfamily = "cuda"\n'
         ),
         (
             ROW + 'devices_per_node = { value = 7.5, unit = "devices", source = "s" }\n',
-            r"line 4: .*has value 7.5; devices are whole",
+            r"line 4: .*has value 7.5; write the whole number",
         ),
         ("[environment]\nbought = 2024-01-02\n", r"line 2: \[environment\] bought is datetime"),
         ("[environment.a.b]\nc = 1\n", r"\[environment.a\] b is \{'c': 1\}; write a text"),

@@ -309,7 +309,7 @@ def test_what_the_quota_holds_back_is_not_put_down_to_other_programs(tmp_path):
     before, after = loads(tmp_path, quota=20_000, held=95, busy_s=18.0)
     (line,) = quiet.warnings(CASES, before=before, after=after)
     assert line == (
-        "throttled: the CPU quota of the own cgroup (0.2 cores) held the run back in 95% of its periods, 9.5 s over "
+        "throttled: the CPU quota of the own cgroup (0.2 cores) throttled the run in 95% of its periods, 9.5 s over "
         "all cores; 1 of 1 case disturbed, e.g. test_a: rank 0 got 20% of its core"
     )
 

@@ -162,7 +162,7 @@ def test_a_driver_that_hangs_is_said_and_not_waited_for(
     use(machines.host(tmp_path, {"mthreads-gmi -q": Answer(problem="no answer in 10 s")}))
     assert 0 == cli.main(["env"])
     out = capsys.readouterr().out
-    assert "mthreads-gmi does not tell which device this is (no answer in 10 s)" in out
+    assert "mthreads-gmi does not show which device this is (no answer in 10 s)" in out
     assert "driver  unknown" in out
 
 

@@ -83,7 +83,7 @@ def test_an_agent_answers_while_its_worker_hangs(driver):
     assert "rank 2 on " in first_line
     assert "hung at" in first_line
     assert "steps.py" in first_line
-    assert "was waiting for the others in all_reduce" in str(failure.value)
+    assert "was waiting for the other ranks in all_reduce" in str(failure.value)
     assert driver.run(job(steps.add_up, 3)).world_size == 3
 
 
@@ -142,4 +142,4 @@ def test_an_agent_without_a_driver_says_so_in_one_line(tmp_path):
     agent = start(AGENT.replace("deadline_s=60", "deadline_s=0.5"), environ)
     out, err = agent.communicate(timeout=60)
     assert (agent.returncode, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("perfsuite: rank 1 found no driver on this host within 0.5 s (nobody listens)")
+    assert err.startswith("perfsuite: rank 1 found no driver on this host within 0.5 s (no process listens there)")

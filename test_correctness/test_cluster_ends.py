@@ -190,7 +190,7 @@ def test_an_agent_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
     """It still says that it is alive: its main thread hangs, say."""
     monkeypatch.setattr(cluster, "_ANSWER_S", 0.5)
     with launched(2, tmp_path, monkeypatch, agent=(DEAF,)) as run:
-        with pytest.raises(AgentLost, match=r"rank 1 on .*it gave no answer within 1 s"):
+        with pytest.raises(AgentLost, match=r"rank 1 on .*it sent no answer within 1 s"):
             run.transport.acquire(2, fresh=False, env={}, deadline_s=0.5)
         assert [event.kind for event in run.transport.poll(0)] == ["agent_lost"]
         assert run.agents[1].wait(30) != 0
@@ -218,7 +218,7 @@ def lively(monkeypatch):
 @pytest.mark.parametrize(
     ("hosts", "why"),
     [
-        (1, r"its process is stopped by a signal; kill -CONT lets it go on \(state T\)"),
+        (1, r"its process is stopped by a signal; kill -CONT continues it \(state T\)"),
         (2, r"its host answers, so its process is stopped \(SIGSTOP\) or hangs"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_rank_lost_in_attention_is_named_and_the_next_case_runs(driver, method
     assert re.match(r"rank 1 \(cp 1\) on \S+ (died: exit code 7|hung at \S+ in misbehave)", report)
     if fault == "hang":
         assert re.search(
-            r"rank 0 \(cp 0\) on \S+ was waiting for the others in \w+, called at \S+ in _?wait_along_cp", report
+            r"rank 0 \(cp 0\) on \S+ was waiting for the other ranks in \w+, called at \S+ in _?wait_along_cp", report
         )
     assert max(errors(driver, 4, method=method).values()) <= 1e-5
 

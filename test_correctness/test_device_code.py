@@ -171,7 +171,7 @@ def test_cuda_devices_have_the_numbers_of_nvidia_smi_unless_the_user_orders_them
 @pytest.mark.parametrize(("version", "shares"), [("2.21.5", False), ("2.29.7", False), ("2.30.7", True), ("", True)])
 def test_ranks_share_a_device_where_nccl_lets_them(monkeypatch: pytest.MonkeyPatch, version: str, shares: bool) -> None:
     monkeypatch.setattr(CudaDevice, "versions", lambda self: {"nccl": version} if version else {})
-    refused = pytest.raises(UnsupportedCase, match=f"NCCL {version} refuses several .* pass --perf-backend=gloo")
+    refused = pytest.raises(UnsupportedCase, match=f"NCCL {version} refuses several .* use --perf-backend=gloo")
     with contextlib.nullcontext() if shares else refused:
         CudaDevice(FakeModule()).require_sharing()
 

@@ -251,7 +251,7 @@ def test_a_limit_on_the_size_of_files_is_a_fault_like_others(tmp_path):
         writer = JournalWriter(tmp_path / "j.jsonl", HEADER)
         for number in range(10):
             writer.result(result(f"case{number}"))
-        with pytest.raises(WriteFailed, match="cannot be written: File too large; the file is as it was"):
+        with pytest.raises(WriteFailed, match="cannot be written: File too large; the file is unchanged"):
             put(path, b"n" * 10_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
@@ -281,7 +281,7 @@ def test_a_file_system_that_is_full_is_a_fault_like_others(tmp_path):
         writer = JournalWriter(disk / "j.jsonl", HEADER, lambda: iter([other]))
         for number in range(20):
             writer.result(result(f"case{number}"))
-        with pytest.raises(WriteFailed, match="No space left on device; the file is as it was"):
+        with pytest.raises(WriteFailed, match="No space left on device; the file is unchanged"):
             put(disk / "page.html", b"n" * 20_000)
         writer.close()
         assert sorted(os.listdir(disk)) == ["j.jsonl", "page.html"]

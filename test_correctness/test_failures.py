@@ -78,20 +78,20 @@ def test_a_rank_in_its_own_code_is_the_cause():
 
 def test_an_empty_dump_says_so():
     look = judge_stack("")
-    assert (look.state, look.where) == ("stuck", "an unknown place, no Python stack could be taken")
+    assert (look.state, look.where) == ("stuck", "an unknown place (no Python stack)")
 
 
 @pytest.mark.parametrize(
     ("state", "judged"),
     [
-        ("is stopped by a signal; kill -CONT lets it go on (state T)", "hung"),
-        ("waits in the kernel and takes no signal meanwhile, as for a driver or a file system (state D)", "stuck"),
+        ("is stopped by a signal; kill -CONT continues it (state T)", "hung"),
+        ("waits in the kernel and takes no signal, for example for a driver or a file system (state D)", "stuck"),
     ],
 )
 def test_without_a_stack_the_state_of_the_process_is_told(state, judged):
     """One that is stopped waits for nobody; one in the kernel may, as do all where a device waits for the others."""
     look = judge(*[f"Process: {state}\n"] * 2)
-    unknown = "an unknown place, no Python stack could be taken"
+    unknown = "an unknown place (no Python stack)"
     assert (look.state, look.where, look.stack) == (judged, f"{unknown}: its process {state}", "")
 
 
@@ -115,7 +115,7 @@ def test_the_cause_comes_first_and_consequences_lose_their_tracebacks():
     )
     lines = report.splitlines()
     assert lines[0] == "rank 2 on node1 died: exit code 3 (while timing) (3 ranks)"
-    assert "rank 0 on node1 lost the others: RuntimeError: reset" in report
+    assert "rank 0 on node1 lost the other ranks: RuntimeError: reset" in report
     assert "Traceback" not in report
     assert "rank 1" not in report
 
@@ -228,7 +228,7 @@ def test_a_mistake_that_torch_reports_is_no_consequence(what):
     torch = 'Traceback\n  File "/s/torch/distributed/distributed_c10d.py", line 1, in barrier\n' + what
     report = compose(2, [failure(0, "raised", PEER), failure(1, "raised", what, torch)], "")
     assert report.startswith(f"rank 1 on node1 raised {what}")
-    assert "rank 0 on node1 lost the others" in report
+    assert "rank 0 on node1 lost the other ranks" in report
 
 
 def test_long_text_keeps_its_beginning_and_its_end():

@@ -205,7 +205,9 @@ def test_every_field_of_an_environment_is_in_its_json(tmp_path: Path) -> None:
 def test_a_tool_that_gives_no_answer_is_an_error_and_never_another_key(tmp_path: Path, silent: str) -> None:
     hung = Answer(problem="no answer in 60 s", hung=True)
     host = machines.nvidia(tmp_path, ["NVIDIA H100 80GB HBM3"] * 2, tools={silent: hung})
-    with pytest.raises(ConfigurationError, match=r"^nvidia-smi: no answer in 60 s, so it is not known .*persistenced"):
+    with pytest.raises(
+        ConfigurationError, match=r"^nvidia-smi: no answer in 60 s, so the hardware is unknown .*persistenced"
+    ):
         key_of(host)
 
 

@@ -48,7 +48,7 @@ def test_a_library_that_torch_lacks_is_what_is_said(broken, start_method):
     finally:
         transport.close()
     headline = str(raised.value).partition("\n")[0]
-    assert headline.startswith("no rank process can work here, the first ended with exit code ")
+    assert headline.startswith("no rank process can run here, the first ended with exit code ")
     assert headline.endswith(f": ImportError: {NO_CUDNN}")
 
 

@@ -104,7 +104,7 @@ def test_a_case_that_skips_when_it_is_run_again_stays_open(stored, machine):
     stored.driver.script = script
     done = stored.run("--perf-gate", "-k", "cpu-1")
     assert "could not judge" not in done.stdout.str()
-    done.stdout.fnmatch_lines(["*it failed when it was run again: rank 0 on here skipped: no luck today*"])
+    done.stdout.fnmatch_lines(["*it failed in a further run: rank 0 on here skipped: no luck today*"])
 
 
 def test_without_the_gate_a_verdict_is_shown_and_nothing_fails(stored, machine):
@@ -297,7 +297,7 @@ class TestBase:
         machine.factors[1] = 2.4
         slower = stored.run("--perf-gate", "--perf-against=HEAD")
         slower.assert_outcomes(passed=2, failed=1)
-        slower.stdout.fnmatch_lines(["*unconfirmed: the base lacks what was accepted since (wider blocks)*"])
+        slower.stdout.fnmatch_lines(["*unconfirmed: the base lacks an accepted change (wider blocks)*"])
         subprocess.run([*git, "commit", "-qam", "Merge what was accepted"], check=True)
         arms.factors["base"] = 2.0
         confirmed = stored.run("--perf-gate", "--perf-against=HEAD")

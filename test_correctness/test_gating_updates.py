@@ -152,6 +152,6 @@ def test_a_baseline_that_cannot_be_written_is_a_line_at_every_verbosity(stored, 
     assert found.ret == pytest.ExitCode.TESTS_FAILED
     told = [line for line in found.outlines if "cannot be written: No space left on device" in line]
     assert [re.sub(r".*error: .*/baselines", "", line) for line in told] == [
-        f"/{'/'.join(baseline_file().parts[-2:])} cannot be written: No space left on device; the file is as it was"
+        f"/{'/'.join(baseline_file().parts[-2:])} cannot be written: No space left on device; the file is unchanged"
     ]
     assert baseline_file().read_bytes() == before

@@ -314,7 +314,7 @@ def test_a_rank_lost_among_experts_is_named_and_the_next_case_runs(driver, fault
     assert re.match(r"rank 1 \(ep 1\) on \S+ (died: exit code 7|hung at \S+ in wrong)", report)
     if fault == "hang":
         assert re.search(
-            r"rank 0 \(ep 0\) on \S+ was waiting for the others in \w+, called at \S+expert_dispatch", report
+            r"rank 0 \(ep 0\) on \S+ was waiting for the other ranks in \w+, called at \S+expert_dispatch", report
         )
     assert parity(driver, "ep2", model="moe-tiny") <= 1e-5
 

@@ -160,8 +160,8 @@ def test_another_repository_measures_with_it(installed, tmp_path):
     assert found.returncode == 1, said
     assert "2 failed, 2 passed" in said, said
     refusals = (
-        "step(shape=...) is a object, which cannot travel to the ranks; pass numbers, strings, ",
-        "test_lambda.<locals>.<lambda> of test_mine is not held by its module under any name, "
+        "step(shape=...) is a object, which cannot be sent to the ranks; pass numbers, strings, ",
+        "test_lambda.<locals>.<lambda> of test_mine is not an attribute of its module, "
         "so the ranks cannot find it; move it to module level",
     )
     for refusal in refusals:

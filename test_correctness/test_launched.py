@@ -246,7 +246,7 @@ def test_who_waits_says_for_whom_how_long_and_what_to_unset(tmp_path, monkeypatc
     other = {**environ, "RANK": "2", "LOCAL_RANK": "2"}
     assert agent.serve_agent(detect_launch(other), environ=other, deadline_s=0.5, stays=True) == 1
     line, _ = capsys.readouterr().err.splitlines()
-    assert line.startswith("perfsuite: rank 2 of 4 (env) waits for rank 0 and those that it waits for, 0.5 s at most: ")
+    assert line.startswith("perfsuite: rank 2 of 4 (env) waits for rank 0 and all other ranks, 0.5 s at most: ")
 
 
 @pytest.mark.parametrize("launch", [ENV, SLURM], ids=["one host", "several"])

@@ -133,16 +133,19 @@ def test_a_file_adds_a_machine_and_changes_one(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (OWN, r"line 2: \[machine.two\] network is missing, and the machine has several nodes"),
+        (OWN, r"line 2: \[machine.two\] network is missing for a machine of several nodes"),
         (
             OWN.replace('"v100"', '"v1000"') + NETWORK,
             r"line 4: .*platform is 'v1000', which has no row; did you mean",
         ),
-        (OWN.replace("value = 2,", "value = 2.5,") + NETWORK, r"line 6: .*nodes has value 2.5; nodes are whole"),
+        (OWN.replace("value = 2,", "value = 2.5,") + NETWORK, r"line 6: .*nodes has value 2.5; write the whole number"),
         (OWN.replace('unit = "devices", ', "") + NETWORK, r"line 7: .*devices_per_node has unit None"),
-        (OWN.replace('inside = "NVLink"\n', "") + NETWORK, r"line 2: .*inside is missing or no text; write inside ="),
+        (
+            OWN.replace('inside = "NVLink"\n', "") + NETWORK,
+            r"line 2: .*inside is missing or not a text; write inside =",
+        ),
         (OWN + NETWORK.replace("network", "networks"), r"line 8: .*networks is unknown; choose from title, platform"),
-        (OWN.replace("machine.two", "machine.TWO"), r"line 2: .*names 'TWO'; use small letters"),
+        (OWN.replace("machine.two", "machine.TWO"), r"line 2: .*has name 'TWO'; use small letters"),
         ("[machine]\ntwo = 3\n", r"line 2: \[machine\] two is 3; write a table \[machine.two\]"),
         ('[machine.new]\ntitle = "x"\nplatform = "v100"\ninside = "y"\n', r"line 1: .*nodes is None; write nodes ="),
     ],
@@ -182,7 +185,7 @@ def test_more_nodes_than_the_machine_has_are_said(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "neither a platform nor a machine is given"),
+        ((), "neither a platform nor a machine is named"),
         (("--machine", "oneflow-4x8-v10"), "did you mean oneflow-4x8-v100"),
         (("--machine", "oneflow-4x8-v100", "--platform", "a100"), "has devices of v100, not of a100"),
         (

@@ -90,7 +90,7 @@ def test_axes_that_a_shape_lacks_have_size_one() -> None:
         (lambda: MeshShape.parse("dp2-xy2"), "'xy' is unknown; choose from pp, dp,"),
         (lambda: MeshShape.of(dp=0), "size 0; a size is at least 1"),
         (lambda: MeshShape.parse("dp2-dp2"), "name one axis twice"),
-        (lambda: MeshShape.of(dp=2, dp_shard=2), "either dp or dp_replicate and dp_shard"),
+        (lambda: MeshShape.of(dp=2, dp_shard=2), "either dp, or dp_replicate and dp_shard"),
         (lambda: MeshShape.of(dp=2).coordinates(2), "rank 2 is not in mesh dp2; it has ranks 0 to 1"),
         (lambda: MeshShape.of(dp=2).coordinates(-1), "rank -1 is not in mesh"),
         (lambda: MeshShape.of(dp=2).rank_of({"dp": 2}), "dp=2 is not in mesh dp2; choose 0 to 1"),

@@ -93,7 +93,7 @@ def test_an_agent_says_that_the_name_of_rank_0_has_no_address(name, why, monkeyp
     if name == "n1":
         monkeypatch.setattr(socket, "getaddrinfo", unknown)
     launch = a_launch(1, local_world_size=1, master_addr=name)
-    said = rf"knows no address of {re.escape(name)}, the host of rank 0 \(.*{why}.*\): set MASTER_ADDR to an address"
+    said = rf"cannot resolve {re.escape(name)}, the host of rank 0 \(.*{why}.*\): set MASTER_ADDR to an address"
     find, hello = lambda: Meeting(key=bytes(16)), star.greeting(launch, "here", 1)
     with pytest.raises(LaunchError, match=rf"rank 1 found no driver .*{said}"):
         door.reach_driver(launch, find, hello, farewell=lambda _: {}, deadline_s=0.1, alive=lambda: True)

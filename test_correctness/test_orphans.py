@@ -18,7 +18,7 @@ from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime import scratch
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.runtime.transports.orphans import MARK, Child
+from perfsuite.runtime.transports.orphans import MARK, Child, children
 from test_correctness.helpers import orphans, processes, steps
 from test_correctness.helpers.processes import processes_with
 
@@ -188,3 +188,15 @@ def test_a_killed_driver_leaves_nothing_running_and_its_files_to_the_next_start(
     scratch.clear()
     kept = {path.name.partition("_")[0] for path in tmp_path.iterdir()}
     assert kept <= {"torchinductor"}  # torch's cache of compiled kernels outlives every run
+
+
+def test_a_thread_that_ends_while_its_children_are_read_hides_no_child(monkeypatch, tmp_path):
+    lists = Path.glob
+    if not list(lists(Path("/proc/self/task"), "*/children")):
+        pytest.skip("this kernel keeps no lists of children")
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [tmp_path / "ended", *lists(self, pattern)])
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            assert child.pid in {each.pid for each in children()}
+        finally:
+            child.kill()

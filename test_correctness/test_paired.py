@@ -68,12 +68,12 @@ def rows(noise, tolerance=0.03, name="test_it.py::test_case[cpu-1]", pairs=4):
 def test_undecided_says_what_would_decide():
     calm, noisy = rows(0.02), rows(0.5)
     assert calm.outcome == noisy.outcome == "undecided"
-    assert calm.told == f"undecided, ~{calm.pairs_needed} pairs"
+    assert calm.outcome_text == f"undecided, ~{calm.pairs_needed} pairs"
     assert 4 < calm.pairs_needed <= 200
-    assert noisy.told == "undecided, > 200 pairs"
+    assert noisy.outcome_text == "undecided, > 200 pairs"
     assert "this host is too noisy for 3.0%" in "\n".join(table([noisy], 0.03))
     near = rows(0.005, tolerance=0.0205, pairs=48)
-    assert near.told == "undecided, near it"
+    assert near.outcome_text == "undecided, near it"
     assert progress([calm, noisy, rows(0.0001)], 6) == "1 of 3 decided; 6 pairs will hardly decide 2"
 
 

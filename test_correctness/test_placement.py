@@ -154,7 +154,7 @@ def test_ranks_that_each_see_one_device_are_on_the_sockets_of_their_own(driver, 
         )
         monkeypatch.setattr(driver._family, "sharing_variables", {"SHARES": "1"}, raising=False)
         assert ({"SHARES": "1"} if shared else {}) == driver._environment_of(None, 2)
-        assert [0, 0] == [driver._device(driver._transport.place(slot)) for slot in range(2)]
+        assert [0, 0] == [driver._transport.place(slot).device(driver._device_count)[0] for slot in range(2)]
 
 
 def test_devices_are_counted_over_all_agents_of_the_host_once_they_came(tmp_path):
@@ -197,9 +197,7 @@ def test_ranks_beyond_the_cores_of_their_node_use_all_of_it(tmp_path):
 @pytest.mark.parametrize("told", ["", "0000:99:00.0"])
 def test_a_device_of_an_unknown_node_is_refused_where_there_are_several(tmp_path, told):
     host = sysfs(tmp_path)
-    with pytest.raises(
-        UnsupportedCase, match=r"2 memory nodes the device of rank 3 is on.*run without --perf-pin=numa"
-    ):
+    with pytest.raises(UnsupportedCase, match=r"2 memory nodes has the device of rank 3.*run without --perf-pin=numa"):
         nodes_of_devices(host, read_cores(host, range(224)), {3: told})
 
 

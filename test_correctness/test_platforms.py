@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,9 +82,9 @@ def test_a_device_that_no_tool_names_is_measured_without_peaks_or_named_by_the_u
     host = machines.host(tmp_path, tool)
     machine = detect_machine(load_catalog(), host=host)
     assert ("musa", 2) == (machine.name, machine.device_count)
-    assert "mthreads-gmi does not tell which device this is" in machine.peaks().unknown
+    assert "mthreads-gmi does not show which device this is" in machine.peaks().unknown
     assert (True, False) == (machine.natively("bf16"), machine.natively("int8"))
-    assert any("taken for native" in remark for remark in machine.remarks())
+    assert any("assumed native" in remark for remark in machine.remarks())
     named = detect_machine(load_catalog(), "s4000", host=host)
     assert ("s4000", 2, 100.0) == (named.name, named.device_count, named.peaks().tflops["bf16"].value)
 
@@ -269,6 +270,22 @@ def test_a_tool_that_hangs_fails_or_is_missing_says_so() -> None:
     assert "C\n" == run_tool([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]).text
 
 
+def test_an_interrupted_wait_leaves_no_tool_running(monkeypatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def communicate(tool: subprocess.Popen[bytes], timeout: float) -> None:
+        started.append(tool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(KeyboardInterrupt):
+        run_tool(["sleep", "600"])
+    try:
+        assert -signal.SIGKILL == started[0].wait(timeout=10)
+    finally:
+        started[0].kill()
+
+
 def test_a_tool_that_hung_is_not_asked_again(tmp_path: Path) -> None:
     asked = []
 
@@ -278,7 +295,7 @@ def test_a_tool_that_hung_is_not_asked_again(tmp_path: Path) -> None:
 
     machines.write(machines.xeon(tmp_path), {"dev/nvidia0": ""})
     machine = detect_machine(load_catalog(), host=Host(root=tmp_path, environ={}, run=run, cores=1))
-    assert "nvidia-smi does not tell which device this is (no answer in 10 s)" in machine.peaks().unknown
+    assert "nvidia-smi does not show which device this is (no answer in 10 s)" in machine.peaks().unknown
     assert ("", ()) == (machine.family.topology(), machine.family.power_caps())
     assert 1 == len(asked)
 
@@ -351,7 +368,7 @@ def test_the_tree_of_nccl_is_asked_for_as_its_version_reads_it(version: str, alg
     ("family", "word", "backend", "version", "said"),
     [
         ("cuda", "tree", "nccl", "", "setting tree depends on the version of nccl, which is unknown here; NCCL_ALGO"),
-        ("cuda", "ring", "gloo", "2.30.7", "setting ring is read by nccl, and these ranks communicate by gloo"),
+        ("cuda", "ring", "gloo", "2.30.7", "setting ring is for nccl, but these ranks use gloo"),
         ("musa", "tree", "mccl", "2.11.4", "the communication library of musa has no setting tree; it has default, "),
     ],
 )

@@ -340,9 +340,9 @@ def test_ranks_beyond_the_devices_are_skipped_unless_they_may_share(pytester, mo
     found.assert_outcomes(passed=1, skipped=2, deselected=3)
     found.stdout.fnmatch_lines(
         [
-            "SKIPPED *: 4 ranks on a host with 2 devices; it takes 2 such hosts (torchrun --nnodes=2 "
+            "SKIPPED *: 4 ranks on a host with 2 devices; use 2 such hosts (torchrun --nnodes=2 "
             "--nproc-per-node=2 -m pytest ...), or --perf-oversubscribe, which lets ranks share them",
-            "SKIPPED * test_it.py:*: 3 ranks on a host with 2 devices; it takes --perf-oversubscribe, which lets "
+            "SKIPPED * test_it.py:*: 3 ranks on a host with 2 devices; use --perf-oversubscribe, which lets "
             "ranks share them",
         ]
     )

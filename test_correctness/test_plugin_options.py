@@ -24,7 +24,7 @@ ONE = "def test_one(perf):\n    perf(step)\n"
     [
         (["--perf-scale=huge"], "--perf-scale: 'huge' is no scale; choose full or small"),
         (["--perf-pin=sockets"], "--perf-pin: 'sockets' is no way to pin ranks; choose none, cores or numa"),
-        (["--perf-backend=gloo2"], "--perf-backend: 'gloo2' is no backend of cpu devices; choose gloo"),
+        (["--perf-backend=gloo2"], "--perf-backend: 'gloo2' is not a backend of cpu devices; choose gloo"),
         (["--perf-timeout=soon"], "--perf-timeout: duration 'soon' is not a number followed by us, ms, s, min or h*"),
         (["--perf-timeout=0"], "--perf-timeout: 0 is no time at all; give more than 0s"),
         (["-o", "perf_timeout=never"], "ini perf_timeout: duration 'never' is not a number*"),

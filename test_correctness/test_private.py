@@ -87,7 +87,7 @@ def test_what_others_can_write_to_is_not_used_and_said(tmp, tmp_path, trap, why)
     assert scratch.data_folder() == tmp_path / "cache" / "perfsuite" / "data"
     assert scratch.compiler_variables() == {scratch.INDUCTOR: str(tmp_path / "cache" / "perfsuite" / "compiled")}
     assert (tmp_path / "cache" / "perfsuite" / "data").stat().st_mode & 0o777 == 0o700
-    assert scratch.remarks() == [f"{path} {why}: it is not used, another folder is" for path in (data, compiled)]
+    assert scratch.remarks() == [f"{path} {why}: perfsuite uses another folder" for path in (data, compiled)]
 
 
 def test_an_own_folder_is_used_where_it_always_was(tmp):

@@ -17,7 +17,7 @@ from test_correctness.helpers.processes import gone, processes_with
 from test_correctness.helpers.relay import Relay
 
 KEY = b"0123456789abcdef"
-NOTICED = "a frame from 127.0.0.[12] was changed on its way, or another program sits between the two"
+NOTICED = "a frame from 127.0.0.[12] was changed on its way, or another program relays the connection"
 
 
 @pytest.fixture

@@ -234,4 +234,4 @@ def test_a_rank_that_waits_for_a_returned_handle_is_not_the_one_that_hangs(drive
         driver.run(Job(workload=workload, world_size=2, budget=budget))
     assert str(failure.value).startswith("rank 1 on ")
     assert "rank 0 on" in str(failure.value)
-    assert "waiting for the others in wait" in str(failure.value)
+    assert "waiting for the other ranks in wait" in str(failure.value)

@@ -335,7 +335,7 @@ def test_a_hang_is_named_with_its_stack_within_the_limit(driver):
     assert "steps.py" in report.splitlines()[0]
     assert "limit 1.5 s" in report.splitlines()[0]
     assert "rank 0 on" in report
-    assert "was waiting for the others in all_reduce" in report
+    assert "was waiting for the other ranks in all_reduce" in report
     assert driver.run(job(steps.add_up, 3)).world_size == 3
 
 
@@ -346,10 +346,7 @@ def test_a_stopped_rank_is_named_with_what_the_kernel_says_of_it(driver):
         driver.run(job(steps.stopped, 2, budget=budget, culprit=1))
     first = str(failure.value).splitlines()[0]
     assert "rank 1 on " in first
-    assert (
-        "no Python stack could be taken: its process is stopped by a signal; kill -CONT lets it go on (state T)"
-        in first
-    )
+    assert "(no Python stack): its process is stopped by a signal; kill -CONT continues it (state T)" in first
 
 
 def test_children_of_a_hung_rank_end_with_it(driver, tmp_path):

@@ -96,7 +96,7 @@ def test_what_no_module_holds_is_refused(function):
 
 
 def test_parameters_that_cannot_travel_are_named():
-    with pytest.raises(InvalidParameter, match=r"add_up\(thing=\.\.\.\) is a object, which cannot travel"):
+    with pytest.raises(InvalidParameter, match=r"add_up\(thing=\.\.\.\) is a object, which cannot be sent"):
         refer(FunctionWorkload(function=steps.add_up, arguments={"thing": object()}), ROOT)
 
 
@@ -281,7 +281,7 @@ def test_a_record_that_is_no_finite_number_fails_with_its_rank(how, value):
     with pytest.raises(CaseError, match=f"^rank 2 recorded loss={value}; a record must be a finite number"):
         put_together(*reports)
     many = [report_of(rank, records={"loss": [value, "", how, None]}) for rank in range(7)]
-    with pytest.raises(CaseError, match=r"rank 3 recorded loss=-?(nan|inf) \(so did 3 more ranks\)"):
+    with pytest.raises(CaseError, match=r"rank 3 recorded loss=-?(nan|inf) \(and 3 more ranks\)"):
         put_together(*many)
 
 

@@ -145,7 +145,7 @@ def test_a_user_key_is_the_same_for_driver_and_agents(tmp_path):
 def test_a_key_that_only_the_driver_was_given_is_told():
     launch = a_launch()
     offered = keys.offer_meeting(launch, {"PERFSUITE_KEY": KEY.decode()})
-    with pytest.raises(LaunchError, match="rank 1 has none: give all processes of the launch the same one, or none"):
+    with pytest.raises(LaunchError, match="rank 1 has none: set the same key for all processes of the launch"):
         keys.find_meeting(an_agent(launch, 1), {})
     offered.discard()
 
@@ -214,7 +214,7 @@ def test_short_missing_and_unkeepable_keys_are_refused(tmp_path):
         keys.offer_meeting(a_launch(), {})
     (tmp_path / f"perfsuite-{os.getuid()}").rmdir()
     (tmp_path / f"perfsuite-{os.getuid()}").write_text("")
-    with pytest.raises(LaunchError, match=r"is no directory"):
+    with pytest.raises(LaunchError, match=r"is not a directory"):
         keys.offer_meeting(a_launch(), {})
 
 

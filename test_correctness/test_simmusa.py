@@ -185,9 +185,9 @@ def test_the_arithmetic_is_the_cpus(on_device):
 def test_costs_are_written_as_json():
     assert 1.03 == S4000.changed('{"slow": {"aten::mm": 1.03}}').slow["aten::mm"]
     assert Costs(alpha_ns=5) == Costs().changed('{"alpha_ns": 5}')
-    with pytest.raises(ConfigurationError, match=r"'\[\]' is no object of costs; its keys are alpha_ns, "):
+    with pytest.raises(ConfigurationError, match=r"'\[\]' is not an object of costs; its keys are alpha_ns, "):
         S4000.changed("[]")
-    with pytest.raises(ConfigurationError, match=r"is no JSON"):
+    with pytest.raises(ConfigurationError, match=r"is not JSON"):
         S4000.changed("{")
 
 

@@ -60,7 +60,7 @@ def where_libc_is(pid):
 
 
 def test_an_unknown_way_to_start_ranks_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="start_method='spawn' is no way to start ranks; choose fork or exec"):
+    with pytest.raises(ConfigurationError, match="start_method='spawn' is not valid; choose fork or exec"):
         LocalTransport(start_method="spawn", preload=(), log_directory=tmp_path)
 
 

@@ -77,7 +77,7 @@ def test_a_large_file_is_refused_by_its_size_unread(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: pytest.fail("it was read"))
     for use in (lambda: store.load(tmp_path, HARDWARE), lambda: offer(tmp_path, run_of("s0"))):
         with pytest.raises(
-            BaselineError, match=f"cannot be read: it has 200000000 bytes, more than the {store.MAX_BYTES}"
+            BaselineError, match=f"cannot be read: it has 200000000 bytes; the limit is {store.MAX_BYTES}"
         ):
             use()
 

@@ -29,7 +29,7 @@ def test_an_old_torch_is_one_line_that_names_the_releases_that_have_a_newer_one(
     said = str(caught.value)
     assert said.startswith(f"torch {version} is installed, perfsuite needs 2.5 or newer: ")
     assert "torch_musa 2.1.0, 2.1.1 and 2.5.0 come with torch 2.5.0" in said
-    assert "this is torch_musa 2.0.1; take the image registry.mthreads.com/" in said
+    assert "this is torch_musa 2.0.1; use the image registry.mthreads.com/" in said
     assert said.endswith("(perfsuite docs musa)")
     assert "\n" not in said
     with pytest.raises(ConfigurationError, match="install a newer one"):
@@ -75,7 +75,7 @@ def test_without_torch_a_case_fails_in_one_line_and_nothing_is_started(pytester,
     )
     result = pytester.runpytest_inprocess("--perf-platform=cpu")
     result.assert_outcomes(failed=1, skipped=1)
-    result.stdout.fnmatch_lines([f"*torch is not installed for {sys.executable}, and ranks measure with it; run *"])
+    result.stdout.fnmatch_lines([f"*torch is not installed for {sys.executable}, but ranks need it; run *"])
     assert "Traceback" not in result.stderr.str() + result.stdout.str()
     assert pytester.runpytest_inprocess("--perf-platform=cpu", "-k", "left_out").ret == pytest.ExitCode.OK
 

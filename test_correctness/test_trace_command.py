@@ -109,7 +109,7 @@ def test_many_ranks_are_summed_up(capsys):
         (("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "a.png"), "--out a.png ends in neither .svg .* choose"),
         (
             ("gpipe", "--ranks", 2, "--micro-batches", 2, "--out", "/proc/no/a.svg"),
-            "/proc/no/a.svg cannot be written: No such file or directory; make room or name another place",
+            "/proc/no/a.svg cannot be written: No such file or directory; free some space or name another file",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_full_disk_is_named_and_leaves_the_files_of_the_earlier_run(tmp_path, 
 
     monkeypatch.setattr("perfsuite.base.files.os.write", full)
     with pytest.raises(
-        ConfigurationError, match=r"\.trace\.json cannot be written: No space left on device; the file is as it was"
+        ConfigurationError, match=r"\.trace\.json cannot be written: No space left on device; the file is unchanged"
     ):
         write_case(CASE, simulated("1f1b"), tmp_path)
     stem = tmp_path / f"{file_stem(CASE)}.simulated"

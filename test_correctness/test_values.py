@@ -177,24 +177,24 @@ def local() -> Sequence[Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "step(value=...) is a object, which cannot travel to the ranks; pass numbers, strings, "),
-        (Path("x"), "step(value=...) is a PosixPath, which cannot travel"),
-        ({1, 2}, "step(value=...) is a set, which cannot travel"),
-        (b"x", "step(value=...) is a bytes, which cannot travel"),
-        (torch.ones(1), "step(value=...) is a Tensor, which cannot travel"),
-        (torch.ones(2).numpy()[0], "step(value=...) is a float32, which cannot travel"),
-        (Word("x"), "step(value=...) is a Word, which cannot travel"),
-        (OrderedDict(a=1), "step(value=...) is a OrderedDict, which cannot travel"),
-        ([{"a": object()}], "step(value=...) is a object, which cannot travel"),
-        (functools.partial(function), "step(value=...) is a partial, which cannot travel"),
-        ("x".upper, "step(value=...) is a builtin_function_or_method, which cannot travel"),
-        (HOLDER.name, "step(value=...) is a method, which cannot travel"),
+        (object(), "step(value=...) is a object, which cannot be sent to the ranks; pass numbers, strings, "),
+        (Path("x"), "step(value=...) is a PosixPath, which cannot be sent"),
+        ({1, 2}, "step(value=...) is a set, which cannot be sent"),
+        (b"x", "step(value=...) is a bytes, which cannot be sent"),
+        (torch.ones(1), "step(value=...) is a Tensor, which cannot be sent"),
+        (torch.ones(2).numpy()[0], "step(value=...) is a float32, which cannot be sent"),
+        (Word("x"), "step(value=...) is a Word, which cannot be sent"),
+        (OrderedDict(a=1), "step(value=...) is a OrderedDict, which cannot be sent"),
+        ([{"a": object()}], "step(value=...) is a object, which cannot be sent"),
+        (functools.partial(function), "step(value=...) is a partial, which cannot be sent"),
+        ("x".upper, "step(value=...) is a builtin_function_or_method, which cannot be sent"),
+        (HOLDER.name, "step(value=...) is a method, which cannot be sent"),
         (lambda: 1, "step(value=...): <lambda> of "),
         (local()[0], "step(value=...): local.<locals>.Hidden of "),
         (local()[1], "step(value=...): local.<locals>.Local of "),
-        (dataclasses.replace(Shape(rows=1), way=object()), "step(value=...).way is a object, which cannot travel"),  # type: ignore[arg-type]
-        (OnlyItself(), "step(value=...) is a OnlyItself that cannot be made again of its fields (the new one is not"),
-        (Forgets(seed=1), "step(value=...) is a Forgets that cannot be made again of its fields (TypeError: "),
+        (dataclasses.replace(Shape(rows=1), way=object()), "step(value=...).way is a object, which cannot be sent"),  # type: ignore[arg-type]
+        (OnlyItself(), "step(value=...) is a OnlyItself that cannot be rebuilt from its fields (the new one is not"),
+        (Forgets(seed=1), "step(value=...) is a Forgets that cannot be rebuilt from its fields (TypeError: "),
     ],
 )
 def test_anything_else_is_refused_with_one_line(value: Any, message: str) -> None:
@@ -206,7 +206,7 @@ def test_anything_else_is_refused_with_one_line(value: Any, message: str) -> Non
 
 def test_the_error_names_function_and_parameter() -> None:
     workload = FunctionWorkload(function=steps.add_up, arguments={"by_stage": {1: 2}, "thing": object()})
-    with pytest.raises(InvalidParameter, match=r"^add_up\(thing=\.\.\.\) is a object, which cannot travel"):
+    with pytest.raises(InvalidParameter, match=r"^add_up\(thing=\.\.\.\) is a object, which cannot be sent"):
         refer(workload, ROOT)
     kept = FunctionWorkload(function=steps.add_up, arguments={"by_stage": {1: 2}})
     assert kept == resolve(json.loads(json.dumps(refer(kept, ROOT))))

@@ -209,9 +209,9 @@ def test_a_stranger_who_drips_bytes_is_cut_off(monkeypatch, pool):
 
 def test_an_agent_without_a_launcher_stops_looking():
     for launch in (a_launch(1), between_hosts(1)):
-        with pytest.raises(LaunchError, match="nobody listens"):
+        with pytest.raises(LaunchError, match="no process listens there"):
             reach(launch, deadline_s=3600, alive=lambda: False)
-        with pytest.raises(LaunchError, match="nobody listens"):
+        with pytest.raises(LaunchError, match="no process listens there"):
             reach(launch, deadline_s=0.1)
 
 
@@ -359,8 +359,8 @@ def test_agents_of_another_launch_or_with_a_taken_rank_are_refused(pool):
     odd = [
         ({**hello, "rank": True}, "refused"),
         ({**hello, "pid": None}, "refused"),
-        ({**hello, "cores": 7}, "its greeting is not whole"),
-        ({**hello, "also": 7}, "its greeting is not whole"),
+        ({**hello, "cores": 7}, "its greeting is incomplete"),
+        ({**hello, "also": 7}, "its greeting is incomplete"),
         ({**hello, "rank": 2}, "its connection closed"),
         (hello, "rank 1 is taken by rank 1 on"),
     ]

@@ -1,1 +1,1 @@
-"""What every room shares: errors, units, text, files, the mesh, collectives."""
+"""Code that every package shares: errors, units, text, files, git, meshes."""

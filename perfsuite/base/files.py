@@ -1,6 +1,6 @@
-"""Files that perfsuite writes: whole or not at all, in folders into which nobody else can put anything.
+"""Write files completely or not at all, in folders that other users cannot write to.
 
-:func:`put` is the only function that replaces a file; :func:`write_file` is the same for a file that a user asked for.
+Only :func:`put` replaces a file; :func:`write_file` does so for a file that a user named.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from typing import BinaryIO
 
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 
-_NAME_BYTES = 200
-"""Bytes of a file's name that its draft has too: names of more than 255 are refused by most file systems."""
+_NAME_BYTES = 200  # Bytes of a file's name in its draft's name: most file systems allow 255.
 
 
 class WriteFailed(Exception):
-    """A file was not written, or may not survive a power cut; ``str()`` continues a sentence that begins with it."""
+    """A file was not written, or a power cut may lose it; ``str()`` continues a sentence that begins with the file."""
 
 
 def why(error: OSError) -> str:
-    """The reason of an error of the system: ``No space left on device``."""
+    """Return the reason of a system error: ``No space left on device``."""
     return error.strerror or str(error) or type(error).__name__
 
 
 def put(path: Path, data: bytes, *, draft: str = "") -> None:
     """Replace the file ``path`` by ``data``: a reader sees the old file or the new one, also after a power cut.
 
-    A symbolic link stays a link, and permissions stay the same.  A pipe or a device is written to directly.  ``draft``
-    ends the name of the draft; default: the process id.  Raises WriteFailed, and leaves no draft.
+    A symbolic link stays a link, permissions stay the same, and pipes and devices are written directly. ``draft`` ends
+    the name of the draft; default: the process id. Raises WriteFailed, and leaves no draft.
     """
     existed = os.path.exists(path)
     try:
@@ -43,7 +42,7 @@ def put(path: Path, data: bytes, *, draft: str = "") -> None:
         name = target.name.encode(errors="surrogateescape")[:_NAME_BYTES].decode(errors="ignore")
         fresh = target.with_name(f".{name}.{draft or os.getpid()}")
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-        with contextlib.suppress(FileNotFoundError):  # a killed writer left it, or somebody put a link there
+        with contextlib.suppress(FileNotFoundError):  # the draft of a killed writer, or another user's link
             fresh.unlink()
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
@@ -61,12 +60,11 @@ def put(path: Path, data: bytes, *, draft: str = "") -> None:
         raise WriteFailed(f"was written, but a power cut may lose it: {why(error)}") from None
 
 
-MOST_BYTES = 1 << 30
-"""Of a file that is read as a whole, where nothing says less."""
+MOST_BYTES = 1 << 30  # Default limit of the bytes of a file that is read as a whole.
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; OSError for a pipe, which might never end or begin, a device and a folder."""
+    """Open a file for reading; raise OSError for a folder, a device and a pipe, which might block for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -78,29 +76,23 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def content(path: Path, most_bytes: int = MOST_BYTES, *, pipe: bool = False) -> bytes:
-    """Return what a regular file holds, or with ``pipe`` what a pipe gives; OSError for anything else and for more."""
+    """Return the bytes of a regular file, or with ``pipe`` of a pipe; raise OSError if there are more."""
     with open(path, "rb") if pipe else open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = b"" if size > most_bytes else file.read(most_bytes + 1)
         if max(size, len(data)) > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {max(size, len(data))} bytes, more than the {most_bytes} that are read")
+            raise OSError(errno.EFBIG, f"it has {max(size, len(data))} bytes; the limit is {most_bytes}")
         return data
 
 
 def foreign_target(path: Path, folder: Path | None = None) -> Path | None:
-    """Where a symbolic link leads from ``path`` out of ``folder``, by default the file's own; None where none does.
-
-    A link in a repository may name any file of whoever runs the tests.
-    """
+    """Return the target of a link in a repository outside of ``folder`` (default: its own); None without one."""
     target = Path(os.path.realpath(path))
     return None if target.is_relative_to(os.path.realpath(folder or path.parent)) else target
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add ``data`` to the end of a file that other programs append to; where that fails its length is as it was.
-
-    Raises WriteFailed.
-    """
+    """Add ``data`` to a file to which other programs append; raise WriteFailed, and keep the old length then."""
     existed = os.path.exists(path)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -116,18 +108,18 @@ def append(path: Path, data: bytes) -> None:
 
 
 def _not_written(error: OSError, existed: bool) -> WriteFailed:
-    return WriteFailed(f"cannot be written: {why(error)}{'; the file is as it was' if existed else ''}")
+    return WriteFailed(f"cannot be written: {why(error)}{'; the file is unchanged' if existed else ''}")
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data`` to an open file, in as many pieces as the system takes it."""
+    """Write all of ``data`` to an open file."""
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def _fill(descriptor: int, data: bytes, *, mode: int | None = None, sync: bool = True) -> None:
-    """Write, sync and close; raises OSError of whichever fails first, and the file is closed all the same."""
+    """Write, sync and close; raise the first OSError, and close the file in any case."""
     try:
         if mode is not None:
             os.fchmod(descriptor, mode)
@@ -138,7 +130,7 @@ def _fill(descriptor: int, data: bytes, *, mode: int | None = None, sync: bool =
         with contextlib.suppress(OSError):
             os.close(descriptor)
         raise
-    os.close(descriptor)  # network file systems say here that a quota is used up
+    os.close(descriptor)  # network file systems report an exceeded quota here
 
 
 def _sync_folder(folder: Path) -> None:
@@ -153,30 +145,24 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether ``path`` is a pipe or a device, or names an open file: ``/dev/stdout`` is a link to whatever that is."""
+    """Return whether ``path`` is a pipe, a device or an open file such as ``/dev/stdout``."""
     absolute = os.path.abspath(path)
     named = absolute.startswith(("/dev/", "/proc/")) and not absolute.startswith("/dev/shm/")
     return path.exists() and (named or not path.is_file())
 
 
 def write_file(path: Path, text: str, *, option: str = "") -> None:
-    """:func:`put` text that a user asked for; ConfigurationError on failure.
-
-    Halves of surrogate pairs, which UTF-8 lacks, become escapes.  ``option`` is the option that named the file.
-    """
+    """Write text to a file of ``option``, half surrogates as escapes; raise ConfigurationError on failure."""
     try:
         put(path, text.encode("utf-8", "backslashreplace"))
     except WriteFailed as error:
         raise ConfigurationError(
-            f"{f'{option}: ' if option else ''}{path} {error}; make room or name another place"
+            f"{f'{option}: ' if option else ''}{path} {error}; free some space or name another file"
         ) from None
 
 
 def require_writable(path: Path, option: str, *, with_folder: bool = False) -> None:
-    """Raise ConfigurationError, which names ``option``, unless :func:`write_file` can write to ``path``.
-
-    A file that exists keeps its contents, and none is left that did not exist; ``with_folder`` makes the folder.
-    """
+    """Raise ConfigurationError unless :func:`write_file` can write to ``path``; ``with_folder`` makes the folder."""
     try:
         if path.is_dir():
             raise ConfigurationError(f"{option}: {path} is a folder; name a file in it")
@@ -193,7 +179,7 @@ def require_writable(path: Path, option: str, *, with_folder: bool = False) -> N
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` unless it exists; ConfigurationError when that fails."""
+    """Make ``folder`` unless it exists; raise ConfigurationError on failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -201,16 +187,16 @@ def make_folder(folder: Path) -> None:
 
 
 def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/perfsuite`` or ``~/.cache/perfsuite``; it may not exist."""
+    """Return ``$XDG_CACHE_HOME/perfsuite`` or ``~/.cache/perfsuite``; it may not exist."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     return Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache")) / "perfsuite"
 
 
 def why_not_private(folder: Path) -> str:
-    """Make a folder of mode 0700 where there is none; why others could put something into it, empty if nobody can.
+    """Make a folder of mode 0700 if there is none; return why other users could write to it, or an empty text.
 
-    A folder of this user that others can only read gets mode 0700.  One that others could write to is not used, because
-    they may have written to it already.
+    A folder of this user that others can only read gets mode 0700. A folder to which others could write is refused,
+    because it may already contain their files.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -241,7 +227,7 @@ def shipped(checkout: str, installed: str, pattern: str, failure: type[Perfsuite
     """Return the folder of data files that come with the package.
 
     It is ``checkout`` in a checkout, else ``share/perfsuite/<installed>`` in a folder above the package: an
-    environment, a user's own folder or one named by pip's ``--target``.  Raises ``failure`` where no file fits.
+    environment, a user's own folder or one named by pip's ``--target``. Raises ``failure`` if no file fits.
     """
     package = Path(__file__).parents[1]
     for place in (package.parent / checkout, *(up / "share" / "perfsuite" / installed for up in package.parents)):

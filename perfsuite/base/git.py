@@ -1,7 +1,7 @@
-"""The only place that starts git: a clean environment, a time-out, and one line where git refuses.
+"""The only place that starts git: with a clean environment, a time limit, and errors of one line.
 
-A hook of git runs with variables that name the repository and the index of the commit that is being made.  A child that
-inherits them works on those, whatever folder it is given.
+A hook of git runs with variables that name the repository and the index of the new commit. A child process that
+inherits them works on those, in any folder.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _KEPT = re.compile(
     r"GIT_(CONFIG_(GLOBAL|SYSTEM|NOSYSTEM)|CEILING_DIRECTORIES|DISCOVERY_ACROSS_FILESYSTEM|EXEC_PATH"
     r"|SSH|SSH_COMMAND|SSH_VARIANT|SSL_\w+|TEST_ASSUME_DIFFERENT_OWNER)"
 )
-"""Variables that say where the settings of the user and the machine are, and how a partial clone reaches its remote.
+"""Variables with the settings of the user and the machine, and with the connection of a partial clone to its remote.
 
-All others are left out: what ``git rev-parse --local-env-vars`` lists grows with git's versions.
+All others are removed: the list of ``git rev-parse --local-env-vars`` grows with git's versions.
 """
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=", "log.showSignature=false")
-"""No program of the user's runs unasked: no hook of a checkout, no monitor of files, no gpg."""
+"""Settings against programs of the user: hooks of a checkout, file monitors, gpg."""
 _SAFE = "safe.directory"
 _DEPTHS = {
     "GITHUB_ACTIONS": "fetch-depth: 0 at actions/checkout, whose default is 1",
@@ -35,29 +35,29 @@ _DEPTHS = {
     "TF_BUILD": "fetchDepth: 0 at the checkout step",
     "TRAVIS": "git: depth: false in .travis.yml",
 }
-"""By the variable that a CI service sets: the setting with which it fetches the whole history."""
+"""Setting that fetches the whole history, by the variable of the CI service."""
 
 
 class GitFailed(ConfigurationError):
     """A git command failed, in one line."""
 
     def __init__(self, message: str, *, outside: bool = False) -> None:
-        """``outside``: the folder is outside of any git repository.  That is allowed."""
+        """``outside``: the folder is outside of any git repository, which is allowed."""
         super().__init__(message)
         self.outside = outside
 
 
 class GitTimeout(GitFailed):
-    """A git command did not end in time."""
+    """A git command exceeded its time limit."""
 
 
 def without_git(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables by which git tells a child which repository to work on."""
+    """Return an environment without the variables that name a repository to child processes."""
     return {name: value for name, value in environ.items() if not name.startswith("GIT_") or _KEPT.fullmatch(name)}
 
 
-def git(root: Path, *arguments: str, given: str = "", deadline_s: float = 60.0) -> str:
-    """Return what a git command prints in ``root``, without the last line feed; GitFailed where it fails."""
+def git(root: Path, *arguments: str, stdin: str = "", deadline_s: float = 60.0) -> str:
+    """Return the output of a git command in ``root`` without the last line feed; raise GitFailed if it fails."""
     settings = [word for setting in (*_SETTINGS, *_safe_directories(os.environ)) for word in ("-c", setting)]
     kept = {name: value for name, value in without_git(os.environ).items() if name != "SSH_ASKPASS"}
     try:
@@ -74,10 +74,10 @@ def git(root: Path, *arguments: str, given: str = "", deadline_s: float = 60.0) 
         raise GitFailed(f"git {why}; it is needed to name revisions", outside=_marker(root) is None) from None
     with child:
         try:
-            output, errors = child.communicate(_bytes(given), timeout=deadline_s)
+            output, errors = child.communicate(_bytes(stdin), timeout=deadline_s)
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):  # after Ctrl-C it may have ended
-                os.killpg(child.pid, signal.SIGKILL)  # a filter that git started holds the pipes open
+                os.killpg(child.pid, signal.SIGKILL)  # also a filter that git started and that holds the pipes open
             if isinstance(error, subprocess.TimeoutExpired):
                 raise GitTimeout(f"git {arguments[0]} in {root} took longer than {deadline_s:g} s") from None
             raise
@@ -87,7 +87,7 @@ def git(root: Path, *arguments: str, given: str = "", deadline_s: float = 60.0) 
 
 
 def _bytes(text: str) -> bytes:
-    """Paths as the system has them; a name of others that can be no text of a file names nothing git has."""
+    """Return a path as the system's bytes; text that cannot be a path becomes one that git does not have."""
     try:
         return os.fsencode(text)
     except UnicodeEncodeError:
@@ -95,7 +95,7 @@ def _bytes(text: str) -> bytes:
 
 
 def refusal(root: Path) -> str:
-    """Return why git does not read the repository that ``root`` is in; empty where it does, and where there is none."""
+    """Return why git refuses the repository of ``root``; empty if it reads it, or if there is none."""
     try:
         git(root, "rev-parse", "--git-dir")
     except GitFailed as failed:
@@ -104,16 +104,16 @@ def refusal(root: Path) -> str:
 
 
 def why_missing(root: Path) -> str:
-    """Return why a commit may not be in the repository at ``root``, and what to do; empty where it is complete."""
+    """Return why the repository at ``root`` may lack a commit, with a remedy; empty if it is complete."""
     if git(root, "rev-parse", "--is-shallow-repository") != "true":
         return ""
-    known = [setting for name, setting in _DEPTHS.items() if os.environ.get(name)]
-    setting = known[0] if known else "fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab"
+    settings = [setting for name, setting in _DEPTHS.items() if os.environ.get(name)]
+    setting = settings[0] if settings else "fetch-depth: 0 on GitHub, GIT_DEPTH: 0 on GitLab"
     return f"this clone is shallow: git fetch --unshallow; in CI: {setting}"
 
 
 def _safe_directories(environ: Mapping[str, str]) -> Iterator[str]:
-    """Folders that the environment declares safe, as CI services and containers do, as settings."""
+    """Yield settings for the folders that the environment declares safe, as CI services and containers do."""
     count = environ.get("GIT_CONFIG_COUNT", "")
     for index in range(int(count) if count.isdigit() else 0):
         if environ.get(f"GIT_CONFIG_KEY_{index}", "").lower() == _SAFE:
@@ -121,33 +121,33 @@ def _safe_directories(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _failure(root: Path, arguments: tuple[str, ...], errors: str) -> GitFailed:
-    said = next((line for line in errors.splitlines() if line.startswith("fatal: ")), errors.strip())
-    said = said.partition("\n")[0].removeprefix("fatal: ") or "failed"
+    reason = next((line for line in errors.splitlines() if line.startswith("fatal: ")), errors.strip())
+    reason = reason.partition("\n")[0].removeprefix("fatal: ") or "failed"
     marker = _marker(root)
-    if said.startswith("not a git repository") and marker is None:
+    if reason.startswith("not a git repository") and marker is None:
         ignored = " (GIT_DIR is not followed)" if "GIT_DIR" in os.environ else ""
         return GitFailed(f"{root} is not in a git repository{ignored}", outside=not ignored)
-    return GitFailed(f"git {arguments[0]} refuses in {root}: {said}; {_remedy(said, root, marker)}")
+    return GitFailed(f"git {arguments[0]} refuses in {root}: {reason}; {_remedy(reason, root, marker)}")
 
 
-def _remedy(said: str, root: Path, marker: Path | None) -> str:
+def _remedy(reason: str, root: Path, marker: Path | None) -> str:
     here = shlex.quote(str(root))
-    if "dubious ownership" in said or "unsafe repository" in said:
-        named = re.search(r"'(.+?)'", said)
+    if "dubious ownership" in reason or "unsafe repository" in reason:
+        named = re.search(r"'(.+?)'", reason)
         folder = shlex.quote(named[1]) if named else here
         return f"if you trust it: git config --global --add {_SAFE} {folder}"
-    if said.startswith("not a git repository: "):
+    if reason.startswith("not a git repository: "):
         return f"the repository of this work tree was moved or removed: git worktree repair, or remove {marker}"
-    if said.startswith("not a git repository"):
+    if reason.startswith("not a git repository"):
         return f"{marker} is damaged, or GIT_CEILING_DIRECTORIES or a mount hides it"
-    if "must be run in a work tree" in said:
+    if "must be run in a work tree" in reason:
         return "this repository is bare: run in a work tree of it (git worktree add)"
-    if "'HEAD^{commit}': unknown revision" in said:
-        return "it has no commit yet, or lacks that of HEAD: commit first, or see git fsck"
-    return f"see what git -C {here} status says"
+    if "'HEAD^{commit}': unknown revision" in reason:
+        return "it has no commit yet, or lacks that of HEAD: commit first, or run git fsck"
+    return f"run git -C {here} status"
 
 
 def _marker(root: Path) -> Path | None:
-    """The ``.git`` of the folder or of the nearest one above; None where there is none."""
+    """Return the ``.git`` of the folder or of the nearest one above; None if there is none."""
     folder = root.absolute()
     return next((place / ".git" for place in (folder, *folder.parents) if os.path.lexists(place / ".git")), None)

@@ -1,7 +1,7 @@
-"""Secrets in what a run records: the command line, variables, parameters and log lines of others.
+"""Mask secrets in the records of a run: in the command line, variables, parameters and log lines.
 
-A secret is found by the name that it is given to (``--api-key=...``, ``PASSWORD=...``), by its form (``ghp_...``, a
-JSON web token) or by its place (``https://user:password@host``).  Only its value is replaced.
+A secret is found by its name (``--api-key=...``, ``PASSWORD=...``), by its form (``ghp_...``, a JSON web token) or by
+its place (``https://user:password@host``). Only its value is replaced.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _LAST = frozenset(
         *("token", "authtoken", "apikey", "accesskey", "privatekey", "secretkey", "authorization"),
     )
 )
-"""What the last word of a name is, if its value is a secret."""
+"""Last words of the names of secrets."""
 _KEYS = frozenset(
     (
         *("access", "account", "api", "auth", "client", "deploy", "encryption", "host", "license", "master"),
         *("perfsuite", "private", "secret", "service", "shared", "signing", "ssh", "ssl", "storage", "subscription"),
     )
 )
-"""What comes before ``key`` then: not a sort key or a cache key."""
+"""Words before ``key`` in the names of secrets: not a sort key or a cache key."""
 _TOKENS = frozenset(
     ("bos", "cls", "eos", "image", "mask", "next", "pad", "per", "sep", "special", "unk", "max", "min", "num")
 )
-"""What comes before ``token`` where it is one of a text: ``pad_token``."""
+"""Words before ``token`` in the names of text tokens: ``pad_token``."""
 _NO_VALUE = frozenset(("no", "without", "skip", "use", "show", "require", "ignore"))
-"""What an option begins with that switches something and has no value."""
+"""First words of options that are switches without a value."""
 _LONGEST_NAME = 200
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PAIRS = ("--metadata", "--capability", "--variable", "--env", "--build-arg")
@@ -41,7 +41,7 @@ _FORMS = re.compile(
     r"|xox[abeprs]-[\w-]{10,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}|AIza[\w-]{30,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
 )
-"""Forms that services give their tokens so that they can be found."""
+"""Forms of the tokens of services."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _USER = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)|(?<=://)[^\s/@:]{20,}(?=@)")
 _SCHEME = re.compile(
@@ -53,11 +53,11 @@ _NAME = re.compile(r"""(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]*)(?P<mark>["']?
 _VALUE = re.compile(r"""(?P<quote>["'])(?P<quoted>[^"']*)|[^\s,;&"'}]+""")
 _SCHEMES = ("Bearer", "Basic", "token")
 _ONE_WORD = re.compile(r"""[\w.~+/=$%!-]{8,}(?=[\s,;&"'}]|$)""")
-"""A secret after a colon is one long word.  In ``unexpected token: }`` nothing is secret."""
+"""A secret after a colon is one long word; ``unexpected token: }`` contains none."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what has this name is a secret.
+    """Return whether a value with this name is a secret.
 
     >>> [is_secret_name(name) for name in ("PERFSUITE_KEY", "accessKey", "pad_token", "sort-key", "token_embedding")]
     [True, True, False, False, False]
@@ -72,7 +72,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(text: str) -> str:
-    """The text with every secret in it replaced by :data:`MASK`.
+    """Return the text with :data:`MASK` in place of every secret.
 
     >>> masked("git clone https://ann:geheim@host/x; API_KEY='abc' curl -H 'Authorization: Bearer abcdefgh'")
     "git clone https://ann:***@host/x; API_KEY='***' curl -H 'Authorization: Bearer ***'"
@@ -84,7 +84,7 @@ def masked(text: str) -> str:
 
 
 def _without_named(text: str) -> str:
-    """The text without the values of names that say that they are secret."""
+    """Return the text without the values of names that mark a secret."""
     parts, done = [], 0
     for match in _NAME.finditer(text):
         mark = match["mark"].strip()
@@ -100,7 +100,7 @@ def _without_named(text: str) -> str:
 
 
 def masked_words(words: Iterable[str]) -> tuple[str, ...]:
-    """A command line without its secrets, also where an option's value is a word of its own; ids of tests stay."""
+    """Return a command line without its secrets, also if an option's value is a separate word; ids of tests stay."""
     words = tuple(words)
     return tuple(
         word if "::" in word and "://" not in word else MASK if _is_value(words, index) else masked(word)
@@ -109,7 +109,7 @@ def masked_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_value(words: Sequence[str], index: int) -> bool:
-    """Whether a word is the value of the option, or of the name, before it, and that is a secret's."""
+    """Return whether a word is the value of a secret option or name before it."""
     if not words[index] or words[index].startswith("-") or index == 0:
         return False
     option = words[index - 1]
@@ -119,7 +119,7 @@ def _is_value(words: Sequence[str], index: int) -> bool:
 
 
 def masked_value(value: Any, name: str = "") -> Any:
-    """A JSON value without the secrets in its texts and in the fields whose names say that they hold one."""
+    """Return a JSON value without the secrets in its texts and in fields whose names mark a secret."""
     if isinstance(value, str):
         return MASK if value and is_secret_name(name) else masked(value)
     if isinstance(value, Mapping):

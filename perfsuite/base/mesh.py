@@ -1,6 +1,6 @@
-"""Shapes of device meshes: named axes and their sizes, and where each rank stands in them.
+"""Shapes of device meshes: named axes, their sizes, and the place of each rank.
 
-A mesh *shape* is pure arithmetic and needs no torch; a rank's ``rank.mesh`` is torch's DeviceMesh of it.
+A mesh *shape* needs no torch; ``rank.mesh`` is torch's DeviceMesh of it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from perfsuite.base.errors import InvalidParameter
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
-"""Every axis a mesh may have, outermost first: neighbours along ``tp`` are neighbouring ranks."""
-DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard")
-"""Axes of data parallelism."""
-DATA_AXES = (*DATA_PARALLEL, "ep")
-"""Axes along which ranks see different samples: those that divide the experts divide the batch as well."""
+"""Axes that a mesh may have, outermost first: neighbours along ``tp`` are neighbouring ranks."""
+DATA_PARALLEL = ("dp", "dp_replicate", "dp_shard")  # Axes of data parallelism.
+DATA_AXES = (*DATA_PARALLEL, "ep")  # Axes along which ranks see different samples; ``ep`` divides the batch too.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,7 @@ class MeshShape:
     5
     """
 
-    axes: tuple[tuple[str, int], ...]
-    """(axis, size) pairs in the order of AXES."""
+    axes: tuple[tuple[str, int], ...]  # (axis, size) pairs in the order of AXES.
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -47,17 +44,17 @@ class MeshShape:
         if len(set(names)) != len(names):
             raise InvalidParameter(f"mesh axes {', '.join(names)} name one axis twice; give each axis one size")
         if "dp" in names and {"dp_replicate", "dp_shard"} & set(names):
-            raise InvalidParameter("a mesh has either dp or dp_replicate and dp_shard; give one or the other")
+            raise InvalidParameter("a mesh has either dp, or dp_replicate and dp_shard; use one of them")
         object.__setattr__(self, "axes", tuple(sorted(self.axes, key=lambda axis: AXES.index(axis[0]))))
 
     @classmethod
     def of(cls, **sizes: int) -> MeshShape:
-        """A shape by keyword: ``MeshShape.of(dp=2, tp=4)``; no axis at all is one rank."""
+        """Return a shape by keyword: ``MeshShape.of(dp=2, tp=4)``; without an axis it has one rank."""
         return cls(axes=tuple(sizes.items()))
 
     @classmethod
     def parse(cls, text: str) -> MeshShape:
-        """The shape written ``"dp2-pp2-tp2"``, or ``"1"`` for one rank; raises InvalidParameter for anything else."""
+        """Return the shape of ``"dp2-pp2-tp2"``, or of ``"1"`` for one rank; raise InvalidParameter for other text."""
         axes = []
         for part in [] if text == "1" else text.split("-"):
             match = re.fullmatch(r"([a-z_]+)(\d+)", part)
@@ -70,7 +67,7 @@ class MeshShape:
 
     @classmethod
     def on(cls, ranks: int, layout: str) -> MeshShape:
-        """The shape that a case names, or all its ranks on dp where ``layout`` is empty.
+        """Return the shape of ``layout``, or all ranks on dp if it is empty.
 
         >>> str(MeshShape.on(8, "")), str(MeshShape.on(8, "dp4-tp2"))
         ('dp8', 'dp4-tp2')
@@ -96,22 +93,22 @@ class MeshShape:
         return math.prod(self.sizes)
 
     def size(self, axis: str) -> int:
-        """Ranks along ``axis``; 1 for an axis that the shape does not have."""
+        """Return the ranks along ``axis``; 1 if the shape does not have it."""
         return self._size_of.get(axis, 1)
 
     @functools.cached_property
     def _size_of(self) -> dict[str, int]:
-        """Asked for millions of times where layouts are ranked."""
+        """Sizes by axis; ranking layouts reads them millions of times."""
         return dict(self.axes)
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """Those of its axes along which ranks see different samples."""
+        """Its axes along which ranks see different samples."""
         return tuple(name for name in self.names if name in DATA_AXES)
 
     @property
     def replicas(self) -> int:
-        """Parts that a global batch is spread over: the product of the sizes of the data axes.
+        """Number of parts of a global batch: the product of the sizes of the data axes.
 
         >>> MeshShape.parse("dp_replicate2-dp_shard4-pp2").replicas
         8
@@ -119,7 +116,7 @@ class MeshShape:
         return math.prod(self.size(axis) for axis in DATA_AXES)
 
     def replica(self, rank: int) -> int:
-        """Which of the :attr:`replicas` ``rank`` belongs to, from 0.
+        """Return which of the :attr:`replicas` contains ``rank``, from 0.
 
         >>> [MeshShape.parse("pp2-dp2").replica(rank) for rank in range(4)]
         [0, 1, 0, 1]
@@ -130,7 +127,7 @@ class MeshShape:
         return index
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where ``rank`` stands: its index along each axis."""
+        """Return the index of ``rank`` along each axis."""
         if not 0 <= rank < self.world_size:
             raise InvalidParameter(f"rank {rank} is not in mesh {self}; it has ranks 0 to {self.world_size - 1}")
         place = {}
@@ -139,9 +136,7 @@ class MeshShape:
         return {name: place[name] for name in self.names}
 
     def place(self, rank: int) -> str:
-        """Where ``rank`` stands along the axes of several ranks, to put behind its number.
-
-        Empty where the number says it.
+        """Return the place of ``rank`` along axes with several ranks, for text after its number; empty for dp alone.
 
         >>> MeshShape.parse("pp2-tp2").place(2), MeshShape.parse("dp4").place(2)
         (' (pp 1, tp 0)', '')
@@ -152,7 +147,7 @@ class MeshShape:
         return f" ({', '.join(f'{axis} {index}' for axis, index in several.items())})"
 
     def rank_of(self, coordinates: dict[str, int]) -> int:
-        """The rank at these coordinates; axes left out count as 0."""
+        """Return the rank at these coordinates; missing axes count as 0."""
         rank = 0
         for name, size in self.axes:
             index = coordinates.get(name, 0)
@@ -162,7 +157,7 @@ class MeshShape:
         return rank
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """The ranks that share every coordinate of ``rank`` except those of ``axes``, in rank order."""
-        mine = self.coordinates(rank)
-        choices = [range(size) if name in axes else (mine[name],) for name, size in self.axes]
+        """Return the ranks that share every coordinate of ``rank`` except those of ``axes``, in rank order."""
+        fixed = self.coordinates(rank)
+        choices = [range(size) if name in axes else (fixed[name],) for name, size in self.axes]
         return tuple(self.rank_of(dict(zip(self.names, at, strict=True))) for at in itertools.product(*choices))

@@ -1,4 +1,4 @@
-"""The only place where text is escaped, cut, folded or freed of paths: on a terminal, in Markdown, in a spreadsheet."""
+"""The only place where text is escaped, cut, folded or stripped of paths: for terminals, Markdown and spreadsheets."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 
 _ACTIVE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters, which begin escape sequences and forge lines
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that turn the direction of what follows
-    "\u200b-\u200d\u2028\u2029\u2060\ufeff"  # what nobody sees, and other ends of lines
-    "\ud800-\udfff]"  # halves of characters, which no file in UTF-8 can hold
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that turn the direction of the text after them
+    "\u200b-\u200d\u2028\u2029\u2060\ufeff"  # invisible characters, and other ends of lines
+    "\ud800-\udfff]"  # halves of characters, which UTF-8 cannot encode
 )
-LONGEST = 300
-"""Characters of one text of others: an id of 10 kB is cut, not printed."""
+LONGEST = 300  # Limit of the characters of one foreign text, such as an id of 10 kB.
 _MARKDOWN = re.compile(r"([\\`*\[\]~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)/(?=/)|(?<=www)\.)")
-"""Marks, underscores at an end of a word, and what would make a link of an address."""
+"""Marks, underscores at an end of a word, and characters that make a link of an address."""
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t", "\r")
-"""What a formula begins with, in both widths."""
+"""First characters of a formula, in both widths."""
 
 
 def escaped(text: str) -> str:
-    r"""Text in which what does more than be read is written as an escape.
+    r"""Return text with escapes in place of control, direction and invisible characters.
 
     >>> print(escaped("a\x1b[31mb\u202ec\udcff"))
     a\x1b[31mb\u202ec\udcff
@@ -37,13 +36,13 @@ def _escape(match: re.Match[str]) -> str:
 
 
 _COMMAND = re.compile(r"^([ \t]*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
-"""What a log of GitHub, Azure or TeamCity takes for a command: ``::error`` begins a line, ``##[`` stands anywhere."""
+"""Commands in logs of GitHub, Azure or TeamCity: ``::error`` at the start of a line, ``##[`` anywhere."""
 _ACTIVE_IN_JSON = re.compile(rf"(?!\n){_ACTIVE.pattern}|#(?=#(?:\[|vso\[|teamcity\[))")
 _ACTIVE_IN_LINES = re.compile(rf"(?!\n|\r\n){_ACTIVE.pattern}")
 
 
 def screen_text(text: str) -> str:
-    r"""Lines for a terminal or a log: escaped, but for their ends, and no line is a command of a CI service.
+    r"""Return lines for a terminal or a log: escaped except for line ends, and without commands of a CI service.
 
     >>> print(screen_text("a\x1b[2J\n::error::b ##[warning]c"))
     a\x1b[2J
@@ -54,7 +53,7 @@ def screen_text(text: str) -> str:
 
 
 def json_text(value: Any, *, indent: int = 1) -> str:
-    r"""JSON in which readable letters of any language are letters, and what :func:`escaped` escapes is escaped.
+    r"""Return JSON with letters of all languages unescaped, and escapes where :func:`escaped` has them.
 
     >>> print(json_text(["\u202ea\x9b", "é"]), end="")
     [
@@ -66,12 +65,12 @@ def json_text(value: Any, *, indent: int = 1) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """JSON that means the same, without what :func:`escaped` and :func:`screen_text` escape."""
+    """Return equivalent JSON with escapes where :func:`escaped` and :func:`screen_text` have them."""
     return _ACTIVE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def code_text(text: str) -> str:
-    r"""Text in Markdown as code.
+    r"""Return text as code in Markdown.
 
     >>> print(code_text("t.py::test[a|b`c]"), code_text("`"))
     ``t.py::test[a|b`c]`` `` ` ``
@@ -83,7 +82,7 @@ def code_text(text: str) -> str:
 
 
 def printable(text: object, longest: int = LONGEST) -> str:
-    r"""Text on a line: escaped, and what is too long is cut in its middle.
+    r"""Return text for one line: escaped, and cut in its middle if it is too long.
 
     >>> print(printable("a\tb"), printable("x" * 20, 9))
     a\tb xxx...xxx
@@ -96,7 +95,7 @@ def printable(text: object, longest: int = LONGEST) -> str:
 
 
 def markdown_text(text: str) -> str:
-    r"""Text in Markdown that is neither a tag, a link nor a mark of any kind; the pipe is the table's own to escape.
+    r"""Return text for Markdown without active tags, links and marks; tables escape the pipe themselves.
 
     >>> print(markdown_text("<b>[x](y)</b>"))
     &lt;b&gt;\[x\](y)&lt;/b&gt;
@@ -105,7 +104,7 @@ def markdown_text(text: str) -> str:
 
 
 def cell_text(text: str) -> str:
-    """Text in CSV that no spreadsheet takes for a formula; after OWASP's advice on CSV injection.
+    """Return text for CSV that no spreadsheet reads as a formula; after OWASP's advice on CSV injection.
 
     >>> cell_text("=1+1"), cell_text("gpt2")
     ("'=1+1", 'gpt2')
@@ -115,18 +114,18 @@ def cell_text(text: str) -> str:
 
 _QUOTED_PATH = re.compile(r"""(?<=(['"]))(?:file://)?(?:~|/|[A-Za-z]:[/\\]|\\\\)(?=[^'"\n/\\]*[/\\])[^'"\n]*(?=\1)""")
 _PATH = re.compile(
-    r"(?:(?<![A-Za-z0-9_.~/\\-])|(?<=\\[nrt])|(?<=[\s\"']-[A-Za-z]))(?:"  # after \n as repr has it; -I/home/ann/x
+    r"(?:(?<![A-Za-z0-9_.~/\\-])|(?<=\\[nrt])|(?<=[\s\"']-[A-Za-z]))(?:"  # after an escaped \n; -I/home/ann/x
     r"[A-Za-z]:(?:[/\\]{1,2}[^/\\:*?\"'<>|,;()\n]+)*[/\\]{1,2}[^\s/\\:*?\"'<>|,;()]*"  # C:\Users\Ann Lee\x, a drive
     r"|\\\\[\w.$-]+(?:\\[^\s\\:*?\"'<>|,;()]+)+"  # \\host\share\x
     r"|~(?:[A-Za-z_][\w.-]*)?(?:/[^\s/:'\"(),;<>|]+)+/?"  # ~ann/x, and not ~12GB/s
     r"|(?:file://)?(?!//)(?:/[^\s/:'\"(),;<>|]+){2,}/?)"
 )
-"""An absolute path.  The parts of an address follow a letter or another slash, so an address is none."""
+"""An absolute path. Parts of an internet address follow a letter or another slash, so they do not match."""
 _HOME = re.compile(r"(?:file://)?(?:/(?:home|Users)/[^/]+/?|/root/?|[A-Za-z]:[/\\]+Users[/\\]+[^/\\]+[/\\]?)")
 
 
 def without_paths(text: str) -> str:
-    """Text for others without the folders of absolute paths: names of users and hosts may be in them.
+    """Return text without the folders of absolute paths, which may contain names of users and hosts.
 
     >>> without_paths("no room in /home/ann/run/out.json for 3/4, see https://a.b/c/d and ~/x/y.py")
     'no room in .../out.json for 3/4, see https://a.b/c/d and .../y.py'
@@ -141,12 +140,11 @@ def _last_part(match: re.Match[str]) -> str:
     return f".../{parts[-1]}"
 
 
-LONGEST_LINE = 600
-"""Characters of one line on a page; a longer one loses its middle."""
+LONGEST_LINE = 600  # Limit of the characters of one line on a page.
 
 
 def visible(text: str, longest: int = LONGEST_LINE) -> str:
-    r"""The text line by line as :func:`printable` writes it.
+    r"""Return the text with each line as in :func:`printable`.
 
     >>> print(visible("a\u202eb\nc"), visible("x" * 9, longest=7))
     a\u202eb
@@ -158,7 +156,7 @@ def visible(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def bare_name(node: str) -> str:
-    """A node id without its file and class: pytest's name of the test.
+    """Return a node id without its file and class: pytest's name of the test.
 
     >>> bare_name("test_mine.py::TestMine::test_step[cpu-a::b]")
     'test_step[cpu-a::b]'
@@ -168,7 +166,7 @@ def bare_name(node: str) -> str:
 
 
 def listed(names: Sequence[str], most: int, *, joint: str = ", ") -> str:
-    """The first names, and how many more there are.
+    """Return the first names, and how many more there are.
 
     >>> listed(["a", "b", "c", "d"], 2), listed(["a", "b"], 2)
     ('a, b and 2 more', 'a, b')
@@ -176,8 +174,23 @@ def listed(names: Sequence[str], most: int, *, joint: str = ", ") -> str:
     return joint.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def spans(numbers: Iterable[int], joint: str = ",") -> str:
+    """Return ascending numbers with ranges, as in the kernel's lists.
+
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return joint.join("-".join(map(str, ends)) for ends in found)
+
+
 def encodable(text: str, encoding: str | None) -> str:
-    """The text with what ``encoding`` lacks in ASCII: a terminal may have no more.
+    """Return text in which characters outside of ``encoding`` are replaced by ASCII.
 
     >>> encodable("±2 °C", "ascii")
     '+-2  C'
@@ -190,7 +203,7 @@ _ASCII = ("ascii", "us-ascii", "ansi_x3.4-1968", "646")
 
 
 def folded(line: str, width: int, indent: str = "  ") -> list[str]:
-    """The line in lines of at most ``width``; a word that is longer, an id or a path, stands alone on its own.
+    """Return the line folded to ``width``; a longer word, such as an id or a path, gets a line of its own.
 
     >>> folded("see t.py::test_case_with_a_long_name now", 20)
     ['see', '  t.py::test_case_with_a_long_name', '  now']
@@ -209,7 +222,7 @@ def folded(line: str, width: int, indent: str = "  ") -> list[str]:
 
 
 def without_hosts(text: str, hosts: Iterable[str]) -> str:
-    """The text with the names of hosts and users left out.
+    """Return the text without the names of hosts and users.
 
     >>> without_hosts("rank 3 on node17 was lost", ["node17"])
     'rank 3 on (host) was lost'
@@ -219,17 +232,15 @@ def without_hosts(text: str, hosts: Iterable[str]) -> str:
     return text
 
 
-MESSAGE_CHARS = 4_000
-"""Of an exception's message: a page; megabytes of it are somebody's tensor."""
+MESSAGE_CHARS = 4_000  # Limit of an exception's message: one page.
 TRACEBACK_CHARS = 16_000
-LOG_BYTES = 16_000
-"""Of the last lines that a rank wrote."""
+LOG_BYTES = 16_000  # Limit of the last lines of a rank's log.
 
 
 def cut(text: str, most_chars: int) -> str:
-    """``text``, of which the middle is replaced by a remark when it is longer than ``most_chars`` characters.
+    """Return ``text`` with a remark in place of its middle if it has more than ``most_chars`` characters.
 
-    What no encoding can write (half a surrogate pair) is escaped: a report of it must not fail.
+    Half a surrogate pair, which no encoding can write, is escaped.
 
     >>> cut("abcdefghij" * 10, 8)
     'abcdef [... 92 of 100 characters left out ...] ij'
@@ -242,5 +253,5 @@ def cut(text: str, most_chars: int) -> str:
 
 
 def matrix_rows(matrix: str) -> dict[str, list[str]]:
-    """Cells of a ``topo -m`` matrix by the name of their row."""
+    """Return the cells of a ``topo -m`` matrix by the name of their row."""
     return {cells[0]: cells[1:] for cells in map(str.split, matrix.splitlines()) if cells and cells[1:]}

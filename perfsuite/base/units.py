@@ -1,7 +1,7 @@
 """The only place where numbers, bytes, seconds and floating-point operations are converted, parsed and printed.
 
-Memory and message sizes are powers of two (``64MiB`` is 64 * 2**20 bytes); rates are powers of ten (1 GB/s is 1e9 bytes
-per second, 1 TFLOPS is 1e12 operations per second), as nccl-tests and every vendor's data sheet count them.
+Memory and message sizes are powers of two (``64MiB`` is 64 * 2**20 bytes). Rates are powers of ten (1 GB/s is 1e9 bytes
+per second, 1 TFLOPS is 1e12 operations per second), as in nccl-tests and the vendors' data sheets.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size such as ``"64MiB"``, ``"1 KiB"``, ``"0.5GiB"`` or ``"512B"``.
+    """Return the bytes of a size such as ``"64MiB"``, ``"1 KiB"``, ``"0.5GiB"`` or ``"512B"``.
 
     >>> parse_bytes("64MiB")
     67108864
 
-    Raises ConfigurationError for anything else, decimal units (``MB``) included: they are ambiguous in this field.
+    Raises ConfigurationError for other text, also for decimal units (``MB``), which are ambiguous in this field.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     unit = match and _BYTE_UNITS.get(match[2].upper())
@@ -39,12 +39,12 @@ def parse_bytes(text: str) -> int:
         )
     value = Decimal(match[1]) * unit  # exact: a float has 53 bits
     if value != int(value):
-        raise ConfigurationError(f"size {text!r} is {value} bytes, not a whole number; write it in a smaller unit")
+        raise ConfigurationError(f"size {text!r} is {value} bytes, not a whole number; use a smaller unit")
     return int(value)
 
 
 def format_bytes(count: int) -> str:
-    """The shortest exact size that :func:`parse_bytes` reads back: ``67108864`` is ``"64MiB"``, 1000 is ``"1000B"``.
+    """Return the shortest exact size that :func:`parse_bytes` can read: ``67108864`` is ``"64MiB"``.
 
     >>> format_bytes(67108864), format_bytes(1536)
     ('64MiB', '1536B')
@@ -56,7 +56,7 @@ def format_bytes(count: int) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as ``"90"``, ``"90s"``, ``"1.5min"``, ``"2h"`` or ``"250ms"``.
+    """Return the seconds of a duration such as ``"90"``, ``"90s"``, ``"1.5min"``, ``"2h"`` or ``"250ms"``.
 
     >>> parse_duration("1.5min")
     90.0
@@ -71,7 +71,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_seconds(seconds: float, digits: int = 4) -> str:
-    """A duration to ``digits`` significant digits in the unit that reads best.
+    """Return a duration with ``digits`` significant digits and a fitting unit.
 
     >>> format_seconds(0.0015), format_seconds(12.3456), format_seconds(4e-7)
     ('1.5 ms', '12.35 s', '0.4 us')
@@ -84,12 +84,12 @@ def format_seconds(seconds: float, digits: int = 4) -> str:
 
 
 def _plainly(value: float, digits: int) -> str:
-    """Below 1000 and with no exponent: of two digits 120 is rounded and stays whole."""
+    """Return a number below 1000 without an exponent: two digits of 120 are 120."""
     return f"{float(f'{value:.{digits}g}'):.4g}"
 
 
 def clock_time(seconds: float) -> str:
-    """A duration for people.
+    """Return a duration in seconds, minutes or hours.
 
     >>> clock_time(42.4), clock_time(200), clock_time(7260)
     ('42 s', '3 min 20 s', '2 h 1 min')
@@ -100,17 +100,13 @@ def clock_time(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-_RATES = {
-    "TFLOPS": ("TFLOPS", "GFLOPS", "MFLOPS"),
-    "TOPS": ("TOPS", "GOPS", "MOPS"),
-    "GB/s": ("GB/s", "MB/s", "kB/s"),
-}
+_RATES = {"TFLOPS": ("TFLOPS", "GFLOPS", "MFLOPS"), "TOPS": ("TOPS", "GOPS", "MOPS"), "GB/s": ("GB/s", "MB/s", "kB/s")}
 
 
 def readable_rate(values: Sequence[float], unit: str) -> tuple[str, float]:
-    """The unit in which a column of rates reads best, and how many of it are one of ``unit``.
+    """Return the unit that suits a column of rates, and how many of it make one ``unit``.
 
-    The middle value is at least 1 of it.  Sizes in GiB, which are powers of two, likewise; other units stay.
+    The median is at least 1 of the unit. Sizes in GiB change likewise, by powers of two; other units stay.
 
     >>> readable_rate([0.694, 0.174], "TFLOPS"), readable_rate([8.475e-05], "GB/s"), readable_rate([3.0], "us")
     (('GFLOPS', 1000.0), ('kB/s', 1000000.0), ('us', 1.0))
@@ -126,7 +122,7 @@ def readable_rate(values: Sequence[float], unit: str) -> tuple[str, float]:
 
 
 def readable_unit(sizes_bytes: Sequence[float]) -> tuple[str, int]:
-    """Name and bytes of the one unit in which a column of sizes reads best: the middle size is at least 0.1 of it.
+    """Return name and bytes of the unit that suits a column of sizes: their median is at least 0.1 of it.
 
     >>> readable_unit([0.0109 * GIB]), readable_unit([2.0 * KIB, 20.0 * KIB, 44.0 * GIB]), readable_unit([])
     (('MiB', 1048576), ('KiB', 1024), ('GiB', 1073741824))
@@ -137,43 +133,27 @@ def readable_unit(sizes_bytes: Sequence[float]) -> tuple[str, int]:
 
 
 def seconds_to_us(seconds: float) -> float:
-    """Microseconds.
-
-    >>> seconds_to_us(0.25)
-    250000.0
-    """
+    """Return microseconds."""
     return seconds * 1e6
 
 
 def gb_per_s(bytes_moved: float, seconds: float) -> float:
-    """Bytes over time in GB/s, 1 GB = 1e9 bytes.
-
-    >>> gb_per_s(2e9, 0.5)
-    4.0
-    """
+    """Return the rate in GB/s (1e9 bytes per second)."""
     return bytes_moved / seconds / 1e9
 
 
 def tflops(operations: float, seconds: float) -> float:
-    """Floating-point (or integer) operations over time in units of 1e12 per second.
-
-    >>> tflops(2 * 1024**3, 0.001)
-    2.147483648
-    """
+    """Return floating-point or integer operations per second, in units of 1e12."""
     return operations / seconds / 1e12
 
 
 def gib(count: float) -> float:
-    """Bytes in GiB.
-
-    >>> gib(3 * 2**30)
-    3.0
-    """
+    """Return bytes in GiB."""
     return count / GIB
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun.
+    """Return a count with its noun.
 
     >>> plural(1, "run"), plural(2, "run")
     ('1 run', '2 runs')
@@ -182,7 +162,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number to ``digits`` significant digits; whole digits are never dropped, an exponent only below 1e-4.
+    """Return a number with ``digits`` significant digits, all whole digits, and an exponent only below 1e-4.
 
     >>> significant(0.0123456), significant(251.54), significant(1328412.0), significant(2.50), significant(0.0)
     ('0.01235', '251.5', '1328412', '2.5', '0')
@@ -195,7 +175,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def percent(share: float, *, signed: bool = False) -> str:
-    """A share as per cent, three significant digits and two decimals at most.
+    """Return a share in per cent with three significant digits and at most two decimals.
 
     >>> percent(0.0312), percent(-0.2, signed=True), percent(0.05, signed=True), percent(0.00012, signed=True)
     ('3.12 %', '-20 %', '+5 %', '+0.01 %')
@@ -207,7 +187,7 @@ _POWERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m
 
 
 def scaled(value: float, unit: str) -> str:
-    """Three digits with the power of ten in front of the unit.
+    """Return a value with three digits and a metric prefix of the unit.
 
     >>> scaled(8.475e4, "B/s"), scaled(1.741e11, "FLOPS"), scaled(0, "B/s")
     ('84.8 kB/s', '174 GFLOPS', '0 B/s')
@@ -218,7 +198,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def count(value: float) -> str:
-    """A number of things to three digits, thousands as k.
+    """Return a number with three digits and k, M, ... for powers of ten.
 
     >>> count(2083.1), count(0.911), count(1.5e6)
     ('2.08k', '0.911', '1.5M')
@@ -227,7 +207,7 @@ def count(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes to three digits in powers of two.
+    """Return bytes with three digits, in powers of two.
 
     >>> size(477503), size(1 << 20), size(0)
     ('466 KiB', '1 MiB', '0 B')
@@ -241,7 +221,7 @@ def size(count: float) -> str:
 
 
 def change(share: float) -> str:
-    """A relative change with its sign; beyond a doubling in times.
+    """Return a relative change with its sign, or as a factor if it is tenfold or more.
 
     >>> change(0.0812), change(-0.02), change(29.0)
     ('+8.1 %', '-2.0 %', 'x 30')
@@ -250,7 +230,7 @@ def change(share: float) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """The ends of an interval of a relative change.
+    """Return the ends of an interval of a relative change in per cent.
 
     >>> interval(0.062, 0.1)
     '[+6.2, +10.0]'

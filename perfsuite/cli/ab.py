@@ -229,7 +229,7 @@ def _own_line(found: tuple[Comparison, Metric]) -> str:
         (1 / value if higher else value) for value in (compared.a_s, compared.b_s, 1 + compared.low, 1 + compared.high)
     )
     low, high = sorted(end - 1 for end in ends)
-    told = {"slower": "worse", "faster": "better"}.get(compared.outcome, compared.told)
+    told = {"slower": "worse", "faster": "better"}.get(compared.outcome, compared.outcome_text)
     return (
         f"{compared.case}: {significant(a)} -> {significant(b)} {metric.unit}".rstrip()
         + f", {b / a - 1:+.1%} ({low:+.1%} to {high:+.1%}), {told}"
@@ -263,7 +263,7 @@ def change_of(comparison: Comparison) -> CaseChange:
         high=comparison.high,
         before=format_seconds(comparison.a_s),
         after=format_seconds(comparison.b_s),
-        word=comparison.told,
+        word=comparison.outcome_text,
         tone="bad" if comparison.outcome == "slower" else "good" if comparison.outcome == "faster" else "plain",
         runs=plural(comparison.pairs, "pair"),
     )

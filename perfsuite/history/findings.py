@@ -47,7 +47,7 @@ def accumulated(
         rows, known = table.rows_of(table.cases.index(case)), levels[case]
         if len(rows) < 2 * LEVEL:
             continue
-        means = _moving_means(known.drawn_in)
+        means = _moving_means(known.clipped)
         error = known.sigma * math.sqrt(2 * known.inflation / LEVEL)
         at = sum(row <= until for row in rows)
         if LEVEL <= at <= len(rows) - LEVEL and (

@@ -99,7 +99,7 @@ class Repository:
     def _ask(self, *arguments: str, given: str = "") -> str:
         """What a git command prints; empty where it fails."""
         try:
-            return git(self.root, *arguments, given=given)
+            return git(self.root, *arguments, stdin=given)
         except GitTimeout:
             raise
         except GitFailed:

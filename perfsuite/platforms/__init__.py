@@ -1,6 +1,6 @@
-"""What hardware is: device families, the table of device models, fingerprint, environment, telemetry.
+"""Hardware: device families, the table of device models, fingerprint, environment, telemetry.
 
-On the driver nothing here imports torch; :func:`device_code` does, on a rank.
+On the driver no module here imports torch; :func:`device_code` does, on a rank.
 """
 
 from __future__ import annotations
@@ -14,22 +14,7 @@ from perfsuite.platforms.machine import Machine, detect_machine, why_absent
 from perfsuite.platforms.registry import device_code, families
 
 __all__ = [
-    "Catalog",
-    "Clock",
-    "DetectedDevice",
-    "DeviceCode",
-    "DeviceModel",
-    "Environment",
-    "Family",
-    "Fingerprint",
-    "Host",
-    "Machine",
-    "MachineModel",
-    "detect_machine",
-    "device_code",
-    "families",
-    "fingerprint",
-    "load_catalog",
-    "read_environment",
-    "why_absent",
-]
+    "Catalog", "Clock", "DetectedDevice", "DeviceCode", "DeviceModel", "Environment", "Family", "Fingerprint", "Host",
+    "Machine", "MachineModel", "detect_machine", "device_code", "families", "fingerprint", "load_catalog",
+    "read_environment", "why_absent",
+]  # fmt: skip

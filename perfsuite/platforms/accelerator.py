@@ -1,4 +1,4 @@
-"""What the rank sides of all accelerator families share: torch's device module."""
+"""Common rank side of all accelerator families: torch's device module."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ if TYPE_CHECKING:
     import torch
 
 
-_LAST_LEVEL_CACHE_BYTES = 128 * MIB
-"""Above the last-level cache of every device in platforms.toml (RTX 6000 Ada: 96 MiB)."""
+_LAST_LEVEL_CACHE_BYTES = 128 * MIB  # More than every device of platforms.toml has (RTX 6000 Ada: 96 MiB).
 _NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|Failed to \w+ [cm]alloc", re.IGNORECASE)
-"""The runtime; a handle of a library that allocates beside torch (cublasCreate); buffers of a communicator (NCCL's
-alloc.h: "Failed to CUDA calloc 6291456 bytes")."""
+"""Messages of the runtime, of a library that allocates outside of torch (cublasCreate), and of communicator buffers
+(NCCL's alloc.h: "Failed to CUDA calloc 6291456 bytes")."""
 
 
 class Accelerator(DeviceCode):
     """Rank side over ``torch.get_device_module(family)``; a subclass adds its TF32 switch and its versions.
 
-    Only names that every supported vendor's module has are used; ``torch.accelerator`` is not (some backends lack its
-    guard and its memory functions).
+    It uses only names that every supported vendor's module has, and not ``torch.accelerator``: some backends lack its
+    guard and its memory functions.
     """
 
-    # Of a device, not of a launch or a cache: half a millisecond and more of fp32 on every row of platforms.toml, and a
-    # copy of twice the largest last-level cache.
+    # Large enough to measure the device instead of a launch or a cache: half a millisecond and more of fp32 on every
+    # row of platforms.toml, and a copy of twice the largest last-level cache.
     yardstick_side = 2048
     yardstick_bytes = 2 * _LAST_LEVEL_CACHE_BYTES
 
@@ -41,7 +40,7 @@ class Accelerator(DeviceCode):
         self.clock = EventClock(self._module, f"{self.family}.Event")
 
     def _load(self) -> ModuleType:
-        """The device module; DeviceUnusable when this torch has none."""
+        """Return the device module; raise DeviceUnusable if this torch has none."""
         import torch
 
         try:
@@ -52,7 +51,7 @@ class Accelerator(DeviceCode):
             ) from None
 
     def open(self, index: int) -> torch.device:
-        """Make device ``index`` current; DeviceUnusable when torch cannot use it."""
+        """Make device ``index`` current; raise DeviceUnusable if torch cannot use it."""
         import torch
 
         try:
@@ -70,7 +69,7 @@ class Accelerator(DeviceCode):
         self._module.synchronize()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """OutOfMemoryError of torch, and the plain RuntimeErrors of runtime and libraries that say so."""
+        """Recognise torch's OutOfMemoryError, and RuntimeErrors of runtime and libraries about memory."""
         import torch
 
         return isinstance(error, torch.OutOfMemoryError) or (
@@ -78,59 +77,58 @@ class Accelerator(DeviceCode):
         )
 
     def peak_memory_bytes(self) -> int | None:
-        """Most bytes that live tensors took, without the allocator's cache."""
+        """Return the most bytes of live tensors, without the allocator's cache."""
         return int(self._module.max_memory_allocated())
 
     def reset_peak_memory(self) -> None:
-        """``reset_peak_memory_stats``; torch_musa 2.1.1's ``reset_max_memory_allocated`` is broken."""
+        """Call ``reset_peak_memory_stats``; torch_musa 2.1.1's ``reset_max_memory_allocated`` is broken."""
         self._module.reset_peak_memory_stats()
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """(free, total) as the driver counts them."""
+        """Return the driver's (free, total) bytes."""
         free, total = self._module.mem_get_info()
         return int(free), int(total)
 
     def cache_bytes(self) -> int:
-        """L2 size where torch tells it, else more than any known device has."""
+        """Return torch's L2 size, else more than any device in the table has."""
         properties = self._module.get_device_properties(self._module.current_device())
         return int(getattr(properties, "L2_cache_size", 0) or _LAST_LEVEL_CACHE_BYTES)
 
     def pci_address(self, index: int) -> str | None:
-        """Unknown, unless a vendor's properties of a device tell it."""
+        """Return an empty text; vendors with an address in the properties override it."""
         return ""
 
     def release(self) -> None:
-        """Give the allocator's cache back to the device."""
+        """Return the allocator's cache to the device."""
         self._module.empty_cache()
 
     def settings(self) -> dict[str, str]:
-        """The current device and stream."""
+        """Return the current device and stream."""
         return {"device": str(self._module.current_device()), "stream": str(self._module.current_stream())}
 
     def versions(self) -> dict[str, str]:
-        """The version of torch; a subclass adds its own."""
+        """Return the version of torch; a subclass adds its own."""
         import torch
 
         return {"torch": torch.__version__}
 
 
-_KERNELS = 100
-"""In the graph: its own start is a hundredth of what is told of a kernel."""
+_KERNELS = 100  # Runs in the graph: its own start adds a hundredth to the time of a kernel.
 _REPLAYS = 20
 
 
 def captured_kernel_s(device: torch.device, run: Callable[[], object]) -> float | None:
-    """Median seconds of one ``run`` among many in a graph, between two events of the device.
+    """Return the median seconds of one ``run`` among many in a graph, between two events of the device.
 
-    None where there are no graphs: on a CPU, and on a device whose torch has none or cannot capture this kernel.
+    None without graphs: on a CPU, and on a device whose torch has none or cannot capture this kernel.
     """
     import torch
 
     module: Any = torch.get_device_module(device)
-    make = getattr(module, f"{device.type.upper()}Graph", None)  # as vendors name it after their device
+    make = getattr(module, f"{device.type.upper()}Graph", None)  # vendors name it after their device
     if make is None or not hasattr(module, "graph"):
         return None
-    run()  # what a first run sets up cannot be captured
+    run()  # its first-time set-up cannot be captured
     module.synchronize()
     graph = make()
     try:

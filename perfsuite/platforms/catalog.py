@@ -1,4 +1,4 @@
-"""The table of device models and of machines: platforms.toml, added to and overridden by files of the user's."""
+"""The table of device models and machines: platforms.toml, with additions and overrides of the user's files."""
 
 from __future__ import annotations
 
@@ -42,25 +42,21 @@ _COMPUTE_DTYPES = (*(name for name in DTYPES if name not in ("uint8", "int32", "
 
 
 _NOT_A_MODEL = re.compile(r"nvidia|amd|moore|threads|mtt|tesla|geforce|instinct|gpus?|[1-9]\d?x|x[1-9]\d?")
-_VARIANT = re.compile(r"sxm\d?|oam|\d+gb?|hbm\d?e?|gb")
-"""Words behind a model's name that do not change its peaks."""
+_VARIANT = re.compile(r"sxm\d?|oam|\d+gb?|hbm\d?e?|gb")  # Words after a model's name that do not change its peaks.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """Every device model that is known here."""
+    """All device models of this session."""
 
-    models: Mapping[str, DeviceModel]
-    """By platform name, in the order of the files."""
-    machines: Mapping[str, MachineModel] = field(default_factory=dict)
-    """Hosts of such devices by name, in the order of the files."""
-    declared: Mapping[str, Any] = field(default_factory=dict)
-    """The ``[environment]`` sections of the user's files: what no tool can tell about this machine."""
+    models: Mapping[str, DeviceModel]  # By platform name, in the order of the files.
+    machines: Mapping[str, MachineModel] = field(default_factory=dict)  # Machines by name, in the order of the files.
+    declared: Mapping[str, Any] = field(default_factory=dict)  # ``[environment]`` sections of the user's files.
 
     def find(self, name: str, *, besides: Iterable[str] = ()) -> DeviceModel:
-        """Return the row of this platform name, in any case of letters.
+        """Return the row of this platform name, in upper or lower case.
 
-        UnknownPlatform lists the legal names, those that the caller takes ``besides`` rows too, and the nearest.
+        Raises UnknownPlatform with the valid names, those of ``besides`` included, and the most similar one.
         """
         if (row := self.models.get(name) or self.models.get(name.lower())) is not None:
             return row
@@ -72,7 +68,7 @@ class Catalog:
         )
 
     def find_machine(self, name: str) -> MachineModel:
-        """The machine of this name; ConfigurationError lists the known ones."""
+        """Return the machine of this name; raise ConfigurationError with the valid names."""
         if name in self.machines:
             return self.machines[name]
         raise ConfigurationError(
@@ -81,13 +77,13 @@ class Catalog:
         )
 
     def hosts(self, platform: str | None, machine: str | None) -> tuple[DeviceModel, MachineModel | None]:
-        """Return a platform's row, in the nodes of the machine where one is named.
+        """Return a platform's row, with the nodes of the machine if one is named.
 
-        ConfigurationError where neither is named, and where the machine has devices of another platform.
+        Raises ConfigurationError if neither is named, and if the machine has devices of another platform.
         """
         if not machine:
             if not platform:
-                raise ConfigurationError("neither a platform nor a machine is given; write --platform s4000, say")
+                raise ConfigurationError("neither a platform nor a machine is named; add for example --platform s4000")
             return self.find(platform), None
         found = self.find_machine(machine)
         if platform is not None and self.find(platform).name != found.platform:
@@ -97,10 +93,7 @@ class Catalog:
         return found.row(self.find(found.platform)), found
 
     def recognise(self, reported_name: str, family: str) -> DeviceModel | None:
-        """The row for a device that reports this name: the one that names it, else the longest match.
-
-        Of rows alike a later file's comes before an earlier one's.
-        """
+        """Return the last row with this very reported name, else with the longest match, else None."""
         best: tuple[bool, int] | None = None
         best_model = None
         for model in self.models.values():
@@ -113,7 +106,7 @@ class Catalog:
         return best_model
 
     def called(self, text: str) -> DeviceModel | None:
-        """The row of a device as a table writes it; None where no row has that name.
+        """Return the row of a device name in a table; None if no row has it.
 
         >>> [load_catalog().called(text).name for text in ("H100", "Tesla V100-SXM2-16GB", "MTT S4000", "RTX 4090")]
         ['h100', 'v100', 's4000', 'rtx4090']
@@ -127,14 +120,14 @@ class Catalog:
         return None
 
     def generic(self, family: str, title: str) -> DeviceModel:
-        """The row for a device of ``family`` that no row matches: named after the family, without peaks."""
+        """Return the row for a device of ``family`` without a matching row: named after the family, without peaks."""
         return self.models.get(family) or DeviceModel(name=family, title=title or f"{family} device", family=family)
 
 
 def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
-    """The rows that ship, then those of ``extra_files`` in order: a new name adds a row, a known name overrides keys.
+    """Return the built-in rows and those of ``extra_files`` in order: a new name adds a row, an old one overrides keys.
 
-    Raises ConfigurationError in one line that names file, line where known, key, rule and what to do.
+    Raises ConfigurationError in one line with file, line if found, key, rule and remedy.
     """
     rows: dict[str, dict[str, Any]] = {}
     homes: dict[str, _File] = {}
@@ -163,19 +156,19 @@ def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
 
 
 def read_platform_file(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return the text and the tables of a TOML file; raises ConfigurationError in one line where there are none."""
+    """Return the text and the tables of a TOML file; raise ConfigurationError in one line if it has none."""
     file = _File.load(path, ())
     return file.text, file.tables
 
 
 @functools.lru_cache(maxsize=1)
 def _built_in() -> _File:
-    """Read once: most of the time of loading goes into its text."""
+    """Read once: parsing its text takes most of the loading time."""
     return _File.load(BUILT_IN, SHIPPED)
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``below`` with the keys of ``above`` over it; tables are merged, a peak is replaced as a whole."""
+    """Return ``below`` overridden by ``above``; tables are merged, a peak is replaced as a whole."""
     merged = dict(below)
     for key, value in above.items():
         both_tables = isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
@@ -185,13 +178,12 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """One TOML file that was read: its tables, and its text to name lines by."""
+    """One TOML file: its tables, and its text for line numbers."""
 
     path: Path
     text: str
     tables: Mapping[str, Any]
-    families: tuple[str, ...]
-    """Names that a row may give as its family."""
+    families: tuple[str, ...]  # Valid families of a row.
 
     @classmethod
     def load(cls, path: Path, families: tuple[str, ...]) -> _File:
@@ -210,13 +202,13 @@ class _File:
             raise ConfigurationError(f"platform file {path} is not TOML: {error}; correct that line") from None
 
     def error(self, table: str, key: str, rule: str) -> ConfigurationError:
-        """What is wrong with ``key`` of ``[table]``, with the line when it can be found."""
+        """Return the error about ``key`` of ``[table]``, with the line if found."""
         line = self._line(table, key)
         where = f"{self.path}{f', line {line}' if line else ''}"
         return ConfigurationError(f"platform file {where}: [{table}]{f' {key}' if key else ''} {rule}")
 
     def _line(self, table: str, key: str) -> int:
-        """Line, from 1, of ``key`` in ``[table]`` or of ``[table.key]``, else of the table; 0 if unknown."""
+        """Return the line, from 1, of ``key`` in ``[table]`` or of ``[table.key]``, else of the table; 0 if unknown."""
         current, nearest = "", 0
         for number, line in enumerate(self.text.splitlines(), start=1):
             header = re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line)
@@ -237,11 +229,11 @@ class _File:
         return section
 
     def check_row(self, name: str, row: object) -> None:
-        """What must hold for a row of this file by itself, before it is laid over an earlier one."""
+        """Check a row of this file by itself, before it is merged into an earlier one."""
         table = f"platform.{name}"
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise self.error(
-                table, "", f"names {name!r}; ids are made of it: use small letters, digits and _, as in s4000"
+                table, "", f"has name {name!r}; ids contain it: use small letters, digits and _, as in s4000"
             )
         if not isinstance(row, Mapping):
             raise self.error("platform", name, f"is {row!r:.40}; write a table [platform.{name}]")
@@ -249,17 +241,19 @@ class _File:
             if key not in _ROW_KEYS:
                 raise self.error(table, key, f"is unknown; choose from {', '.join(_ROW_KEYS)}")
         if name in self.families and name != "cpu":
-            raise self.error(table, "", "is the name of a family, kept for its unknown devices; choose another name")
+            raise self.error(
+                table, "", "is the name of a family, reserved for its unknown devices; choose another name"
+            )
         self._peaks(table, row)
         self._tflops(table, row.get("tflops", {}))
         self._lists(table, row)
 
     def model(self, name: str, row: Mapping[str, Any]) -> DeviceModel:
-        """The row, complete; this file is the last that wrote to it."""
+        """Return the complete row; this file is the last that wrote to it."""
         table = f"platform.{name}"
         for key in ("title", "family"):
             if not isinstance(row.get(key), str) or not row[key]:
-                raise self.error(table, key, f"is missing or no text; write {key} = {_EXAMPLES[key]}")
+                raise self.error(table, key, f"is missing or not a text; write {key} = {_EXAMPLES[key]}")
         if not isinstance(row.get("architecture", ""), str):
             raise self.error(table, "architecture", f'is {row["architecture"]!r:.40}; write architecture = "mp_22"')
         if row["family"] not in self.families:
@@ -277,10 +271,12 @@ class _File:
         )
 
     def check_machine(self, name: str, machine: object) -> None:
-        """What must hold for a machine of this file by itself, before it is laid over an earlier one."""
+        """Check a machine of this file by itself, before it is merged into an earlier one."""
         table = f"machine.{name}"
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-            raise self.error(table, "", f"names {name!r}; use small letters, digits, - and _, as in oneflow-4x8-v100")
+            raise self.error(
+                table, "", f"has name {name!r}; use small letters, digits, - and _, as in oneflow-4x8-v100"
+            )
         if not isinstance(machine, Mapping):
             raise self.error("machine", name, f"is {machine!r:.40}; write a table [machine.{name}]")
         for key in machine:
@@ -288,35 +284,20 @@ class _File:
                 choices = ", ".join((*_MACHINE_TEXTS, *_MACHINE_UNITS))
                 raise self.error(table, key, f"is unknown; choose from {choices}")
 
-    def machine(self, name: str, given: Mapping[str, Any], models: Mapping[str, DeviceModel]) -> MachineModel:
-        """The machine, complete; this file is the last that wrote to it."""
+    def machine(self, name: str, row: Mapping[str, Any], models: Mapping[str, DeviceModel]) -> MachineModel:
+        """Return the complete machine; this file is the last that wrote to it."""
         table = f"machine.{name}"
         for key in _MACHINE_TEXTS:
-            if not isinstance(given.get(key), str) or not given[key].strip():
-                raise self.error(table, key, f"is missing or no text; write {key} = {_EXAMPLES[key]}")
-        if given["platform"] not in models:
-            near = did_you_mean(given["platform"], list(models))
-            raise self.error(table, "platform", f"is {given['platform']!r}, which has no row; {near}")
-        peaks = {
-            key: self._peak(table, key, given.get(key), unit)
-            for key, unit in _MACHINE_UNITS.items()
-            if key in given or key != "network"
-        }
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise self.error(table, key, f"is missing or not a text; write {key} = {_EXAMPLES[key]}")
+        if row["platform"] not in models:
+            near = did_you_mean(row["platform"], list(models))
+            raise self.error(table, "platform", f"is {row['platform']!r}, which has no row; {near}")
+        units = {key: unit for key, unit in _MACHINE_UNITS.items() if key in row or key != "network"}
+        peaks: dict[str, Any] = {key: self._peak(table, key, row.get(key), unit) for key, unit in units.items()}
         if peaks["nodes"].value > 1 and "network" not in peaks:
-            raise self.error(
-                table,
-                "network",
-                "is missing, and the machine has several nodes; write a whole node's rate",
-            )
-        return MachineModel(
-            name=name,
-            title=given["title"],
-            platform=given["platform"],
-            inside=given["inside"],
-            nodes=peaks["nodes"],
-            devices_per_node=peaks["devices_per_node"],
-            network=peaks.get("network"),
-        )
+            raise self.error(table, "network", "is missing for a machine of several nodes; write a whole node's rate")
+        return MachineModel(name=name, **{key: row[key] for key in _MACHINE_TEXTS}, **peaks)
 
     def _lists(self, table: str, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         lists = {key: self._strings(table, key, row.get(key, [])) for key in _LISTS}
@@ -359,18 +340,18 @@ class _File:
         if plain.get("unit") != unit:
             raise self.error(table, key, f'has unit {plain.get("unit")!r:.40}; convert it and write unit = "{unit}"')
         if unit in ("devices", "nodes") and value != int(value):
-            whose = "one node has" if unit == "devices" else "there are"
-            raise self.error(table, key, f"has value {value!r:.40}; {unit} are whole: write how many {whose}")
+            meaning = "of one node" if unit == "devices" else "of the machine"
+            raise self.error(table, key, f"has value {value!r:.40}; write the whole number of {unit} {meaning}")
         source = plain.get("source")
         if not isinstance(source, str) or not source.strip():
-            raise self.error(table, key, 'has no source; write where the number stands: source = "data sheet of ..."')
+            raise self.error(table, key, 'has no source; write where the number is from: source = "data sheet of ..."')
         kind = plain.get("kind", "published")
         if kind not in _KINDS:
             raise self.error(table, key, f"has kind {kind!r:.40}; choose from {', '.join(_KINDS)}")
         return Peak(value=float(value), unit=unit, source=source.strip(), kind=kind)
 
     def environment(self) -> Mapping[str, Any]:
-        """The ``[environment]`` section: texts, numbers and lists of them, in at most one level of tables."""
+        """Return the ``[environment]`` section: texts, numbers and lists of them, in at most one level of tables."""
         section = self.table("environment")
         for key, value in section.items():
             nested = value.items() if isinstance(value, Mapping) else [(key, value)]

@@ -1,8 +1,8 @@
 """Limits of the process's own control group: CPU quota and memory, and how often the kernel enforced them.
 
-A group is limited by itself and by every group above it, so the tightest limit counts.  Where the group's files are is
-said by two files of /proc: ``cgroup`` has its path in each hierarchy (version 1 has one per controller, version 2 one
-for all), ``mountinfo`` where a hierarchy is mounted, and which of its groups is the root there.
+A group is limited by itself and by every group above it, so the tightest limit counts. Two files of /proc lead to the
+group's files. ``cgroup`` has its path in each hierarchy (version 1 has one per controller, version 2 one for all).
+``mountinfo`` has the mount of a hierarchy, and which of its groups is the root there.
 """
 
 from __future__ import annotations
@@ -17,35 +17,27 @@ from pathlib import PurePosixPath
 
 from perfsuite.platforms.host import Host
 
-_SEARCHED = 5000
-"""Groups that are looked through for the process, where its path does not lead to its group."""
-_PERIOD_US = "100000"
-"""The kernel's default."""
+_SEARCHED = 5000  # Limit of the groups that are searched for the process if its path does not lead to its group.
+_PERIOD_US = "100000"  # The kernel's default.
 _QUOTA_V1 = "cpu.cfs_quota_us"
-_THROTTLED_SHARE = 0.01
-"""Of the quota's periods; fewer are told by no time."""
+_THROTTLED_SHARE = 0.01  # Share of the quota's periods; below it throttling is not reported.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
     """The process's own group of a controller, and those above it."""
 
-    folders: tuple[str, ...]
-    """Below the host's root, the own one first."""
-    hidden: bool
-    """Whether the process is in a group whose folder is not found: its limits are unknown."""
+    folders: tuple[str, ...]  # Folders below the host's root, the own group first.
+    hidden: bool  # Whether the folder of the process's group is not found, so that its limits are unknown.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throttling:
-    """What the kernel counted of one group since it was made."""
+    """The kernel's counts of one group since it was made."""
 
-    periods: int
-    """Periods of the quota in which something of the group ran."""
-    throttled: int
-    """Those of them that ended with the quota used up."""
-    held_s: float
-    """For so long its processes were held back, added up over the cores."""
+    periods: int  # Periods of the quota in which a process of the group ran.
+    throttled: int  # Periods that ended with an exhausted quota.
+    held_s: float  # Seconds for which its processes were stopped, summed over the cores.
 
 
 def own_groups(host: Host, controller: str) -> Groups:
@@ -61,7 +53,7 @@ def own_groups(host: Host, controller: str) -> Groups:
 
 
 def cpu_quota(host: Host) -> float | None:
-    """Return the cores' worth of time that the own group may use: infinity without a limit, None where unknown."""
+    """Return the own group's quota in cores: infinity without a limit, None if unknown."""
     groups = own_groups(host, "cpu")
     quotas, unread = [], groups.hidden
     for folder in groups.folders:
@@ -77,10 +69,7 @@ def cpu_quota(host: Host) -> float | None:
 
 
 def memory_limit(host: Host) -> tuple[int, int] | None:
-    """Return (available, limit) in bytes of the own group; None without a limit.
-
-    What the group holds of files can be taken from it, as far as it was not used of late, and counts as available.
-    """
+    """Return (available, limit) in bytes of the own group, reclaimable file pages included; None without a limit."""
     limits = []
     for folder in own_groups(host, "memory").folders:
         cached = re.search(r"^(?:total_)?inactive_file (\d+)$", host.read(f"{folder}/memory.stat") or "", re.MULTILINE)
@@ -101,15 +90,13 @@ _MEMORY_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class OomKills:
-    """Processes that the kernel's OOM killer ended, as it counts them since the group and the host began."""
+    """Processes that the kernel's OOM killer ended, since the group and the host began."""
 
-    group: int = 0
-    """Of the own control group and those below it; 0 where it is not counted."""
-    host: int = 0
-    """Of the whole host, other people's too."""
+    group: int = 0  # Kills in the own control group and those below it; 0 if not counted.
+    host: int = 0  # Kills on the whole host, of other users too.
 
     def since(self, earlier: OomKills) -> str:
-        """What was killed after ``earlier``, in words; empty for nothing.
+        """Return the kills after ``earlier`` in words; empty if there are none.
 
         >>> OomKills(group=1, host=3).since(OomKills(host=2))
         "the kernel's OOM killer ended 1 process of this control group"
@@ -123,10 +110,7 @@ class OomKills:
 
 
 def read_oom_kills(host: Host, memory: Groups) -> OomKills:
-    """Return the kernel's counts: ``memory.events`` of a version 2 group, ``memory.oom_control``, ``/proc/vmstat``.
-
-    ``memory`` are the process's own groups of that controller.
-    """
+    """Return the kernel's counts from ``memory.events``, ``memory.oom_control`` and ``/proc/vmstat``."""
     own = next(iter(memory.folders), "")
     files = [f"{own}/memory.events", f"{own}/memory.oom_control"] if own else []
     group, whole = ([_oom_kills(host.read(file)) for file in names] for names in (files, ["proc/vmstat"]))
@@ -154,7 +138,7 @@ def read_throttling(host: Host) -> Mapping[str, Throttling]:
 
 
 def throttled(before: Mapping[str, Throttling], after: Mapping[str, Throttling]) -> Throttling | None:
-    """Return what the group that was held back the most was between two readings; None where hardly any was."""
+    """Return the counts between two readings of the most throttled group; None if throttling was negligible."""
     passed = [
         Throttling(
             periods=now.periods - then.periods,
@@ -169,7 +153,7 @@ def throttled(before: Mapping[str, Throttling], after: Mapping[str, Throttling])
 
 
 def throttled_share(before: Mapping[str, Throttling], after: Mapping[str, Throttling]) -> float | None:
-    """Return the share of the quota's periods between two readings in which the run was held back; None unknown."""
+    """Return the share of the quota's periods between two readings in which the run was throttled; None if unknown."""
     if not any(now.periods > before[folder].periods for folder, now in after.items() if folder in before):
         return None
     worst = throttled(before, after)
@@ -177,10 +161,7 @@ def throttled_share(before: Mapping[str, Throttling], after: Mapping[str, Thrott
 
 
 def _paths(host: Host, controller: str) -> Iterator[tuple[int, str]]:
-    """Version of each hierarchy that may have the controller, and the process's path in it.
-
-    A controller that version 1 has is not in version 2.
-    """
+    """Yield version and path of the hierarchies that may have the controller; one in version 1 is not in version 2."""
     text = host.read("proc/self/cgroup")
     if text is None:
         yield from ((1, "/"), (2, "/"))
@@ -191,7 +172,7 @@ def _paths(host: Host, controller: str) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(host: Host, controller: str) -> Iterator[tuple[int, str, str]]:
-    """Version, root and place of every mount of a hierarchy that has the controller."""
+    """Yield version, root and place of every mount of a hierarchy that has the controller."""
     text = host.read("proc/self/mountinfo")
     if text is None:
         yield 2, "/", "sys/fs/cgroup"
@@ -212,12 +193,12 @@ def _unescaped(field: str) -> str:
 
 
 def _chain(host: Host, path: str, root: str, place: str) -> list[str]:
-    """The folders of a group and those above it, as far as they are mounted, the own one first; empty if unknown."""
+    """Return the mounted folders of a group and those above it, the own one first; empty if unknown."""
     inside = PurePosixPath(path.removesuffix(" (deleted)"))
     below = inside.relative_to(root) if inside.is_relative_to(root) else None
     if below is not None and ".." not in below.parts:
         return _upwards(host, place, below)
-    found = _searched(host, place)  # of a namespace's paths one end is not told, or the process was moved
+    found = _searched(host, place)  # a path of another namespace, or the process was moved
     if found is not None:
         return _upwards(host, place, found)
     if ".." in inside.parts or not _above(root):
@@ -226,7 +207,7 @@ def _chain(host: Host, path: str, root: str, place: str) -> list[str]:
 
 
 def _above(root: str) -> bool:
-    """Whether a mount shows the namespace's own group or one above it (``/../..``), not a sibling (``/../other``)."""
+    """Return whether a mount shows the namespace's own group or one above it (``/../..``), and not a sibling."""
     return root.strip("/.") == "" or ".." not in PurePosixPath(root).parts
 
 
@@ -236,9 +217,9 @@ def _upwards(host: Host, place: str, below: PurePosixPath) -> list[str]:
 
 
 def _searched(host: Host, place: str) -> PurePosixPath | None:
-    """The group below a mount that lists this process; None where none does."""
+    """Return the group below a mount that lists this process; None if none does."""
     own = (host.read("proc/self/stat") or "").split(" ")[0]
-    with contextlib.suppress(OSError):  # a group that went meanwhile
+    with contextlib.suppress(OSError):  # a group that was removed meanwhile
         for file in itertools.islice((host.root / place).glob("**/cgroup.procs"), _SEARCHED):
             listed = host.read(str(file.relative_to(host.root))) or ""
             if own and own in listed.split():

@@ -1,4 +1,4 @@
-"""Clocks of devices: perf_counter on a CPU, timing events on an accelerator, and what they can resolve."""
+"""Clocks of devices with their resolution: perf_counter on a CPU, timing events on an accelerator."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any, cast
 from perfsuite.platforms.base import Clock
 from perfsuite.record.result import ClockFacts
 
-_EVENT_RESOLUTION_S = 0.5e-6
-"""What a timing event resolves by the CUDA runtime's manual; used where a clock was not seen to move."""
+_EVENT_RESOLUTION_S = 0.5e-6  # Resolution by the CUDA runtime's manual, if no steps are visible.
 
 
 def facts_of(name: str, gaps_s: list[float], fallback_s: float) -> ClockFacts:
-    """What pairs of stamps with nothing between them say about a clock.
+    """Return the facts about a clock from pairs of stamps without work between them.
 
-    The smallest step is the smallest positive gap, ``fallback_s`` when every gap is 0; reading twice costs the median.
+    The resolution is the smallest positive gap, or ``fallback_s``; the cost of two reads is the median gap.
 
     >>> facts_of("perf_counter", [2e-07, 1e-07, 3e-07], 1e-09)
     ClockFacts(name='perf_counter', resolution_s=1e-07, cost_s=2e-07)
@@ -26,28 +25,28 @@ def facts_of(name: str, gaps_s: list[float], fallback_s: float) -> ClockFacts:
 
 
 class PerfCounterClock(Clock):
-    """``time.perf_counter_ns`` behind the interface of a device's clock."""
+    """``time.perf_counter_ns`` with the interface of a device's clock."""
 
     def __init__(self) -> None:
         self._facts: ClockFacts | None = None
 
     def stamp(self) -> object:
-        """Now, in nanoseconds since an arbitrary point."""
+        """Return the time in nanoseconds since an arbitrary point."""
         return time.perf_counter_ns()
 
     def wait(self, stamp: object) -> None:
-        """Nothing: a CPU has passed its stamp."""
+        """Do nothing: a CPU has passed its stamp."""
 
     def elapsed_s(self, start: object, end: object) -> float:
-        """Seconds between two stamps."""
+        """Return the seconds between two stamps."""
         return (cast(int, end) - cast(int, start)) * 1e-9
 
     def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
-        """The stamp itself, in seconds: it is the host's clock."""
+        """Return the stamp in seconds: it is the host's clock."""
         return cast(int, stamp) * 1e-9
 
     def facts(self) -> ClockFacts:
-        """From 2000 pairs of stamps with nothing between them."""
+        """Measure 2000 pairs of stamps without work between them."""
         if self._facts is None:
             pairs = [(self.stamp(), self.stamp()) for _ in range(2000)]
             gaps = [self.elapsed_s(start, end) for start, end in pairs]
@@ -66,7 +65,7 @@ class EventClock(Clock):
         self._facts: ClockFacts | None = None
 
     def stamp(self) -> object:
-        """An event in the current stream."""
+        """Return an event in the current stream."""
         event = self._module.Event(enable_timing=True)
         event.record()
         return event
@@ -76,11 +75,11 @@ class EventClock(Clock):
         cast(Any, stamp).synchronize()
 
     def elapsed_s(self, start: object, end: object) -> float:
-        """Seconds between two events that the device has passed."""
+        """Return the seconds between two events that the device has passed."""
         return float(cast(Any, start).elapsed_time(end)) * 1e-3
 
     def facts(self) -> ClockFacts:
-        """From 200 pairs of events with nothing between them."""
+        """Measure 200 pairs of events without work between them."""
         if self._facts is None:
             pairs = [(self.stamp(), self.stamp()) for _ in range(200)]
             self._module.synchronize()

@@ -1,4 +1,4 @@
-"""CPUs: described by /proc/cpuinfo, /sys and cgroups, driven through torch's CPU tensors, timed by perf_counter."""
+"""CPUs: described by /proc/cpuinfo, /sys and cgroups, used through torch's CPU tensors, timed by perf_counter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FEATURES: Mapping[str, tuple[str, ...]] = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
     "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp"),
 }
-"""Flags of /proc/cpuinfo (x86 first, then Arm), any of which computes dot products in the dtype natively."""
+"""Flags of /proc/cpuinfo (x86 first, then Arm); any of them means native dot products in the dtype."""
 _VECTOR_FLAGS = ("avx", "avx2", "fma", "avx512f", "amx_tile", "asimd", "sve", "sve2")
 _IDENTITY = (
     *("vendor_id", "cpu family", "model", "stepping"),  # x86
@@ -41,24 +41,21 @@ _UNKNOWN_CACHE_BYTES = 64 * MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Processor:
-    """What /proc/cpuinfo says about the processor itself; no reading such as MHz or bogomips."""
+    """Facts of /proc/cpuinfo about the processor itself; no momentary values such as MHz or bogomips."""
 
-    model: str
-    """Model name; on Arm implementer and part, which is all that the kernel tells."""
-    identity: str
-    """vendor, family, model and stepping: tells apart what a hypervisor gives one name."""
-    features: tuple[str, ...]
-    """The flags that decide which instructions torch's kernels use, sorted."""
+    model: str  # Model name; on Arm only implementer and part.
+    identity: str  # vendor, family, model and stepping: distinguish processors with one name from a hypervisor.
+    features: tuple[str, ...]  # Sorted flags that select the instructions of torch's kernels.
     threads_per_core: int | None
     sockets: int | None
 
     def natively(self, dtype: str) -> bool:
-        """Whether it has instructions for dot products in this short dtype."""
+        """Return whether it has instructions for dot products in this short dtype."""
         return dtype in _ALWAYS or any(flag in self.features for flag in _FEATURES.get(dtype, ()))
 
 
 def read_processor(host: Host) -> Processor:
-    """The processor of the host; ``unknown`` stands for what the kernel does not tell."""
+    """Return the processor of the host; ``unknown`` replaces missing values."""
     text = host.read("proc/cpuinfo") or ""
     fields: dict[str, str] = dict(re.findall(r"^([^:\n]+?)\s*:[ \t]*(.*?)[ \t]*$", text.split("\n\n")[0], re.MULTILINE))
     model = fields.get("model name", "")
@@ -67,20 +64,20 @@ def read_processor(host: Host) -> Processor:
     if not model and host.root == host.root.parent:
         model = platform.processor()  # not Linux
     flags = set(fields.get("flags", fields.get("Features", "")).split())
-    known = {*_VECTOR_FLAGS, *(flag for group in _FEATURES.values() for flag in group)}
+    relevant = {*_VECTOR_FLAGS, *(flag for group in _FEATURES.values() for flag in group)}
     siblings, cores = fields.get("siblings", ""), fields.get("cpu cores", "")
     sockets = set(re.findall(r"^physical id\s*:\s*(\d+)", text, re.MULTILINE))
     return Processor(
         model=" ".join(model.split()) or "unknown",
         identity=" ".join(fields[key] for key in _IDENTITY if key in fields) or "unknown",
-        features=tuple(sorted(flags & known)),
+        features=tuple(sorted(flags & relevant)),
         threads_per_core=int(siblings) // int(cores) if siblings.isdigit() and cores.isdigit() and int(cores) else None,
         sockets=len(sockets) or None,
     )
 
 
 def memory_bytes(host: Host) -> tuple[int, int] | None:
-    """(available, total) bytes of main memory, within the limit of the cgroup; None where /proc does not tell."""
+    """Return (available, total) bytes of main memory, within the cgroup's limit; None if /proc has no values."""
     fields = dict(re.findall(r"^(\w+):\s*(\d+) kB", host.read("proc/meminfo") or "", re.MULTILINE))
     if "MemTotal" not in fields or "MemAvailable" not in fields:
         return None
@@ -99,7 +96,7 @@ class Cpu(Family):
     preloads = True
     communication_settings = MappingProxyType(
         {
-            # Each interface named is a device of its own with two threads: collectives take them in turn.
+            # Each named interface is a device with two threads; collectives use them in turn.
             "two-channels": {"GLOO_SOCKET_IFNAME": "lo,lo"}
         }
     )
@@ -108,32 +105,30 @@ class Cpu(Family):
 
     @functools.cached_property
     def processor(self) -> Processor:
-        """Read once: it is asked for every case that is collected."""
+        """The processor, read once: every collected case needs it."""
         return read_processor(self.host)
 
     def detect(self) -> tuple[DetectedDevice, ...]:
-        """Always one device, whatever the number of sockets and cores."""
-        memory = memory_bytes(self.host)
-        return (
-            DetectedDevice(index=0, reported_name=self.processor.model, memory_bytes=memory[1] if memory else None),
-        )
+        """Return one device for any number of sockets and cores."""
+        memory, name = memory_bytes(self.host), self.processor.model
+        return (DetectedDevice(index=0, reported_name=name, memory_bytes=memory[1] if memory else None),)
 
     def missing(self, model: DeviceModel) -> str:
-        """Only a row of the user's for another CPU model can be missing."""
+        """Return the reason for a user's row of another CPU model."""
         return f"{model.title} not found: this machine has {self.processor.model}; run on one that has it"
 
     def natively(self, dtype: str) -> bool:
-        """By the flags of /proc/cpuinfo."""
+        """Return whether the flags of /proc/cpuinfo include the dtype."""
         return self.processor.natively(dtype)
 
     def why_not_native(self, dtype: str) -> str:
-        """Names the flags, one of which is needed."""
+        """Return the flags of which one is needed."""
         if dtype in _FEATURES:
             return f"{dtype} needs one of the CPU flags {', '.join(_FEATURES[dtype])}"
         return f"no CPU has instructions for {dtype}"
 
     def telemetry(self) -> Telemetry:
-        """By psutil when it is installed, and the kernel's throttle counters."""
+        """Return a reader by psutil, if installed, and by the kernel's throttle counters."""
         return CpuTelemetry(self.host)
 
 
@@ -147,36 +142,36 @@ class CpuDevice(DeviceCode):
         self.clock = PerfCounterClock()
 
     def open(self, index: int) -> torch.device:
-        """``cpu``; all ranks share it."""
+        """Return ``cpu``; all ranks share it."""
         import torch
 
         return torch.device("cpu")
 
     def synchronize(self) -> None:
-        """Nothing: operations are done when they return."""
+        """Do nothing: operations are done when they return."""
 
     def set_tf32(self, allowed: bool) -> None:
-        """Nothing: there is no TF32."""
+        """Do nothing: there is no TF32."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Python's MemoryError, or the plain RuntimeError of torch's CPU allocator."""
+        """Recognise Python's MemoryError, and the plain RuntimeError of torch's CPU allocator."""
         return isinstance(error, MemoryError) or (
             isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
         )
 
     def peak_memory_bytes(self) -> int | None:
-        """None: torch keeps no statistics of its CPU allocator."""
+        """Return None: torch has no statistics of its CPU allocator."""
         return None
 
     def reset_peak_memory(self) -> None:
-        """Nothing to reset."""
+        """Do nothing."""
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """(available, total) of main memory within the cgroup's limit."""
+        """Return (available, total) of main memory within the cgroup's limit."""
         return memory_bytes(self._host)
 
     def cache_bytes(self) -> int:
-        """Size of the highest level of cache of core 0."""
+        """Return the size of the highest level of cache of core 0."""
         return self._cache_bytes
 
     @functools.cached_property
@@ -190,7 +185,7 @@ class CpuDevice(DeviceCode):
         return best[1] or _UNKNOWN_CACHE_BYTES
 
     def versions(self) -> dict[str, str]:
-        """The version of torch, the instructions its kernels dispatch to, its threads."""
+        """Return torch's version, the instructions of its kernels, and its threads."""
         import torch
 
         return {
@@ -213,17 +208,14 @@ class CpuTelemetry(Telemetry):
         self._counted = self._count()
 
     def _count(self) -> int | None:
-        """Throttle events since boot; None where the kernel does not count them, as in most virtual machines."""
+        """Return throttle events since boot; None if the kernel does not count them, as in most virtual machines."""
         counts = [
             self._host.read(str(path.relative_to(self._host.root))) for path in self._host.glob(_THROTTLE_COUNTERS)
         ]
         return sum(int(count) for count in counts if count and count.isdigit()) if counts else None
 
     def read(self) -> tuple[Reading, ...]:
-        """The CPU as device 0, throttled when the counters rose since the reader was made; processes are unknown.
-
-        Whether other processes disturb is for :mod:`perfsuite.platforms.quiet` to say: an idle process does not.
-        """
+        """Return the CPU as device 0, throttled if counters rose since the reader was made; processes are unknown."""
         counted = self._count()
         throttle: tuple[str, ...] | None = None
         if counted is not None and self._counted is not None:
@@ -248,11 +240,11 @@ class CpuFlash(AttentionKernel):
     """``aten::_scaled_dot_product_flash_attention_for_cpu``."""
 
     def takes(self, block: AttentionBlock) -> bool:
-        """Floating-point numbers of any width."""
+        """Return whether the block has floating-point numbers."""
         return block.query.is_floating_point()
 
     def forward(self, block: AttentionBlock) -> Attended:
-        """Output in the dtype of the query."""
+        """Return the attention in the dtype of the query."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -262,7 +254,7 @@ class CpuFlash(AttentionKernel):
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In the dtype of the query."""
+        """Return the gradients in the dtype of the query."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -272,5 +264,5 @@ class CpuFlash(AttentionKernel):
 
 
 def kernels() -> Mapping[str, AttentionKernel]:
-    """The one there is."""
+    """Return the only kernel."""
     return {"flash": CpuFlash()}

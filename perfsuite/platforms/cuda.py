@@ -1,4 +1,4 @@
-"""NVIDIA devices: found by /dev/nvidia*, described by nvidia-smi or /proc/driver/nvidia, driven through torch.cuda."""
+"""NVIDIA devices: found by /dev/nvidia*, described by nvidia-smi or /proc/driver/nvidia, used through torch.cuda."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 _SINCE: Mapping[str, float] = {"fp64": 0, "fp32": 0, "fp16": 7.0, "int8": 7.5, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}
-"""Compute capability from which matrix units take a dtype (CUDA C++ programming guide, arithmetic instructions)."""
+"""Compute capability from which matrix units support a dtype (CUDA C++ programming guide, arithmetic instructions)."""
 _FIELDS = ("index", "name", "uuid", "memory.total", "driver_version")
 _DETAILS = ("index", "power.limit", "pcie.link.gen.max", "pcie.link.width.max", "mig.mode.current", "compute_cap")
-"""Newer fields last: an older nvidia-smi refuses a whole query for one name that it does not know."""
+"""Newer fields come last: an older nvidia-smi refuses a query with an unknown name."""
 
 
 class Cuda(AcceleratorFamily):
@@ -43,7 +43,7 @@ class Cuda(AcceleratorFamily):
     communication_settings = MappingProxyType(
         {
             "ring": {"NCCL_ALGO": "Ring"},
-            # From 2.24 on a collective without the named algorithm fails (NCCL's env.rst), and a broadcast has no tree.
+            # From 2.24 on a collective without the named algorithm fails (NCCL's env.rst), and broadcast has no tree.
             "tree": {"NCCL_ALGO": {"": "Tree", "2.24": "allreduce:tree"}},
             "simple": {"NCCL_PROTO": "Simple"},
             "large-buffers": {"NCCL_BUFFSIZE": "20971520"},
@@ -63,12 +63,12 @@ class Cuda(AcceleratorFamily):
     tool_query = (f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
 
     def detect(self) -> tuple[DetectedDevice, ...]:
-        """The devices that a rank would see; in MIG mode one slice, which is all that CUDA shows a process."""
+        """Return the devices that a rank would see; in MIG mode one slice, because CUDA shows a process only one."""
         devices = super().detect()
         return devices[:1] if devices and devices[0].partition else devices
 
     def list_devices(self) -> tuple[DetectedDevice, ...]:
-        """By nvidia-smi; without it by the driver's files in /proc; without them one unnamed device per node."""
+        """Return devices of nvidia-smi, else of the driver's files in /proc, else one unnamed device per node."""
         details = {row["index"]: row for row in self._details()}
         devices = [self._device(row, details.get(row["index"], {})) for row in self._query(*_FIELDS)]
         nodes = self.host.glob(self.nodes[0]) or self.host.glob(self.nodes[1])
@@ -93,20 +93,20 @@ class Cuda(AcceleratorFamily):
         return self.host.tool(self.tool_name, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
 
     def _query(self, *fields: str) -> list[dict[str, str]]:
-        """The rows of nvidia-smi for these fields; none when it fails.  ``[N/A]`` and its like become empty."""
+        """Return nvidia-smi's rows for these fields; none if it fails. ``[N/A]`` and similar become empty."""
         lines = self._ask(*fields).text.splitlines()
         rows = [[re.sub(r"^\[.*\]$", "", cell.strip()) for cell in line.split(", ")] for line in lines]
         return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
     def _details(self) -> list[dict[str, str]]:
-        """Rows with as many of the details as this nvidia-smi knows."""
-        known = len(_DETAILS)
-        while known > 2 and "not a valid field" in self._ask(*_DETAILS[:known]).problem:
-            known -= 1
-        return self._query(*_DETAILS[:known])
+        """Return rows with as many of the details as this nvidia-smi supports."""
+        count = len(_DETAILS)
+        while count > 2 and "not a valid field" in self._ask(*_DETAILS[:count]).problem:
+            count -= 1
+        return self._query(*_DETAILS[:count])
 
     def _slice(self, uuid: str) -> tuple[str, str]:
-        """Profile and UUID of the MIG slice that a rank gets from this device: the one asked for, else the first."""
+        """Return profile and UUID of the MIG slice for a rank: the one that the user chose, else the first."""
         current, slices = "", []
         for line in self.host.tool(self.tool_name, "-L").text.splitlines():
             if device := re.match(r"GPU \d+: .*\(UUID: (\S+)\)", line):
@@ -122,48 +122,45 @@ class Cuda(AcceleratorFamily):
         for index, path in enumerate(self.host.glob("proc/driver/nvidia/gpus/*/information")):
             text = self.host.read(str(path.relative_to(self.host.root))) or ""
             fields = dict(re.findall(r"^([^:\n]+):\s*(.*?)\s*$", text, re.MULTILINE))
-            devices.append(
-                DetectedDevice(
-                    index=index, reported_name=fields.get("Model", ""), uuid=fields.get("GPU UUID", "").strip("?")
-                )
-            )
+            name, uuid = fields.get("Model", ""), fields.get("GPU UUID", "").strip("?")
+            devices.append(DetectedDevice(index=index, reported_name=name, uuid=uuid))
         return tuple(devices)
 
     @functools.cached_property
     def _capability(self) -> float | None:
-        """Lowest compute capability of the visible devices; None where no tool tells it."""
+        """Lowest compute capability of the visible devices; None if no tool shows it."""
         return min((float(device.capability) for device in self.detect() if device.capability), default=None)
 
     def natively(self, dtype: str) -> bool:
-        """By compute capability; where no tool tells it: fp32, bf16 and fp16."""
+        """Return whether the compute capability supports the dtype; if unknown: fp32, bf16 and fp16."""
         if self._capability is None:
             return super().natively(dtype)
         return self._capability >= _SINCE.get(dtype, float("inf"))
 
     def why_not_native(self, dtype: str) -> str:
-        """Names the compute capability that is there and the one that is needed."""
+        """Return the compute capability of the device and the one that is needed."""
         if self._capability is not None and dtype in _SINCE:
             return f"{dtype} needs compute capability {_SINCE[dtype]:g}, this device has {self._capability:g}"
-        return f"{dtype} is not among the dtypes taken for native here; name it in the device's row (native = [...])"
+        return f"{dtype} is not among the dtypes assumed native here; add it to the device's row (native = [...])"
 
     def assumption(self) -> str:
-        """Said where nvidia-smi does not tell the compute capability."""
+        """Return an assumption if nvidia-smi does not show the compute capability."""
         if not self.detect() or self._capability is not None:
             return ""
-        return "compute capability unknown: fp32, bf16 and fp16 are taken for native"
+        return "compute capability unknown: fp32, bf16 and fp16 are assumed native"
 
     def software(self) -> Mapping[str, str]:
-        """The driver's version."""
+        """Return the driver's version."""
         rows = self._query(*_FIELDS)
         version = rows[0]["driver_version"] if rows else self.host.read("sys/module/nvidia/version")
         return {"driver": version or "unknown"}
 
     def power_caps(self) -> tuple[str, ...]:
-        """Enforced power limit of every device of the host."""
+        """Return the enforced power limit of every device of the host."""
         return tuple(f"{row['power.limit']} W" if row["power.limit"] else "unknown" for row in self._details())
 
     def telemetry(self) -> Telemetry:
-        """By pynvml when it is installed."""
+        """Return a reader by pynvml if it is installed."""
         return NvmlTelemetry.open(self.detect()) or super().telemetry()
 
 
@@ -189,49 +186,49 @@ class CudaDevice(Accelerator):
     )
 
     def _load(self) -> ModuleType:
-        # As nvidia-smi numbers them: CUDA's own order is by speed, and a mixed workstation would be described wrongly.
+        # nvidia-smi's numbers: CUDA orders devices by speed, which would mix up different devices of a workstation.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         return super()._load()
 
     def set_tf32(self, allowed: bool) -> None:
-        """Both of torch's switches: matrix products and convolutions."""
+        """Set both of torch's switches, for matrix products and convolutions."""
         import torch
 
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
 
     def pci_address(self, index: int) -> str | None:
-        """Of the properties that torch 2.8 and newer tell."""
+        """Return the address from properties of torch 2.8 and newer."""
         properties = self._module.get_device_properties(index)
         if not hasattr(properties, "pci_bus_id"):
             return ""
         return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
     def require_sharing(self) -> None:
-        """NCCL has NCCL_MULTI_RANK_GPU_ENABLE from 2.30 on; older ones say "Duplicate GPU"."""
+        """Require NCCL 2.30 for NCCL_MULTI_RANK_GPU_ENABLE; older ones fail with "Duplicate GPU"."""
         nccl = self.versions().get("nccl", "")
         if nccl and numbers(nccl) < (2, 30):
             raise UnsupportedCase(
-                f"NCCL {nccl} refuses several ranks on one device, which takes NCCL 2.30 or newer; "
-                "pass --perf-backend=gloo, or start one rank per device"
+                f"NCCL {nccl} refuses several ranks on one device, which needs NCCL 2.30 or newer; "
+                "use --perf-backend=gloo, or start one rank per device"
             )
 
     def utilisation_percent(self) -> float | None:
-        """As torch.cuda asks NVML, whose Python package may be missing."""
+        """Return torch.cuda's value from NVML, whose Python package may be missing."""
         return attempt(lambda: float(self._module.utilization()))
 
     def uuid(self) -> str:
-        """As torch tells it, with NVML's prefix."""
+        """Return torch's UUID with NVML's prefix."""
         uuid = attempt(lambda: self._module.get_device_properties(self._module.current_device()).uuid)
         return f"GPU-{uuid}" if uuid else ""
 
     def reading(self) -> Reading | None:
-        """By pynvml, of the device that has the UUID which torch tells."""
+        """Return pynvml's reading of the device with torch's UUID."""
         telemetry = NvmlTelemetry.open((DetectedDevice(index=0, reported_name="", uuid=self.uuid()),))
         return telemetry.read()[0] if telemetry else None
 
     def versions(self) -> dict[str, str]:
-        """CUDA, cuDNN and NCCL as torch was built or loaded with, and the TF32 switch."""
+        """Return CUDA, cuDNN and NCCL of torch, and the TF32 switch."""
         import torch
 
         cudnn: Any = torch.backends.cudnn
@@ -259,23 +256,23 @@ _REASONS = (
 
 
 class NvmlTelemetry(HandleTelemetry):
-    """Reads each device by its UUID with pynvml (nvidia-ml-py): NVML numbers by bus, CUDA perhaps by speed."""
+    """Reads each device by its UUID with pynvml (nvidia-ml-py): NVML orders by bus, CUDA perhaps by speed."""
 
     source = "pynvml"
 
     @classmethod
     def open(cls, devices: Sequence[DetectedDevice], library: Any = None) -> NvmlTelemetry | None:
-        """A reader of these devices; None without the library, its driver or a device's UUID."""
+        """Return a reader of these devices; None without the library, its driver or a device's UUID."""
         try:
             library = library or importlib.import_module("pynvml")
             library.nvmlInit()
             return cls(library, [library.nvmlDeviceGetHandleByUUID(device.uuid) for device in devices])
-        except Exception:  # the library's errors share no useful base across its versions
+        except Exception:  # the library's errors have no common base across its versions
             return None
 
     def _reading(self, index: int, handle: Any) -> Reading:
         nvml = self._library
-        reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # its name since driver 535
+        reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # since driver 535
         reasons = reasons or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
         bits = attempt(lambda: int(reasons(handle)))
         processes = attempt(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
@@ -292,21 +289,19 @@ class NvmlTelemetry(HandleTelemetry):
         )
 
     def close(self) -> None:
-        """``nvmlShutdown``."""
+        """Call ``nvmlShutdown``."""
         with contextlib.suppress(Exception):
             self._library.nvmlShutdown()
 
 
-_FEATURE_STEP = 8
-"""Both kernels take heads of a multiple of so many features; torch's attention pads others, this way in does not."""
+_FEATURE_STEP = 8  # Heads need a multiple of this many features: unlike torch, this call does not pad.
 
 
 class _Fused(AttentionKernel):
-    backend: ClassVar[str]
-    """Its name among torch's SDPBackends."""
+    backend: ClassVar[str]  # Its name among torch's SDPBackends.
 
     def takes(self, block: AttentionBlock) -> bool:
-        """As torch decides where no other kernel is allowed: by dtype, shapes and the device's generation."""
+        """Return whether torch would choose this kernel: by dtype, shapes and the device's generation."""
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -325,7 +320,7 @@ class CudaFlash(_Fused):
     backend = "FLASH_ATTENTION"
 
     def forward(self, block: AttentionBlock) -> Attended:
-        """Its rest: the state of the random numbers that no dropout asks for."""
+        """Return the attention; its rest is the random state of the unused dropout."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_flash_attention
@@ -335,7 +330,7 @@ class CudaFlash(_Fused):
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In the dtype of the query."""
+        """Return the gradients in the dtype of the query."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
@@ -351,7 +346,7 @@ class CudaCudnn(_Fused):
     backend = "CUDNN_ATTENTION"
 
     def forward(self, block: AttentionBlock) -> Attended:
-        """Its rest: the state of the random numbers that no dropout asks for."""
+        """Return the attention; its rest is the random state of the unused dropout."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
@@ -361,7 +356,7 @@ class CudaCudnn(_Fused):
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In the dtype of the query."""
+        """Return the gradients in the dtype of the query."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
@@ -372,5 +367,5 @@ class CudaCudnn(_Fused):
 
 
 def kernels() -> Mapping[str, AttentionKernel]:
-    """Flash first, as torch prefers it."""
+    """Return the kernels, flash first, as torch prefers it."""
     return {"flash": CudaFlash(), "cudnn": CudaCudnn()}

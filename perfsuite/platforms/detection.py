@@ -1,4 +1,4 @@
-"""What the driver sides of all accelerator families share: device nodes, visible devices, reasons of absence."""
+"""Common driver side of all accelerator families: device nodes, visible devices, reasons of absence."""
 
 from __future__ import annotations
 
@@ -18,28 +18,23 @@ DOCS = "perfsuite docs add-a-platform"
 
 
 class AcceleratorFamily(Family):
-    """A family whose devices show as nodes below /dev and are described by a tool of their vendor."""
+    """A family with nodes below /dev for its devices, which a tool of the vendor describes."""
 
-    nodes: ClassVar[tuple[str, ...]]
-    """Patterns below the root; none of them there means no device, and no tool is asked."""
-    visible_variable: ClassVar[str]
-    """Environment variable by which a user chooses among the devices."""
-    tool_name: ClassVar[str]
-    """The vendor's tool."""
-    tool_query: ClassVar[tuple[str, ...]]
-    """Arguments with which the tool describes the devices."""
-    guide: ClassVar[str] = DOCS
-    """The page that takes a user to a first result on these devices."""
+    nodes: ClassVar[tuple[str, ...]]  # Patterns below the root; without a match no tool is started.
+    visible_variable: ClassVar[str]  # Environment variable by which a user chooses devices.
+    tool_name: ClassVar[str]  # The vendor's tool.
+    tool_query: ClassVar[tuple[str, ...]]  # Arguments of the tool for a description of the devices.
+    guide: ClassVar[str] = DOCS  # Page that leads to a first result on these devices.
 
     def detect(self) -> tuple[DetectedDevice, ...]:
-        """The devices that a rank would see, numbered as torch numbers them; looked for once."""
+        """Return the devices that a rank would see, with torch's numbers; searched once."""
         return self._visible
 
     @abstractmethod
     def list_devices(self) -> tuple[DetectedDevice, ...]:
-        """Every device of the host, whatever the environment hides; only called where a node exists."""
+        """Return every device of the host, hidden ones included; only called if a node exists."""
 
-    # Asked for every case that is collected, so looked for once: devices do not come and go in a session.
+    # Every collected case needs the devices: they are searched once and do not change in a session.
 
     @functools.cached_property
     def _all(self) -> tuple[DetectedDevice, ...]:
@@ -50,7 +45,7 @@ class AcceleratorFamily(Family):
         return visible(self._all, self.host.environ.get(self.visible_variable))
 
     def missing(self, model: DeviceModel) -> str:
-        """Which device is missing, what was looked for and what to do."""
+        """Return which device is missing, the searched node and a remedy."""
         if not self._all:
             node = f"/{self.nodes[0]}".replace("[0-9]", "")
             return (
@@ -66,37 +61,37 @@ class AcceleratorFamily(Family):
         return f"{model.title} not found: this machine has {describe(self.detect())}; run on one that has it"
 
     def natively(self, dtype: str) -> bool:
-        """fp32, bf16 and fp16 where no tool tells the architecture of a device without a row."""
+        """Return True for fp32, bf16 and fp16 if no tool shows the architecture of a device without a row."""
         return dtype in ("fp32", "bf16", "fp16")
 
     def why_unnamed(self) -> str:
-        """What the tool complained about."""
+        """Return the tool's error message."""
         problem = self.host.tool(self.tool_name, *self.tool_query).problem
-        return f"{self.tool_name} does not tell which device this is{f' ({problem})' if problem else ''}"
+        return f"{self.tool_name} does not show which device this is{f' ({problem})' if problem else ''}"
 
     def links(self) -> str:
-        """Kinds of links between the visible devices in the tool's topology matrix."""
+        """Return the kinds of links between the visible devices in the tool's topology matrix."""
         devices = self.detect()
         index_of = {device.uuid: device.index for device in self._all if device.uuid}
         indices = [index_of.get(device.uuid, device.index) for device in devices]
         return link_kinds(self.topology(), indices) if len(devices) > 1 else ""
 
     def topology(self) -> str:
-        """The vendor tool's ``topo -m`` without its underlining."""
+        """Return the vendor tool's ``topo -m`` without its underlining."""
         text = self.host.tool(self.tool_name, "topo", "-m").text if self.detect() else ""
         return re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
 
 
 def unnamed(count: int) -> tuple[DetectedDevice, ...]:
-    """Return ``count`` devices of which only their nodes tell."""
+    """Return ``count`` devices that only have nodes."""
     return tuple(DetectedDevice(index=index, reported_name="") for index in range(count))
 
 
 def visible(devices: Sequence[DetectedDevice], setting: str | None) -> tuple[DetectedDevice, ...]:
-    """The devices that a variable like CUDA_VISIBLE_DEVICES leaves, in its order and renumbered from 0.
+    """Return the devices that a variable like CUDA_VISIBLE_DEVICES selects, in its order and renumbered from 0.
 
-    Entries are indices or beginnings of UUIDs; the first entry that is neither hides itself and all that follow, as
-    the CUDA programming guide (environment variables) says.  ``None`` (unset) leaves all.
+    Entries are indices or beginnings of UUIDs; the first invalid entry hides itself and all after it (CUDA programming
+    guide, environment variables). ``None`` (unset) selects all.
     """
     if setting is None:
         return tuple(devices)
@@ -116,7 +111,7 @@ def _names(entry: str, device: DetectedDevice) -> bool:
 
 
 def describe(devices: Sequence[DetectedDevice]) -> str:
-    """Devices in words.
+    """Return the devices in words.
 
     >>> describe([DetectedDevice(index=0, reported_name="MTT S80"), DetectedDevice(index=1, reported_name="MTT S80")])
     '2 x MTT S80'
@@ -126,18 +121,18 @@ def describe(devices: Sequence[DetectedDevice]) -> str:
 
 
 def too_few_devices(ranks: int, count: int) -> str:
-    """Return what it takes to run so many ranks where one host has ``count`` devices, which are fewer."""
+    """Return the requirements of ``ranks`` ranks on hosts with ``count`` devices, which are fewer."""
     hosts = -(-ranks // count)
     launcher = f"torchrun --nnodes={hosts} --nproc-per-node={ranks // hosts} -m pytest ..."
     several = f"{hosts} such hosts ({launcher}), or " if ranks % hosts == 0 and hosts > 1 else ""
     return (
-        f"{ranks} ranks on a host with {plural(count, 'device')}; it takes {several}--perf-oversubscribe, which "
-        "lets ranks share them"
+        f"{ranks} ranks on a host with {plural(count, 'device')}; use {several}--perf-oversubscribe, which lets ranks "
+        "share them"
     )
 
 
 def link_kinds(matrix: str, indices: Sequence[int]) -> str:
-    r"""Kinds of links between these devices in a ``topo -m`` matrix, sorted; empty when unreadable.
+    r"""Return the sorted kinds of links between these devices in a ``topo -m`` matrix; empty if unreadable.
 
     >>> link_kinds("      GPU0  GPU1  NIC0\nGPU0   X    NV18  PIX\nGPU1  NV18   X    SYS", [0, 1])
     'NV18'
@@ -148,7 +143,7 @@ def link_kinds(matrix: str, indices: Sequence[int]) -> str:
 
 
 def number(text: str) -> float | None:
-    """The number a tool's field begins with, or None.
+    """Return the number at the start of a tool's field, or None.
 
     >>> number("49152MiB"), number("[N/A]")
     (49152.0, None)
@@ -158,32 +153,31 @@ def number(text: str) -> float | None:
 
 
 class TableOnly(Family):
-    """Nothing here finds or drives such a device; a package that can is a family of the same name."""
+    """A family whose devices perfsuite can neither find nor use; a package may add a family of the same name."""
 
     backend = ""
     device_code = ""
-    nodes: ClassVar[str]
-    """Pattern of the device's nodes below the root."""
+    nodes: ClassVar[str]  # Pattern of the device's nodes below the root.
 
     def unsupported(self) -> str:
-        """That such a device is here, and what is measured in its place."""
+        """Return that such a device is here, and that the CPU is measured."""
         found = self.host.glob(self.nodes)
         node = f"/{found[0].relative_to(self.host.root)}" if found else ""
         return f"{node} is here, but perfsuite has no code for family {self.name}: the CPU is measured" if found else ""
 
     def detect(self) -> tuple[DetectedDevice, ...]:
-        """None, whatever the machine has."""
+        """Return no devices."""
         return ()
 
     def missing(self, model: DeviceModel) -> str:
-        """That no machine would do, and what would."""
+        """Return that perfsuite has no code for the family, with a remedy."""
         return (
             f"{model.title} is a row of the table only: perfsuite has no code for family {self.name}; "
             f"install a package that brings it ({DOCS})"
         )
 
     def natively(self, dtype: str) -> bool:
-        """By the row alone."""
+        """Return False: only the row counts."""
         return False
 
 

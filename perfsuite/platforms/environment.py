@@ -1,7 +1,7 @@
-"""Everything about a run that may change on the same hardware: recorded with it, shown when it differs.
+"""Facts about a run that may change on the same hardware: recorded with it, shown if they differ.
 
-What a tool or the kernel can tell is read, without torch; what only a person knows comes from the ``[environment]``
-section of the user's platform file.  What cannot be read is ``unknown``, never guessed.
+Tools and the kernel are read without torch; the ``[environment]`` section of the user's platform file adds the rest.
+An unreadable value is ``unknown``, never guessed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.masking import is_secret_name, masked, masked_value
+from perfsuite.base.text import spans
 from perfsuite.base.units import gib
 from perfsuite.platforms.base import Family
 from perfsuite.platforms.cgroups import cpu_quota
@@ -30,17 +31,8 @@ from perfsuite.record.codec import to_json
 UNKNOWN = "unknown"
 
 _PACKAGES = (
-    "torch",
-    "torch-musa",
-    "deepspeed",
-    "transformers",
-    "flash-attn",
-    "numpy",
-    "pytest",
-    "pytest-benchmark",
-    "perfsuite",
-    "nvidia-ml-py",
-    "mthreads-ml-py",
+    *("torch", "torch-musa", "deepspeed", "transformers", "flash-attn", "numpy", "pytest", "pytest-benchmark"),
+    *("perfsuite", "nvidia-ml-py", "mthreads-ml-py"),
 )
 _PACKAGE_FAMILIES = ("nvidia-nccl-cu", "nvidia-cudnn-cu", "nvidia-cuda-runtime-cu", "nvidia-cublas-cu")
 _VARIABLES = re.compile(
@@ -51,51 +43,33 @@ _VARIABLES = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What a run was done with; every field may differ between runs that are compared."""
+    """Conditions of a run; every field may differ between compared runs."""
 
     hostname: str
-    machine_model: str
-    """Maker and product of the machine as its firmware tells."""
+    machine_model: str  # Maker and product from the machine's firmware.
     os: str
     kernel: str
     python: str
-    container: str
-    """docker, podman, kubernetes, ...; ``none seen`` without a sign of one."""
-    cpu: str
-    """Model, sockets, threads per core, the cores that ranks may use, and the CPU quota where there is one."""
-    cores: Mapping[str, str]
-    """Which cores ranks may use, and how many physical ones and memory nodes these are on."""
-    memory_gib: str
-    """Main memory within the limit of the cgroup."""
-    governor: str
-    """CPU frequency governor."""
-    tcp: str
-    """Congestion control of new TCP connections, which gloo's messages go by: one that paces (bbr) scatters them."""
-    network: tuple[str, ...]
-    """Active InfiniBand and RoCE ports with their rate."""
-    devices: tuple[str, ...]
-    """Reported name, memory and UUID of every device."""
-    power_caps: tuple[str, ...]
-    """Power limit of every accelerator of the host."""
-    driver: Mapping[str, str]
-    """The device's driver and toolkit, by name."""
-    packages: Mapping[str, str]
-    """Versions of the Python packages that matter, by distribution name."""
-    variables: Mapping[str, str]
-    """Environment variables that change what is timed."""
-    notes: tuple[str, ...]
-    """What one must know to read a result of this machine: remarks, then the quirks of its stack."""
-    worker: Mapping[str, Any] = field(default_factory=dict)
-    """What a rank worker reported about torch and its libraries."""
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the run that change what is timed, those that were given: ``{"perf-pin": "numa"}``."""
-    declared: Mapping[str, Any] = field(default_factory=dict)
-    """The user's ``[environment]`` section."""
-    topology: str = ""
-    """Topology matrix of the vendor's tool; empty where it gives none."""
+    container: str  # docker, podman, kubernetes, ...; ``none seen`` without a sign of one.
+    cpu: str  # Model, sockets, threads per core, cores for ranks, and the CPU quota if there is one.
+    cores: Mapping[str, str]  # Cores for ranks, and the number of their physical cores and memory nodes.
+    memory_gib: str  # Main memory within the limit of the cgroup.
+    governor: str  # CPU frequency governor.
+    tcp: str  # Congestion control of new TCP connections, which carry gloo's messages; bbr scatters their times.
+    network: tuple[str, ...]  # Active InfiniBand and RoCE ports with their rate.
+    devices: tuple[str, ...]  # Reported name, memory and UUID of every device.
+    power_caps: tuple[str, ...]  # Power limit of every accelerator of the host.
+    driver: Mapping[str, str]  # The device's driver and toolkit, by name.
+    packages: Mapping[str, str]  # Versions of the relevant Python packages, by distribution name.
+    variables: Mapping[str, str]  # Environment variables that affect timing.
+    notes: tuple[str, ...]  # Facts that explain results of this machine: remarks, then the quirks of its stack.
+    worker: Mapping[str, Any] = field(default_factory=dict)  # A rank worker's report about torch and its libraries.
+    options: Mapping[str, str] = field(default_factory=dict)  # Options that affect timing: ``{"perf-pin": "numa"}``.
+    declared: Mapping[str, Any] = field(default_factory=dict)  # The user's ``[environment]`` section.
+    topology: str = ""  # Topology matrix of the vendor's tool; empty if there is none.
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, every field present."""
+        """Return plain values of all fields."""
         return {entry.name: to_json(getattr(self, entry.name)) for entry in fields(self)}
 
 
@@ -107,7 +81,7 @@ def read_environment(
     options: Mapping[str, str] | None = None,
     worker: Mapping[str, Any] | None = None,
 ) -> Environment:
-    """The environment of a run on ``machine``; ``worker`` is what a rank worker said about torch and its libraries."""
+    """Return the environment of a run on ``machine``; ``worker``: a rank worker's report about torch."""
     host = host or machine.family.host
     processor = read_processor(host)
     memory = memory_bytes(host)
@@ -143,7 +117,7 @@ def read_environment(
 
 
 def congestion_control(host: Host) -> str:
-    """By which new TCP connections decide how fast they send."""
+    """Return the congestion control of new TCP connections."""
     return host.read("proc/sys/net/ipv4/tcp_congestion_control") or UNKNOWN
 
 
@@ -173,23 +147,8 @@ def _container(host: Host) -> str:
 
 def _quota(host: Host) -> str:
     quota = cpu_quota(host)
-    known = UNKNOWN if quota is None else f"{quota:.3g} cores"
-    return "" if quota == math.inf else f"; CPU quota: {known}"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Ascending numbers as the kernel writes lists of cores.
-
-    >>> spans([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
-    """
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][-1] == number - 1:
-            found[-1][1:] = [number]
-        else:
-            found.append([number])
-    return ",".join("-".join(map(str, ends)) for ends in found)
+    text = UNKNOWN if quota is None else f"{quota:.3g} cores"
+    return "" if quota == math.inf else f"; CPU quota: {text}"
 
 
 def _cores(host: Host) -> dict[str, str]:
@@ -199,10 +158,10 @@ def _cores(host: Host) -> dict[str, str]:
         tuple(host.read(f"{place}/topology/{name}") for name in ("physical_package_id", "core_id")) for place in places
     }
     nodes = {path.name for place in places for path in host.glob(f"{place}/node[0-9]*")}
-    known = all(None not in core for core in physical)
+    complete = all(None not in core for core in physical)
     return {
         "which": spans(granted),
-        "physical": str(len(physical)) if known else UNKNOWN,
+        "physical": str(len(physical)) if complete else UNKNOWN,
         "memory_nodes": str(len(nodes)) if nodes else UNKNOWN,
     }
 
@@ -219,12 +178,12 @@ def _device(name: str, memory: int | None, uuid: str) -> str:
 
 
 def _packages() -> dict[str, str]:
-    """Installed versions by distribution name; what is not installed is not listed."""
+    """Return the installed versions by distribution name."""
     from importlib.metadata import distributions
 
     versions: dict[str, str] = {}
     for distribution in distributions():
-        # The two headers alone: parsing all that packages say of themselves takes the time of a small case.
+        # Only the two headers: parsing all metadata of the packages takes as long as a small case.
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         headers = dict(re.findall(r"^(Name|Version): *(\S+)", text.partition("\n\n")[0], re.MULTILINE))
         name = re.sub(r"[-_.]+", "-", headers.get("Name", "")).lower()
@@ -233,13 +192,12 @@ def _packages() -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
-OLDEST = (2, 5)
-"""torch's version from which on perfsuite runs."""
+OLDEST = (2, 5)  # Oldest supported version of torch.
 
 
 def installed_torch() -> str:
-    """Version of the installed torch by its metadata; empty where there is none."""
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms, and most commands describe no environment
+    """Return the version of the installed torch from its metadata; empty if it is missing."""
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms; most commands do not need it
 
     try:
         return version("torch")
@@ -248,19 +206,16 @@ def installed_torch() -> str:
 
 
 def require_importable_torch() -> None:
-    """Raise ConfigurationError, one line, where ranks would find no torch at all, whatever its version."""
+    """Raise ConfigurationError, in one line, if ranks would find no torch of any version."""
     if not installed_torch() and find_spec("torch") is None:
         raise ConfigurationError(
-            f"torch is not installed for {sys.executable}, and ranks measure with it; run pytest by the Python that "
-            "has it (a vendor's image has its own), or install it"
+            f"torch is not installed for {sys.executable}, but ranks need it; run pytest by the Python that has it "
+            "(a vendor's image has its own), or install it"
         )
 
 
 def require_torch(family: Family, installed: str) -> None:
-    """Raise ConfigurationError, one line that says what to do, for a torch that is too old; unknown ones pass.
-
-    A pre-release of the oldest counts as it: a vendor's build of 2.5.0a0 has all that is needed.
-    """
+    """Raise ConfigurationError with a remedy for an old torch; unknown versions and 2.5's pre-releases pass."""
     parts = numbers(installed)
     if parts and parts[:2] < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -1,7 +1,7 @@
-"""The hard key of a machine: what must agree before two results may be compared, and the name of a baseline's file.
+"""The hardware key of a machine: it must be equal to compare two results, and it names the baseline's file.
 
-Only what the hardware is and how it is divided goes in.  A reading (MHz, bogomips, free memory, the link speed of an
-idle moment) never does: it would give one machine two keys.  Drivers and libraries belong to the environment.
+It contains the hardware and its partition only. A momentary value (MHz, bogomips, free memory, an idle link's speed)
+would give one machine two keys. Drivers and libraries belong to the environment.
 """
 
 from __future__ import annotations
@@ -24,31 +24,27 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Hardware that results are comparable on."""
+    """Hardware on which results are comparable."""
 
-    key: str
-    """Readable and usable as a file name: ``cpu-amd-epyc-2c-1a2b3c4d``, ``s4000-8x-5e6f7a8b``."""
-    parts: Mapping[str, str] = field(hash=False)
-    """What the key's last eight digits are a digest of, by name."""
+    key: str  # Text that is readable and valid as a file name: ``cpu-amd-epyc-2c-1a2b3c4d``, ``s4000-8x-5e6f7a8b``.
+    parts: Mapping[str, str] = field(hash=False)  # Values by name; the key's last eight digits are their digest.
 
     def __str__(self) -> str:
         return self.key
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """One line per part that differs: ``accelerators: 8 x MTT S4000, other has 4 x MTT S4000``."""
+        """Return one line per different part: ``accelerators: 8 x MTT S4000, other has 4 x MTT S4000``."""
         names = dict.fromkeys([*self.parts, *other.parts])
         pairs = [(name, self.parts.get(name, "none"), other.parts.get(name, "none")) for name in names]
-        return tuple(f"{name}: {mine}, other has {theirs}" for name, mine, theirs in pairs if mine != theirs)
+        return tuple(f"{name}: {own}, other has {foreign}" for name, own, foreign in pairs if own != foreign)
 
 
 def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None = None, hosts: int = 1) -> Fingerprint:
-    """The fingerprint of this machine.
+    """Return the fingerprint of this machine.
 
-    ``cores`` are the logical cores that ranks may use, by default all that are granted here; a smaller CPU quota of the
-    own control group takes their place.  ``hosts`` is the number of equal machines of a cluster.
-
-    Raises ConfigurationError where a vendor's tool gave no answer: with parts unknown this machine would have another
-    key, for which no baseline is stored.
+    ``cores`` are the logical cores for ranks, by default all granted ones; a smaller CPU quota of the control group
+    replaces them. ``hosts`` is the number of equal machines of a cluster. Raises ConfigurationError if a vendor's tool
+    did not answer: without its values this machine would get another key, which has no baseline.
     """
     host = host or machine.family.host
     processor = read_processor(host)
@@ -59,8 +55,8 @@ def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None
         parts.update(_accelerator_parts(machine))
         if silent := host.hung():
             raise ConfigurationError(
-                f"{silent}, so it is not known what the hardware is, and no stored run can be compared; see that the "
-                "driver answers (for NVIDIA: start nvidia-persistenced), then run again"
+                f"{silent}, so the hardware is unknown and no stored run can be compared; check that the driver "
+                "answers (for NVIDIA: start nvidia-persistenced), then run again"
             )
     parts.update(
         cpu_model=processor.model,
@@ -90,7 +86,7 @@ def _key(machine: Machine, parts: Mapping[str, str]) -> str:
     hosts = "" if parts["hosts"] == "1" else f"{parts['hosts']}h-"
     if machine.family.name == "cpu":
         head = f"{machine.name}-{_slug(parts['cpu_model'])}-{hosts}{parts['cores']}c"
-    elif machine.name == machine.family.name:  # no row: the name must say which device it is
+    elif machine.name == machine.family.name:  # no row: the key has to contain the device's name
         head = f"{machine.name}-{_slug(machine.model.title)}-{hosts}{machine.device_count}x"
     else:
         head = f"{machine.name}-{hosts}{machine.device_count}x"
@@ -98,7 +94,7 @@ def _key(machine: Machine, parts: Mapping[str, str]) -> str:
 
 
 def _slug(name: str) -> str:
-    """A device's name as part of a file name, without what every such name has.
+    """Return a device's name as part of a file name, without words that every such name has.
 
     >>> _slug("Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz"), _slug("AMD EPYC 7742 64-Core Processor")
     ('intel-xeon-gold-6330', 'amd-epyc-7742')

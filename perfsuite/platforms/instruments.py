@@ -1,7 +1,7 @@
-"""Tools and debug settings that slow the process in which they are: read in a rank's process, as it is measured.
+"""Tools and debug settings that slow a process: read in a rank's process during the measurement.
 
-A run under one of them cannot be compared with one without.  Settings that leave the times alone, such as
-PYTHONFAULTHANDLER or a library's warnings, are not listed.
+Runs with and without them cannot be compared. Settings that do not affect times, such as PYTHONFAULTHANDLER or a
+library's warnings, are not listed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from types import MappingProxyType
 from perfsuite.platforms.base import DeviceCode
 
 _UNSET = "\0"
-_ON = r"(?i)(?!(0|false|off|no|none|\0)?$)"
-"""Values that turn a switch on."""
+_ON = r"(?i)(?!(0|false|off|no|none|\0)?$)"  # Values that turn a switch on.
 _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "PYTHONMALLOC": ("debug$", "debug allocator of Python"),
@@ -34,32 +33,32 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "OMP_TOOL_LIBRARIES": (_ON, "OpenMP tool"),
     }
 )
-"""By name: which values slow a process (matched from their beginning), and what they turn on."""
+"""By name: pattern of the values that slow a process (matched from the start), and the feature they turn on."""
 _LIBRARIES = re.compile(
     r"/(lib(?:asan|tsan|ubsan|msan|lsan|hwasan|c_malloc_debug|efence|duma|dmalloc|heaptrack_\w+|memray\w*|mtrace)"
     r"|clang_rt\.\w*san|vgpreload|libToolsInjection|libcupti_injection|libscalene)[^/ ]*$",
     re.MULTILINE,
 )
-"""Debug allocators, sanitizers and injected profilers among the files that are mapped."""
+"""Debug allocators, sanitizers and injected profilers among the mapped files."""
 _PROGRAMS = re.compile(
     r"(nsys|ncu|nvprof|msys|perf|strace|ltrace|gdb|valgrind|rr|vtune|py-spy|scalene|heaptrack|rocprof|uftrace|memray"
     r"|austin|kernprof|coverage)$"
 )
-"""Programs that a wrapper may put the ranks under."""
+"""Programs that a wrapper may use to start the ranks."""
 _AUTOMATIC = ("ddtrace", "newrelic", "elasticapm", "opentelemetry", "scalene", "sentry")
-"""Packages that instrument a program by a sitecustomize of their own."""
+"""Packages that instrument a program by their own sitecustomize."""
 
 
 def instruments(code: DeviceCode, wrapper: str = "") -> tuple[str, ...]:
-    """What instruments this process, each with what to do: ``development mode of Python (unset PYTHONDEVMODE)``.
+    """Return the instruments of this process with their remedies: ``development mode of Python (unset PYTHONDEVMODE)``.
 
-    ``wrapper`` is the command that the ranks were started under.
+    ``wrapper`` is the command that started the ranks.
     """
-    told = [*_in_python(), *_in_torch(), *_from_outside(wrapper)]
-    for name, (values, what) in {**_VARIABLES, **code.instrument_variables}.items():
+    found = [*_in_python(), *_in_torch(), *_from_outside(wrapper)]
+    for name, (values, feature) in {**_VARIABLES, **code.instrument_variables}.items():
         if re.match(values, os.environ.get(name, _UNSET)):
-            told.append(f"{what} (unset {name})")
-    return tuple(dict.fromkeys(told))
+            found.append(f"{feature} (unset {name})")
+    return tuple(dict.fromkeys(found))
 
 
 def _in_python() -> Iterator[str]:
@@ -104,7 +103,7 @@ def _in_torch() -> Iterator[str]:
 
 
 def _text(path: str) -> str:
-    """Paths and names of processes need not be UTF-8."""
+    """Read a file that may contain paths and names which are not UTF-8."""
     return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
@@ -123,7 +122,7 @@ def _from_outside(wrapper: str) -> Iterator[str]:
 
 
 def _name_of(hook: object) -> str:
-    """``coverage.CTracer``, ``pydevd.trace_dispatch``."""
+    """Return ``coverage.CTracer``, ``pydevd.trace_dispatch``."""
     owner = getattr(hook, "__self__", None)
     named = hook if hasattr(hook, "__qualname__") and owner is None else type(owner or hook)
     return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', type(hook).__name__)}".strip(".")

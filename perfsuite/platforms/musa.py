@@ -1,7 +1,7 @@
-"""Moore Threads devices: found by /dev/mtgpu*, described by mthreads-gmi, driven through torch.musa.
+"""Moore Threads devices: found by /dev/mtgpu*, described by mthreads-gmi, used through torch.musa.
 
-What torch_musa does otherwise than torch's manual says, by version and architecture, stands in quirks.toml, each with
-the place here that honours it.  The names that this file uses are held against those of every version by a test.
+quirks.toml lists the differences of torch_musa from torch's manual, by version and architecture, with the code here
+that handles each. A test compares the names in this file with those of every version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _OVERLAP_VARIABLES = ("TORCH_MUSA_FSDP2_OVERLAP_LEVEL", "TORCH_MUSA_FSDP2_DISABLE_OVERLAP")
-"""The newer one first: where both are set it wins."""
+"""The newer variable first: it has priority."""
 
 
 class Musa(AcceleratorFamily):
@@ -37,7 +37,7 @@ class Musa(AcceleratorFamily):
     name = "musa"
     backend = "mccl"
     start_method = "exec"
-    # The numbers stand for a ring and the simple protocol; the vendor's launch scripts set all three.
+    # The numbers select a ring and the simple protocol; the vendor's launch scripts set all three.
     communication_settings = MappingProxyType(
         {
             "ring": {"MCCL_ALGOS": "1"},
@@ -48,7 +48,7 @@ class Musa(AcceleratorFamily):
             "outer-interfaces": {"MCCL_SOCKET_IFNAME": "^lo,docker,veth,virbr"},
         }
     )
-    # The driver takes a kernel beyond its own limit for hung; FlagPerf's S4000 cases set an hour, in ms.
+    # The driver ends a kernel that exceeds its own limit; FlagPerf's S4000 cases set an hour, in ms.
     rank_variables = MappingProxyType({"MUSA_KERNEL_TIMEOUT": "3600000"})
     device_code = "perfsuite.platforms.musa:MusaDevice"
     attention = "perfsuite.platforms.musa:kernels"
@@ -59,7 +59,7 @@ class Musa(AcceleratorFamily):
     guide = "perfsuite docs musa"
 
     def list_devices(self) -> tuple[DetectedDevice, ...]:
-        """By ``mthreads-gmi -q``, else by its table, else one unnamed device per node."""
+        """Return devices of ``mthreads-gmi -q``, else of its table, else one unnamed device per node."""
         blocks = re.split(r"^\s*GPU\s?(\d+)\b", self.host.tool(self.tool_name, "-q").text, flags=re.MULTILINE)
         named = tuple(
             self._device(int(index), block)
@@ -81,7 +81,7 @@ class Musa(AcceleratorFamily):
         )
 
     def _table(self) -> Iterator[DetectedDevice]:
-        """Rows ``0  MTT S80  |00000000:04:00.0  |0%  2MiB(16384MiB)`` of mthreads-gmi without arguments."""
+        """Yield devices of rows ``0  MTT S80  |00000000:04:00.0  |0%  2MiB(16384MiB)`` of mthreads-gmi."""
         row = r"^(\d+)\s+(\S.*?)\s*\|([0-9a-fA-F:.]+)\s*\|[^(\n]*\((\d+)MiB\)"
         for match in re.finditer(row, self.host.tool(self.tool_name).text, re.MULTILINE):
             yield DetectedDevice(
@@ -89,7 +89,7 @@ class Musa(AcceleratorFamily):
             )
 
     def _link(self, address: str) -> str:
-        """PCIe generation and width at their best, from sysfs: the tool prints the width of the moment."""
+        """Return the best PCIe generation and width, from sysfs: the tool prints the present width."""
         domain, _, rest = address.lower().partition(":")
         device = f"sys/bus/pci/devices/{domain[-4:]}:{rest}"
         speed = number(self.host.read(f"{device}/max_link_speed") or "")
@@ -98,39 +98,39 @@ class Musa(AcceleratorFamily):
         return f"pcie{generation}x{width:g}" if generation and width else ""
 
     def why_not_native(self, dtype: str) -> str:
-        """Points at the row."""
-        return f"{dtype} is not among the dtypes taken for native here; name it in the device's row (native = [...])"
+        """Return a hint at the device's row."""
+        return f"{dtype} is not among the dtypes assumed native here; add it to the device's row (native = [...])"
 
     def assumption(self) -> str:
-        """Always an assumption."""
-        return "architecture unknown: fp32, bf16 and fp16 are taken for native" if self.detect() else ""
+        """Return the assumption: no tool shows the architecture."""
+        return "architecture unknown: fp32, bf16 and fp16 are assumed native" if self.detect() else ""
 
     def software(self) -> Mapping[str, str]:
-        """Driver, and what ``musa_version_query`` lists: musa_toolkits, mccl, mublas and others."""
+        """Return the driver, and the packages of ``musa_version_query``: musa_toolkits, mccl, mublas and others."""
         text = self.host.tool(self.tool_name).text + self.host.tool(self.tool_name, "-q").text
         driver = re.search(r"Driver Version\s*:\s*(\S+)", text)
         listed = re.findall(r'^(\w+):\s*\{\s*"version":\s*"([^"]+)"', self.host.tool("musa_version_query").text, re.M)
         return {"driver": driver[1] if driver else "unknown", **dict(listed)}
 
     def newer_torch(self) -> str:
-        """Which of the vendor's releases have it: torch and torch_musa belong together."""
-        mine = package_version(self.name)
+        """Return which of the vendor's releases have it: torch and torch_musa belong together."""
+        installed = package_version(self.name)
         return (
             f"torch_musa 2.1.0, 2.1.1 and 2.5.0 come with torch 2.5.0, 2.7.0 and 2.7.1 with torch 2.7.1"
-            f"{f', this is torch_musa {mine}' if mine else ''}; take the image "
+            f"{f', this is torch_musa {installed}' if installed else ''}; use the image "
             "registry.mthreads.com/mcconline/musa-pytorch-release-public in such a release, "
             f"never PyPI's torch ({self.guide})"
         )
 
     def quirks(self, model: DeviceModel) -> tuple[str, ...]:
-        """Of the torch_musa installed here on the row's architecture; what is not known may have a quirk."""
+        """Return the quirks of the installed torch_musa on the row's architecture; unknown ones may have any."""
         version = package_version(self.name)
-        known = quirks(self.name, version=version, architecture=architecture_number(model.architecture))
+        found = quirks(self.name, version=version, architecture=architecture_number(model.architecture))
         heading = f"quirks of torch_musa {version or '(version unknown: any of these)'}, perfsuite docs musa:"
-        return (heading, *map(str, known))
+        return (heading, *map(str, found))
 
     def telemetry(self) -> Telemetry:
-        """By pymtml when it is installed."""
+        """Return a reader by pymtml if it is installed."""
         return MtmlTelemetry.open(self.detect()) or super().telemetry()
 
 
@@ -165,7 +165,7 @@ class MusaDevice(Accelerator):
         return super()._load()
 
     def set_tf32(self, allowed: bool) -> None:
-        """One switch for matrix products and convolutions."""
+        """Set the one switch for matrix products and convolutions."""
         import torch
 
         mudnn = getattr(torch.backends, "mudnn", None)
@@ -174,12 +174,12 @@ class MusaDevice(Accelerator):
         mudnn.allow_tf32 = allowed
 
     def utilisation_percent(self) -> float | None:
-        """By pymtml, since torch_musa tells none."""
+        """Return pymtml's value: torch_musa has none."""
         reading = self.reading()
         return reading.utilisation_percent if reading is not None else None
 
     def reading(self) -> Reading | None:
-        """By pymtml; unknown where the visible devices have other numbers there."""
+        """Return pymtml's reading; None if the visible devices have other numbers there."""
         if Musa.visible_variable in os.environ:
             return None
         device = DetectedDevice(index=int(self._module.current_device()), reported_name="")
@@ -187,13 +187,13 @@ class MusaDevice(Accelerator):
         return telemetry.read()[0] if telemetry else None
 
     def versions(self) -> dict[str, str]:
-        """torch_musa's version, the architecture (mp_22 for S4000) and the switches that change what is timed."""
+        """Return torch_musa's version, the architecture (mp_22 for S4000) and switches that affect timing."""
         import torch
 
         versions = {**super().versions(), "torch_musa": "unknown", "architecture": "unknown"}
-        with contextlib.suppress(Exception):  # not there in a stand-in
+        with contextlib.suppress(Exception):  # missing in a simulated device
             versions["torch_musa"] = str(importlib.import_module("torch_musa").__version__)
-        with contextlib.suppress(Exception):  # a driver that cannot be asked: RuntimeError, AssertionError
+        with contextlib.suppress(Exception):  # a driver without an answer: RuntimeError, AssertionError
             major, minor = cast(Any, self._module).get_device_capability()
             versions["architecture"] = f"mp_{major}{minor}"
         versions["kernel_timeout_ms"] = os.environ.get("MUSA_KERNEL_TIMEOUT", "unset")
@@ -205,7 +205,7 @@ class MusaDevice(Accelerator):
         return {**versions, **self._quirks(versions["torch_musa"], versions["architecture"])}
 
     def _quirks(self, version: str, architecture: str) -> dict[str, str]:
-        """Names of the quirks that this rank has, and whether FSDP2 overlaps its communication."""
+        """Return the names of this rank's quirks, and whether FSDP2 overlaps its communication."""
         names = [
             quirk.name for quirk in quirks("musa", version=version, architecture=architecture_number(architecture))
         ]
@@ -224,15 +224,15 @@ class MusaDevice(Accelerator):
 class MtmlTelemetry(HandleTelemetry):
     """Clock, power and temperature by pymtml (package mthreads-ml-py from 2.2.10 on), by its ``mtml*`` calls only.
 
-    Throttling and processes have no call, so they stay unknown.  The package's layer with NVML's names invents answers
-    where the library has none: an empty process list, limits of 0.
+    It has no calls for throttling and processes. The package's layer with NVML's names invents missing values: an empty
+    process list, limits of 0.
     """
 
     source = "pymtml"
 
     @classmethod
     def open(cls, devices: Sequence[DetectedDevice], library: Any = None) -> MtmlTelemetry | None:
-        """A reader of these devices; None without the library, its driver or a device."""
+        """Return a reader of these devices; None without the library, its driver or a device."""
         try:
             library = library or importlib.import_module("pymtml")
             library.mtmlLibraryInit()
@@ -243,7 +243,7 @@ class MtmlTelemetry(HandleTelemetry):
                 for device in devices
             ]
             return cls(library, handles)
-        except Exception:  # missing library, missing libmtml.so, driver not loaded: one class each
+        except Exception:  # missing library, missing libmtml.so, driver not loaded: different classes
             return None
 
     def _reading(self, index: int, handle: Any) -> Reading:
@@ -265,24 +265,24 @@ class MtmlTelemetry(HandleTelemetry):
             attempt(lambda: mtml.mtmlDeviceFreeGpu(gpu))
 
     def close(self) -> None:
-        """``mtmlLibraryShutDown``."""
+        """Call ``mtmlLibraryShutDown``."""
         with contextlib.suppress(Exception):
             self._library.mtmlLibraryShutDown()
 
 
 class MusaFlash(AttentionKernel):
-    """``aten::_scaled_dot_product_attention_flash_musa``; it knows no other scale than 1 / sqrt(E)."""
+    """``aten::_scaled_dot_product_attention_flash_musa``; its only scale is 1 / sqrt(E)."""
 
     grouped = True
 
     def takes(self, block: AttentionBlock) -> bool:
-        """Whether this torch has the operator; what muDNN cannot compute, it refuses itself."""
+        """Return whether this torch has the operator; muDNN itself refuses unsupported blocks."""
         import torch
 
         return hasattr(torch.ops.aten, "_scaled_dot_product_attention_flash_musa")
 
     def forward(self, block: AttentionBlock) -> Attended:
-        """Its rest: the mask of the dropout that is not asked for."""
+        """Return the attention; its rest is the mask of the unused dropout."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_attention_flash_musa
@@ -293,7 +293,7 @@ class MusaFlash(AttentionKernel):
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In the dtype of the query; some versions return a gradient of the mask too."""
+        """Return the gradients in the dtype of the query; some versions of the kernel add one of the mask."""
         import torch
 
         kernel = torch.ops.aten._scaled_dot_product_attention_flash_musa_backward
@@ -303,5 +303,5 @@ class MusaFlash(AttentionKernel):
 
 
 def kernels() -> Mapping[str, AttentionKernel]:
-    """The one there is."""
+    """Return the only kernel."""
     return {"flash": MusaFlash()}

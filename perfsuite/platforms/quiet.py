@@ -1,7 +1,7 @@
-"""Signs that the machine was not left alone while something was timed.
+"""Signs that other programs disturbed the machine during the measurement.
 
-Of about 530 recorded runs, a share of CPU time in wall time below 0.98 flags 38 % of the bad ones and no good one.
-The load average flags nothing and is not used.
+In about 530 recorded runs, a share of CPU time in wall time below 0.98 marks 38 % of the bad ones and no good one. The
+load average marks none and is not used.
 """
 
 from __future__ import annotations
@@ -19,51 +19,37 @@ from perfsuite.platforms.telemetry import family_of_processes
 from perfsuite.record.result import Measurement
 from perfsuite.record.run import NOT_QUIET, THROTTLED
 
-CPU_SHARE_FLOOR = 0.98
-"""A rank that only computes and got less of its core than this shared it."""
-SWITCHED_SHARE = 0.25
-"""More samples than this with an involuntary context switch leave too few clean ones."""
+CPU_SHARE_FLOOR = 0.98  # Least share of its core that an undisturbed rank gets if it only computes.
+SWITCHED_SHARE = 0.25  # Share of samples with an involuntary context switch above which too few clean ones are left.
 STEAL_SHARE = 0.01
 PRESSURE_PERCENT = 5.0
-OTHERS_SHARE = 0.05
-"""Of the core time, taken by others than the run: a tenth of a core of two.  Idle systems take 0.01 to 0.02."""
+OTHERS_SHARE = 0.05  # Share of other programs: a tenth of a core of two. Idle systems use 0.01 to 0.02.
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreTime:
-    """Core seconds of the cores that this run may use, since boot."""
+    """Core seconds since boot of the cores that this run may use."""
 
     granted_s: float
-    busy_s: float
-    """In which something ran there; interrupts are nobody's."""
-    own_s: float
-    """Of this run's processes, those that have ended included."""
+    busy_s: float  # Time in which programs ran there; interrupts do not count.
+    own_s: float  # Time of this run's processes, ended ones included.
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostLoad:
-    """What the kernel counts about others: one reading."""
+    """One reading of the kernel's counts about other programs."""
 
-    stolen_ticks: int | None
-    """Time that a hypervisor ran something else instead, since boot; None where /proc/stat does not tell."""
+    stolen_ticks: int | None  # Time that a hypervisor used for others since boot; None if /proc/stat does not have it.
     all_ticks: int | None
-    pressure_percent: float | None
-    """Share of the last 10 s in which some task waited for a core (/proc/pressure/cpu); None in older kernels."""
-    core_time: CoreTime | None = None
-    """None where /proc/stat does not tell."""
-    quota: str = ""
-    """What the own control group may use, ``0.2 cores``; empty without a limit and where it is unknown."""
-    quota_share: float = 1.0
-    """The same as a share of the granted cores' time."""
-    throttling: Mapping[str, Throttling] = field(default_factory=dict)
-    """How often the quotas of the own control group and those above it held the run back."""
+    pressure_percent: float | None  # Share of the last 10 s with a waiting task (/proc/pressure/cpu).
+    core_time: CoreTime | None = None  # None if /proc/stat does not have it.
+    quota: str = ""  # Quota of the own control group, ``0.2 cores``; empty without a limit and if unknown.
+    quota_share: float = 1.0  # The same as a share of the granted cores' time.
+    throttling: Mapping[str, Throttling] = field(default_factory=dict)  # By the quotas of all own groups.
 
 
 def read_host_load(host: Host, roots: Iterable[int]) -> HostLoad:
-    """Now; all processes of the run descend from ``roots``.
-
-    Pressure counts everybody's tasks, one's own too: it tells about others only before the ranks start.
-    """
+    """Return the present load; all processes of the run descend from ``roots``. Pressure includes the run's tasks."""
     quota = cpu_quota(host) or math.inf
     cpu = re.match(r"cpu((?:\s+\d+)+)", host.read("proc/stat") or "")
     ticks = [int(count) for count in cpu[1].split()] if cpu else []
@@ -92,18 +78,18 @@ def _core_time(host: Host, roots: Iterable[int]) -> CoreTime | None:
 
 
 def _own_time(host: Host, roots: Iterable[int]) -> float:
-    """Core time of the run's processes, with children of theirs that have ended."""
+    """Return the core time of the run's processes and their ended children."""
     ticks = 0
     for pid in family_of_processes(roots):
         after_name = (host.read(f"proc/{pid}/stat") or "").rpartition(")")[2].split()
-        ticks += sum(map(int, after_name[11:15]))  # its own and its children's, in user code and in the kernel
+        ticks += sum(map(int, after_name[11:15]))  # own and children's, in user code and in the kernel
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def others_share(before: HostLoad, after: HostLoad) -> float | None:
-    """Share of the granted cores' time between two readings that processes of others took; None when unknown.
+    """Return the share of the granted cores' time that other programs took between two readings; None if unknown.
 
-    Where the own control group used up its quota, the rest of the cores was not the run's to lose.
+    If the own control group exhausted its quota, the rest of the cores was not available to the run.
 
     >>> def reading(granted_s, busy_s, own_s):
     ...     core_time = CoreTime(granted_s=granted_s, busy_s=busy_s, own_s=own_s)
@@ -122,7 +108,7 @@ def others_share(before: HostLoad, after: HostLoad) -> float | None:
 
 
 def steal_share(before: HostLoad, after: HostLoad) -> float | None:
-    """Share of all core time between two readings that a hypervisor took, 0 to 1; None when unknown.
+    """Return the share of all core time that a hypervisor took between two readings, 0 to 1; None if unknown.
 
     >>> def reading(stolen, all_ticks): return HostLoad(stolen_ticks=stolen, all_ticks=all_ticks, pressure_percent=None)
     >>> steal_share(reading(10, 1000), reading(40, 2000))
@@ -135,12 +121,11 @@ def steal_share(before: HostLoad, after: HostLoad) -> float | None:
 
 
 def disturbance(measurement: Measurement, *, waits: bool, cores: int | None = None) -> str:
-    """Why this measurement was disturbed, as a phrase; empty when no sign says so.
+    """Return why this measurement was disturbed, as a phrase; empty without a sign.
 
-    ``waits`` is true where ranks wait inside a sample for each other or for a device (collectives, steps,
-    accelerators): their CPU share says nothing then.  With more rank threads than ``cores`` ranks disturb each other,
-    which is no news about the machine; nor is a switch where rank threads have every core, for then perfsuite's own
-    driver and the kernel have no other: on an idle machine of two cores every sample of two ranks has one.
+    ``waits``: ranks wait inside a sample for each other or for a device, so their CPU share has no meaning. With more
+    rank threads than ``cores`` the ranks disturb each other. With as many, perfsuite's driver and the kernel switch
+    them: on an idle machine of two cores every sample of two ranks has a switch. Neither shows other programs.
     """
     on_cpu = [rank for rank in measurement.ranks if rank.device == "cpu"]
     threads = sum(rank.threads for rank in on_cpu)
@@ -158,9 +143,9 @@ def disturbance(measurement: Measurement, *, waits: bool, cores: int | None = No
 def warnings(
     disturbances: Iterable[tuple[str, str]], *, before: HostLoad | None = None, after: HostLoad | None = None
 ) -> list[str]:
-    """The lines that say what took time from the run, out of (case, phrase) pairs and two readings.
+    """Return the lines about lost time, from (case, phrase) pairs and two readings.
 
-    What the own control group's quota holds back is not taken by others: they may use the rest of the cores.
+    Time that the own control group's quota withholds does not count as taken by others.
 
     >>> warnings([("test_matmul[cpu-256]", "rank 0 got 81% of its core"), ("test_copy[cpu-1MiB]", "")])
     ['the machine is not quiet: 1 of 2 cases disturbed, e.g. test_matmul[cpu-256]: rank 0 got 81% of its core']
@@ -171,8 +156,8 @@ def warnings(
     signs = _signs_of_others(before, after) if before and after else []
     quota = _held_by_quota(before, after) if before and after else ""
     lines = {THROTTLED: [quota], NOT_QUIET: signs}
-    lines[THROTTLED if quota else NOT_QUIET] += disturbed  # last: the screen ends before the example
-    return [head + "; ".join(filter(None, told)) for head, told in lines.items() if any(told)]
+    lines[THROTTLED if quota else NOT_QUIET] += disturbed  # last: the screen may cut the example
+    return [head + "; ".join(filter(None, parts)) for head, parts in lines.items() if any(parts)]
 
 
 def _held_by_quota(before: HostLoad, after: HostLoad) -> str:
@@ -182,8 +167,8 @@ def _held_by_quota(before: HostLoad, after: HostLoad) -> str:
     share = held.throttled / max(1, held.periods)
     limit = f" ({after.quota})" if after.quota else ""
     return (
-        f"the CPU quota of the own cgroup{limit} held the run back in {share:.0%} of its periods, "
-        f"{held.held_s:.3g} s over all cores"
+        f"the CPU quota of the own cgroup{limit} throttled the run in {share:.0%} of its periods, {held.held_s:.3g} s "
+        "over all cores"
     )
 
 

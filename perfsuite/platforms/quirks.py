@@ -1,6 +1,6 @@
-"""What a vendor's stack does otherwise than torch's manual says, as data: ``quirks.toml``, by version and architecture.
+"""Differences of a vendor's stack from torch's manual, as data: ``quirks.toml``, by version and architecture.
 
-Each quirk names the place that honours it; ``avoid`` lists names that device code must not use.  The tests hold both.
+Each quirk names the code that handles it; ``avoid`` lists names that device code must not use. Tests check both.
 """
 
 from __future__ import annotations
@@ -23,31 +23,21 @@ FILE = Path(__file__).with_name("quirks.toml")
 
 @dataclass(frozen=True, kw_only=True)
 class Quirk:
-    """One way in which a stack is different."""
+    """One difference of a stack."""
 
-    family: str
-    """The device family it belongs to."""
-    name: str
-    """Short and stable; recorded with the runs that it concerns."""
-    says: str
-    """What happens."""
-    does: str
-    """What perfsuite does about it."""
-    honoured_by: str
-    """Where it does: ``module:name``."""
-    source: str
-    """Where it can be read."""
-    since: str = ""
-    """First version of the vendor's package that has it; empty: all."""
-    until: str = ""
-    """First version that no longer has it; empty: none."""
-    below: int | None = None
-    """It concerns architectures below this one; None: all."""
-    avoid: tuple[str, ...] = ()
-    """Names that device code must not use."""
+    family: str  # Device family of the stack.
+    name: str  # Short and stable name; recorded with the affected runs.
+    says: str  # The effect.
+    does: str  # The handling in perfsuite.
+    honoured_by: str  # Place of the handling: ``module:name``.
+    source: str  # Reference.
+    since: str = ""  # First version of the vendor's package that has it; empty: all.
+    until: str = ""  # First version without it; empty: none.
+    below: int | None = None  # Architectures below this one have it; None: all.
+    avoid: tuple[str, ...] = ()  # Names that device code must not use.
 
     def concerns(self, version: str, architecture: int | None) -> bool:
-        """Whether this version on this architecture has it; what is not known (empty, None) may have it.
+        """Return whether this version on this architecture has it; unknown ones (empty, None) may have it.
 
         >>> texts = dict(name="n", says="s", does="d", honoured_by="h", source="s")
         >>> quirk = Quirk(family="musa", since="2.7", below=31, **texts)
@@ -67,7 +57,7 @@ class Quirk:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with, without zeros at their end.
+    """Return the numbers at the start of a version, without trailing zeros.
 
     >>> numbers("2.7.0a0+gitabc123"), numbers("2.7.1+musa"), numbers("unknown")
     ((2, 7), (2, 7, 1), ())
@@ -79,7 +69,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def architecture_number(text: str) -> int | None:
-    """31 of ``mp_31``; None where it is not told.
+    """Return 31 for ``mp_31``; None if unknown.
 
     >>> architecture_number("mp_22"), architecture_number("")
     (22, None)
@@ -88,12 +78,12 @@ def architecture_number(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def told_architecture(name: str) -> str:
-    """A row's architecture with what it means to a user; empty for none.
+def architecture_note(name: str) -> str:
+    """Return a row's architecture with its meaning for users; empty for none.
 
-    >>> told_architecture("mp_22")
+    >>> architecture_note("mp_22")
     'architecture mp_22: compute capability 2.2; which kernels and quirks of the stack apply depends on it'
-    >>> told_architecture("")
+    >>> architecture_note("")
     ''
     """
     number = architecture_number(name)
@@ -108,19 +98,19 @@ def _tables() -> Mapping[str, Any]:
 
 
 def all_quirks(family: str) -> tuple[Quirk, ...]:
-    """Every quirk of a family, in the order of the file."""
+    """Return every quirk of a family, in the order of the file."""
     rows = [row for row in _tables()["quirk"] if row["family"] == family]
     return tuple(Quirk(**{**row, "avoid": tuple(row.get("avoid", ()))}) for row in rows)
 
 
 def quirks(family: str, *, version: str = "", architecture: int | None = None) -> tuple[Quirk, ...]:
-    """The quirks of this version on this architecture; what is not known is left empty and may have them."""
+    """Return the quirks of this version on this architecture; unknown (empty) ones may have any."""
     return tuple(quirk for quirk in all_quirks(family) if quirk.concerns(version, architecture))
 
 
 def package_version(family: str) -> str:
-    """Version of the vendor's package for torch that is installed here, read without importing it; empty: none."""
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms, and most commands have no such device
+    """Return the installed version of the vendor's package for torch, without importing it; empty: none."""
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms; most commands do not need it
 
     try:
         return version(_tables()["package"][family])

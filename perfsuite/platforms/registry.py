@@ -1,9 +1,9 @@
-"""Which families there are: those that ship, and those of installed packages.
+"""All device families: the built-in ones, and those of installed packages.
 
-A package adds a family by an entry point of the group ``perfsuite.families``, whose name is the family's and whose
-object is its Family class.  Entry points are visible to every process of the interpreter, so a rank worker finds the
-device code by the family's name alone.  What is not installed, such as a simulated device of a test, is named in the
-environment, which every rank of a case has too: ``PERFSUITE_FAMILIES=name=module:Class``, several separated by commas.
+A package adds a family by an entry point of the group ``perfsuite.families``: its name is the family's, its object is
+the Family class. Every process of the interpreter sees entry points, so a rank worker finds the device code by the
+family's name. A family that is not installed, such as a test's simulated device, is named in the environment, which
+every rank has: ``PERFSUITE_FAMILIES=name=module:Class``, several separated by commas.
 """
 
 from __future__ import annotations
@@ -29,23 +29,19 @@ _BUILT_IN: Mapping[str, str] = {
     "cuda": "perfsuite.platforms.cuda:Cuda",
     "cpu": "perfsuite.platforms.cpu:Cpu",
 }
-"""In the order in which a machine is searched; cpu is what remains."""
+"""In the order of detection; cpu is the last."""
 
 _TABLE_ONLY: Mapping[str, str] = {
     "rocm": "perfsuite.platforms.detection:Rocm",
     "ascend": "perfsuite.platforms.detection:Ascend",
 }
-"""Families whose rows are there to compare and to project with; an installed package may bring the family itself."""
+"""Families whose rows only serve comparisons and projections; an installed package may add the family itself."""
 
-SHIPPED = (*_BUILT_IN, *_TABLE_ONLY)
-"""Names of the families that perfsuite knows of itself."""
+SHIPPED = (*_BUILT_IN, *_TABLE_ONLY)  # Names of the families of perfsuite itself.
 
 
 def family_names() -> tuple[str, ...]:
-    """Names of every family here: accelerators that ship, those of other packages, cpu.
-
-    Reads the metadata of every installed package: milliseconds, so not for inner loops.
-    """
+    """Return the names of all families; reads the metadata of every installed package, which takes milliseconds."""
     return _names(_entry_points())
 
 
@@ -55,7 +51,7 @@ def _names(installed: Iterable[str]) -> tuple[str, ...]:
 
 
 def _entry_points() -> Mapping[str, EntryPoint]:
-    from importlib.metadata import EntryPoint, entry_points  # 20 ms, and most commands ask for no family
+    from importlib.metadata import EntryPoint, entry_points  # takes 20 ms; most commands do not need it
 
     named = [entry.strip() for entry in os.environ.get(VARIABLE, "").split(",") if entry.strip()]
     if wrong := [entry for entry in named if not re.fullmatch(r"\w+\s*=\s*[\w.]+:\w+", entry)]:
@@ -66,7 +62,7 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 
 
 def family_class(name: str) -> type[Family]:
-    """The Family class of this name; ConfigurationError when there is none or it cannot be imported."""
+    """Return the Family class of this name; raise ConfigurationError if it is missing or cannot be imported."""
     return _class(name, {} if name in _BUILT_IN else _entry_points())
 
 
@@ -92,22 +88,19 @@ def _class(name: str, installed: Mapping[str, EntryPoint]) -> type[Family]:
 
 
 def families(host: Host | None = None) -> Mapping[str, Family]:
-    """Every family by name, in the order in which a machine is searched."""
+    """Return every family by name, in the order of detection."""
     host, installed = host or Host(), _entry_points()
     return {name: _class(name, installed)(host) for name in _names(installed)}
 
 
 def device_code(family: str) -> DeviceCode:
-    """The rank side of a family; imports torch.
-
-    Raises ConfigurationError for an unknown family, DeviceUnusable when torch has no such device here.
-    """
+    """Return the rank side of a family (imports torch); raise ConfigurationError or DeviceUnusable without one."""
     code = import_object(family_class(family).device_code)()
-    assert isinstance(code, DeviceCode), f"{family_class(family).device_code} is no DeviceCode"
+    assert isinstance(code, DeviceCode), f"{family_class(family).device_code} is not a DeviceCode"
     return code
 
 
 def import_object(path: str) -> Any:
-    """What ``package.module:name`` names."""
+    """Return the object of ``package.module:name``."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,6 +1,6 @@
-"""What the devices did while something was timed: clocks, throttling, power, temperature, other processes.
+"""State of the devices during a measurement: clocks, throttling, power, temperature, other processes.
 
-The libraries that tell are optional.  A value that cannot be read is None and printed as ``unknown``, never as clean.
+The libraries are optional. An unreadable value is None and printed as ``unknown``, never as clean.
 """
 
 from __future__ import annotations
@@ -19,21 +19,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One look at one device; None is unknown."""
+    """One reading of one device; None is unknown."""
 
     index: int
-    clock_mhz: float | None = None
-    """Clock of the compute units."""
+    clock_mhz: float | None = None  # Clock of the compute units.
     max_clock_mhz: float | None = None
-    throttle: tuple[str, ...] | None = None
-    """Why the clock is held down (``thermal``, ``power cap``, ``hardware``); empty when it is known not to be."""
-    utilisation_percent: float | None = None
-    """Share of its last moments in which the device ran any kernel."""
+    throttle: tuple[str, ...] | None = None  # Reasons of a reduced clock (``thermal``); empty without one.
+    utilisation_percent: float | None = None  # Recent share of time in which the device ran a kernel.
     power_w: float | None = None
     power_cap_w: float | None = None
     temperature_c: float | None = None
-    processes: tuple[int, ...] | None = None
-    """Numbers of the processes on the device, as its driver numbers them."""
+    processes: tuple[int, ...] | None = None  # Processes on the device, by the driver's numbers.
 
     def __str__(self) -> str:
         throttle = None if self.throttle is None else ", ".join(self.throttle) or "none"
@@ -52,35 +48,34 @@ def _number(value: float | None, unit: str) -> str:
 class Telemetry(ABC):
     """A reader of the devices of one machine."""
 
-    source: str
-    """The library that tells; empty when none does."""
+    source: str  # Library of the readings; empty without one.
 
     @abstractmethod
     def read(self) -> tuple[Reading, ...]:
-        """One reading per device."""
+        """Return one reading per device."""
 
     def close(self) -> None:  # noqa: B027  an optional hook, not a forgotten abstract method
-        """Let go of the library."""
+        """Release the library."""
 
 
 class HandleTelemetry(Telemetry):
-    """A reader by a vendor's library that has a handle for each device."""
+    """A reader by a vendor's library with a handle for each device."""
 
     def __init__(self, library: Any, handles: Sequence[Any]) -> None:
         self._library = library
         self._handles = handles
 
     def read(self) -> tuple[Reading, ...]:
-        """One reading per device."""
+        """Return one reading per device."""
         return tuple(self._reading(index, handle) for index, handle in enumerate(self._handles))
 
     @abstractmethod
     def _reading(self, index: int, handle: Any) -> Reading:
-        """The reading of one device."""
+        """Return the reading of one device."""
 
 
 class Unread(Telemetry):
-    """No library tells anything: every value is unknown."""
+    """A reader without a library: every value is unknown."""
 
     source = ""
 
@@ -88,12 +83,12 @@ class Unread(Telemetry):
         self._count = count
 
     def read(self) -> tuple[Reading, ...]:
-        """Readings without values."""
+        """Return readings without values."""
         return tuple(Reading(index=index) for index in range(self._count))
 
 
 def attempt(read: Callable[[], T]) -> T | None:
-    """What ``read`` returns, or None: a vendor's library raises errors of its own for every query it does not support.
+    """Return the result of ``read``, or None: vendors' libraries raise for every query that they do not support.
 
     >>> attempt(lambda: 1980.0), attempt(lambda: 1 / 0)
     (1980.0, None)
@@ -104,7 +99,7 @@ def attempt(read: Callable[[], T]) -> T | None:
 
 
 def family_of_processes(roots: Iterable[int]) -> frozenset[int]:
-    """``roots`` and all their descendants on this host: processes that are no strangers on a device."""
+    """Return ``roots`` and all their descendants on this host, which are the run's own processes."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -122,14 +117,13 @@ def family_of_processes(roots: Iterable[int]) -> frozenset[int]:
 
 
 def other_processes(reading: Reading, own: Collection[int], contexts: int) -> int | None:
-    """Return how many processes on the device are not the run's; None where that cannot be known.
+    """Return how many processes on the device do not belong to the run; None if unknown.
 
-    ``own`` are the run's process numbers, ``contexts`` how many of its processes use the device.  A driver outside of
-    the run's container numbers processes otherwise.  There only the count tells: what exceeds ``contexts`` is
-    another's.
+    ``own`` are the run's process numbers, ``contexts`` how many of its processes use the device. A driver outside of
+    the run's container has other process numbers; then every process beyond ``contexts`` belongs to another program.
 
-    >>> ours = Reading(index=0, processes=(4711, 4712))
-    >>> [other_processes(ours, own, contexts) for own, contexts in (((4711,), 1), ((7,), 1), ((7, 8), 2), ((7,), 3))]
+    >>> reading = Reading(index=0, processes=(4711, 4712))
+    >>> [other_processes(reading, own, users) for own, users in (((4711,), 1), ((7,), 1), ((7, 8), 2), ((7,), 3))]
     [1, 1, 0, None]
     """
     if reading.processes is None:
@@ -141,20 +135,20 @@ def other_processes(reading: Reading, own: Collection[int], contexts: int) -> in
 
 
 def disturbance(readings: Sequence[Reading], own: Collection[int] = (), contexts: Mapping[int, int] = {}) -> str:
-    """One line naming devices held down or shared; empty when none is known to be (which is not: all are clean).
+    """Return one line about throttled or shared devices; empty if none is known, which does not mean all are clean.
 
-    The power cap is no disturbance: USUAL_UNDER_LOAD.  ``contexts``: by device, see :func:`other_processes`.
+    The power cap does not count (USUAL_UNDER_LOAD). ``contexts``: by device, see :func:`other_processes`.
 
     >>> disturbance([Reading(index=1, throttle=("power cap", "thermal"), processes=(7, 8))])
     'device 1 is throttled (thermal) and shared with 2 other processes'
     """
     sentences = []
     for reading in readings:
-        said = []
+        states = []
         if held := sorted(frozenset(reading.throttle or ()) - USUAL_UNDER_LOAD):
-            said.append(f"throttled ({', '.join(held)})")
+            states.append(f"throttled ({', '.join(held)})")
         if others := other_processes(reading, own, contexts.get(reading.index, 0)):
-            said.append(f"shared with {others} other process{'es' if others > 1 else ''}")
-        if said:
-            sentences.append(f"device {reading.index} is {' and '.join(said)}")
+            states.append(f"shared with {others} other process{'es' if others > 1 else ''}")
+        if states:
+            sentences.append(f"device {reading.index} is {' and '.join(states)}")
     return "; ".join(sentences)

@@ -1,1 +1,1 @@
-"""A run: the session, the gatekeeper, the arms of an A/B."""
+"""Code of a run: the session, the gatekeeper, the arms of a comparison."""

@@ -1,8 +1,8 @@
-"""Measuring another revision, environment or interpreter: one *arm* of a comparison, as a pytest run of its own.
+"""Measure another revision, environment or interpreter: one *arm* of a comparison, as a pytest run of its own.
 
-Both arms of a comparison are run the same way, in a new interpreter with fresh rank processes, and alternate, so that
-whatever drifts on the machine falls on both.  A revision gets a git work tree of its own; the user's checkout is only
-read.  What an arm measured is read from its journal.
+Both arms of a comparison run alternately in the same way, in a new interpreter with fresh rank processes, so that
+drifts of the machine affect both. A revision gets a git work tree; the user's checkout is only read. The results of an
+arm are read from its journal.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ from perfsuite.run.measured_peaks import UNWANTED
 from perfsuite.runtime import own_tree, scratch
 from perfsuite.suite import pytest_arguments
 
-_CHECKOUT_S = 1800.0
-"""For a work tree of a large repository, whose files a filter may have to download."""
+_CHECKOUT_S = 1800.0  # Time limit for a work tree of a large repository, for which a filter may download files.
 _TAIL_LINES = 15
-_ENDED_BY_TESTS = (0, 1)
-"""pytest's exit codes when the tests ran, whether or not some failed."""
+_ENDED_BY_TESTS = (0, 1)  # pytest's exit codes if the tests ran, with and without failures.
 
 _END_WITH_PARENT = """
 import sys
@@ -45,14 +43,14 @@ ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, kept by exec
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Runs a command that gets SIGTERM when the process with this pid, its parent, is killed; the pid comes first."""
+"""Program that runs a command which gets SIGTERM when its parent, the process of the first argument, is killed."""
 
 
 class ArmFailed(CaseError):
-    """An arm could not be measured at all: why in the first line, and the last lines that its pytest printed."""
+    """An arm measured nothing; the message has the reason first, then the last lines of its pytest."""
 
     def __init__(self, message: str, *, whatever_case: bool = False) -> None:
-        """``whatever_case``: no other choice of cases would help."""
+        """``whatever_case``: another choice of cases would not help."""
         super().__init__(message)
         self.whatever_case = whatever_case
 
@@ -61,36 +59,30 @@ class ArmFailed(CaseError):
 class Arm:
     """One side of a comparison."""
 
-    name: str
-    """What a reader calls it: a revision, ``working tree``, or its settings."""
-    root: Path
-    """Root directory that its pytest runs in."""
-    interpreter: str = sys.executable
-    """Python that runs it."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are set for this arm alone."""
-    tree: Path | None = None
-    """Where the work tree of its revision is; None: it runs the user's checkout."""
-    checkout: Path | None = None
-    """What the work tree stands for; given with ``tree``."""
+    name: str  # Name for readers: a revision, ``working tree``, or its settings.
+    root: Path  # Root directory of its pytest.
+    interpreter: str = sys.executable  # Python that runs it.
+    env: Mapping[str, str] = field(default_factory=dict)  # Variables of this arm alone.
+    tree: Path | None = None  # Work tree of its revision; None: it runs the user's checkout.
+    checkout: Path | None = None  # The user's checkout, which the work tree replaces; set together with ``tree``.
 
 
 @contextmanager
 def arm_of(repository: Path, revision: str, name: str) -> Iterator[Arm]:
-    """An arm in a work tree of ``revision`` in a temporary directory, which is removed at the end.
+    """Yield an arm in a temporary work tree of ``revision``.
 
-    Its root is the directory in it that corresponds to ``repository``, which may lie below the top of its git
-    repository.  Raises ConfigurationError for a revision that git does not know.
+    Its root is the directory that corresponds to ``repository``, which may lie below the top of its git repository.
+    Raises ConfigurationError for a revision that git does not have.
     """
     top = Path(git(repository, "rev-parse", "--show-toplevel"))
     try:
         commit = git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     except GitFailed:
-        way_on = why_missing(repository) or "name one that git log --all shows"
-        raise ConfigurationError(f"revision {revision!r} is not a commit of {top}; {way_on}") from None
+        remedy = why_missing(repository) or "name one that git log --all shows"
+        raise ConfigurationError(f"revision {revision!r} is not a commit of {top}; {remedy}") from None
     with scratch.directory("base") as directory:
         tree = directory / "tree"
-        _unregister(repository, lambda other: not other.exists())  # those of killed processes
+        _unregister(repository, lambda other: not other.exists())  # work trees of killed processes
         try:
             git(repository, "worktree", "add", "--detach", "--force", str(tree), commit, deadline_s=_CHECKOUT_S)
             root = tree / repository.resolve().relative_to(top.resolve())
@@ -100,10 +92,10 @@ def arm_of(repository: Path, revision: str, name: str) -> Iterator[Arm]:
 
 
 def _forget(repository: Path, tree: Path) -> None:
-    """Remove a work tree and its registration, also where a signal ended git while it made them."""
+    """Remove a work tree and its registration, also after a signal ended git while it made them."""
     try:
         git(repository, "worktree", "remove", "--force", "--force", str(tree), deadline_s=_CHECKOUT_S)
-    except GitFailed:  # half made: git refuses what has no .git file yet
+    except GitFailed:  # incomplete: git refuses a work tree without a .git file
         _unregister(repository, lambda directory: directory.name == tree.parent.name)
 
 
@@ -111,17 +103,17 @@ def _unregister(repository: Path, leaves: Callable[[Path], bool]) -> None:
     """Remove the registrations of work trees in those scratch directories for which ``leaves`` is true."""
     common = Path(repository, git(repository, "rev-parse", "--git-common-dir"))
     for file in common.glob("worktrees/*/gitdir"):
-        with contextlib.suppress(FileNotFoundError):  # another run removes its own meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another run may remove its own meanwhile
             directory = (file.parent / file.read_text().strip()).parent.parent  # git can write a relative path
             if directory.name.startswith(f"{scratch.PREFIX}base-") and leaves(directory):
                 shutil.rmtree(file.parent)
 
 
 def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[str, Result]:
-    """Run pytest once in the arm and return what it measured, by node id.
+    """Run pytest once in the arm and return its results by node id.
 
-    Raises ArmFailed when pytest did not get to its tests (an old revision may not know an option), measured nothing, or
-    did not end within ``deadline_s``.
+    Raises ArmFailed if pytest stopped before its tests (an old revision may lack an option), measured nothing, or did
+    not end within ``deadline_s``.
     """
     with scratch.directory("arm") as directory:
         journal = directory / "journal.jsonl"
@@ -130,7 +122,7 @@ def run_arm(arm: Arm, arguments: Sequence[str], deadline_s: float) -> Mapping[st
             output, _ = child.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             raise ArmFailed(too_late(arm, deadline_s, end(child))) from None
-        except BaseException:  # an interrupt ends the child before it goes on
+        except BaseException:  # an interrupt: end the child first
             end(child)
             raise
         if child.returncode not in _ENDED_BY_TESTS or not journal.exists():
@@ -145,26 +137,20 @@ def arm_command(arm: Arm, journal: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def too_late(arm: Arm, deadline_s: float, output: str) -> str:
-    """Return what is said of an arm that took too long."""
+    """Return the message about an arm that exceeded its time limit."""
     return f"{arm.name} did not end within {deadline_s:.0f} s; give it longer or fewer cases\n{_tail(output)}"
 
 
 def ended(arm: Arm, code: int, output: str) -> ArmFailed:
-    """Return the error of an arm whose pytest did not get to its tests, with the line that says why it stopped.
-
-    An exception comes first: that pytest then found no such test follows from it.
-    """
+    """Return the error of an arm whose pytest stopped before its tests, with the exception or the last error line."""
     why, lines = f"its pytest ended with exit code {code}", output.splitlines()
     marks = ("E   ", "ERROR: ")
-    said = [line.removeprefix(mark).strip() for mark in marks for line in lines[::-1] if line.startswith(mark)]
-    return ArmFailed(f"{arm.name} was not measured: {'; '.join([why, *said[:1]])}\n{_tail(output)}")
+    reasons = [line.removeprefix(mark).strip() for mark in marks for line in lines[::-1] if line.startswith(mark)]
+    return ArmFailed(f"{arm.name} was not measured: {'; '.join([why, *reasons[:1]])}\n{_tail(output)}")
 
 
 def measured_of(arm: Arm, journal: Path, output: str) -> tuple[RunRecord, dict[str, Result]]:
-    """Return an arm's journal and what it measured.
-
-    Raises ArmFailed where the journal cannot be read or has no measurement, or modules came from another tree.
-    """
+    """Return an arm's journal and results; raise ArmFailed without results, and for modules of another tree."""
     try:
         kept = read_run(journal)
     except JournalError as error:
@@ -173,8 +159,8 @@ def measured_of(arm: Arm, journal: Path, output: str) -> tuple[RunRecord, dict[s
     foreign = [
         line for message in kept.case_errors.values() for line in message.splitlines() if own_tree.FOREIGN in line
     ]
-    if foreign:  # what the other cases imported later may be foreign as well
-        why = foreign[0][foreign[0].index("module ") :]  # a rank's comes with its rank and its stack
+    if foreign:  # imports of the other cases may be foreign as well
+        why = foreign[0][foreign[0].index("module ") :]  # without the rank before it
         raise ArmFailed(f"{arm.name} was not measured: {why}\n{_tail(output)}", whatever_case=True)
     if not measured:
         raise none_measured(arm, kept.case_errors, kept.skips, output)
@@ -182,7 +168,7 @@ def measured_of(arm: Arm, journal: Path, output: str) -> tuple[RunRecord, dict[s
 
 
 def none_measured(arm: Arm, failures: Mapping[str, str], skips: Mapping[str, str], output: str) -> ArmFailed:
-    """Return the error of an arm that measured no case, with the reason of the first."""
+    """Return the error of an arm that measured no case, with the reason of the first case."""
     why = first_line(next(iter({**failures, **skips}.values()), ""))
     return ArmFailed(f"{arm.name} measured no case{f': {why}' if why else ''}\n{_tail(output)}")
 
@@ -192,7 +178,7 @@ def _tail(output: str) -> str:
 
 
 def described_imports(results: Mapping[str, Result]) -> str:
-    """Where an arm imported the modules of the project from, in one phrase; empty where it is too old to say."""
+    """Return from where an arm imported the modules of the project, in one phrase; empty if the arm is too old."""
     measurements = [result.measurement for result in results.values() if result.measurement]
     return own_tree.described(
         {name: file for measurement in measurements for name, file in measurement.imports.items()}
@@ -200,17 +186,17 @@ def described_imports(results: Mapping[str, Result]) -> str:
 
 
 def arm_environment(arm: Arm) -> dict[str, str]:
-    """The environment of an arm: its own tree first on the import path, nothing of a surrounding pytest or git hook."""
+    """Return the environment of an arm: its own tree first on the import path, without an outer pytest or git hook."""
     kept = {name: value for name, value in without_git(os.environ).items() if not name.startswith("PYTEST_")}
     own = [str(arm.root)]
     if arm.tree is not None and arm.checkout is not None:
         own += own_tree.mirrored(arm.tree, arm.checkout)
-        said = own_tree.variable(arm.tree, arm.checkout, own)
+        places = own_tree.variable(arm.tree, arm.checkout, own)
     else:
         top = own_tree.checkout_of(arm.root)
-        said = own_tree.variable(top, top, own)
+        places = own_tree.variable(top, top, own)
     path = os.pathsep.join(filter(None, [*own, kept.get("PYTHONPATH", "")]))
-    return {**kept, **said, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", UNWANTED: "1", **arm.env}
+    return {**kept, **places, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", UNWANTED: "1", **arm.env}
 
 
 def start(
@@ -220,7 +206,7 @@ def start(
     output: int | IO[bytes] = subprocess.PIPE,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
-    """Start a command in an arm's root; it gets SIGTERM when this process is killed, and these file descriptors."""
+    """Start a command in an arm's root; it gets these descriptors, and SIGTERM when this process is killed."""
     return subprocess.Popen(
         [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *command],
         cwd=arm.root,
@@ -236,14 +222,14 @@ def start(
 
 
 def end(child: subprocess.Popen[str]) -> str:
-    """SIGTERM, which perfsuite's pytest turns into a clean end, then SIGKILL; return what was printed until then."""
+    """Send SIGTERM, which perfsuite's pytest turns into a clean end, then SIGKILL; return the output."""
     try:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(child.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return child.communicate(timeout=10)[0] or ""
-    except BaseException:  # a second Ctrl-C: nothing is left running
+    except BaseException:  # a second Ctrl-C: leave no process running
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         raise
@@ -255,7 +241,7 @@ _NAME = "perfsuite_turns"
 
 
 class LiveArm:
-    """The pytest of an arm, which waits between its turns without using a core."""
+    """The pytest of an arm, which waits between its turns without load."""
 
     def __init__(self, arm: Arm, arguments: Sequence[str], cases: Sequence[str]) -> None:
         self.arm, self._arguments, self._cases = arm, arguments, cases
@@ -264,15 +250,15 @@ class LiveArm:
         self._has_ended = False
 
     def start(self, deadline_s: float) -> None:
-        """Start it and wait until it has collected its cases; raises ArmFailed where it does not get that far."""
+        """Start it and wait until it has collected its cases; raise ArmFailed if it stops before."""
         directory = self._closing.enter_context(scratch.directory("arm"))
         path = directory / "path"
         path.mkdir()
         shutil.copyfile(_PLUGIN, path / f"{_NAME}.py")
         self._journal, self._output = directory / "journal.jsonl", directory / "output"
         lines, self._asked = os.pipe()
-        self._told, answers = os.pipe()
-        self._closing.callback(os.close, self._told)
+        self._answers, answers = os.pipe()
+        self._closing.callback(os.close, self._answers)
         own = arm_environment(self.arm)
         environment = {**own, "PYTHONPATH": os.pathsep.join([own["PYTHONPATH"], str(path)])}
         environment["PERFSUITE_TURNS"] = f"{lines},{answers}"
@@ -284,21 +270,18 @@ class LiveArm:
             self._child = child
             self._closing.callback(end, child)
         finally:
-            self._closing.callback(os.close, self._asked)  # first of all: then it waits for no turn
+            self._closing.callback(os.close, self._asked)  # closed first, so that it waits for no turn
             os.close(lines)
             os.close(answers)
         self._await("ready", deadline_s)
 
     def serves(self, cases: Sequence[str]) -> bool:
-        """Whether it can be asked for these cases."""
+        """Return whether it can measure these cases."""
         return not self._has_ended and set(cases) <= set(self._cases)
 
     def measure(self, cases: Sequence[str], deadline_s: float) -> dict[str, Result]:
-        """Measure each of these cases once more; those that it could not measure are missing.
-
-        Raises ArmFailed where it measures none of them, ends, or is not done within ``deadline_s``.
-        """
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is found out next
+        """Measure these cases once more, as far as possible; raise ArmFailed if none is measured in time."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended: _await reports this
             os.write(self._asked, json.dumps(list(cases)).encode() + b"\n")
         self._await("done", deadline_s)
         kept, measured = measured_of(self.arm, self._journal, self._printed())
@@ -310,7 +293,7 @@ class LiveArm:
         return fresh
 
     def close(self) -> None:
-        """End it.  Idempotent."""
+        """End it. Idempotent."""
         self._has_ended = True
         self._closing.close()
 
@@ -318,13 +301,13 @@ class LiveArm:
         return self._output.read_text(errors="replace")
 
     def _await(self, word: str, deadline_s: float) -> None:
-        """Wait for one answer; raises ArmFailed where it does not come, and ends the arm: other runs must be alone."""
+        """Wait for one answer; if it does not come, end the arm, so that other runs are alone, and raise ArmFailed."""
         try:
             with selectors.DefaultSelector() as selector:
-                selector.register(self._told, selectors.EVENT_READ)
+                selector.register(self._answers, selectors.EVENT_READ)
                 if not selector.select(deadline_s):
                     raise ArmFailed(too_late(self.arm, deadline_s, self._printed()))
-            if os.read(self._told, 64).decode().strip() != word:
+            if os.read(self._answers, 64).decode().strip() != word:
                 try:
                     code = self._child.wait(timeout=deadline_s)
                 except subprocess.TimeoutExpired:

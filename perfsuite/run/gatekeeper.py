@@ -1,7 +1,7 @@
-"""One session's gate, without pytest: takes results, has the verdicts settled, offers the runs to the baseline.
+"""One session's gate, without pytest: collects results, has the verdicts settled, offers the runs to the baseline.
 
-The gate decides and never measures; :mod:`perfsuite.run.settling` carries out what it asks for.  Stored runs come from
-the baseline file of this hardware.
+The gate decides but does not measure; :mod:`perfsuite.run.settling` executes its requests. Stored runs come from the
+baseline file of this hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from perfsuite.run.settling import Base, Clock, Say, Settling
 
 
 class Rerunner(Protocol):
-    """What the keeper needs of :class:`perfsuite.run.session.PerfSession`."""
+    """The part of :class:`perfsuite.run.session.PerfSession` that the keeper uses."""
 
     def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
         """Run a case of this session once more."""
@@ -40,7 +40,7 @@ class Rerunner(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerances:
-    """What a case's own marker accepts."""
+    """Tolerances of a case's own marker."""
 
     time: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -48,27 +48,21 @@ class Tolerances:
 
 @dataclass(kw_only=True)
 class _Taken:
-    """What the keeper has of one case."""
-
     identity: CaseIdentity
-    first: Result
-    """The first run's result."""
+    first: Result  # Result of the first run.
     tolerances: Tolerances
-    runs: list[RunSummary] = field(default_factory=list)
-    """Every usable run of this session."""
-    again: list[RunSummary] = field(default_factory=list)
-    """Those of them that came after a suspicion: they alone decide, and are stored."""
-    broken: list[str] = field(default_factory=list)
-    """Why a run is impossible or no measurement."""
+    runs: list[RunSummary] = field(default_factory=list)  # Every usable run of this session.
+    again: list[RunSummary] = field(default_factory=list)  # Runs after a suspicion: only these count.
+    broken: list[str] = field(default_factory=list)  # Reasons why runs are impossible or invalid.
 
     @property
     def instrumented(self) -> str:
-        """Why its times cannot be compared or stored; empty where its ranks ran as usual."""
+        """Why its times cannot be compared or stored; empty if its ranks were not instrumented."""
         return f"{INSTRUMENTED}{', '.join(self.first.instruments)}" if self.first.instruments else ""
 
 
 class Gatekeeper:
-    """One session's gate: takes every result, settles the verdicts, offers the runs to the baseline."""
+    """One session's gate: collects results, settles the verdicts, offers the runs to the baseline."""
 
     def __init__(
         self,
@@ -85,14 +79,12 @@ class Gatekeeper:
         disturbance: Callable[[], str] = str,
         clock: Clock | None = None,
     ) -> None:
-        """``backend`` stands in for cases that ran out of memory before their group was made.
+        """Load the baseline file of this hardware; raise BaselineError if it is damaged.
 
-        ``commit`` and ``boot`` tell which sessions are one session of the machine; empty where they are not known.
-        ``links`` allows a baseline file that is a symbolic link out of ``folder``.
-        ``clock`` has what the gate may spend beyond the first runs.
-        ``disturbance`` is asked after every run what telemetry saw on the devices; empty when nothing.
-
-        Raises BaselineError when the file of this hardware is damaged.
+        ``backend`` is used for cases that ran out of memory before their group was made. Equal ``commit`` and ``boot``
+        identify runs of one machine session; empty if unknown. ``links`` allows a baseline file that is a symbolic link
+        out of ``folder``. ``clock`` has the budget of the gate beyond the first runs. ``disturbance`` returns, after
+        every run, the telemetry's reasons for disturbed devices; empty without any.
         """
         self.settings = dataclasses.replace(
             settings, can_run_base=base is not None, base_commit=base.commit if base else ""
@@ -109,25 +101,20 @@ class Gatekeeper:
         self._links = links
         self._taken: dict[str, _Taken] = {}
         self.verdicts: dict[str, Verdict] = {}
-        self.covered: set[str] = set()
-        """Cases with enough stored runs to be compared with."""
-        self.banner: tuple[str, ...] = ()
-        """What a reader must know about the session as a whole."""
-        self.suite: SuiteVerdict | None = None
-        """The verdict on the session as a whole, where its cases are slower together."""
+        self.covered: set[str] = set()  # Cases with enough stored runs for a comparison.
+        self.banner: tuple[str, ...] = ()  # Remarks about the session as a whole.
+        self.suite: SuiteVerdict | None = None  # Verdict on the session as a whole, if its cases are slower together.
         self.clock = clock or Clock()
-        self._hosts: Counter[str] = Counter()
-        """Cases by what is to be said of the hosts of their stored runs."""
-        self._open: Gate | None = None
-        """The gate that is being settled, or was."""
+        self._hosts: Counter[str] = Counter()  # Number of cases by remark about the hosts of their stored runs.
+        self._open: Gate | None = None  # The gate of the current or last settling.
 
     def stored(self, nodes: Iterable[str]) -> list[Entry]:
-        """The entries of these node ids on this hardware, before anything is measured."""
-        known = self.baseline.by_node if self.baseline else {}
-        return [entry for node in nodes for entry in known.get(node, ())]
+        """Return the entries of these node ids on this hardware, before the measurement."""
+        by_node = self.baseline.by_node if self.baseline else {}
+        return [entry for node in nodes for entry in by_node.get(node, ())]
 
     def take(self, result: Result, tolerances: Tolerances) -> None:
-        """Take in the first run of a case."""
+        """Add the first run of a case."""
         if result.case not in self._taken:
             identity = case_of(result, backend=self._backend)
             self._taken[result.case] = _Taken(identity=identity, first=result, tolerances=tolerances)
@@ -142,11 +129,11 @@ class Gatekeeper:
 
     @property
     def taken(self) -> Collection[str]:
-        """Node ids of the cases that were taken in, in order."""
+        """Node ids of the cases with a run, in order."""
         return self._taken.keys()
 
     def take_again(self, result: Result) -> RunSummary | None:
-        """Add one more run of a case; returns None where that run gives no measurement."""
+        """Add one more run of a case; return None if it is not a valid measurement."""
         taken = self._taken[result.case]
         taken.broken.extend(str(violation) for violation in violations(result))
         if result.instruments and not taken.instrumented:
@@ -163,13 +150,13 @@ class Gatekeeper:
         return run
 
     def settle(self, say: Say) -> Mapping[str, Verdict]:
-        """Run what the gate asks for until every verdict stands or the budget ends; ``say`` is told what is run."""
+        """Execute the gate's requests until all verdicts are certain or the budget ends; ``say`` prints progress."""
         self._open = None
         self._open = gate = self._gate(self._taken.values(), self.settings)
         return self._keep(gate, self._settling(gate, say).settle(None))
 
     def settle_one(self, node: str, planned: int, say: Say) -> Verdict:
-        """Settle one case right after it ran, without what the rest of the suite would tell (-x, --maxfail, --pdb)."""
+        """Settle one case right after it ran, without data of the other cases (-x, --maxfail, --pdb)."""
         settings = dataclasses.replace(self.settings, in_place=True, planned_cases=planned)
         self._open = None
         self._open = gate = self._gate([self._taken[node]], settings)
@@ -178,10 +165,7 @@ class Gatekeeper:
         return self._keep_one(gate, node)
 
     def conclude(self, why: str, node: str | None = None) -> None:
-        """Say the verdicts that what has come in allows, or that of one case in place; nothing more is run.
-
-        ``why`` is the reason of the cases that need more.
-        """
+        """Set the verdicts that the present runs allow, or of one case in place; ``why``: reason of open cases."""
         settings = self.settings if node is None else dataclasses.replace(self.settings, in_place=True)
         cases = self._taken.values() if node is None else [self._taken[node]]
         gate = self._open or self._gate(cases, settings)
@@ -194,7 +178,7 @@ class Gatekeeper:
     def _keep(self, gate: Gate, ended: str) -> Mapping[str, Verdict]:
         self.verdicts = gate.verdicts()
         self.covered = set(gate.covered)
-        hosts = (f"{plural(count, 'case')}: {said}" for said, count in self._hosts.most_common())
+        hosts = (f"{plural(count, 'case')}: {remark}" for remark, count in self._hosts.most_common())
         self.banner = tuple(filter(None, (ended, *hosts, *gate.banner())))
         self.suite = gate.suite()
         return self.verdicts
@@ -217,7 +201,6 @@ class Gatekeeper:
         )
 
     def _add_again(self, gate: Gate, result: Result) -> None:
-        """Take in a run that the gate asked for."""
         run, node = self.take_again(result), result.case
         broken = self._taken[node].broken
         if broken:
@@ -228,10 +211,10 @@ class Gatekeeper:
                 self._taken[node].again.append(run)
 
     def offered(self, *, accepted: bool = False) -> list[NewRuns]:
-        """Every fresh run of this session, for :func:`perfsuite.baselines.store.update`.
+        """Return every fresh run of this session, for :func:`perfsuite.baselines.store.update`.
 
-        Of a case that was measured again only the later runs: the first were suspected because they stood out.  Where
-        the change is ``accepted`` nothing stands out, and fewer runs would be too few to compare the next session with.
+        A case that was measured again offers only its later runs: the first were suspected because they were outliers.
+        For an ``accepted`` change all runs count: fewer would be too few for the comparison of the next session.
         """
         runs = []
         for node, taken in self._taken.items():
@@ -262,7 +245,7 @@ class Gatekeeper:
         )
 
     def _gate(self, cases: Collection[_Taken], settings: GateSettings) -> Gate:
-        given = [
+        gate_cases = [
             gate_case(
                 taken.identity,
                 environment=taken.first.environment,
@@ -277,22 +260,22 @@ class Gatekeeper:
             else GateCase(case=taken.identity, refusal="not-comparable", reasons=(taken.instrumented,))
             for taken in cases
         ]
-        self._hosts = Counter(case.hosts for case in given if case.hosts)
-        gate = Gate(given, settings)
+        self._hosts = Counter(case.hosts for case in gate_cases if case.hosts)
+        gate = Gate(gate_cases, settings)
         for taken in cases:
             for run in taken.runs:
                 gate.add(taken.identity.node, run)
             gate.add_impossible(taken.identity.node, taken.broken)
         for node, reason in self._accepted_since_base.items():
             if node in self._taken:
-                gate.without_base(node, f"the base lacks what was accepted since ({reason})")
+                gate.without_base(node, f"the base lacks an accepted change ({reason})")
         return gate
 
     @functools.cached_property
     def _accepted_since_base(self) -> Mapping[str, str]:
-        """Node ids -> reasons of the cases whose level was accepted after the base: it is not as slow, and no judge.
+        """Reasons by node id of the levels that were accepted after the base, which cannot judge these cases.
 
-        The base's own file of baselines tells; without one nothing is left out.
+        They come from the base's own file of baselines; without one there are none.
         """
         if self._base is None or self.baseline is None:
             return {}
@@ -303,14 +286,14 @@ class Gatekeeper:
             return {}
         if before is None:
             return {}
-        known = {key: entry.accepted for key, entry in before.entries.items()}
+        before_base = {key: entry.accepted for key, entry in before.entries.items()}
         return {
             entry.case.node: entry.accepted.reason
             for key, entry in self.baseline.entries.items()
-            if entry.accepted and entry.accepted.kind != "improved" and known.get(key) != entry.accepted
+            if entry.accepted and entry.accepted.kind != "improved" and before_base.get(key) != entry.accepted
         }
 
 
 def hardware_of(fingerprint: Any, platform: str, simulated: bool) -> Hardware:
-    """The hard key as a baseline file keeps it."""
+    """Return the hardware key in the form of a baseline file."""
     return Hardware(platform=platform, fingerprint=fingerprint.key, key=dict(fingerprint.parts), simulated=simulated)

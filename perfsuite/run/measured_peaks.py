@@ -1,4 +1,4 @@
-"""Peaks that nobody publishes: those of a CPU, as probes at the start and at the end of a run found them."""
+"""Measured peaks of a CPU, for which no vendor figures exist: probes at the start and at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.peak_probe import MEMORY, PeakProbe
 
-UNWANTED = "PERFSUITE_NO_PEAKS"
-"""Variable with which a run measures no peaks: an arm of a comparison, whose runs keep nothing that moves with them."""
+UNWANTED = "PERFSUITE_NO_PEAKS"  # Switches the probes off in arms, whose runs must not depend on them.
 _BUDGET = Budget(smoke=True, timeout_s=60.0)
 
 
 class MeasuredPeaks:
-    """The best that a fixed set of kernels was seen to reach on the CPU that runs the cases.
+    """Best results of a fixed set of kernels on the CPU that runs the cases.
 
-    No data sheet says what a part of a rented machine can do, and what it does changes with what others do on it.  So
-    the same kernels run whatever cases were chosen, in a process of their own, when a case first needs the peak and
-    again after the last one; the higher figure counts for all cases.  It makes no result impossible.
+    Data sheets do not cover a part of a rented machine, and its speed depends on other users. So the same kernels run
+    for any choice of cases, in their own process: when a case first needs the peak, and after the last case. The higher
+    figure counts for all cases. It makes no result impossible.
     """
 
     def __init__(self, run: Callable[[Job], Measurement]) -> None:
@@ -33,7 +32,7 @@ class MeasuredPeaks:
         self._problems: dict[str, str] = {}
 
     def need(self, peaks: Peaks, work: Work, measurement: Measurement) -> bool:
-        """Measure what a case needs and ``peaks`` does not have; False when that was done before, or is unwanted."""
+        """Measure the peaks that a case needs and ``peaks`` lacks; return False if none was measured now."""
         wanted = []
         if UNWANTED in os.environ:
             return False
@@ -49,19 +48,19 @@ class MeasuredPeaks:
         return bool(new)
 
     def measure_again(self) -> bool:
-        """Measure everything that was needed once more; False when nothing was."""
+        """Measure all needed peaks once more; return False if there are none."""
         for probe in self._probes.values():
             self._measure(probe)
         return bool(self._probes)
 
     def know(self, peaks: Peaks) -> None:
-        """Take in what an earlier part of the same run measured."""
+        """Add the measured peaks of an earlier part of the same run."""
         for quantity, peak in {**peaks.tflops, MEMORY: peaks.memory_bandwidth}.items():
             if peak is not None and peak.kind == "measured":
                 self._take(quantity, peak)
 
     def complete(self, peaks: Peaks) -> Peaks:
-        """``peaks`` with the measured ones where it has none, or with the reason why there are none."""
+        """Return ``peaks`` with the measured ones in its gaps, or with the reason why there are none."""
         measured = {quantity: peak for quantity, peak in self._best.items() if quantity != MEMORY}
         return dataclasses.replace(
             peaks,
@@ -86,4 +85,4 @@ class MeasuredPeaks:
 
     def _take(self, quantity: str, peak: Peak) -> None:
         self._problems.pop(quantity, None)
-        self._best[quantity] = max(self._best.get(quantity, peak), peak, key=lambda known: known.value)
+        self._best[quantity] = max(self._best.get(quantity, peak), peak, key=lambda one: one.value)

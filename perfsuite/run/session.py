@@ -1,8 +1,8 @@
 """One run of the suite without pytest: keeps every case's workload and world size, runs it, and can run it again.
 
-A :class:`Case` goes to the driver, comes back as a Measurement, and becomes a :class:`~perfsuite.record.result.Result`:
-metrics from the work model and the platform's peaks, the hardware's fingerprint, the environment.  The journal has it
-before reports and gate do.
+A :class:`Case` goes to the driver, comes back as a Measurement, and becomes a :class:`~perfsuite.record.result.Result`
+with metrics from the work model and the platform's peaks, the hardware's fingerprint and the environment. It is
+written to the journal before reports and gate get it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
 from perfsuite.base.collectives import require_known
 from perfsuite.base.errors import (
@@ -37,54 +37,24 @@ from perfsuite.record.run import GateRecord, RunEnd, RunRecord
 from perfsuite.record.workload import Budget, Purpose, Workload
 from perfsuite.run.builds import UntimedBuilds, deadline_s
 from perfsuite.run.measured_peaks import MeasuredPeaks
-from perfsuite.runtime.driver import Job
+from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.values import describe, recorded, recorded_defaults
 
-_Limits = Callable[[Work, Purpose], float]
-"""Deadline of a build in seconds, by the work of what is built."""
-
-
-class Runner(Protocol):
-    """What a session needs of :class:`perfsuite.runtime.driver.Driver`."""
-
-    @property
-    def capacity(self) -> int | None:
-        """Ranks that the launcher gave; None when as many as asked for can be started."""
-
-    def start(self) -> None:
-        """Begin to start workers in the background."""
-
-    def run(self, job: Job) -> Measurement:
-        """Run a job once."""
-
-    def environment(self) -> dict[str, Any]:
-        """torch and library versions as a worker sees them."""
-
-    def log_tails(self) -> dict[int, str]:
-        """Rank -> last lines of its log, of the last failed job."""
-
-    def contexts(self) -> Mapping[int, int]:
-        """How many rank processes use each device of the driver's host."""
-
-    def close(self) -> None:
-        """End every process.  Idempotent."""
+_Limits = Callable[[Work, Purpose], float]  # Returns the deadline of a build in seconds from its work and purpose.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One test's workload and where it runs: all that is needed to run it again."""
+    """One test's workload and its ranks: all data that a further run needs."""
 
-    id: str
-    """pytest node id."""
+    id: str  # pytest node id.
     workload: Workload
     world_size: int
     budget: Budget
     platform: str
-    fresh: bool = False
-    """Rank processes of its own."""
-    test_module: str = ""
-    """Module of the test, where a decorated function may be held."""
+    fresh: bool = False  # Whether it has rank processes of its own.
+    test_module: str = ""  # Module of the test, which may hold a decorated function.
 
 
 class PerfSession:
@@ -96,31 +66,27 @@ class PerfSession:
         id: str,
         machine: Machine,
         fingerprint: str,
-        open_driver: Callable[[], Runner],
+        open_driver: Callable[[], Driver],
         read_environment: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> None:
-        """``read_environment`` makes the environment of this run from what a worker says of itself."""
+        """``read_environment`` makes the environment of this run from a worker's versions."""
         self.id = id
         self.machine = machine
         self.fingerprint = fingerprint
-        self.journal: JournalWriter | None = None
-        """Where finished cases go; none before it is known that there are any."""
-        self.results: dict[str, Result] = {}
-        """The first result of each case, by node id."""
+        self.journal: JournalWriter | None = None  # Writer of finished cases; None while no case is collected.
+        self.results: dict[str, Result] = {}  # The first result of each case, by node id.
         self.cases: dict[str, Case] = {}
-        self.interrupted: dict[str, str] = {}
-        """Signal that ended the run while this case was running."""
-        self.reused: set[str] = set()
-        """Cases reported from the journal that this run resumes."""
+        self.interrupted: dict[str, str] = {}  # By case: the signal that ended the run while it was running.
+        self.reused: set[str] = set()  # Cases whose results come from the resumed journal.
         self._resumed: RunRecord | None = None
         self._open_driver = open_driver
         self._read_environment = read_environment
-        self._driver: Runner | None = None
+        self._driver: Driver | None = None
         self._environment: Mapping[str, Any] | None = None
         self.measured_peaks = MeasuredPeaks(lambda job: self.driver.run(job))  # noqa: PLW0108  made at first use
 
     def resume(self, journal: RunRecord) -> None:
-        """Report the cases finished in ``journal`` from it; JournalError when it is of other hardware."""
+        """Take finished cases from ``journal``; raise JournalError if it is of other hardware."""
         if journal.fingerprint != self.fingerprint:
             raise JournalError(
                 f"journal {journal.path} was measured on {journal.fingerprint}, this machine is "
@@ -131,28 +97,25 @@ class PerfSession:
             self.measured_peaks.know(journal.peaks)
 
     def start(self) -> None:
-        """Begin to start rank processes, so that they are up when collection is done."""
+        """Begin to start rank processes, so that they are ready after collection."""
         if self._driver is None:
             self._driver = self._open_driver()
             self._driver.start()
 
     @property
-    def driver(self) -> Runner:
-        """The driver, made at first use."""
+    def driver(self) -> Driver:
+        """Driver of the session, made at first use."""
         self.start()
         assert self._driver is not None
         return self._driver
 
     @property
     def started(self) -> bool:
-        """Whether there is a driver, whose processes have to be ended."""
+        """Whether there is a driver with processes."""
         return self._driver is not None
 
     def run(self, case: Case) -> Result:
-        """Run ``case``, or report it from the journal that this run resumes.
-
-        Raises what :meth:`perfsuite.runtime.driver.Driver.run` raises, except OutOfMemory, which is a result.
-        """
+        """Run ``case`` or take it from the resumed journal; raises like Driver.run, but OutOfMemory is a result."""
         self.cases[case.id] = case
         result = self._from_journal(case)
         if result is None:
@@ -177,14 +140,11 @@ class PerfSession:
         self.results[result.case] = result
 
     def rerun(self, case_id: str, *, fresh: bool = True) -> Result:
-        """Run a case of this session once more, by default in new rank processes.
-
-        The result is returned and neither journaled nor kept: it is evidence for the caller, such as the gate.
-        """
+        """Run a case once more, by default in new rank processes, as evidence for the gate; it is not stored."""
         return self._measure(self.cases[case_id], fresh=fresh, keep=False)
 
     def deadline_s(self, case_id: str) -> float:
-        """Seconds that all builds of a case of this session may take together."""
+        """Return the seconds that all builds of a case of this session may take together."""
         case = self.cases[case_id]
         purposes: tuple[Purpose, ...] = ("time", *case.workload.untimed())
         return sum(self._deadline_s(case, case.workload.work(_shape_of(case)), purpose) for purpose in purposes)
@@ -197,15 +157,15 @@ class PerfSession:
         )
 
     def skip(self, case_id: str, reason: str) -> None:
-        """Note in the journal that a case was not run, for reports that are made of it."""
+        """Note in the journal, for its reports, that a case was not run."""
         self._write(lambda journal: journal.skip(case_id, reason))
 
     def project(self, record: Projected) -> None:
-        """Note in the journal what a case would measure; it is no result of this session."""
+        """Write a projected case to the journal; it is not a result of this session."""
         self._write(lambda journal: journal.projected(record))
 
     def finish(self) -> None:
-        """After the last case: measure once more the peaks that cases are shares of, and tell shares of the best."""
+        """After the last case: measure the needed peaks again, and compute all shares from the better peaks."""
         if not self.measured_peaks.measure_again():
             return
         peaks = self.measured_peaks.complete(self.machine.peaks())
@@ -213,22 +173,22 @@ class PerfSession:
         self.results = {case: rederive(result, peaks) for case, result in self.results.items()}
 
     def log_tails(self) -> dict[int, str]:
-        """Rank -> last lines of its log, of the last failed case."""
+        """Return the last lines of each rank's log of the last failed case, by rank."""
         return self._driver.log_tails() if self._driver else {}
 
     def end(self, gate: GateRecord | None, last: RunEnd) -> None:
-        """Write what the gate said and how the run ended; nothing of this run comes after it."""
+        """Write the gate's record and the end of the run, as the last entries of this run."""
         if gate is not None:
             self._write(lambda journal: journal.judged(gate))
         self._write(lambda journal: journal.ended(last))
 
     @property
     def journal_problem(self) -> str:
-        """Why the journal is not whole in its place, and how many cases are kept where; empty if it is."""
+        """Why the journal in its place is incomplete, and where how many cases are; empty if it is complete."""
         return self.journal.problem if self.journal is not None else ""
 
     def close(self) -> None:
-        """End every process and close the journal.  Idempotent."""
+        """End every process and close the journal. Idempotent."""
         try:
             if self._driver is not None:
                 self._driver.close()
@@ -236,10 +196,8 @@ class PerfSession:
             if self.journal is not None:
                 self.journal.close()
 
-    # -- the way of one case -------------------------------------------------------------------------------------
-
     def _from_journal(self, case: Case) -> Result | None:
-        """The result that the resumed journal has of this very case, stamped with this session."""
+        """Return the resumed journal's result of this case; None if the case has changed or has none."""
         old = self._resumed.results.get(case.id) if self._resumed else None
         if old is None or case.budget.smoke or old.outcome == "smoke":
             return None
@@ -257,7 +215,7 @@ class PerfSession:
         return old
 
     def _measure(self, case: Case, *, fresh: bool, keep: bool = True) -> Result:
-        """Run a case; ``keep``: where a build beside the timed one fails the case, what was timed is kept."""
+        """Run a case; with ``keep`` its timed build is stored even if another build fails."""
         started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         workload, shape = case.workload, _shape_of(case)
         result = Result(
@@ -298,26 +256,26 @@ class PerfSession:
             self._build_untimed(builds, job, result.work, limits)
         except BaseException:
             if keep:
-                known = self.measured_peaks.complete(self.machine.peaks())
-                self._keep(_complete(result, workload, builds.added_to(timed), known))
+                peaks = self.measured_peaks.complete(self.machine.peaks())
+                self._keep(_complete(result, workload, builds.added_to(timed), peaks))
             raise
         return _complete(result, workload, builds.added_to(timed), self._peaks(result, timed))
 
     def _settle(self, job: Job, limits: _Limits) -> tuple[Job, tuple[Record, ...], Measurement]:
-        """The job of what the workload found that it is to be, its records of that, and what its ranks measured.
+        """Return the job with the final parameters of the workload, the records of the search, and the measurement.
 
-        What was timed on the way is not timed again: near the end of a memory it might not fit a second time.
+        A workload that was timed in the search is not timed again: near the memory limit it might not fit again.
         """
         shape = job.shape
         assert shape is not None
-        timed: list[tuple[Workload, Measurement]] = []  # not every workload can be hashed
+        timed: list[tuple[Workload, Measurement]] = []  # a list, because some workloads cannot be hashed
 
         def probe(workload: Workload, purpose: Purpose) -> Measurement:
-            sought = dataclasses.replace(job, workload=workload)
+            tried = dataclasses.replace(job, workload=workload)
             limit_s = limits(workload.work(shape), purpose)
             if purpose != "time":
-                return self._untimed(sought, purpose, limit_s)
-            timed.append((workload, self.driver.run(_limited(sought, limit_s))))
+                return self._untimed(tried, purpose, limit_s)
+            timed.append((workload, self.driver.run(_limited(tried, limit_s))))
             return timed[-1][1]
 
         workload, records = (job.workload, ()) if job.budget.smoke else job.workload.settle(probe)
@@ -327,15 +285,14 @@ class PerfSession:
         return dataclasses.replace(job, workload=workload), records, measurement
 
     def _untimed(self, job: Job, purpose: Purpose, limit_s: float) -> Measurement:
-        """One iteration of a build that is never timed."""
         budget = dataclasses.replace(job.budget, smoke=True)
         return self.driver.run(_limited(dataclasses.replace(job, purpose=purpose, budget=budget), limit_s))
 
     def _build_untimed(self, builds: UntimedBuilds, job: Job, work: Work, limits: _Limits) -> None:
-        """Run the builds that are never timed.  One that cannot be had is noted; one that fails is raised."""
+        """Run the untimed builds. Note one that is impossible here; raise the error of one that fails."""
         for purpose in () if job.budget.smoke else job.workload.untimed():
             try:
-                # What libraries keep from an earlier build would be missing in the memory of the next.
+                # A process with libraries loaded by earlier builds would show too little memory in this one.
                 further = dataclasses.replace(job, continues=purpose != "memory")
                 builds.done.append(self._untimed(further, purpose, limits(work, purpose)))
             except (OutOfMemory, UnsupportedCase) as error:
@@ -345,7 +302,7 @@ class PerfSession:
                 raise
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
-        """Peaks of the machine; those of a CPU, which are not published, are measured when a case first needs them."""
+        """Return the machine's peaks; those of a CPU are measured when a case first needs them."""
         peaks = self.machine.peaks()
         if measurement.smoke or self.machine.family.name != "cpu":
             return peaks
@@ -355,7 +312,7 @@ class PerfSession:
         return self.measured_peaks.complete(peaks)
 
     def environment_now(self) -> Mapping[str, Any]:
-        """Read once: it cannot change while the workers live.  No case is lost because a worker could not tell."""
+        """Return the environment, read once. A worker's failure to report it loses no case."""
         if self._environment is None:
             try:
                 worker = self.driver.environment()
@@ -370,7 +327,7 @@ class PerfSession:
 
 
 def new_session_id() -> str:
-    """UTC time and process: unique among the runs of one host, and sorts by time."""
+    """Return UTC time and process id: unique among the runs of one host, and sortable by time."""
     return f"{datetime.now(timezone.utc).strftime('%Y%m%dT%H%M%S.%fZ')}-{os.getpid()}"
 
 
@@ -382,7 +339,6 @@ def _complete(result: Result, workload: Workload, measurement: Measurement, peak
 
 
 def _settings(workload: Workload) -> dict[str, Any]:
-    """Parameters and their defaults, as results keep them."""
     both = {"parameters": recorded(workload.parameters()), "defaults": recorded_defaults(workload.defaults())}
     return {name: masked_value(values) for name, values in both.items()}
 

@@ -1,6 +1,6 @@
-"""Carries out what one gate asks for, within a budget: fresh runs of a case, and A/B pairs with an older revision.
+"""Execute the requests of one gate within a budget: fresh runs of a case, and A/B pairs with an older revision.
 
-The gate decides and never measures; this measures, keeps the time, and tells the gate what runs cost and what is left.
+The gate decides but does not measure. This module measures, and reports cost and remaining budget to the gate.
 """
 
 from __future__ import annotations
@@ -22,46 +22,38 @@ from perfsuite.record.verdict import Request
 from perfsuite.run.arms import Arm, ArmFailed, LiveArm
 
 _OLDER = {"ab_pair": "base", "anchor_pair": "stored commit"}
-_ARM_SPARE_S = 120.0
-"""What an arm may take beyond its cases: starting pytest, importing torch."""
-_LIVE = 3
-"""Arms that are alive at once: the new code, the base, one commit of stored runs."""
-_OVERRUN_S = 60.0
-"""What an arm that began within the budget may take beyond what it was expected to."""
-_TELL_EVERY_S = 30.0
+_ARM_SPARE_S = 120.0  # Time limit of an arm beyond its cases, for the start of pytest and the import of torch.
+_LIVE = 3  # Most arms that are alive together: the new code, the base, one commit of stored runs.
+_OVERRUN_S = 60.0  # Time beyond the budget for an arm that began within it.
+_REPORT_EVERY_S = 30.0
 NO_LIMIT = float("inf")
 
 
 class Say(Protocol):
-    """Tells people how far the settling is."""
+    """Prints the progress of the settling."""
 
     def __call__(self, text: str, *, always: bool = False) -> None:
-        """``always``: with ``-q`` too."""
+        """``always``: also with ``-q``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """How to run the base and the new code side by side."""
+    """Arms and options for runs of the base and the new code."""
 
     base: Arm
     new: Arm
-    arguments: tuple[str, ...] = ()
-    """Options of this run that the arms share: scale, platform, time per case."""
+    arguments: tuple[str, ...] = ()  # Options of this run that the arms share: scale, platform, time per case.
     case_deadline_s: Callable[[str], float]
-    commit: str = ""
-    """Revision of the base; empty where it is not known."""
-    anchor: Callable[[str], Arm] | None = None
-    """Makes the arm of a commit; raises PerfsuiteError where this repository does not have it."""
-    anchors: dict[str, Arm | str] = field(default_factory=dict)
-    """By commit: its arm, or why there is none."""
+    commit: str = ""  # Revision of the base; empty if unknown.
+    anchor: Callable[[str], Arm] | None = None  # Makes the arm of a commit; raises PerfsuiteError without it.
+    anchors: dict[str, Arm | str] = field(default_factory=dict)  # By commit: its arm, or the reason why there is none.
 
     def arm_of(self, commit: str) -> Arm | str:
-        """Return the arm of a commit, made once, or why there is none."""
+        """Return the arm of a commit, made once, or the reason why there is none."""
         if commit not in self.anchors:
             try:
-                self.anchors[commit] = (
-                    self.anchor(commit) if self.anchor else "this session can make no arm of a commit"
-                )
+                none = "this session cannot make an arm of a commit"
+                self.anchors[commit] = self.anchor(commit) if self.anchor else none
             except PerfsuiteError as error:
                 self.anchors[commit] = first_line(error)
         return self.anchors[commit]
@@ -69,33 +61,29 @@ class Base:
 
 @dataclass(kw_only=True)
 class Clock:
-    """What further runs of one session cost, and what is left for them."""
+    """Cost of further runs of one session, and the budget that is left for them."""
 
-    asked_s: float | None = None
-    """The budget that was asked for; None: :func:`perfsuite.gate.budget.usual_s`."""
+    asked_s: float | None = None  # Budget of the option; None: :func:`perfsuite.gate.budget.usual_s`.
     budget_s: float = NO_LIMIT
     now: Callable[[], float] = time.monotonic
-    spent_s: float = 0.0
-    """In settlings that have ended."""
+    spent_s: float = 0.0  # Seconds of finished settlings.
     began_s: float | None = None
-    run_s: dict[str, float] = field(default_factory=dict)
-    """The last fresh run of each case."""
-    starts_s: list[float] = field(default_factory=list)
-    """What each arm took beside its cases."""
+    run_s: dict[str, float] = field(default_factory=dict)  # Seconds of the last fresh run of each case.
+    starts_s: list[float] = field(default_factory=list)  # Seconds of each arm in addition to its cases.
 
     @property
     def used_s(self) -> float:
-        """Seconds of the budget that are gone."""
+        """Seconds of the budget that are used."""
         return self.spent_s + (self.now() - self.began_s if self.began_s is not None else 0.0)
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget that are left; below 0 where it was overrun."""
+        """Seconds of the budget that are left; negative if it was exceeded."""
         return self.budget_s - self.used_s
 
     @property
     def costs(self) -> Costs:
-        """What requests cost by the runs so far."""
+        """Expected costs of requests from the runs so far."""
         usual_s = sum(self.run_s.values()) / len(self.run_s) if self.run_s else Costs.usual_run_s
         start_s = sum(self.starts_s) / len(self.starts_s) if self.starts_s else Costs.start_s
         return Costs(start_s=start_s, run_s=self.run_s, usual_run_s=usual_s)
@@ -114,24 +102,20 @@ class Settling:
     clock: Clock
     say: Say
     rerun: Callable[[str], Result]
-    add: Callable[[Result], None]
-    """Keeps a further run of a case and gives it to the gate."""
+    add: Callable[[Result], None]  # Stores a further run of a case and passes it to the gate.
     base: Base | None = None
-    made: int = 0
-    """Runs, those of pairs included."""
-    _expected: frozenset[str] = frozenset()
-    """Cases that pairs may be asked for; arms can measure them all."""
-    _arms: dict[str, LiveArm] = field(default_factory=dict)
-    """Arms that are alive, by name."""
+    made: int = 0  # Number of runs, those of pairs included.
+    _expected: frozenset[str] = frozenset()  # Cases that pairs may need; arms can measure them all.
+    _arms: dict[str, LiveArm] = field(default_factory=dict)  # Arms that are alive, by name.
     _total: int = 0
-    _told_s: float = 0.0
+    _reported_s: float = 0.0
 
     def settle(self, node: str | None) -> str:
-        """Run what the gate asks for until it asks for nothing; return why cases stay undecided, if time ended."""
-        self.clock.began_s = self._told_s = self.clock.now()
+        """Execute the gate's requests until there are none; return why cases stay undecided if time ended."""
+        self.clock.began_s = self._reported_s = self.clock.now()
         try:
             while requests := self.gate.next_requests(node, self._spending):
-                self._tell(requests, node)
+                self._report(requests, node)
                 rest = list(requests)
                 while rest and self.clock.left_s > 0:
                     kind = rest[0].kind
@@ -140,7 +124,7 @@ class Settling:
                     self._run_again(same) if kind == "run" else self._run_pairs(same)
             ended = self.gate.end(self._why_ended, node) if self.clock.is_limited else ()
         finally:
-            with contextlib.ExitStack() as closing:  # all of them, also where a second signal comes meanwhile
+            with contextlib.ExitStack() as closing:  # closes all of them, even if a second signal interrupts one
                 for name in list(self._arms):
                     closing.callback(self._close, name)
             self.clock.spent_s, self.clock.began_s = self.clock.used_s, None
@@ -156,7 +140,7 @@ class Settling:
 
     @property
     def _spending(self) -> Spending | None:
-        """What the gate may ask for; None without a limit."""
+        """Budget that the gate may spend; None without a limit."""
         if not self.clock.is_limited:
             return None
         return Spending(whole_s=self.clock.budget_s, left_s=self.clock.left_s, costs=self._costs)
@@ -166,17 +150,17 @@ class Settling:
         return f"the gate's budget of {self.clock.budget_s:.0f} s ended"
 
     def _closing(self, ended: Collection[str]) -> str:
-        """The last line; the same without the time where cases are undecided."""
+        """Print the last line; return it without the time if cases are undecided."""
         if not ended:
             if self.made:
                 self.say(f"gate: settled by {plural(self.made, 'run')}, {self.clock.spent_s:.0f} s", always=True)
             return ""
-        told = f"{self._why_ended}: {plural(len(ended), 'case')} needed more runs (--perf-gate-budget)"
-        self.say(f"gate: {told}; {plural(self.made, 'run')}, {self.clock.spent_s:.0f} s", always=True)
-        return told
+        reason = f"{self._why_ended}: {plural(len(ended), 'case')} needed more runs (--perf-gate-budget)"
+        self.say(f"gate: {reason}; {plural(self.made, 'run')}, {self.clock.spent_s:.0f} s", always=True)
+        return reason
 
-    def _tell(self, requests: Sequence[Request], node: str | None) -> None:
-        """The plan at the beginning, and now and then how far it is."""
+    def _report(self, requests: Sequence[Request], node: str | None) -> None:
+        """Print the plan at the beginning, and the progress at intervals."""
         budget = f"budget {self.clock.budget_s:.0f} s" if self.clock.is_limited else "no budget"
         if not self._total:
             wanted = self.gate.outlook(node)
@@ -184,10 +168,10 @@ class Settling:
             runs = sum((1 if kind == "run" else 2) * sum(counts.values()) for kind, counts in wanted.items())
             self._total = max(runs, len(requests))
             self._expected = frozenset(node for node, count in wanted["ab_pair"].items() if count)
-            told = f"{plural(len(cases), 'case')} may need up to {plural(self._total, 'run')}"
-            self.say(f"gate: {told}, about {self._costs.of(wanted):.0f} s; {budget}", always=True)
-        elif self.clock.now() - self._told_s >= _TELL_EVERY_S:
-            self._told_s = self.clock.now()
+            need = f"{plural(len(cases), 'case')} may need up to {plural(self._total, 'run')}"
+            self.say(f"gate: {need}, about {self._costs.of(wanted):.0f} s; {budget}", always=True)
+        elif self.clock.now() - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = self.clock.now()
             used = f"{self.made} of up to {self._total} runs, {self.clock.used_s:.0f} s of {budget}"
             self.say(f"gate: {used}: {requests[0].why}", always=True)
 
@@ -195,35 +179,34 @@ class Settling:
         for number, request in enumerate(requests, start=1):
             if self.clock.left_s <= 0:
                 return
-            self._tell([request], None)
+            self._report([request], None)
             self.say(f"{request.why}: run {number} of {len(requests)}: {request.case}")
             began_s = self.clock.now()
             self.made += 1
             try:
                 result = self.rerun(request.case)
-            except PerfsuiteError as error:  # a skip on a rank is none of CaseError
-                self.gate.withdraw(request.case, f"it failed when it was run again: {first_line(error)}")
+            except PerfsuiteError as error:  # also a skip on a rank, which is not a CaseError
+                self.gate.withdraw(request.case, f"it failed in a further run: {first_line(error)}")
                 continue
             self.clock.run_s[request.case] = self.clock.now() - began_s
             self.add(result)
 
     def _run_pairs(self, requests: Sequence[Request]) -> None:
-        gone: set[str] = set()  # cases that an arm did not measure: their further pairs are not run
+        gone: set[str] = set()  # cases that an arm did not measure: they get no further pairs
         for number, asked in enumerate(rounds(requests), start=1):
             turn = [request for request in asked if request.case not in gone]
             if not turn or self.clock.left_s <= 0:
                 break
-            self._tell(turn, None)
-            self.say(
-                f"{turn[0].why}: pair {number}: {plural(len(turn), 'case')} on {_OLDER[turn[0].kind]} and new code"
-            )
+            self._report(turn, None)
+            older = _OLDER[turn[0].kind]
+            self.say(f"{turn[0].why}: pair {number}: {plural(len(turn), 'case')} on {older} and new code")
             gone.update(request.case for request in turn)
-            for older, group in self._older_arms(turn):
-                gone.difference_update(self._run_pair(older, group))
+            for arm, group in self._older_arms(turn):
+                gone.difference_update(self._run_pair(arm, group))
 
     def _older_arms(self, turn: Sequence[Request]) -> Iterator[tuple[Arm, list[Request]]]:
-        """The arms that the requests of a turn want beside the new code, each with its requests."""
-        assert self.base is not None, "the gate asks for pairs only where a base can run"
+        """Yield the older arms of a turn, each with its requests."""
+        assert self.base is not None, "the gate requests pairs only if a base can run"
         if turn[0].kind == "ab_pair":
             yield self.base.base, list(turn)
             return
@@ -239,7 +222,7 @@ class Settling:
                     self.gate.without_anchor(request.case, arm)
 
     def _run_pair(self, older: Arm, requests: Sequence[Request]) -> Iterator[str]:
-        """A pair of each of these cases: older, new, older, so that neither comes first more often.
+        """Run a pair of each case in the order older, new, older, so that each arm comes first equally often.
 
         Yields the cases that both arms measured.
         """
@@ -264,7 +247,7 @@ class Settling:
                 yield case
 
     def _arm(self, arm: Arm, cases: Sequence[str]) -> dict[str, Result]:
-        """What an arm measured.  A case that an older arm cannot run is judged without it; ours ends where it fails."""
+        """Return an arm's results. A case that an older arm cannot run is judged without it; else it is withdrawn."""
         assert self.base is not None
         if not cases or self.clock.left_s <= 0:
             return {}
@@ -281,9 +264,9 @@ class Settling:
             results = live.measure(cases, began_s + limit_s - turn_s)
         except ArmFailed as failure:
             if limit_s < deadline_s and self.clock.now() - began_s >= limit_s:
-                return {}  # the budget ended it: nothing is known of the arm
+                return {}  # the budget ended it, which is not a failure of the arm
             if len(cases) > 1 and not failure.whatever_case:
-                # One case that the base does not have makes pytest refuse them all.
+                # One case that the base does not have makes pytest refuse all of them.
                 parts = [self._arm(arm, [case]) for case in cases]
                 return {case: result for part in parts for case, result in part.items()}
             for case in cases:
@@ -296,7 +279,7 @@ class Settling:
         return results
 
     def _live(self, arm: Arm, cases: Sequence[str], until_s: float) -> LiveArm:
-        """The live arm for these cases, started where there is none; one that failed before is started anew."""
+        """Return the live arm for these cases; start one if there is none, or if it failed before."""
         assert self.base is not None
         live = self._arms.get(arm.name)
         if live is not None and live.serves(cases):
@@ -313,7 +296,7 @@ class Settling:
             except ArmFailed:
                 if len(wider) == len(cases) or self.clock.now() >= until_s:
                     raise
-                self._expected, wider = frozenset(), [*cases]  # one of the others may be what it cannot collect
+                self._expected, wider = frozenset(), [*cases]  # it may be unable to collect one of the others
             else:
                 self.clock.starts_s.append(self.clock.now() - began_s)
                 return live
@@ -325,7 +308,7 @@ class Settling:
 
 
 def rounds(requests: Sequence[Request]) -> list[list[Request]]:
-    """Successive requests cut where a case would come a second time, so that each round runs a case at most once.
+    """Return the requests in rounds of which each runs a case at most once.
 
     >>> [[request.case for request in turn] for turn in rounds([Request(case=c, kind="ab_pair") for c in "abab"])]
     [['a', 'b'], ['a', 'b']]

@@ -1,1 +1,1 @@
-"""Driver, workers and transports: how a workload gets onto the ranks and its figures back."""
+"""Driver, workers and transports: send a workload to the ranks and its figures back."""

@@ -1,4 +1,4 @@
-"""Putting the reports of the ranks of a case together into one Measurement."""
+"""Combine the reports of the ranks of a case into one Measurement."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def assemble(
     smoke: bool,
     looks: Sequence[DeviceLook] = (),
 ) -> Measurement:
-    """``reports[r]`` is rank r's, ``looks`` are the driver's at the devices meanwhile.
+    """Return the measurement of ``reports`` (by rank), with ``looks``, the driver's readings of the devices.
 
-    Raises CaseError for a record that is not finite or that the ranks disagree about, in value or in meaning.
+    Raises CaseError for a record that is not finite, or whose value or meaning differs between ranks.
     """
     lead = reports[0]
     memory = [report["peak_memory_bytes"] for report in reports if report["peak_memory_bytes"] is not None]
@@ -86,10 +86,10 @@ def _spans(reports: Sequence[Message]) -> tuple[SpanTotal, ...]:
 
 
 def _parts_of_the_step(reports: Sequence[Message]) -> dict[str, float]:
-    """Seconds by span in the median sample on the rank that took longest in it; see :mod:`.ranks.spans`."""
+    """Return seconds by span in the median sample, on the rank that took longest in it; see :mod:`.ranks.spans`."""
     ranks = [report["middle"] for report in reports]
     worst = [max(samples, key=lambda sample: float(sample[0])) for samples in zip(*ranks, strict=True)]
-    samples = [parts or {REMAINDER: seconds} for seconds, parts in worst]  # a rank may mark nothing
+    samples = [parts or {REMAINDER: seconds} for seconds, parts in worst]  # a rank may have no spans
     names = {name: None for sample in samples for name in sample}
     return {name: sum(sample.get(name, 0.0) for sample in samples) / len(samples) for name in names}
 
@@ -100,26 +100,28 @@ def _records(reports: Sequence[Message]) -> tuple[Record, ...]:
 
 
 def _record(name: str, per_rank: Sequence[Any]) -> Record:
-    given = {rank: value for rank, value in enumerate(per_rank) if value is not None}
-    _, unit, how, metric = next(iter(given.values()))
-    values = [value for value, *_ in given.values()]
-    # A maximum loses NaN, a mean spreads it, it is unequal to itself; and JSON has neither it nor infinity.
-    odd = [f"rank {rank} recorded {name}={value[0]}" for rank, value in given.items() if not math.isfinite(value[0])]
+    by_rank = {rank: value for rank, value in enumerate(per_rank) if value is not None}
+    _, unit, how, metric = next(iter(by_rank.values()))
+    values = [value for value, *_ in by_rank.values()]
+    # NaN is lost in a maximum, spreads in a mean and is unequal to itself; JSON has neither NaN nor infinity.
+    odd = [f"rank {rank} recorded {name}={value[0]}" for rank, value in by_rank.items() if not math.isfinite(value[0])]
     if odd:
-        more = f" (so did {len(odd) - 4} more ranks)" if len(odd) > 4 else ""
+        more = f" (and {len(odd) - 4} more ranks)" if len(odd) > 4 else ""
         raise CaseError(f"{', '.join(odd[:4])}{more}; a record must be a finite number")
-    for rank, (_, *meaning) in given.items():
+    for rank, (_, *meaning) in by_rank.items():
         if meaning != [unit, how, metric]:
-            first = next(iter(given))
+            first = next(iter(by_rank))
             raise CaseError(
                 f"ranks {first} and {rank} record {name} in two ways: unit {unit!r}, reduce {how!r}, {metric}; and "
-                f"unit {meaning[0]!r}, reduce {meaning[1]!r}, {meaning[2]}; record it alike on all ranks"
+                f"unit {meaning[0]!r}, reduce {meaning[1]!r}, {meaning[2]}; record it in the same way on all ranks"
             )
     if how == "equal" and any(value != values[0] for value in values):
-        told = ", ".join(f"rank {rank}: {value[0]!r}" for rank, value in list(given.items())[:4])
-        raise CaseError(f"ranks disagree about {name}, which must be equal on all of them: {told}")
+        some = ", ".join(f"rank {rank}: {value[0]!r}" for rank, value in list(by_rank.items())[:4])
+        raise CaseError(f"ranks disagree about {name}, which must be equal on all of them: {some}")
     if how == "only" and len(values) > 1:
-        raise CaseError(f"{name} was recorded by ranks {', '.join(map(str, given))}, but reduce='only' allows one rank")
+        raise CaseError(
+            f"{name} was recorded by ranks {', '.join(map(str, by_rank))}, but reduce='only' allows one rank"
+        )
     value = _COMBINED.get(how, max)(values)
     return Record(
         name=name, value=value, unit=unit, reduce=cast(Reduce, how), metric=OwnMetric(**metric) if metric else None
@@ -129,13 +131,13 @@ def _record(name: str, per_rank: Sequence[Any]) -> Record:
 _COMBINED: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
     {"mean": statistics.fmean, "min": min, "sum": math.fsum}
 )
-"""By ``reduce``: the value of the case; of every other way it is the maximum."""
+"""Function that combines the ranks' values, by ``reduce``; any other ``reduce`` takes the maximum."""
 
 
 def judge_arrivals(per_rank: Sequence[Sequence[float]]) -> Arrival | None:
-    """The rank that is last most often, and by how much; None when some rank never communicates.
+    """Return the rank that is last most often and its lag; None if some rank never communicates.
 
-    ``per_rank[r][i]`` is rank r's arrival in iteration i, in seconds.
+    ``per_rank[r][i]`` is the arrival of rank r in iteration i, in seconds.
     """
     iterations = min((len(times) for times in per_rank), default=0)
     if len(per_rank) < 2 or iterations == 0:
@@ -149,15 +151,13 @@ def judge_arrivals(per_rank: Sequence[Sequence[float]]) -> Arrival | None:
     return Arrival(late_rank=late, lag_s=max(0.0, statistics.median(lags)), iterations=iterations)
 
 
-_Kept = dict[str, Any]
-"""What :meth:`perfsuite.runtime.ranks.spans.StepKeeper.report` made."""
+_Kept = dict[str, Any]  # Report of :meth:`perfsuite.runtime.ranks.spans.StepKeeper.report`.
 
 
 def join(reports: Sequence[Message]) -> tuple[Timeline | None, tuple[Record, ...]]:
-    """The timeline of the step nearest to the median; as records, the bubble over all steps and what simulations say.
+    """Return the timeline of the step nearest to the median, and records of its measured and simulated bubbles.
 
-    Of several pipelines side by side it is that of the one whose step took longest.  None and nothing for ranks that
-    kept no steps.
+    Of several pipelines the one with the longest step counts. Returns None and () if the ranks kept no steps.
     """
     pipelines: dict[int, list[_Kept]] = defaultdict(list)
     for report in reports:
@@ -188,7 +188,7 @@ def _timeline(ranks: Sequence[_Kept]) -> Timeline:
 
 
 def _events(kept: _Kept, zero: float) -> list[TimelineEvent]:
-    """A rank's events in the order they began; what an action did in two parts (the last stage's loss) is one event."""
+    """Return a rank's events in order of their start; two parts of one action (the last stage's loss) are one event."""
     events: list[TimelineEvent] = []
     for name, stage, micro_batch, start_s, end_s in sorted(kept["parts"], key=lambda part: part[3]):
         event = TimelineEvent(
@@ -207,7 +207,7 @@ def _events(kept: _Kept, zero: float) -> list[TimelineEvent]:
 
 
 def _bubbles(ranks: Sequence[_Kept]) -> tuple[Record, ...]:
-    """Median and quartiles of bubble_ratio over the steps of all samples."""
+    """Return median and quartiles of bubble_ratio over the steps of all samples."""
     bubbles = []
     for step in zip(*(kept["busy"] for kept in ranks), strict=True):
         length_s = max(last for _, _, last in step) - min(first for _, first, _ in step)
@@ -226,10 +226,7 @@ def _bubbles(ranks: Sequence[_Kept]) -> tuple[Record, ...]:
 
 
 def _simulated(timeline: Timeline) -> tuple[Record, ...]:
-    """What the schedule gives with this timeline's durations, as they are and spread evenly, and which stage binds.
-
-    Nothing for a schedule that is not in the catalogue, or a timeline that lacks actions of it.
-    """
+    """Return records of the schedule replayed with this timeline's durations; () if that is impossible."""
     imbalance = replay(timeline).imbalance
     if imbalance is None:
         return ()
@@ -245,65 +242,50 @@ def _ratio(name: str, value: float) -> Record:
     return Record(name=name, value=float(value), unit="ratio", reduce="equal")
 
 
-_Key = tuple[str, str, str]
-"""Axis, collective and part."""
+_Key = tuple[str, str, str]  # Axis, collective and part.
 
 
 def join_traffic(reports: Sequence[Message]) -> tuple[Traffic, ...]:
-    """One entry for each axis, collective and part, each number from the rank that has most of it.
-
-    Raises CaseError where ranks of the same place differ in calls or bytes.
-    """
+    """Return the largest numbers by axis, collective and part; raise CaseError if ranks of one place differ in them."""
     joined: dict[_Key, Traffic] = {}
     places: dict[str, tuple[int, dict[_Key, tuple[int, int]]]] = {}
     for rank, kept in _kept(reports):
-        entries = {_key(entry): entry for entry in (from_json(Traffic, plain) for plain in kept["traffic"])}
-        told = {key: (entry.calls, 0 if entry.uneven else entry.message_bytes) for key, entry in entries.items()}
-        other, theirs = places.setdefault(kept["place"], (rank, told))
-        if kept["place"] and told != theirs:
-            raise CaseError(_difference(rank, told, other, theirs))
+        read = [from_json(Traffic, plain) for plain in kept["traffic"]]
+        entries = {(entry.axis, entry.collective, entry.part): entry for entry in read}
+        counts = {key: (entry.calls, 0 if entry.uneven else entry.message_bytes) for key, entry in entries.items()}
+        first, expected = places.setdefault(kept["place"], (rank, counts))
+        if kept["place"] and counts != expected:
+            key = next(key for key in (*counts, *expected) if counts.get(key) != expected.get(key))
+            found = [(first, expected.get(key, (0, 0))), (rank, counts.get(key, (0, 0)))]
+            raise CaseError(
+                f"ranks of the same place differ in {key[1]} along {key[0]} for {key[2]}: "
+                + ", ".join(f"rank {who}: {calls} of {size} bytes" for who, (calls, size) in found)
+            )
         for key, entry in entries.items():
-            joined[key] = _most(joined.get(key, entry), entry)
+            most = joined.get(key, entry)
+            joined[key] = dataclasses.replace(
+                most,
+                calls=max(most.calls, entry.calls),
+                message_bytes=max(most.message_bytes, entry.message_bytes),
+                time_s=max(most.time_s, entry.time_s),
+            )
     return tuple(joined.values())
 
 
 def join_components(reports: Sequence[Message]) -> tuple[Component, ...]:
-    """One component of each name, each time from the rank that has most of it."""
+    """Return one component of each name; each time is the largest of the ranks."""
     joined: dict[str, Component] = {}
     for _, kept in _kept(reports):
         for plain in kept["components"]:
-            mine = from_json(Component, plain)
-            other = joined.get(mine.name, mine)
-            joined[mine.name] = dataclasses.replace(
-                mine,
-                compute_s=max(mine.compute_s, other.compute_s),
-                communication_s=max(mine.communication_s, other.communication_s),
+            component = from_json(Component, plain)
+            other = joined.get(component.name, component)
+            joined[component.name] = dataclasses.replace(
+                component,
+                compute_s=max(component.compute_s, other.compute_s),
+                communication_s=max(component.communication_s, other.communication_s),
             )
     return tuple(joined.values())
 
 
 def _kept(reports: Sequence[Message]) -> Iterator[tuple[int, Message]]:
     return ((rank, report["traffic"]) for rank, report in enumerate(reports) if report["traffic"] is not None)
-
-
-def _key(entry: Traffic) -> _Key:
-    return entry.axis, entry.collective, entry.part
-
-
-def _most(one: Traffic, other: Traffic) -> Traffic:
-    return dataclasses.replace(
-        one,
-        calls=max(one.calls, other.calls),
-        message_bytes=max(one.message_bytes, other.message_bytes),
-        time_s=max(one.time_s, other.time_s),
-    )
-
-
-def _difference(rank: int, mine: dict[_Key, tuple[int, int]], other: int, theirs: dict[_Key, tuple[int, int]]) -> str:
-    key = next(key for key in (*mine, *theirs) if mine.get(key) != theirs.get(key))
-    what = f"{key[1]} along {key[0]} for {key[2]}"
-    told = [
-        f"rank {who}: {calls} of {size} bytes"
-        for who, (calls, size) in ((other, theirs.get(key, (0, 0))), (rank, mine.get(key, (0, 0))))
-    ]
-    return f"ranks of the same place differ in {what}: {', '.join(told)}"

@@ -1,7 +1,7 @@
-"""Packages of a tree that lie in no usual folder, and whether a module from elsewhere is an installed copy of one.
+"""Find packages in unusual folders of a tree, and decide whether an imported module is an installed copy of one.
 
-A tree may hold packages that are none of the project's: vendored ones, examples, data of tests.  A module of such a
-name is the project's where what it was installed from is, or where its text is: a dependency of that name is neither.
+A tree may hold packages of other projects: vendored packages, examples, test data. An imported module of such a name
+belongs to the project if it was installed from the project or has the same text; a dependency of that name does not.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from typing import Any
 
 _PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _SKIPPED = {"site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist"}
-NO_PROJECT, UNREADABLE = "", "?"
-"""Names of the project of packages that nothing installs, and of one whose files do not say how it is called."""
+NO_PROJECT, UNREADABLE = "", "?"  # Names of packages without a project, and of a project whose files state no name.
 
 
 def package_folders(tree: Path) -> dict[str, str]:
-    """Every folder of ``tree`` that modules may be imported from, and the name of the project that installs them."""
+    """Return every folder of ``tree`` with importable modules, and the name of the project that installs them."""
     projects: dict[Path, str] = {}
     for name, below, files in os.walk(tree):
         folder = Path(name)
         below[:] = [name for name in below if name not in _SKIPPED and not name.startswith(".")]
         if "__init__.py" in files and folder != tree:
-            below.clear()  # what a package holds is imported through it
+            below.clear()  # modules of a package are imported through it
             folder = folder.parent
         elif not any(file.endswith(".py") for file in files):
             continue
@@ -41,7 +40,7 @@ def package_folders(tree: Path) -> dict[str, str]:
 
 
 def _up_to(tree: Path, folder: Path) -> Iterator[Path]:
-    """``folder`` and those above it, ``tree`` the last."""
+    """Yield ``folder`` and the folders above it up to ``tree``."""
     if folder.is_relative_to(tree):
         yield folder
         if folder != tree:
@@ -49,7 +48,7 @@ def _up_to(tree: Path, folder: Path) -> Iterator[Path]:
 
 
 def _project_of(tree: Path, folder: Path) -> str:
-    """Name of the nearest project whose files lie in this folder or above it."""
+    """Return the name of the nearest project whose files are in this folder or above it."""
     for place in _up_to(tree, folder):
         files = [place / name for name in _PROJECT_FILES if (place / name).is_file()]
         if files:
@@ -58,7 +57,7 @@ def _project_of(tree: Path, folder: Path) -> str:
 
 
 def _name_in(file: Path) -> str:
-    """The name that a project's file gives; empty where it gives none or computes it."""
+    """Return the name in a project's file; empty if it has none or computes it."""
     text = file.read_text(encoding="utf-8", errors="replace")
     if file.suffix == ".toml":
         sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
@@ -69,7 +68,7 @@ def _name_in(file: Path) -> str:
 
 
 class Copies:
-    """Tells whether modules from outside of a tree are copies of its packages."""
+    """Decides whether modules from outside of a tree are copies of its packages."""
 
     def __init__(
         self,
@@ -78,18 +77,18 @@ class Copies:
         owners: Callable[[], Mapping[str, Sequence[str]]] = metadata.packages_distributions,
         origin: Callable[[str], str | None] | None = None,
     ) -> None:
-        """``folders`` as :func:`package_folders` has them.
+        """Compare with ``folders``, the result of :func:`package_folders`.
 
-        ``owners`` gives the distributions by top-level package, and ``origin`` the ``direct_url.json`` of one.
+        ``owners`` returns the distributions by top-level package, ``origin`` the ``direct_url.json`` of a distribution.
         """
         self._folders = folders
         self._checkout = checkout
         self._find_owners = owners
         self._origin = origin or (lambda name: metadata.distribution(name).read_text("direct_url.json"))
-        self._known: Mapping[str, Sequence[str]] | None = None
+        self._distributions: Mapping[str, Sequence[str]] | None = None
 
     def has(self, name: str, file: Path) -> bool:
-        """Whether the module ``name`` that was imported from ``file`` is a copy of one in the tree."""
+        """Return whether the module ``name``, imported from ``file``, is a copy of a module in the tree."""
         parts = name.split(".")
         if parts[0] in sys.stdlib_module_names or parts[0] == "conftest":
             return False
@@ -101,22 +100,22 @@ class Copies:
         return False
 
     def _installs(self, package: str, project: str) -> bool:
-        """Whether a package was installed from the checkout, or from a release of this project."""
+        """Return whether a package was installed from the checkout, or from a release of this project."""
         names = self._owners(package)
         if names and project == UNREADABLE:
             return True
         return _plain(project) in map(_plain, names) or any(map(self._is_of_checkout, names))
 
     def _owners(self, package: str) -> Sequence[str]:
-        """The distributions that a package is of; reads the files of all: only where a name is in question."""
-        if self._known is None:
-            self._known = self._find_owners()
-        return self._known.get(package, ())
+        """Return the distributions of a package. Reads the files of all distributions, so only on demand."""
+        if self._distributions is None:
+            self._distributions = self._find_owners()
+        return self._distributions.get(package, ())
 
     def _is_of_checkout(self, distribution: str) -> bool:
         with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
-            told: Any = json.loads(self._origin(distribution) or "{}")
-            url = str(told.get("url", ""))
+            direct: Any = json.loads(self._origin(distribution) or "{}")
+            url = str(direct.get("url", ""))
             return url.startswith("file://") and Path(url.removeprefix("file://")).is_relative_to(self._checkout)
         return False
 
@@ -127,14 +126,14 @@ def _holds(folder: str, name: str) -> bool:
 
 
 def _is_package(folder: str, parts: Sequence[str]) -> bool | None:
-    """Whether a module is (in) a package of this folder, with ``__init__.py``; None where it is not in the folder."""
+    """Return whether a module belongs to a package with ``__init__.py`` here; None if it is not in this folder."""
     if any(Path(folder, *parts[:length], "__init__.py").is_file() for length in range(1, len(parts) + 1)):
         return True
     return False if Path(folder, *parts).with_suffix(".py").is_file() else None
 
 
 def _same_text(place: Path, file: Path) -> bool:
-    """Whether a file has the text of the module at ``place`` in the tree; an empty one says nothing."""
+    """Return whether a file has the same text, not empty, as the module at ``place`` in the tree."""
     for own in (place / "__init__.py", place.with_suffix(".py")):
         if own.is_file() and file.is_file():
             text = own.read_bytes()
@@ -143,7 +142,7 @@ def _same_text(place: Path, file: Path) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A distribution's name as installers compare it.
+    """Return a distribution's name in the normal form of installers.
 
     >>> _plain("Shop_Core.extra")
     'shop-core-extra'

@@ -1,6 +1,6 @@
-"""Driver side: forms the ranks of a case, hands them the workload, waits within a deadline, assembles what comes back.
+"""Driver side: form the ranks of a case, send them the workload, wait within a deadline, assemble their reports.
 
-Never imports torch, never enters a collective, and knows nothing of how the workers were started.
+The driver never imports torch, never enters a collective, and does not know how the workers were started.
 """
 
 from __future__ import annotations
@@ -26,48 +26,38 @@ from perfsuite.record.workload import Budget, Pin, Process, Purpose, Workload
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble
 from perfsuite.runtime.failures import RankFailure, exception_of, judge
-from perfsuite.runtime.transports.base import Message, Place, Transport, share_devices
+from perfsuite.runtime.transports.base import Message, Transport, share_devices
 from perfsuite.runtime.values import refer
 from perfsuite.runtime.watch import Deadline, DeviceWatch
 
-START_TIMEOUT_S = 120.0
-"""For workers to come up: the first import of torch from a cold disk can take most of a minute."""
-JOIN_S = 10.0
-"""For ranks to join their process group, where the deadline of the case is shorter still: devices are opened in it."""
-GRACE_S = 2.0
-"""After one rank failed, the others get this long to finish or fail by themselves."""
+START_TIMEOUT_S = 120.0  # Time limit for workers to start: torch from a cold disk can take most of a minute.
+JOIN_S = 10.0  # Least time limit for joining a process group, in which devices are opened.
+GRACE_S = 2.0  # After one rank failed, the others have this long to finish or fail.
 DUMP_S = 2.0
-BETWEEN_LOOKS_S = 0.2
-"""A rank that is at work has moved on by then, one that hangs or waits has not."""
-LEAVE_S = 30.0
-"""That the ranks of a group may take to leave it."""
+BETWEEN_LOOKS_S = 0.2  # Time between two stack dumps: a rank that works has moved by then.
+LEAVE_S = 30.0  # Time limit for the ranks of a group to leave it.
 _POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One workload to run once."""
+    """One run of a workload."""
 
     workload: Workload
     world_size: int
     budget: Budget
-    shape: MeshShape | None = None
-    """Mesh of the case; all ranks on one ``dp`` axis when None."""
-    fresh: bool = False
-    """Start rank processes for this run alone."""
-    continues: bool = False
-    """A further build of the case that ran last: it may have that one's processes and groups while they are whole."""
+    shape: MeshShape | None = None  # Mesh of the case; None: all ranks on one ``dp`` axis.
+    fresh: bool = False  # Start rank processes for this run alone.
+    continues: bool = False  # A further build of the last case: it may use its intact processes and groups.
     purpose: Purpose = "time"
-    test_module: str = ""
-    """Name of the test's module, where a decorated function may be held."""
+    test_module: str = ""  # Name of the test's module, which may hold a decorated function.
 
 
 @dataclass(kw_only=True)
 class _Wait:
-    """What is known so far about the ranks that were sent a command."""
+    """Answers so far of the ranks that were sent a command."""
 
-    slots: frozenset[int]
-    """Slots that have to answer; what idle workers do is no concern of this command."""
+    slots: frozenset[int]  # Slots that have to answer; messages of other slots are ignored.
     done: dict[int, Message] = dataclasses.field(default_factory=dict)
     errors: dict[int, Message] = dataclasses.field(default_factory=dict)
     exits: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -76,7 +66,7 @@ class _Wait:
 
     @property
     def begun(self) -> set[int]:
-        """Slots that have said anything."""
+        """Slots that sent any message."""
         return {*self.phases, *self.answered}
 
     @property
@@ -98,7 +88,7 @@ class Driver:
         backend: str | None = None,
         metrics: Callable[[], Sequence[OwnMetric]] = tuple,
     ) -> None:
-        """``device_count``: on each host.  ``backend``: None is the family's.  ``metrics``: gives registered ones."""
+        """``device_count``: per host. ``backend``: None selects the family's. ``metrics``: returns registered ones."""
         self._metrics = metrics
         self._pin = pin
         self._backend = backend or family.backend
@@ -107,60 +97,52 @@ class Driver:
         self._rootpath = rootpath
         self._device_count = max(1, device_count)
         self._generation = 0
-        self._formed = 0
-        """World size of the group that is whole; 0 when there is none."""
-        self._subdivided = False
-        """The ranks have made groups besides: another case gets a new one."""
-        self._opened: dict[int, int] = {}
-        """Devices that workers of this host have opened, by slot."""
-        self._dying: set[int] = set()
-        """Slots whose workers were killed: the driver of a device lists them until they have ended."""
-        self._members = 0
-        """Ranks that are in a process group, whether or not it can be used again: 0 to this number - 1."""
-        self._tainted: set[str] = set()
-        """What workers ran or changed that forbids their reuse."""
+        self._formed = 0  # World size of the usable process group; 0 when there is none.
+        self._subdivided = False  # The ranks created further groups: another case needs a new process group.
+        self._opened: dict[int, int] = {}  # Devices that workers of this host opened, by slot.
+        self._dying: set[int] = set()  # Slots of killed workers, which the device lists until they have ended.
+        self._members = 0  # Number of ranks in a process group, usable or not: ranks 0 to this number - 1.
+        self._tainted: set[str] = set()  # Reasons against reuse: workloads that ran, changed settings.
         self._tails: dict[int, str] = {}
         self._telemetry: Telemetry | None = None
-        self._watch: DeviceWatch | None = None
-        """Looks at the devices while the ranks of this job are timing."""
-        self._checked: set[str] = set()
-        """Twins that passed: cases that differ in size alone have the same one."""
+        self._watch: DeviceWatch | None = None  # Reads the devices while the ranks of this job sample.
+        self._checked: set[str] = set()  # Twins that passed; cases that differ only in size share one.
 
     @property
     def capacity(self) -> int | None:
-        """Ranks that the launcher gave; None when as many as asked for can be started."""
+        """Number of ranks that the launcher gave; None if any number can be started."""
         return self._transport.capacity
 
     def start(self) -> None:
-        """Begin to start workers in the background; returns at once."""
+        """Begin to start workers in the background; return at once."""
         self._transport.start()
 
     def close(self) -> None:
-        """End every process of the run.  Idempotent."""
+        """End every process of the run. Idempotent."""
         if self._telemetry is not None:
             self._telemetry.close()
         self._transport.close()
 
     def log_tails(self) -> dict[int, str]:
-        """Rank -> last lines of its log, of the last failed job."""
+        """Return the last lines of each rank's log of the last failed job, by rank."""
         return dict(self._tails)
 
     def environment(self) -> dict[str, Any]:
-        """torch and library versions as a worker sees them."""
+        """Return the versions of torch and libraries that a worker uses."""
         self._acquire(1, fresh=False, env=self._environment_of(None, 1))
         answers = self._command({0: {"verb": "facts", "family": self._family.name}}, START_TIMEOUT_S)
         return dict(answers[0])
 
     def contexts(self) -> Mapping[int, int]:
-        """Return how many rank processes use each device of this host; those of earlier, larger cases count."""
+        """Return how many rank processes use each device of this host, those of earlier, larger cases included."""
         return Counter(self._opened.values())
 
     def run(self, job: Job) -> Measurement:
-        """Run ``job`` once and return what its ranks measured.
+        """Run ``job`` once and return the measurement of its ranks.
 
         Raises RanksFailed when a rank died, raised or hung; WrongResult, InvalidParameter, UnsupportedCase,
-        ExpectedFailure and OutOfMemory as the ranks raised them; AgentLost when the run cannot go on.  The deadline
-        of the job's budget holds for the joining of the process group (at least JOIN_S) and again for the rest.
+        ExpectedFailure and OutOfMemory as the ranks raised them; AgentLost when the run cannot go on. The deadline of
+        the job's budget applies to joining the process group (at least JOIN_S), and again to the rest.
         """
         shape = job.shape or MeshShape.of(dp=job.world_size)
         if shape.world_size != job.world_size:
@@ -169,7 +151,7 @@ class Driver:
             )
         self._tails = {}
         process = job.workload.process
-        twin = job.workload.twin() if job.purpose == "time" else None  # other builds come after the timed one
+        twin = job.workload.twin() if job.purpose == "time" else None  # the timed build is the first one
         checked = f"{type(twin).__module__}.{twin!r} on {shape} with {process}"
         fresh = job.fresh or process is not None
         command: Message = {
@@ -206,8 +188,10 @@ class Driver:
         )
 
     def _time(self, job: Job, command: Message, shape: MeshShape) -> tuple[dict[int, Message], Sequence[DeviceLook]]:
-        """What each rank reports, and what was seen of the devices while they took samples."""
-        self._watch = self._watch_for(job)
+        """Return the reports by rank, and readings of the devices; a CPU is read in sustained runs only."""
+        if not job.budget.smoke and not (self._family.shareable and job.budget.sustain_s is None):
+            self._telemetry = self._telemetry or self._family.telemetry()
+            self._watch = DeviceWatch(self._telemetry)
         timeout_s = job.budget.timeout_s + job.budget.asked_s
         try:
             reports = self._command(dict.fromkeys(range(job.world_size), command), timeout_s, shape=shape)
@@ -215,15 +199,8 @@ class Driver:
             watch, self._watch = self._watch, None
         return reports, watch.looks if watch else ()
 
-    def _watch_for(self, job: Job) -> DeviceWatch | None:
-        """A watch on the devices; on a CPU, whose cores the ranks compute on, only where a sustained run asks."""
-        if job.budget.smoke or (self._family.shareable and job.budget.sustain_s is None):
-            return None
-        self._telemetry = self._telemetry or self._family.telemetry()
-        return DeviceWatch(self._telemetry)
-
     def _environment_of(self, process: Process | None, world_size: int) -> dict[str, str]:
-        """Variables of rank processes beside the driver's own: the family's where nobody set them, the workload's."""
+        """Return the variables that rank processes get in addition: the family's if unset, and the workload's."""
         set_here = self._family.host.environ
         places = [self._transport.place(rank) for rank in range(world_size)]
         sharing = self._family.sharing_variables if share_devices(places, self._device_count) else {}
@@ -232,18 +209,16 @@ class Driver:
         }
         return {**default, **(process.env if process else {})}
 
-    # -- the steps of a run --------------------------------------------------------------------------------------
-
     def _acquire(self, count: int, *, fresh: bool, env: Mapping[str, str]) -> None:
         replaced = self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
         self._opened = {slot: device for slot, device in self._opened.items() if slot not in self._dying}
         self._dying.clear()
-        if replaced and self._members:  # one of a group had died: the others can neither use it nor leave it
+        if replaced and self._members:  # a member of the group had died: the others cannot use or leave the group
             self._discard(list(range(self._members)))
             self._transport.acquire(count, fresh=fresh, env=env, deadline_s=START_TIMEOUT_S)
 
     def _form(self, world_size: int, timeout_s: float) -> None:
-        """Put ranks 0 to ``world_size`` - 1 into a process group of their own, unless they are in it already."""
+        """Put ranks 0 to ``world_size`` - 1 into one process group, unless they form one already."""
         if self._formed == world_size:
             return
         self._generation += 1
@@ -251,8 +226,9 @@ class Driver:
         store = self._transport.open_store(START_TIMEOUT_S)
         places = [self._transport.place(rank) for rank in range(world_size)]
         on_host = {place.host: sum(other.host == place.host for other in places) for place in places}
-        # A launcher that binds its ranks gives each, or each few, cores of their own.
+        # A launcher that binds its ranks assigns cores to each rank, or to a few ranks together.
         beside = {at.slot: [one for one in places if (one.host, one.cores) == (at.host, at.cores)] for at in places}
+        devices = {place.slot: place.device(self._device_count)[0] for place in places}
         shares = share_devices(places, self._device_count)
         commands = {
             place.slot: {
@@ -264,7 +240,7 @@ class Driver:
                 "family": self._family.name,
                 "backend": self._backend,
                 "binds": self._backend == self._family.backend,
-                "device": self._device(place),
+                "device": devices[place.slot],
                 "store_host": store[0],
                 "store_port": store[1],
                 "generation": self._generation,
@@ -278,40 +254,32 @@ class Driver:
             for place in places
         }
         self._members = world_size
-        self._opened |= {place.slot: self._device(place) for place in places if place.host == places[0].host}
+        self._opened |= {place.slot: devices[place.slot] for place in places if place.host == places[0].host}
         self._command(commands, limit_s, start_s=START_TIMEOUT_S)
         self._formed = world_size
 
     def _disband(self, *, replaced: int) -> None:
-        """Have all ranks leave their process group together; end those that cannot or that may not be used again.
+        """Make all ranks leave their process group together; end those that cannot or that must not be used again.
 
-        Communicators of devices are destroyed by all of their ranks: one that leaves while another stays, or is
-        replaced, waits for ever.  Ranks 0 to ``replaced`` - 1 are about to be replaced: all of them need not leave.
+        All ranks of a device communicator must destroy it: a rank that leaves alone waits for ever. If all ranks
+        are about to be replaced (0 to ``replaced`` - 1), they need not leave.
         """
         count, tainted = self._members, self._tainted
         self._members, self._formed, self._tainted, self._subdivided = 0, 0, set(), False
         if tainted:
             self._discard(list(range(count)))
         elif count > replaced:
-            with contextlib.suppress(RanksFailed):  # one died since, or waits for one that did: all were ended
+            with contextlib.suppress(RanksFailed):  # a rank died or waits for a dead one: all of them were ended
                 self._command({rank: {"verb": "leave"} for rank in range(count)}, LEAVE_S)
             self._tails = {}
 
-    def _device(self, place: Place) -> int:
-        return place.device(self._device_count)[0]
-
     def _command(
-        self,
-        commands: Mapping[int, Message],
-        timeout_s: float,
-        *,
-        start_s: float = 0.0,
-        shape: MeshShape | None = None,
+        self, commands: Mapping[int, Message], timeout_s: float, *, start_s: float = 0.0, shape: MeshShape | None = None
     ) -> dict[int, Message]:
-        """Send each slot its command and return the answers; any failure ends in an exception and a usable driver.
+        """Send each slot its command and return the answers; a failure raises and leaves the driver usable.
 
-        With ``start_s`` the workers may be new: they get so long to import torch and to say that they have begun, and
-        ``timeout_s`` from then.  ``shape``: failures say where in this mesh a rank stands.
+        With ``start_s`` the workers may be new: ``start_s`` limits the import of torch, and ``timeout_s`` the time
+        after the first messages of all. ``shape`` adds a rank's place in this mesh to messages of failures.
         """
         for slot, command in commands.items():
             self._transport.send(slot, command)
@@ -325,7 +293,7 @@ class Driver:
                     deadline.shorten(GRACE_S)
                 elif start_s and wait.begun == wait.slots:
                     start_s, limit_s, deadline = 0.0, timeout_s, Deadline(timeout_s)
-        except BaseException:  # Ctrl-C or SIGTERM while ranks are at work: nothing of them can be used again
+        except BaseException:  # Ctrl-C or SIGTERM while ranks are at work: the ranks cannot be used again
             self._discard(commands)
             raise
         if wait.lost:
@@ -337,7 +305,7 @@ class Driver:
     def _take_events(self, wait: _Wait, timeout_s: float) -> None:
         for event in self._transport.poll(timeout_s):
             if event.kind == "agent_lost":
-                wait.lost = wait.lost or event.text  # what follows is a consequence
+                wait.lost = wait.lost or event.text  # later losses are consequences of the first
             elif event.slot not in wait.slots:
                 continue
             elif event.kind == "exit":
@@ -357,12 +325,12 @@ class Driver:
         self._members = self._formed = 0
 
     def _fail(self, wait: _Wait, slots: list[int], limit_s: float, shape: MeshShape | None) -> None:
-        """Name what went wrong, make the driver usable again, raise."""
+        """Name the failure, make the driver usable again, and raise."""
         stuck = [slot for slot in slots if slot not in wait.answered]
         late = not (wait.errors or wait.exits)
         looks = self._look_at(stuck, twice=late)
         self._tails = {slot: tail for slot in slots if (tail := self._transport.log_tail(slot))}
-        in_order = dict.fromkeys([*wait.exits, *slots])  # of several that died the first is the cause
+        in_order = dict.fromkeys([*wait.exits, *slots])  # the rank that died first is the cause
         failures = [self._judge(slot, wait, looks) for slot in in_order]
         if shape is not None:
             failures = [dataclasses.replace(failure, place=shape.place(failure.rank)) for failure in failures]
@@ -373,7 +341,7 @@ class Driver:
         raise exception_of(len(slots), failures, f", limit {format_seconds(limit_s)}" if late else "")
 
     def _look_at(self, stuck: list[int], *, twice: bool) -> dict[int, tuple[str, str]]:
-        """Stack dumps by slot, an earlier and a later one; the earlier is empty unless ``twice``."""
+        """Return an earlier and a later stack dump by slot; the earlier one is empty unless ``twice``."""
         if not stuck:
             return {}
         earlier = self._transport.dump(stuck, DUMP_S) if twice else {}
@@ -388,8 +356,11 @@ class Driver:
             return RankFailure(rank=slot, host=host, state="died", what=wait.exits[slot], phase=phase)
         if slot in wait.errors:
             error = wait.errors[slot]
-            told = {"what": error["message"], "detail": error["traceback"], "types": error.get("types", ())}
-            return RankFailure(rank=slot, host=host, state="raised", phase=error["phase"], kind=error["kind"], **told)
+            kind, what, detail = error["kind"], error["message"], error["traceback"]
+            return RankFailure(
+                rank=slot, host=host, state="raised", what=what, phase=error["phase"], detail=detail, kind=kind,
+                types=error.get("types", ()),
+            )  # fmt: skip
         if slot in wait.done:
             return RankFailure(rank=slot, host=host, state="finished", what="", phase=phase)
         look = judge(*looks[slot])

@@ -1,9 +1,9 @@
-"""Turning what is known about failed ranks into one report that names the cause first.
+"""Make one report of the failed ranks that names the cause first.
 
-When one rank fails, the others wait for it in a communication until they are ended: those are consequences, and the
-report says so.  Which rank of a hang is the cause is read from the stacks that faulthandler wrote: the one that is not
-waiting for the others.  Where Python's stack cannot tell (inside a backward pass, in a wait for the device, where no
-stack could be taken) the rank is *stuck*: named only when nobody is known to hang.
+When one rank fails, the others wait for it in a communication until they are ended: the report calls these
+consequences. The stacks that faulthandler wrote show the cause of a hang: the rank that does not wait for the others.
+Inside a backward pass, in a wait for the device, or without a stack, Python cannot show the place. Such a rank is
+*stuck*; it is the cause only if no rank is *hung*.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from perfsuite.base.errors import (
 from perfsuite.base.units import plural
 
 RankState = Literal["died", "raised", "hung", "stuck", "working", "skipped", "dragged", "waiting", "finished"]
-"""The likeliest cause first."""
+"""States, the likeliest cause first."""
 _ORDER: Sequence[RankState] = get_args(RankState)
 _CAUSES: Sequence[RankState] = ("died", "raised", "hung")
 _WORDS: Mapping[str, str] = {"expected_failure": "expected to fail", "skipped": "skipped", "unsupported": ""}
-"""Kinds of exceptions by which a workload says that there is nothing to measure; any error counts for more, then the
-first of these."""
+"""Kinds of exceptions for a case without a measurement. Any error has priority over them, then the first of them."""
 _EXCEPTIONS: Mapping[str, type[PerfsuiteError]] = {
     "wrong_result": WrongResult,
     "invalid_parameter": InvalidParameter,
@@ -58,37 +57,31 @@ UPSTREAM: Mapping[str, str] = {
     "0 active drivers": "triton finds no GPU while DeepSpeed is imported",
     "terminate called without an active exception": "gloo aborts at the end of a program",
 }
-"""Faults of torch and its libraries, by a phrase of their messages: docs upstream has versions and sources."""
+"""Faults of torch and its libraries, by a phrase of their messages; docs upstream has versions and sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """What became of one rank of a failed case."""
+    """State of one rank of a failed case, with its cause."""
 
     rank: int
     host: str
     state: RankState
-    what: str
-    """Exit status, exception message or the place where the rank is stuck."""
-    phase: str
-    """What the rank had last begun: building, timing, checking before timing, ..."""
-    detail: str = ""
-    """Traceback or stack."""
-    place: str = ""
-    """Behind the rank's number, where it stands in the mesh; empty where the number says it."""
-    kind: str = ""
-    """Of the exception, see protocol.ERROR_KINDS; empty for a rank that raised none."""
-    types: Sequence[Sequence[str]] = ()
-    """Module and name of the exception's class and of those that it inherits from, the nearest first."""
+    what: str  # Exit status, exception message or the place at which the rank is stuck.
+    phase: str  # Last phase of the rank: building, timing, checking before timing, ...
+    detail: str = ""  # Traceback or stack.
+    place: str = ""  # Position of the rank in the mesh, printed after its number; empty if the number is enough.
+    kind: str = ""  # Kind of the exception, see protocol.ERROR_KINDS; empty if the rank raised none.
+    types: Sequence[Sequence[str]] = ()  # Module and name of the exception's class and its bases, the nearest first.
 
 
 def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -> PerfsuiteError:
-    """What stands for the whole case: what all that raised on their own raised alike, else RanksFailed with a report.
+    """Return the exception to raise: the common one if all failing ranks agree, else RanksFailed with a report.
 
-    It is an instance of what the ranks raised too, of the lowest rank's where they raised several, so that
-    ``pytest.raises`` and ``xfail(raises=...)`` see it.  ``limit`` is told where it ended the case.  A skip or an
-    expected failure of some ranks is one of the case when no rank failed otherwise; what others raise because a rank
-    ran out of memory is a consequence of that.
+    It is also an instance of the ranks' own exception, so that ``pytest.raises`` and ``xfail(raises=...)`` match; the
+    lowest rank decides if they differ. ``limit`` is the time limit, if it ended the case. A skip or an expected failure
+    of some ranks applies to the case if no rank failed otherwise. If a rank ran out of memory, the other errors are
+    consequences.
     """
     own = [failure for failure in consequences(failures) if failure.state == "raised"]
     causes = [failure for failure in own if failure.kind == "out_of_memory"]
@@ -99,25 +92,17 @@ def exception_of(world_size: int, failures: Sequence[RankFailure], limit: str) -
     if len(kinds) == 1 and kinds <= set(_EXCEPTIONS) and not any(failure.state == "died" for failure in failures):
         first = min(causes, key=lambda failure: failure.rank)
         kind = _EXCEPTIONS[first.kind]
-        return also(kind, _known(first.types) or kind)(_where(first) + first.what)
-    raised = _raised(failures)
+        return also(kind, _loaded(first.types) or kind)(_where(first) + first.what)
+    causes = [failure for failure in consequences(failures) if failure.state in _CAUSES and not _skips(failure)]
+    types = [_loaded(failure.types) for failure in sorted(causes, key=lambda failure: failure.rank)]
+    raised = () if None in types else tuple(dict.fromkeys(filter(None, types)))
     error = (also(RanksFailed, raised[0]) if raised else RanksFailed)(compose(world_size, failures, limit))
     error.raised = raised
     return error
 
 
-def _raised(failures: Sequence[RankFailure]) -> tuple[type[BaseException], ...]:
-    """The types that the ranks raised, by rank; none where another rank died or hung, or raised what is not known."""
-    causes = [failure for failure in consequences(failures) if failure.state in _CAUSES and not _is_word(failure)]
-    types = [_known(failure.types) for failure in sorted(causes, key=lambda failure: failure.rank)]
-    return () if None in types else tuple(dict.fromkeys(filter(None, types)))
-
-
-def _known(types: Sequence[Sequence[str]]) -> type[BaseException] | None:
-    """The nearest of these classes that this process has, without importing anything.
-
-    Only the test's own process has a use for it, in ``raises=``, and what that names is loaded.
-    """
+def _loaded(types: Sequence[Sequence[str]]) -> type[BaseException] | None:
+    """Return the nearest of these classes that this process has loaded; ``raises=`` of a test can name no other."""
     for module, path in types:
         held: Any = sys.modules.get(module)
         for name in path.split("."):
@@ -137,7 +122,7 @@ def _where(failure: RankFailure) -> str:
 
 
 def consequences(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """The same failures; errors that a communication raised because another rank was gone become ``dragged``."""
+    """Return the failures; an error of a communication that lost another rank becomes ``dragged``."""
     own = [failure for failure in failures if failure.state in _CAUSES and not _from_communication(failure)]
     if not own:
         return list(failures)
@@ -157,32 +142,31 @@ def _from_communication(failure: RankFailure) -> bool:
 
 
 def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str:
-    """The report: a first line that names the cause, then every failed rank with its stack.
-
-    Of ranks in the same state the first of ``failures`` comes first.
-    """
-    told = [
-        replace(failure, state="skipped", detail="") if _is_word(failure) else failure
+    """Return the report: a line that names the cause, then every failed rank with its stack, in a stable order."""
+    ordered = [
+        replace(failure, state="skipped", detail="") if _skips(failure) else failure
         for failure in consequences(failures)
     ]
-    ordered = sorted(told, key=lambda failure: _ORDER.index(failure.state))
-    lines = [f"{_headline(ordered[0])}{_more(ordered)} ({plural(world_size, 'rank')}{limit})"]
-    said = "\n".join(text.lower() for failure in ordered for text in (failure.what, failure.detail))
+    ordered.sort(key=lambda failure: _ORDER.index(failure.state))
+    others = [str(failure.rank) for failure in ordered[1:] if failure.state == ordered[0].state]
+    more = f"; so did {'rank' if len(others) == 1 else 'ranks'} {', '.join(others)}" if others else ""
+    lines = [f"{_headline(ordered[0])}{more} ({plural(world_size, 'rank')}{limit})"]
+    text = "\n".join(part.lower() for failure in ordered for part in (failure.what, failure.detail))
     lines += [
-        f"known upstream: {fault} (perfsuite docs upstream)" for word, fault in UPSTREAM.items() if word.lower() in said
+        f"known upstream: {fault} (perfsuite docs upstream)" for word, fault in UPSTREAM.items() if word.lower() in text
     ]
     for failure in ordered:
         if failure.state == "finished":
             continue
         detail = failure.detail.rstrip()
-        if detail and detail in lines:  # the same error on every rank is shown once
+        if detail and detail in lines:  # print an error that every rank raised once
             lines.append(f"--- {_headline(failure)}: as above")
             continue
         lines += [f"--- {_headline(failure)}", *([detail] if detail else [])]
     return "\n".join(lines)
 
 
-def _is_word(failure: RankFailure) -> bool:
+def _skips(failure: RankFailure) -> bool:
     return failure.state == "raised" and failure.kind in _WORDS
 
 
@@ -192,52 +176,43 @@ def _headline(failure: RankFailure) -> str:
         "raised": f"raised {failure.what}",
         "hung": f"hung at {failure.what}",
         "stuck": f"was stuck at {failure.what}",
-        "working": f"was still at work at {failure.what}",
+        "working": f"was still working at {failure.what}",
         "skipped": f"{_WORDS.get(failure.kind) or 'skipped'}: {failure.what}",
-        "dragged": f"lost the others: {failure.what}",
-        "waiting": f"was waiting for the others in {failure.what}",
+        "dragged": f"lost the other ranks: {failure.what}",
+        "waiting": f"was waiting for the other ranks in {failure.what}",
         "finished": "had finished",
     }[failure.state]
     return f"rank {failure.rank}{failure.place} on {failure.host} {verb} (while {failure.phase})"
 
 
-def _more(causes: Sequence[RankFailure]) -> str:
-    others = [str(failure.rank) for failure in causes[1:] if failure.state == causes[0].state]
-    return f"; so did rank{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
-
-
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
 _COMMUNICATION = re.compile(r"[/\\]torch[/\\](distributed|autograd|_\w+|utils[/\\]_pytree)")
-"""Also what calls it in torch: a tensor that waits for its collective when it is first used may do so anywhere."""
+"""Frames of torch that communicate or that call them: a tensor may wait for its collective at its first use."""
 _MAY_WAIT = re.compile(r"[/\\]torch[/\\](autograd|accelerator|cuda)[/\\]|[/\\]torch_\w+[/\\]core[/\\]")
-"""A backward pass waits for the reductions that it started, a wait for the device for whatever runs there."""
-_WAITS_HERE = re.compile(r"\.wait\(")
-"""``work.wait()`` of an asynchronous collective is C++: no frame of torch's tells of it, only the calling line."""
-_WAITS_FOR_RETURNED = "perfsuite/runtime/ranks/returned.py"
-"""Where perfsuite waits for a handle that an iteration returned."""
+"""Frames that may wait: a backward pass for its reductions, a wait for the device for any kernel."""
+_WAITS_HERE = re.compile(r"\.wait\(")  # A wait of an asynchronous collective is C++: only the calling line shows it.
+_WAITS_FOR_RETURNED = "perfsuite/runtime/ranks/returned.py"  # Waits for handles that an iteration returned.
 _WAITS_FOR_DEVICE = re.compile(r"\.(synchronize|item|tolist)\(")
 _WORKER = "perfsuite/runtime/ranks/worker.py"
 _MAIN = "in become_worker"
-_STATE = "Process: "
-"""Begins the line that takes the place of a stack."""
+_STATE = "Process: "  # Begins the line that replaces a stack.
 _STATES: Mapping[str, str] = MappingProxyType(
     {
-        "D": "waits in the kernel and takes no signal meanwhile, as for a driver or a file system",
-        "R": "is running code that lets no Python run",
-        "S": "sleeps in code that lets no Python run",
-        "T": "is stopped by a signal; kill -CONT lets it go on",
+        "D": "waits in the kernel and takes no signal, for example for a driver or a file system",
+        "R": "runs code that blocks Python",
+        "S": "sleeps in code that blocks Python",
+        "T": "is stopped by a signal; kill -CONT continues it",
         "t": "is stopped by a debugger",
     }
 )
-"""What a process in each state of proc(5) does that gives no stack."""
+"""Meaning of the states of proc(5) for a process that wrote no stack."""
 _STACK_FRAMES = 25
-_CUT_BY_FAULTHANDLER = "\n  ..."
-"""faulthandler writes the innermost 100 frames of a thread."""
+_CUT_BY_FAULTHANDLER = "\n  ..."  # faulthandler writes the innermost 100 frames of a thread.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What the main thread of a worker was doing at one moment."""
+    """State of the main thread of a worker at one moment."""
 
     state: Literal["hung", "stuck", "working", "waiting"]
     where: str
@@ -245,16 +220,13 @@ class Look:
 
 
 def is_whole(dump: str) -> bool:
-    """Whether faulthandler has written all of ``dump``: the main thread, the oldest, comes last."""
+    """Return whether faulthandler has written all of ``dump``: the main thread comes last."""
     whole = _MAIN in dump and dump.endswith(" in <module>\n")
     return whole or dump.endswith(_CUT_BY_FAULTHANDLER + "\n")
 
 
 def state_of(pid: int) -> str:
-    """What takes the place of a stack that could not be taken: what the kernel says of the process.
-
-    Empty where it says nothing, as of a process that has ended.
-    """
+    """Return the line that replaces a stack: the kernel's state of the process; empty if it has ended."""
     process = Path(f"/proc/{pid}")
     try:
         letter = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -263,17 +235,14 @@ def state_of(pid: int) -> str:
     if letter not in _STATES:
         return ""
     at = ""
-    with contextlib.suppress(OSError):  # of other users' processes it is not told
+    with contextlib.suppress(OSError):  # unreadable for processes of other users
         at = (process / "wchan").read_text().strip() if letter == "D" else ""
     place = f", at {at}" if at not in ("", "0") else ""
     return f"{_STATE}{_STATES[letter]} (state {letter}{place})\n"
 
 
 def judge(earlier: str, later: str) -> Look:
-    """What a rank was doing, from two dumps of its process taken one after the other.
-
-    A rank that has moved in between neither hangs nor waits: it is at work, and the case is slower than its deadline.
-    """
+    """Return a rank's state from two dumps of its process; a rank that moved in between works and is only slow."""
     look, before = judge_stack(later), _frames(earlier)
     if before and _frames(later) not in ([], before):
         return Look(state="working", where=look.where, stack=look.stack)
@@ -281,7 +250,7 @@ def judge(earlier: str, later: str) -> Look:
 
 
 def judge_stack(dump: str) -> Look:
-    """What the main thread was doing, from one faulthandler dump of all threads of a worker."""
+    """Return the state of the main thread from one faulthandler dump of all threads of a worker."""
     frames = _frames(dump)
     if not frames:
         return _without_stack(dump)
@@ -295,7 +264,7 @@ def judge_stack(dump: str) -> Look:
     where = next(outside, frames[0])
     place = f"{where[0]}:{where[1]} in {where[2]}"
     stack = "\n".join(f'  File "{file}", line {line}, in {name}' for file, line, name in frames[:_STACK_FRAMES])
-    innermost = linecache.getline(frames[0][0], int(frames[0][1]))  # empty where another host alone has the file
+    innermost = linecache.getline(frames[0][0], int(frames[0][1]))  # empty if only another host has the file
     if waits:
         return Look(state="waiting", where=f"{operation}, called at {place}", stack=stack)
     if _WAITS_HERE.search(innermost) or frames[0][0].endswith(_WAITS_FOR_RETURNED):
@@ -306,8 +275,8 @@ def judge_stack(dump: str) -> Look:
 
 
 def _without_stack(dump: str) -> Look:
-    """Who is stopped waits for nobody."""
-    where = "an unknown place, no Python stack could be taken"
+    """Return a state from the kernel's line; a stopped process is ``hung``, for it waits for no other rank."""
+    where = "an unknown place (no Python stack)"
     if not dump.startswith(_STATE):
         return Look(state="stuck", where=where, stack=dump)
     state = dump.removeprefix(_STATE).strip()
@@ -316,7 +285,7 @@ def _without_stack(dump: str) -> Look:
 
 
 def _frames(dump: str) -> list[tuple[str, str, str]]:
-    """(file, line, name) of the main thread, innermost first, without perfsuite's own, the same in every stack."""
+    """Return (file, line, name) of the main thread, innermost first, without perfsuite's own frames."""
     threads = dump.rstrip("\n").split("\n\n")
     mains = [thread for thread in threads if _MAIN in thread]
     mains = mains or [thread for thread in threads[-1:] if thread.endswith(_CUT_BY_FAULTHANDLER)]

@@ -1,14 +1,13 @@
-"""A run measures the code of its own tree: where modules are looked for, what came from where, and the check.
+"""Make a run measure the code of its own tree: where modules are imported from, and the check of it.
 
-The session's own run is to measure the checkout that it was started in.  An editable install of another checkout, or an
-old installed copy, puts other code in its place without a word.  A module counts as foreign where the checkout has one
-of that name and another file was imported.  An installed copy with the same text is the same code.
+The session's own run measures its own checkout. An editable install of another checkout, or an old installed copy,
+silently replaces its code. A module is foreign if the checkout has a module of this name and another file was
+imported. An installed copy with the same text is the same code.
 
-A revision is checked out beside the user's checkout, in whose place its code is to be imported.  The checkout is often
-on the import path for good: an editable install put it there (a line in a .pth file, a tree of links, or a finder that
-maps modules to files), or PYTHONPATH did.  The same folders of the revision's tree then come first.  A finder that
-comes before the import path (meson-python's) cannot be outdone so, and a copy that was installed is no revision at
-all: both are told by what was imported.
+A revision is checked out to a work tree of its own. Often an editable install (a line in a .pth file, a tree of links,
+or a finder that maps modules to files) or PYTHONPATH puts the user's checkout on the import path. The same folders of
+the revision's tree then come first. This fails for a finder that runs before the import path (meson-python's) and for
+an installed copy: the check of the imported files reports both.
 """
 
 from __future__ import annotations
@@ -27,18 +26,11 @@ from perfsuite.base.errors import CaseError
 from perfsuite.record.run import foreign_line
 from perfsuite.runtime.copies import Copies, package_folders
 
-VARIABLE = "PERFSUITE_TREE"
-"""Tells the processes of a run where its code has to come from: JSON of :class:`_Places`."""
-_SOURCE_FOLDERS = ("", "src", "lib", "python")
-"""Folders of a repository that packages are usually in."""
-_LINK_TREE = "__editable__."
-"""How setuptools begins the name of the folder of links that a strict editable install puts on the path."""
-
-
-_OF_EVERYBODY = {"conftest", "setup", "__main__"}
-"""Names that every project has."""
-FOREIGN = "outside of the tree of the revision that was to be measured"
-"""What every message of ForeignModule says."""
+VARIABLE = "PERFSUITE_TREE"  # Variable with the code places of a run for its processes: JSON of :class:`_Places`.
+_SOURCE_FOLDERS = ("", "src", "lib", "python")  # Folders of a repository that usually hold packages.
+_LINK_TREE = "__editable__."  # Prefix of the folder of links of a strict editable install (setuptools).
+_OF_EVERYBODY = {"conftest", "setup", "__main__"}  # Names that every project has.
+FOREIGN = "outside of the tree of the revision that was to be measured"  # Phrase in every message of ForeignModule.
 
 
 class ForeignModule(CaseError):
@@ -47,18 +39,12 @@ class ForeignModule(CaseError):
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    tree: Path
-    """What the arm runs: the work tree of its revision, or the user's checkout."""
-    checkout: Path
-    """What the tree stands for; the tree itself where it stands for nothing else."""
-    folders: tuple[Path, ...]
-    """Folders of the tree that modules are imported from."""
-    copies: Copies
-    """Tells of modules that are installed copies of those in further folders of the tree."""
-    session: bool
-    """Whether this is the session's own run, not an arm."""
-    exclusive: bool
-    """Whether every module of the project has to come from the tree."""
+    tree: Path  # Tree that the arm runs: the work tree of its revision, or the user's checkout.
+    checkout: Path  # The user's checkout, which the tree replaces; the tree itself outside of an arm.
+    folders: tuple[Path, ...]  # Folders of the tree from which modules are imported.
+    copies: Copies  # Finds installed copies of modules in further folders of the tree.
+    session: bool  # Whether this is the session's own run, not an arm.
+    exclusive: bool  # Whether every module of the project has to come from the tree.
 
     @functools.cached_property
     def tops(self) -> frozenset[str]:
@@ -70,13 +56,13 @@ class _Places:
 
 
 def session_variable(root: Path, *, exclusive: bool) -> dict[str, str]:
-    """Return what the processes of the session's own run need; ``exclusive``: a foreign module fails its case."""
+    """Return the variable for the processes of the session's run; ``exclusive``: a foreign module fails its case."""
     top = checkout_of(root)
     return variable(top, top, [root, *mirrored(top, top)], session=True, exclusive=exclusive)
 
 
 def checkout_of(root: Path) -> Path:
-    """The top of the git checkout that ``root`` lies in; ``root`` outside of one."""
+    """Return the top of the git checkout of ``root``; ``root`` itself outside of one."""
     return next((folder for folder in [root, *root.parents] if (folder / ".git").exists()), root)
 
 
@@ -88,22 +74,22 @@ def variable(
     session: bool = False,
     exclusive: bool | None = None,
 ) -> dict[str, str]:
-    """What the environment of an arm must have for its processes to look where their modules come from.
+    """Return the variable by which the processes of an arm check where their modules come from.
 
-    ``folders``: those of the tree that are on the import path; a module that lies in one of them is the project's.
-    ``exclusive``: every module of the project has to come from the tree; None: where that is not the checkout itself.
+    ``folders`` of the tree are on the import path; a module in one of them belongs to the project. With ``exclusive``
+    every module of the project has to come from the tree; None means that the tree is not the checkout.
     """
     tree, checkout = tree.resolve(), checkout.resolve()
     other = tree != checkout
-    known = dict.fromkeys(
+    inside = dict.fromkeys(
         str(Path(folder).resolve()) for folder in [*folders, *(tree / name for name in _SOURCE_FOLDERS)]
     )
     elsewhere = package_folders(tree) if other else {}
     places = {
         "tree": str(tree),
         "checkout": str(checkout),
-        "folders": list(known),
-        "elsewhere": {folder: project for folder, project in elsewhere.items() if folder not in known},
+        "folders": list(inside),
+        "elsewhere": {folder: project for folder, project in elsewhere.items() if folder not in inside},
         "session": session,
         "exclusive": other if exclusive is None else exclusive,
     }
@@ -111,7 +97,7 @@ def variable(
 
 
 def mirrored(tree: Path, checkout: Path) -> list[str]:
-    """Folders of ``tree`` in which code is imported where this process imports it from ``checkout``, in that order."""
+    """Return the folders of ``tree`` that match the import folders of this process in ``checkout``, in that order."""
     checkout = checkout.resolve()
     roots: list[str | Path] = [*_linked(sys.path), *sys.path, *_mapped(sys.meta_path)]
     folders = dict.fromkeys(Path(folder).resolve() for folder in roots)
@@ -120,7 +106,7 @@ def mirrored(tree: Path, checkout: Path) -> list[str]:
 
 
 def _linked(path: Iterable[str]) -> Iterator[Path]:
-    """Folders that the links of strict editable installs lead to."""
+    """Yield the folders to which the links of strict editable installs lead."""
     for folder in map(Path, path):
         if folder.name.startswith(_LINK_TREE):
             for link in sorted(folder.rglob("*.py")):
@@ -128,7 +114,7 @@ def _linked(path: Iterable[str]) -> Iterator[Path]:
 
 
 def _mapped(finders: Iterable[object]) -> Iterator[Path]:
-    """Folders that the finders of editable installs look in: setuptools' MAPPING, ``_redirections`` of editables."""
+    """Yield the folders of editable installs' finders: MAPPING of setuptools, ``_redirections`` of editables."""
     for finder in finders:
         module = sys.modules.get(getattr(finder, "__module__", ""))
         for holder, name in ((module, "MAPPING"), (module, "_redirections"), (finder, "_redirections")):
@@ -138,23 +124,20 @@ def _mapped(finders: Iterable[object]) -> Iterator[Path]:
 
 
 def _stem(place: Path) -> Path:
-    """A module's file without its ending; a package's without its ``__init__.py``."""
+    """Return a module's file without its suffix, and a package's folder."""
     if place.suffix != ".py":
         return place
     return place.parent if place.name == "__init__.py" else place.with_suffix("")
 
 
 def _without(place: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """The folder in which ``place`` is found as ``parts``; nothing where it has another name there."""
+    """Yield the folder that has ``place`` as ``parts``; nothing if it has another name there."""
     if place.parts[-len(parts) :] == tuple(parts):
         yield place.parents[len(parts) - 1]
 
 
 def own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> dict[str, str]:
-    """Where each module of the project was imported from, by name: relative to the arm's tree, absolute outside of it.
-
-    In the session's own run only foreign modules; empty outside of a run.
-    """
+    """Return the file of each project module; in the session's own run only foreign ones, outside of a run none."""
     places = _places()
     if places is None:
         return {}
@@ -167,7 +150,7 @@ def own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> dict[str, st
 
 
 def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None:
-    """Raise ForeignModule where a module of the project is not from the tree that this run measures."""
+    """Raise ForeignModule if a module of the project does not come from the tree that this run measures."""
     places = _places()
     if places is None or not places.exclusive:
         return
@@ -184,7 +167,7 @@ def require_own_modules(modules: Mapping[str, ModuleType] = sys.modules) -> None
 
 
 def described(imports: Mapping[str, str]) -> str:
-    """One phrase of what :func:`own_modules` found: packages, how many modules, and the folder they were found in.
+    """Return a phrase about the modules of :func:`own_modules`: packages, number of modules, and folder.
 
     >>> described({"shop": "src/shop/__init__.py", "shop.till": "src/shop/till.py", "test_it": "test_it.py"})
     'shop (2 modules) from src, test_it from .'
@@ -194,33 +177,33 @@ def described(imports: Mapping[str, str]) -> str:
         parts = name.split(".")
         folder = next(_without(_stem(Path(file)), parts), Path(file).parent)
         counts[parts[0], str(folder)] = counts.get((parts[0], str(folder)), 0) + 1
-    told = [
+    parts_of_phrase = [
         f"{package}{f' ({count} modules)' if count > 1 else ''} from {folder}"
         for (package, folder), count in counts.items()
     ]
-    return ", ".join(told)
+    return ", ".join(parts_of_phrase)
 
 
 def _places() -> _Places | None:
-    told = os.environ.get(VARIABLE)
-    return _places_of(told) if told else None
+    text = os.environ.get(VARIABLE)
+    return _places_of(text) if text else None
 
 
 @functools.lru_cache(maxsize=1)
-def _places_of(told: str) -> _Places:
-    said = json.loads(told)
+def _places_of(text: str) -> _Places:
+    plain = json.loads(text)
     return _Places(
-        tree=Path(said["tree"]),
-        checkout=Path(said["checkout"]),
-        folders=tuple(map(Path, said.get("folders", ()))),
-        copies=Copies(said.get("elsewhere", {}), Path(said["checkout"])),
-        session=said["session"],
-        exclusive=said["exclusive"],
+        tree=Path(plain["tree"]),
+        checkout=Path(plain["checkout"]),
+        folders=tuple(map(Path, plain.get("folders", ()))),
+        copies=Copies(plain.get("elsewhere", {}), Path(plain["checkout"])),
+        session=plain["session"],
+        exclusive=plain["exclusive"],
     )
 
 
 def _project_modules(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tuple[str, Path]]:
-    """(name, file or folder) of modules that lie in the tree or its checkout, have a name of it, or are copies."""
+    """Yield name and file of the modules that lie in the tree or its checkout, share a name with it, or are copies."""
     named = functools.lru_cache(maxsize=None)(functools.partial(_in_folders, places.folders))
     for name, module in sorted(modules.items()):
         files = list(_files(module))
@@ -235,11 +218,13 @@ def _project_modules(modules: Mapping[str, ModuleType], places: _Places) -> Iter
 
 
 def _foreign(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tuple[str, Path]]:
-    """(name, file) of modules that the checkout has, and that were imported from another file with another text.
+    """Yield name and file of the modules of the checkout that were imported from another file with another text.
 
-    Another checkout's file is foreign whatever its text: its compiled modules and data are not compared.
+    A file of another checkout is foreign even if its text is the same: its compiled modules and data may differ.
     """
-    for name, module in list(modules.items()):  # this runs in every rank for every case: nearly all end at once
+    for name, module in list(
+        modules.items()
+    ):  # it runs in every rank for every case: the first test rejects nearly all
         file = getattr(module, "__file__", None)
         if name in _OF_EVERYBODY or not isinstance(file, str):
             continue
@@ -255,12 +240,12 @@ def _foreign(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tup
 
 
 def _of_a_checkout(file: str) -> bool:
-    """Whether a file belongs to no installation of Python and its packages."""
+    """Return whether a file lies outside of Python and its installed packages."""
     return not (file.startswith((sys.prefix, sys.base_prefix)) or _installed(Path(file)))
 
 
 def _own_files(name: str, path: Path, places: _Places) -> Iterator[Path]:
-    """The files of the checkout that a module should be: of its name, or at the same place as in another checkout."""
+    """Yield the checkout's files for a module: by its name, or by its place in another checkout."""
     for folder in places.folders:
         place = folder.joinpath(*name.split("."))
         yield from (file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file())
@@ -274,7 +259,7 @@ def _installed(path: Path) -> bool:
 
 
 def _files(module: ModuleType) -> Iterator[Path]:
-    """The file of a module; the folders of a package without one, which is a namespace and has several."""
+    """Yield the file of a module, or the folders of a namespace package."""
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
         if os.path.isabs(file):  # torch.ops says "_ops.py"
@@ -282,13 +267,13 @@ def _files(module: ModuleType) -> Iterator[Path]:
     elif file is None:
         try:
             portions = [str(portion) for portion in getattr(module, "__path__", ())]
-        except Exception:  # a module's own __getattr__ or a parent that is gone: nothing is known of it
+        except Exception:  # a module's own __getattr__, or a parent that was removed
             portions = []
         yield from (Path(portion).resolve() for portion in portions if os.path.isdir(portion))
 
 
 def _named(name: str, is_module: functools._lru_cache_wrapper[bool]) -> bool:
-    """Whether the tree has a package (with ``__init__.py``) or a module that this is, or is part of."""
+    """Return whether the tree has this module, or a package with ``__init__.py`` around it."""
     parts = name.split(".")
     if parts[0] in sys.stdlib_module_names or parts[0] == "conftest":
         return False
@@ -300,7 +285,7 @@ def _in_folders(folders: Sequence[Path], path: str) -> bool:
 
 
 def _ahead_of_the_path() -> str:
-    """The finders that are asked before the import path and are not Python's own; empty where there is none."""
+    """Return the finders before the import path that are not Python's own; empty without one."""
     before = sys.meta_path[: sys.meta_path.index(PathFinder)] if PathFinder in sys.meta_path else []
     names = []
     for finder in before:
@@ -311,5 +296,5 @@ def _ahead_of_the_path() -> str:
 
 
 def _of_project(path: Path, checkout: Path) -> bool:
-    """Whether ``path`` is the project's own: an environment may lie in its checkout."""
+    """Return whether ``path`` is in the checkout, but not in an environment inside of it."""
     return path.is_relative_to(checkout) and not _installed(path) and not path.is_relative_to(sys.prefix)

@@ -1,12 +1,12 @@
-"""Directories in the temporary directory that end with the process that made them, however it ends.
+"""Temporary directories that are removed even if the process that made them was killed.
 
-A process that is killed removes nothing.  So every scratch directory has a file that its maker keeps locked as long as
-it lives, by an flock that the kernel gives back at its end; whoever makes the next directory removes those that nobody
-holds.  Only what belongs to this user and has that file is touched.
+A killed process removes nothing. So each scratch directory has a file that its maker locks (flock) as long as it
+lives. The next process that makes a directory removes those without a lock. It removes only directories of this user
+that have such a file.
 
-Folders with predictable names (``/tmp/perfsuite-data-1000``) are used only where no other user can put anything into
-them: whoever comes first makes them, and could leave wrong data there, or code that a compiler's cache would run.  All
-ranks of a host come to the same answer without asking each other.
+Folders with predictable names (``/tmp/perfsuite-data-1000``) are used only if no other user can write to them. Another
+user could make them first and put wrong data or code for a compiler's cache there. All ranks of a host choose the same
+folder without communication.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from pathlib import Path
 from perfsuite.base.files import user_cache, why_not_private
 
 PREFIX = "perfsuite-"
-LOCK = ".perfsuite-in-use"
-"""The locked file in a scratch directory."""
+LOCK = ".perfsuite-in-use"  # The locked file in a scratch directory.
 
 
 def keys_home() -> Path:
-    """Where keys of launches on this host lie; whoever offers one checks that it is private."""
+    """Return the folder of the keys of launches on this host; a process that offers a key checks that it is private."""
     return Path(tempfile.gettempdir()) / f"{PREFIX}{os.getuid()}"
 
 
 def make_directory(purpose: str) -> tuple[Path, Callable[[], None]]:
-    """A new directory ``perfsuite-<purpose>-...`` of mode 0700, and how to remove it (idempotent).
+    """Return a new directory ``perfsuite-<purpose>-...`` of mode 0700, and an idempotent function that removes it.
 
-    First removes what killed processes of this user left.  Raises OSError where the temporary directory cannot be
-    written to.
+    First removes the directories of killed processes of this user. Raises OSError if the temporary directory is not
+    writable.
     """
     clear()
     draft = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{purpose}-"))
     lock = os.open(draft / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     hold(lock)
-    # Locked before it has a name that others look for: nobody can take it for a dead process's.
+    # The lock comes before the name that other processes search for: none can remove it as a leftover.
     directory = draft.rename(draft.with_name(draft.name[1:]))
 
     def remove() -> None:
@@ -59,7 +58,7 @@ def make_directory(purpose: str) -> tuple[Path, Callable[[], None]]:
 
 @contextlib.contextmanager
 def directory(purpose: str) -> Iterator[Path]:
-    """:func:`make_directory` for the length of a block."""
+    """Make a directory as :func:`make_directory` does, and remove it after the block."""
     path, remove = make_directory(purpose)
     try:
         yield path
@@ -68,28 +67,28 @@ def directory(purpose: str) -> Iterator[Path]:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock an open file until it is closed or this process ends; False when a living process holds it."""
+    """Lock an open file until it is closed or this process ends; return False if a living process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or on a file system without locks: then nobody can tell, and it stays
+    except OSError:  # locked, or on a file system without locks: then the directory stays
         return False
     return True
 
 
 def clear() -> None:
-    """Remove the scratch directories and keys that killed processes of this user left in the temporary directory."""
+    """Remove the scratch directories and keys of killed processes of this user from the temporary directory."""
     directories = Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*/{LOCK}")
     for file in (*directories, *keys_home().glob("key-*")):
-        with contextlib.suppress(OSError):  # gone, or not ours
+        with contextlib.suppress(OSError):  # removed meanwhile, or owned by another user
             _remove_if_left(file)
 
 
 def _remove_if_left(file: Path) -> None:
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        mine = os.fstat(descriptor).st_uid == os.lstat(file.parent).st_uid == os.getuid()
-        # The name may have come to stand for another file meanwhile: the key of a launch that has just begun.
-        if mine and hold(descriptor) and os.path.samestat(os.fstat(descriptor), os.lstat(file)):
+        is_own = os.fstat(descriptor).st_uid == os.lstat(file.parent).st_uid == os.getuid()
+        # Meanwhile the name may belong to another file: the key of a launch that has just begun.
+        if is_own and hold(descriptor) and os.path.samestat(os.fstat(descriptor), os.lstat(file)):
             if file.name == LOCK:
                 shutil.rmtree(file.parent, ignore_errors=True)
             else:
@@ -98,12 +97,11 @@ def _remove_if_left(file: Path) -> None:
         os.close(descriptor)
 
 
-INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch's compiler keeps what it compiled, and runs it from."""
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # Variable with the folder from which torch's compiler loads compiled code.
 
 
 def data_folder() -> Path:
-    """The cache of generated data sets; OSError where there is no private folder for it."""
+    """Return the cache of generated data sets; raise OSError if there is no private folder for it."""
     folder, problems = _private(_data_folders())
     if folder is None:
         raise PermissionError(0, "; ".join(problems))
@@ -111,7 +109,7 @@ def data_folder() -> Path:
 
 
 def compiler_variables() -> dict[str, str]:
-    """What ranks get in their environment so that compiled code comes from a private folder; empty where it does."""
+    """Return variables of ranks that move compiled code to a private folder; empty if it is in one."""
     if os.environ.get(INDUCTOR):
         return {}
     folder, problems = _private(_compiler_folders())
@@ -122,19 +120,19 @@ def compiler_variables() -> dict[str, str]:
 
 @functools.cache
 def _made_once(temporary: str) -> Path:
-    """A new folder in the temporary directory; removed by the next run, when this process has ended."""
+    """Make a folder in the temporary directory; the next run removes it after the end of this process."""
     return make_directory("compiled")[0]
 
 
 def remarks() -> list[str]:
-    """Why folders of this host are not where they usually are; the usual ones are not made for it."""
+    """Return why folders of this host are not in their usual places; does not create folders."""
     usual = [next(_data_folders()), *([] if os.environ.get(INDUCTOR) else [next(_compiler_folders())])]
     problems = [(folder, why_not_private(folder)) for folder in usual if os.path.lexists(folder)]
-    return [f"{folder} {problem}: it is not used, another folder is" for folder, problem in problems if problem]
+    return [f"{folder} {problem}: perfsuite uses another folder" for folder, problem in problems if problem]
 
 
 def _private(folders: Iterator[Path]) -> tuple[Path | None, list[str]]:
-    """The first folder that is private, and what is wrong with those before it."""
+    """Return the first private folder, and the problems of the folders before it."""
     problems: list[str] = []
     for folder in folders:
         problem = why_not_private(folder)
@@ -155,9 +153,9 @@ def _compiler_folders() -> Iterator[Path]:
 
 
 def _user() -> str:
-    """The user's name as torch writes it there."""
+    """Return the user's name as torch writes it in a path."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a container's user id that has no name
+    except (KeyError, OSError):  # a user id of a container without a name
         name = str(os.getuid())
     return re.sub(r'[\\/:*?"<>|]', "_", name)

@@ -1,8 +1,8 @@
-"""How a workload travels to the ranks, and what a parameter of it may be: on the wire, in records and in ids.
+"""How a workload is sent to the ranks, and which values its parameters may have: on the wire, in records and in ids.
 
-Numbers, strings, booleans, None, lists, tuples and dicts of these go as they are, keys that are not text included; enum
-members, dataclasses, named tuples, torch's dtypes, functions and classes go by the name under which a module holds
-them.  A rank gets back an equal value of the same type; anything else is refused with one line.
+Numbers, strings, booleans, None, and lists, tuples and dicts of these are sent by value; keys need not be strings. Enum
+members, dataclasses, named tuples, torch's dtypes, functions and classes are sent by module and name. A rank gets an
+equal value of the same type. Any other value raises InvalidParameter.
 
 On the wire every JSON object has one tag::
 
@@ -36,33 +36,31 @@ from perfsuite.runtime.transports.base import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Names what modules hold, so that a rank finds it again.
+    """Names objects of modules, so that a rank finds them again.
 
-    An importable object goes as module and attribute path.  What a test file defines goes as the file relative to the
-    root directory, the module's name and the attribute path under which the module holds this very object: so it loads
-    the same way under ``pytest`` and ``python -m pytest``, whatever the import mode.
+    An importable object has a module and an attribute path. An object of a test file has the file relative to the root
+    directory, the module's name and the attribute path of this very object: it loads in the same way under ``pytest``
+    and ``python -m pytest``, in any import mode.
     """
 
-    rootpath: Path
-    """pytest's root directory, which another host may have elsewhere."""
-    test_module: str = ""
-    """Module of the test: a decorator from elsewhere may have given an object of it its own module."""
+    rootpath: Path  # pytest's root directory; another host may have it in another place.
+    test_module: str = ""  # Module of the test, for objects that a decorator of another module made.
 
     def name(self, carrier: Any) -> Message:
-        """Where ``carrier`` is held; raises InvalidParameter when no module holds it."""
+        """Return the place of ``carrier``; raise InvalidParameter if no module has it as an attribute."""
         module_name, path = _held_at(carrier, (carrier.__module__, self.test_module))
         where: Message = {"module": module_name, "attribute": path}
         file = getattr(sys.modules[module_name], "__file__", None)
         if file and not _importable(module_name, file):
             where["file"] = str(Path(file))
             where["rootpath"] = str(self.rootpath)
-            if module_name == "__main__":  # under its own name a script would run again
+            if module_name == "__main__":  # importing it by its own name would run the script again
                 where["module"] = "perfsuite_main_script"
         return where
 
 
 def find(where: Message) -> Any:
-    """The object that :meth:`Holder.name` described; its module is loaded when it is not yet."""
+    """Return the object that :meth:`Holder.name` described; load its module if necessary."""
     held: Any = _module(where)
     for name in where["attribute"].split("."):
         held = getattr(held, name)
@@ -70,7 +68,7 @@ def find(where: Message) -> Any:
 
 
 def _held_at(carrier: Any, modules: tuple[str, ...]) -> tuple[str, str]:
-    """Module and attribute path that hold ``carrier`` itself; a decorator may have hidden it behind its own name."""
+    """Return module and attribute path of ``carrier`` itself; a decorator may have replaced it under its own name."""
     name = getattr(carrier, "__qualname__", repr(carrier))
     for module_name in modules:
         module = sys.modules.get(module_name)
@@ -81,13 +79,13 @@ def _held_at(carrier: Any, modules: tuple[str, ...]) -> tuple[str, str]:
             if held is carrier:
                 return module_name, candidate
     raise InvalidParameter(
-        f"{name} of {carrier.__module__} is not held by its module under any name, so the ranks cannot find it; "
+        f"{name} of {carrier.__module__} is not an attribute of its module, so the ranks cannot find it; "
         "move it to module level"
     )
 
 
 def _importable(name: str, file: str) -> bool:
-    """Whether importing ``name`` anew would load ``file``: true for installed packages, not for test modules."""
+    """Return whether ``import name`` loads ``file``: true for installed packages, not for test modules."""
     if name.partition(".")[0] == "perfsuite":
         return True
     try:
@@ -96,7 +94,7 @@ def _importable(name: str, file: str) -> bool:
         return False
     if spec is None or spec.origin is None or Path(spec.origin).resolve() != Path(file).resolve():
         return False
-    # pytest puts modules that it imported by path into sys.modules, where find_spec finds them without searching.
+    # pytest adds modules that it imported by path to sys.modules, where find_spec finds them without a search.
     parent = name.rpartition(".")[0]
     search = list(getattr(sys.modules.get(parent), "__path__", [])) if parent else None
     fresh = importlib.machinery.PathFinder.find_spec(name, search)
@@ -108,7 +106,7 @@ def _module(where: Message) -> ModuleType:
     if file is None:
         return importlib.import_module(name)
     path = Path(file)
-    if not path.exists():  # another host may keep the checkout elsewhere: the working directory is its root there
+    if not path.exists():  # another host may keep the checkout in another folder: its working directory is the root
         path = Path.cwd() / path.relative_to(where["rootpath"])
     loaded = sys.modules.get(name)
     if loaded is not None and Path(getattr(loaded, "__file__", "") or "") == path:
@@ -130,9 +128,9 @@ _RULE = (
 
 
 def encode(value: Any, holder: Holder, where: str) -> Any:  # noqa: PLR0911 - one return per kind of value
-    """JSON of ``value`` for the way to a rank; InvalidParameter names ``where`` it was given when it cannot travel."""
+    """Return the JSON of ``value`` for the wire; raise InvalidParameter, with ``where``, if it cannot be sent."""
     kind = type(value)
-    if kind in _PLAIN:  # a subclass would arrive as its base
+    if kind in _PLAIN:  # not a subclass, which would become its base class
         return value
     if kind is list:
         return [encode(item, holder, where) for item in value]
@@ -147,7 +145,7 @@ def encode(value: Any, holder: Holder, where: str) -> Any:  # noqa: PLR0911 - on
     by_name = inspect.isfunction(value) or isinstance(value, type)
     fields = None if by_name else _fields(value)
     if not by_name and fields is None:
-        raise InvalidParameter(f"{where} is a {kind.__name__}, which cannot travel to the ranks; {_RULE}")
+        raise InvalidParameter(f"{where} is a {kind.__name__}, which cannot be sent to the ranks; {_RULE}")
     try:
         held = holder.name(value if by_name else kind)
     except InvalidParameter as error:
@@ -162,7 +160,7 @@ def encode(value: Any, holder: Holder, where: str) -> Any:  # noqa: PLR0911 - on
 
 
 def decode(plain: Any) -> Any:
-    """The value that :func:`encode` made ``plain`` of."""
+    """Return the value of which :func:`encode` made ``plain``."""
     if isinstance(plain, list):
         return [decode(item) for item in plain]
     if not isinstance(plain, dict):
@@ -177,7 +175,7 @@ def decode(plain: Any) -> Any:
 
 
 def recorded(value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
-    """``value`` as results, journals and baselines keep it: JSON that a reader understands and that tells values apart.
+    """Return ``value`` as readable JSON for results, journals and baselines; different values differ in it.
 
     >>> recorded({"shape": (2, 3), "by_stage": {1: "a"}, "nothing": None})
     {'shape': [2, 3], 'by_stage': [[1, 'a']], 'nothing': None}
@@ -201,20 +199,19 @@ def recorded(value: Any) -> Any:  # noqa: PLR0911 - one return per kind of value
 
 
 def recorded_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that every reader of a record understands."""
-    known = {}
+    """Return the values that every reader of a record understands."""
+    plain = {}
     for name, value in defaults.items():
         with contextlib.suppress(TypeError, ValueError):
-            plain = recorded(value)
-            json.dumps(plain)
-            known[name] = plain
-    return known
+            json.dumps(item := recorded(value))
+            plain[name] = item
+    return plain
 
 
 def token(value: Any) -> str | None:
-    """``value`` in the id of a case; None where pytest's own way says it, or nobody can.
+    """Return ``value`` in the id of a case; None if pytest's own text is right, or if no stable text exists.
 
-    pytest would number dataclasses, named tuples and dtypes, and whoever adds one would rename the cases after it.
+    pytest numbers dataclasses, named tuples and dtypes: a new one would rename the cases after it.
     """
     constant = _torch_constant(value)
     if constant:
@@ -223,18 +220,18 @@ def token(value: Any) -> str | None:
     if fields is None:
         return None
     defaults = {field.name: field.default for field in dataclasses.fields(value)} if _is_dataclass(value) else {}
-    said = []
+    parts = []
     for name, item in fields.items():
         short = _short(item)
         if short is None:
             return None
         if item != defaults.get(name, dataclasses.MISSING):
-            said.append(f"{name}={short}")
-    return f"{type(value).__name__}({','.join(said)})"
+            parts.append(f"{name}={short}")
+    return f"{type(value).__name__}({','.join(parts)})"
 
 
 def _short(value: Any) -> str | None:
-    """A field in an id; None for what has no text that is the same in every run."""
+    """Return the text of a field in an id; None if its text is not the same in every run."""
     if type(value) in _PLAIN:
         return str(value).replace(" ", "")
     if isinstance(value, enum.Enum):
@@ -250,7 +247,7 @@ def _short(value: Any) -> str | None:
 
 
 def _torch_constant(value: Any) -> str:
-    """Name in torch of a dtype, layout or memory format; empty for anything else.  torch is never imported for it."""
+    """Return the torch name of a dtype, layout or memory format; empty for other values. Never imports torch."""
     torch = sys.modules.get("torch")
     if torch is None or type(value).__module__ != "torch":
         return ""
@@ -263,7 +260,7 @@ def _is_dataclass(value: Any) -> bool:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """What an equal value of the same class is made of; None when nobody can say."""
+    """Return the fields that make an equal value of the same class; None if there are none."""
     if isinstance(value, enum.Enum):
         return {"value": value.value}
     if _is_dataclass(value):
@@ -284,19 +281,15 @@ def _require_made_of_fields(value: Any, fields: dict[str, Any], where: str) -> N
             return
         reason = "the new one is not equal"
     raise InvalidParameter(
-        f"{where} is a {kind.__name__} that cannot be made again of its fields ({reason}); "
-        "a frozen dataclass whose fields say everything can travel to the ranks"
+        f"{where} is a {kind.__name__} that cannot be rebuilt from its fields ({reason}); "
+        "use a frozen dataclass whose fields hold its whole state"
     )
 
 
 def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:
-    """The JSON form of ``workload``; raises InvalidParameter when it cannot travel.
-
-    ``test_module`` names the module of the test: a decorator from elsewhere may have given the object its own module.
-    """
-    carrier = _carrier(workload)
+    """Return the JSON form of ``workload`` of this test module; raise InvalidParameter if it cannot be sent."""
     holder = Holder(rootpath=rootpath, test_module=test_module)
-    where = holder.name(carrier)
+    where = holder.name(_carrier(workload))
     path = where["attribute"]
     return {
         "function": isinstance(workload, FunctionWorkload),
@@ -308,21 +301,18 @@ def refer(workload: Workload, rootpath: Path, test_module: str = "") -> Message:
 
 @functools.lru_cache(maxsize=1)
 def _resolved(search_path: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """The import path as another process can use it.  The same for every case: to follow the links takes 1 ms.
-
-    An entry that is no file may be one that an editable install's finder knows by its name: it stays as it is.
-    """
+    """Return the import path for another process; cached, as links take 1 ms. Entries without a file stay."""
     return tuple(str(Path(entry).resolve()) if os.path.exists(entry or folder) else entry for entry in search_path)
 
 
 def describe(workload: Workload) -> str:
-    """``module:Class`` or ``module:function``, for the record."""
+    """Return ``module:Class`` or ``module:function``, for the record."""
     carrier = _carrier(workload)
     return f"{carrier.__module__}:{carrier.__qualname__}"
 
 
 def resolve(reference: Message) -> Workload:
-    """The workload that :func:`refer` described, made anew on a rank."""
+    """Return the workload that :func:`refer` described, made again on a rank."""
     for entry in reference["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)

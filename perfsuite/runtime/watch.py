@@ -1,4 +1,4 @@
-"""What the driver does while ranks are at work: it waits until a deadline, and looks at the devices."""
+"""The driver's deadline for the ranks, and its readings of the devices while the ranks sample."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from perfsuite.platforms.telemetry import Telemetry
 from perfsuite.record.step import DeviceLook
 from perfsuite.runtime.protocol import TIMING
 
-_BETWEEN_S = 0.4
-"""Drivers of devices average power over some tenths of a second: looking more often sees the same."""
-_STOPPED_S = 3.0
-"""Between two looks at the time the driver waits for half a second at most: it was stopped if more than this passed."""
-_STOPS = 3
-"""So many are not counted: a driver that is held up again and again, by slow telemetry say, still comes to its end."""
+_BETWEEN_S = 0.4  # Seconds between two readings: device drivers average power over some tenths of a second.
+_STOPPED_S = 3.0  # A longer gap between two looks (0.5 s at most) means that the process was stopped.
+_STOPS = 3  # Gaps that extend a deadline. With slow telemetry gaps repeat, and the deadline must still come.
 
 
 class Deadline:
-    """So many seconds from now, without those in which this process did not run: Ctrl-Z and fg fail no case."""
+    """A time limit that excludes the time in which this process was stopped: Ctrl-Z and fg do not fail a case."""
 
     def __init__(self, limit_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -27,7 +24,7 @@ class Deadline:
         self._stops = 0
 
     def left_s(self) -> float:
-        """Seconds until it; to be asked every half second."""
+        """Return the seconds that are left. The caller asks at least every half second."""
         now_s = self._now()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         if passed_s > _STOPPED_S and self._stops < _STOPS:
@@ -36,12 +33,12 @@ class Deadline:
         return self._end_s - now_s
 
     def shorten(self, limit_s: float) -> None:
-        """To so many seconds from now, if more are left."""
+        """Set the time left to at most ``limit_s``."""
         self._end_s = min(self._end_s, self._now() + limit_s)
 
 
 class DeviceWatch:
-    """Looks of one job at clocks, power and temperature, and what holds them down: no thread, nothing on the ranks."""
+    """Reads clocks, power, temperature and throttle reasons of the devices for one job, without a thread."""
 
     def __init__(self, telemetry: Telemetry, now: Callable[[], float] = time.monotonic) -> None:
         self._telemetry = telemetry
@@ -51,7 +48,7 @@ class DeviceWatch:
         self.looks: list[DeviceLook] = []
 
     def tick(self, phases: Iterable[str]) -> None:
-        """Look, unless no rank is timing or it was looked a moment ago."""
+        """Read the devices, unless no rank is timing or the last reading is too recent."""
         if TIMING not in phases:
             return
         now_s = self._now()

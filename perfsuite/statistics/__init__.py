@@ -1,1 +1,1 @@
-"""Estimators that one disturbed run does not carry away, and Student's quantiles."""
+"""Robust estimators, and Student's quantiles."""

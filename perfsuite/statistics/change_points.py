@@ -1,8 +1,7 @@
-"""Where the level of a long series of logarithms changed, by how much, and how surely: steps and slow drifts.
+"""Find changes of level in a long series of logarithms, with place, size and confidence: steps and slow drifts.
 
-The one search for change points, for whoever looks at more sessions than a baseline keeps.  ``ruptures`` proposes the
-places (optimal segmentation by squared error), then every change must stand up against the noise between its
-neighbours: optimal segmentation alone finds one in every other series of pure noise.
+``ruptures`` proposes the places by optimal segmentation of the squared error. Alone it finds a change in every other
+series of pure noise, so each change must then be significant against the noise between its neighbours.
 """
 
 from __future__ import annotations
@@ -22,88 +21,69 @@ if TYPE_CHECKING:
 
     Series = NDArray[np.float64]
 
-LEAST_CHANGE = 0.008
-"""Smaller changes (of the logarithm) are not told: layouts of memory and of code move a time by as much."""
-SIDE = 3
-"""Values that a level must have."""
-LEAST_VALUES = 2 * SIDE
-"""Of a shorter series nothing is told."""
-ALPHA = 0.001
-"""Probability that a series without a change has one, normal noise."""
-CLIPPED = 3.0
-"""Values further than this many standard deviations from those around them count as that far."""
-_PENALTY = 4.0
-"""Of a segment, in variances times ln n: lets weak changes through, which the test then refuses."""
-_PART = 256
-"""Values that are searched at once."""
-_AROUND = 7
-"""Values whose median a value is clipped to."""
-_LEAST_SIGMA = 1e-4
-"""Noise of series that are nearly constant; times are stored to five digits."""
-MOST_DOF = 200
-"""Beyond this Student's t is the normal distribution."""
-WITHIN = 6.0
-"""A place is possible where the squared error, in variances, is within this of the best place: 2 ln 20."""
+LEAST_CHANGE = 0.008  # Smallest reported change of the logarithm; memory layout can cause as much.
+SIDE = 3  # Least values of a level.
+LEAST_VALUES = 2 * SIDE  # Least values of a series in which changes are reported.
+ALPHA = 0.001  # Probability of a false change in a series of normal noise.
+CLIPPED = 3.0  # Limit in standard deviations from the values around it, to which a value is clipped.
+_PENALTY = 4.0  # Penalty of a segment, in variances times ln n: weak changes pass, and the test then rejects them.
+_PART = 256  # Values that are searched together.
+_AROUND = 7  # Values of the median to which a value is clipped.
+_LEAST_SIGMA = 1e-4  # Noise of nearly constant series; times are stored with five digits.
+MOST_DOF = 200  # Degrees of freedom from which on Student's t equals the normal distribution.
+WITHIN = 6.0  # A place is possible if its squared error, in variances, is within this of the best place: 2 ln 20.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelChange:
     """One change of level."""
 
-    at: int
-    """Index of the first value of the new level, where it most likely began."""
-    earliest: int
-    """The first value of the new level is not before this one, and"""
-    latest: int
-    """not after this one, 95 %."""
-    effect: float
-    """New level minus the old one."""
-    low: float
-    """95 % interval of the effect."""
+    at: int  # Index of the first value of the new level, at its most likely place.
+    earliest: int  # Earliest index of that value, and
+    latest: int  # latest index, with 95 % probability.
+    effect: float  # New level minus the old one.
+    low: float  # 95 % interval of the effect.
     high: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """A series as levels with changes between."""
+    """Levels of a series and the changes between them."""
 
     changes: tuple[LevelChange, ...]
-    drawn_in: tuple[float, ...]
-    """The series with its outliers drawn in."""
-    sigma: float
-    """Standard deviation of one value around its level."""
-    inflation: float
-    """How many times more the mean of many varies than if each value were independent: 1 where they are."""
+    clipped: tuple[float, ...]  # The series with clipped outliers.
+    sigma: float  # Standard deviation of one value around its level.
+    inflation: float  # Variance of the mean of many values over that of independent values; 1 if they are independent.
 
 
 def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float = LEAST_CHANGE) -> Levels:
-    """The changes of level of a series in its order.
+    """Return the changes of level of a series in its order.
 
-    Neighbouring values that resemble each other (a host that drifts from day to day) make the noise of a mean larger;
-    single outliers count little.  Raises ConfigurationError where ``ruptures`` is not installed.
+    Similar neighbours (a host that drifts from day to day) increase the noise of a mean; single outliers count little.
+    Raises ConfigurationError if ``ruptures`` is not installed.
     """
     import numpy as np
 
     series = np.asarray(values, dtype=float)
-    # standard deviation by differences of neighbours, which a change of level does not widen
+    # standard deviation from differences of neighbours, which a change of level does not increase
     steps = np.diff(series)
     spread = float(MAD_TO_SIGMA * np.median(np.abs(steps)) / math.sqrt(2)) if len(steps) else 0.0
     sigma = max(_LEAST_SIGMA, spread)
     if len(series) < LEAST_VALUES:
-        return Levels(changes=(), drawn_in=tuple(series.tolist()), sigma=sigma, inflation=1.0)
-    # outliers are drawn in to CLIPPED sigma from the median of the values around them
+        return Levels(changes=(), clipped=tuple(series.tolist()), sigma=sigma, inflation=1.0)
+    # clip outliers to CLIPPED sigma from the median of the values around them
     padded = np.pad(series, _AROUND // 2, mode="symmetric")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, _AROUND), axis=1)
-    drawn_in: Series = np.clip(series, around - CLIPPED * sigma, around + CLIPPED * sigma)
-    search = _Search(drawn_in, alpha=alpha, least=least)
-    return search.levels(search.confirmed(_proposed(drawn_in, sigma)))
+    clipped: Series = np.clip(series, around - CLIPPED * sigma, around + CLIPPED * sigma)
+    search = _Search(clipped, alpha=alpha, least=least)
+    return search.levels(search.confirmed(_proposed(clipped, sigma)))
 
 
 def _proposed(series: Series, sigma: float) -> list[int]:
-    """Ends of the segments of the least penalised squared error, the last one the length of the series.
+    """Return the ends of the segments with the least penalised squared error, the last one the length of the series.
 
-    A long series is taken in parts, because the search takes the square of the length; where parts meet is one more
-    place to test.
+    The search takes the square of the length, so a long series is searched in parts. Their borders are further places
+    to test.
     """
     try:
         import ruptures
@@ -122,7 +102,7 @@ def _proposed(series: Series, sigma: float) -> list[int]:
 
 
 class _Search:
-    """Test of proposed changes; sums of the series are taken once."""
+    """Tests proposed changes; sums of the series are computed once."""
 
     def __init__(self, series: Series, *, alpha: float, least: float) -> None:
         import numpy as np
@@ -136,7 +116,7 @@ class _Search:
         return float(self.sums[end] - self.sums[start]) / (end - start)
 
     def confirmed(self, ends: list[int]) -> list[int]:
-        """The ends of those segments that differ from the next one, the weakest change given up first."""
+        """Return the ends of the segments that differ from the next one; the weakest change is dropped first."""
         while len(ends) > 1:
             ends = self._moved(ends)
             sigma, inflation = self._spread(ends)
@@ -153,37 +133,32 @@ class _Search:
         return ends
 
     def levels(self, ends: list[int]) -> Levels:
-        """What is told of the segments."""
+        """Return the levels and changes of the segments."""
         sigma, inflation = self._spread(ends)
         half = t_quantile(0.975, min(MOST_DOF, max(1, len(self.series) - len(ends))))
         changes = []
         for index in range(len(ends) - 1):
             effect, error = self._effect(ends, index, sigma, inflation)
             earliest, latest = self._range(ends, index, sigma**2 * inflation)
+            reach = half * error
+            low, high = effect - reach, effect + reach
             changes.append(
-                LevelChange(
-                    at=ends[index],
-                    earliest=earliest,
-                    latest=latest,
-                    effect=effect,
-                    low=effect - half * error,
-                    high=effect + half * error,
-                )
+                LevelChange(at=ends[index], earliest=earliest, latest=latest, effect=effect, low=low, high=high)
             )
-        return Levels(changes=tuple(changes), drawn_in=tuple(self.series.tolist()), sigma=sigma, inflation=inflation)
+        return Levels(changes=tuple(changes), clipped=tuple(self.series.tolist()), sigma=sigma, inflation=inflation)
 
     def _bounds(self, ends: list[int], index: int) -> tuple[int, int, int]:
-        """Start of the segment before a change, the change, end of the segment after."""
+        """Return the start of the segment before a change, the change, and the end of the segment after it."""
         return (ends[index - 1] if index else 0), ends[index], ends[index + 1]
 
     def _effect(self, ends: list[int], index: int, sigma: float, inflation: float) -> tuple[float, float]:
-        """A change and its standard error."""
+        """Return a change and its standard error."""
         start, at, end = self._bounds(ends, index)
         effect = self.mean(at, end) - self.mean(start, at)
         return effect, sigma * math.sqrt(inflation * (1 / (at - start) + 1 / (end - at)))
 
     def _spread(self, ends: list[int]) -> tuple[float, float]:
-        """Noise around the levels, and how many times more a mean varies because neighbours are alike."""
+        """Return the noise around the levels, and the inflation of a mean's variance by similar neighbours."""
         import numpy as np
 
         starts = [0, *ends[:-1]]
@@ -200,7 +175,7 @@ class _Search:
         return max(_LEAST_SIGMA, sigma), (1 + alike) / (1 - alike)
 
     def _gains(self, start: int, end: int) -> Series:
-        """By how much each place of a change, from start + SIDE to end - SIDE, lowers the squared error."""
+        """Return how much each place of a change, from start + SIDE to end - SIDE, lowers the squared error."""
         import numpy as np
 
         places = np.arange(start + SIDE, end - SIDE + 1)
@@ -211,7 +186,7 @@ class _Search:
         return gains
 
     def _moved(self, ends: list[int]) -> list[int]:
-        """The ends, each moved to the best place between its neighbours: one of them may just have gone."""
+        """Return the ends, each moved to the best place between its neighbours, one of which may have been dropped."""
         moved = list(ends)
         for index in range(len(moved) - 1):
             start, _, end = self._bounds(moved, index)
@@ -219,7 +194,7 @@ class _Search:
         return moved
 
     def _range(self, ends: list[int], index: int, variance: float) -> tuple[int, int]:
-        """First and last place where a change may have been."""
+        """Return the first and the last possible place of a change."""
         start, at, end = self._bounds(ends, index)
         gains = self._gains(start, end)
         possible = [start + SIDE + int(place) for place in (gains >= gains.max() - WITHIN * variance).nonzero()[0]]

@@ -1,4 +1,4 @@
-"""One case on two arms of a comparison: what differs, how well that is known, and what was left undecided."""
+"""One case on two arms of a comparison: the change, its interval and the outcome."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from perfsuite.statistics.paired import paired_mean, pairs_needed, smallest_foun
 
 Outcome = Literal["slower", "faster", "no difference", "undecided"]
 
-MOST_PAIRS = 200
-"""Pairs beyond which nobody waits."""
-COLUMNS = 100
-"""Width of a table at most; longer case ids stand on a line of their own."""
+MOST_PAIRS = 200  # Limit of the pairs that are suggested.
+COLUMNS = 100  # Largest width of a table; longer case ids have a line of their own.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,28 +23,23 @@ class Comparison:
 
     case: str
     pairs: int
-    a_s: float
-    """Median over pairs of the seconds per iteration of arm a."""
+    a_s: float  # Median over pairs of the seconds per iteration of arm a.
     b_s: float
-    change: float
-    """Relative change from a to b: 0.05 is 5 % slower."""
-    low: float
-    """Lower end of the interval of the change."""
+    change: float  # Relative change from a to b: 0.05 is 5 % slower.
+    low: float  # Lower end of the interval of the change.
     high: float
-    smallest: float
-    """Smallest slowdown that another comparison of so many pairs shows with 95 % probability."""
+    smallest: float  # Smallest slowdown that another comparison of this many pairs shows with 95 % probability.
     outcome: Outcome
-    pairs_needed: int | None = None
-    """About how many pairs tell a change of the tolerance from none; None: more than MOST_PAIRS."""
+    pairs_needed: int | None = None  # Pairs that distinguish the tolerance from none; None: over MOST_PAIRS.
 
     @property
     def is_near_tolerance(self) -> bool:
-        """Undecided with pairs enough: whether the change is more than the tolerance is what is open."""
+        """Whether only the comparison with the tolerance is undecided, although there are enough pairs."""
         return self.outcome == "undecided" and self.pairs_needed is not None and self.pairs_needed <= self.pairs
 
     @property
-    def told(self) -> str:
-        """The outcome as the table has it, with what would decide."""
+    def outcome_text(self) -> str:
+        """Outcome for the table; undecided ones have the number of pairs that would decide."""
         if self.outcome != "undecided":
             return self.outcome
         if self.is_near_tolerance:
@@ -57,18 +50,18 @@ class Comparison:
 def compare(
     case: str, a_s: Sequence[float], b_s: Sequence[float], tolerance: float, *, alpha: float = 0.05
 ) -> Comparison:
-    """Paired comparison of times in seconds, pair by pair; needs three pairs.  The interval misses with ``alpha``.
+    """Compare times in seconds pair by pair; needs three pairs. The interval misses the truth with ``alpha``.
 
-    Outcome: slower or faster when the interval excludes 0 and the change exceeds the tolerance; no difference when the
-    interval lies within the tolerance; else undecided.
+    The outcome is slower or faster if the interval excludes 0 and the change exceeds the tolerance; no difference if
+    the interval lies within the tolerance; else undecided.
 
     >>> found = compare("case", [1.0, 1.01, 0.99, 1.0], [1.10, 1.12, 1.09, 1.09], tolerance=0.03)
     >>> round(found.change, 3), found.outcome
     (0.1, 'slower')
     """
-    known = paired_mean([math.log(b / a) for a, b in zip(a_s, b_s, strict=True)])
-    reach = known.reach(alpha)
-    change, low, high = (math.expm1(value) for value in (known.mean, known.mean - reach, known.mean + reach))
+    paired = paired_mean([math.log(b / a) for a, b in zip(a_s, b_s, strict=True)])
+    reach = paired.reach(alpha)
+    change, low, high = (math.expm1(value) for value in (paired.mean, paired.mean - reach, paired.mean + reach))
     outcome: Outcome = "undecided"
     if low > 0 and change > tolerance:
         outcome = "slower"
@@ -78,20 +71,20 @@ def compare(
         outcome = "no difference"
     return Comparison(
         case=case,
-        pairs=known.pairs,
+        pairs=paired.pairs,
         a_s=statistics.median(a_s),
         b_s=statistics.median(b_s),
         change=change,
         low=low,
         high=high,
-        smallest=math.expm1(smallest_found(known, math.log1p(tolerance), alpha)),
+        smallest=math.expm1(smallest_found(paired, math.log1p(tolerance), alpha)),
         outcome=outcome,
-        pairs_needed=pairs_needed(known, math.log1p(tolerance), MOST_PAIRS, alpha),
+        pairs_needed=pairs_needed(paired, math.log1p(tolerance), MOST_PAIRS, alpha),
     )
 
 
 def progress(comparisons: Sequence[Comparison], pairs: int) -> str:
-    """What is decided so far, and what ``pairs`` pairs will probably not decide."""
+    """Return how many cases are decided, and how many will probably stay undecided after ``pairs`` pairs."""
     open_ = [comparison for comparison in comparisons if comparison.outcome == "undecided"]
     decided = f"{len(comparisons) - len(open_)} of {len(comparisons)} decided"
     hopeless = [comparison for comparison in open_ if (comparison.pairs_needed or MOST_PAIRS + 1) > pairs]
@@ -99,13 +92,13 @@ def progress(comparisons: Sequence[Comparison], pairs: int) -> str:
 
 
 def table(comparisons: Sequence[Comparison], tolerance: float) -> Iterator[str]:
-    """A line per case, at most COLUMNS wide unless its id is longer; what the words in it mean."""
+    """Yield a line per case, at most COLUMNS wide unless its id is longer, and a legend."""
     figures = [_figures(comparison) for comparison in comparisons]
     head = f"{'a':>9}  {'b':>9}  {'change':>7}  {'interval':>17}  {'finds':>7}  outcome"
     width = max((len(comparison.case) for comparison in comparisons), default=4)
-    beside = width + 2 + max(map(len, [head, *figures])) <= COLUMNS
+    fits = width + 2 + max(map(len, [head, *figures])) <= COLUMNS
     for case, line in [("case", head), *zip((comparison.case for comparison in comparisons), figures, strict=True)]:
-        yield from [f"{case:{width}}  {line}"] if beside else [case, f"  {line}"]
+        yield from [f"{case:{width}}  {line}"] if fits else [case, f"  {line}"]
     yield from _legend(comparisons, tolerance)
 
 
@@ -113,21 +106,21 @@ def _figures(compared: Comparison) -> str:
     interval = f"{_percent(compared.low)} to {_percent(compared.high)}"
     times = f"{format_seconds(compared.a_s):>9}  {format_seconds(compared.b_s):>9}"
     smallest = _percent(compared.smallest).lstrip("+")
-    return f"{times}  {_percent(compared.change):>7}  {interval:>17}  {smallest:>7}  {compared.told}"
+    return f"{times}  {_percent(compared.change):>7}  {interval:>17}  {smallest:>7}  {compared.outcome_text}"
 
 
 def _percent(share: float) -> str:
-    """Signed, one decimal below 100 %."""
+    """Return a signed per cent with one decimal below 100 %."""
     return f"{share:+.1%}" if abs(share) < 1 else f"{share:+.0%}" if share < 99 else "> 99x"
 
 
 def _legend(comparisons: Sequence[Comparison], tolerance: float) -> Iterator[str]:
     if comparisons:
-        yield "finds: the smallest slowdown that so many pairs find on this host with 95 % probability"
+        yield "finds: smallest slowdown that this number of pairs finds on this host with 95 % probability"
     open_ = [comparison for comparison in comparisons if comparison.outcome == "undecided"]
     if any(comparison.pairs_needed and not comparison.is_near_tolerance for comparison in open_):
-        yield f"undecided, ~N pairs: about so many tell a change of {tolerance:.1%} from none"
+        yield f"undecided, ~N pairs: about N pairs distinguish a change of {tolerance:.1%} from none"
     if any(comparison.pairs_needed is None for comparison in open_):
-        yield f"undecided, > {MOST_PAIRS} pairs: this host is too noisy for {tolerance:.1%}; give a larger --tolerance"
+        yield f"undecided, > {MOST_PAIRS} pairs: this host is too noisy for {tolerance:.1%}; use a larger --tolerance"
     if any(comparison.is_near_tolerance for comparison in open_):
-        yield f"undecided, near it: the change is too near to {tolerance:.1%} to be told from it by a few pairs more"
+        yield f"undecided, near it: a few more pairs cannot distinguish the change from {tolerance:.1%}"

@@ -1,9 +1,9 @@
-"""Differences of pairs of runs: their robust mean with an interval, what it finds, and how many pairs would do.
+"""Differences of pairs of runs: robust mean and interval, smallest detectable change, and number of pairs needed.
 
-Noise of runs has heavy tails and spikes.  Values far off are drawn in (:func:`~perfsuite.statistics.robust.huber_mean`)
-and told from the others with the freedom of those that were not: the Winsorised mean of Tukey and McLaughlin (Sankhya A
-25, 1963), whose error is ``s_w / sqrt(n) x n / h`` with h - 1 degrees of freedom for h values left as they were.
-``python benchmarks/ab_coverage.py`` shows how often the intervals hold the truth.
+Noise of runs has heavy tails and spikes. Outliers are clipped (:func:`~perfsuite.statistics.robust.huber_mean`). The
+error is that of the Winsorised mean of Tukey and McLaughlin (Sankhya A 25, 1963): ``s_w / sqrt(n) x n / h`` with h - 1
+degrees of freedom for h unclipped values. ``python benchmarks/ab_coverage.py`` shows how often the intervals contain
+the truth.
 """
 
 from __future__ import annotations
@@ -18,36 +18,28 @@ from dataclasses import dataclass
 from perfsuite.statistics.robust import MIN_SPIKED, huber_mean, median, rough_sigma
 from perfsuite.statistics.student import t_quantile
 
-MIN_PAIRS = 3
-"""Pairs without which nothing is known about their noise."""
-POWER = 0.95
-"""Probability with which the smallest change is found."""
-LIKELY = 0.8
-"""Probability with which the number of pairs that is named decides."""
-_DRAWS = 1000
-"""Replays of a comparison that a probability is counted in; 0.95 is known to 0.007."""
-_POOL = 5000
-"""Differences that replays are drawn from."""
-_REPLAYED = (3, 4, 5, 6, 8, 12, 24)
-"""Pairs of the replays; between and beyond these errors go with the root of the pairs."""
+MIN_PAIRS = 3  # Least pairs that show their noise.
+POWER = 0.95  # Probability of finding the smallest change.
+LIKELY = 0.8  # Probability that the printed number of pairs decides.
+_DRAWS = 1000  # Replays of a comparison that give a probability; 0.95 has an error of 0.007.
+_POOL = 5000  # Differences from which replays are drawn.
+_REPLAYED = (3, 4, 5, 6, 8, 12, 24)  # Numbers of pairs of the replays; other errors scale with their root.
 _TAILS, _SPIKE_RATE, _SPIKE = 4, 0.1, 9.0
-"""Noise of the replays: Student's t of so many degrees of freedom; share of runs that something else hits, and by how
-much on average, in standard deviations.  A bad host: on a better one more is found than is said."""
+"""Noise of the replays: degrees of freedom of Student's t, share of runs with a spike, and mean spike in standard
+deviations. This is a bad host: on a better one smaller changes are found than printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """The mean of differences and how well it is known."""
+    """Mean of differences with its error."""
 
     mean: float
-    error: float
-    """Its standard error."""
-    dof: int
-    """Degrees of freedom of the error."""
+    error: float  # Its standard error.
+    dof: int  # Degrees of freedom of the error.
     pairs: int
 
     def reach(self, alpha: float = 0.05) -> float:
-        """Half the width of the interval that misses the truth with probability ``alpha``."""
+        """Return half the width of the interval that misses the truth with probability ``alpha``."""
         return t_quantile(1 - alpha / 2, self.dof) * self.error
 
     @property
@@ -57,7 +49,7 @@ class Paired:
 
 
 def paired_mean(differences: Sequence[float]) -> Paired:
-    """The robust mean of at least three differences.
+    """Return the robust mean of at least three differences.
 
     >>> found = paired_mean([0.10, 0.11, 0.09, 0.10, 0.10, 0.90])
     >>> round(found.mean, 3), round(found.error, 4), found.dof
@@ -67,31 +59,31 @@ def paired_mean(differences: Sequence[float]) -> Paired:
     assert count >= MIN_PAIRS, f"{count} differences"
     sigma = rough_sigma(differences) if count >= MIN_SPIKED else statistics.stdev(differences)
     middle = median(differences)
-    drawn_in = [min(max(value, middle - 2 * sigma), middle + 2 * sigma) for value in differences]
-    kept = max(2, sum(near == value for near, value in zip(drawn_in, differences, strict=True)))
-    error = statistics.stdev(drawn_in) / math.sqrt(count) * count / kept
+    clipped = [min(max(value, middle - 2 * sigma), middle + 2 * sigma) for value in differences]
+    kept = max(2, sum(near == value for near, value in zip(clipped, differences, strict=True)))
+    error = statistics.stdev(clipped) / math.sqrt(count) * count / kept
     return Paired(mean=huber_mean(differences, sigma), error=error, dof=kept - 1, pairs=count)
 
 
-def smallest_found(known: Paired, tolerance: float, alpha: float = 0.05) -> float:
-    """The smallest difference that another comparison like this one finds with probability POWER.
+def smallest_found(paired: Paired, tolerance: float, alpha: float = 0.05) -> float:
+    """Return the smallest difference that another comparison like this one finds with probability POWER.
 
-    Found: its interval excludes 0 and its mean is above ``tolerance``.  That the noise itself is known only from these
-    pairs counts: with three of them it may be much larger than it looks.
+    Found: its interval excludes 0 and its mean exceeds ``tolerance``. The noise is estimated from these pairs alone,
+    and three pairs may underestimate it.
     """
     needed = []
-    for here, there in _replays(known.pairs):
-        scale = known.error / here.error if here.error else 0.0
+    for here, there in _replays(paired.pairs):
+        scale = paired.error / here.error if here.error else 0.0
         needed.append(max(tolerance, there.reach(alpha) * scale) - there.mean * scale)
     return _quantile(needed, POWER)
 
 
-def pairs_needed(known: Paired, change: float, most: int, alpha: float = 0.05) -> int | None:
-    """About how many pairs tell a difference of ``change`` from none, with probability LIKELY; None: above ``most``."""
-    typical = _quantile([here.spread for here, _ in _replays(known.pairs)], 0.5)
+def pairs_needed(paired: Paired, change: float, most: int, alpha: float = 0.05) -> int | None:
+    """Return about how many pairs detect a difference of ``change`` with probability LIKELY; None: above ``most``."""
+    typical = _quantile([here.spread for here, _ in _replays(paired.pairs)], 0.5)
 
     def is_enough(count: int) -> bool:
-        return _widest(count, alpha) * known.spread <= change * typical * math.sqrt(count)
+        return _widest(count, alpha) * paired.spread <= change * typical * math.sqrt(count)
 
     low, high = MIN_PAIRS, most
     if not is_enough(most):
@@ -104,13 +96,13 @@ def pairs_needed(known: Paired, change: float, most: int, alpha: float = 0.05) -
 
 @functools.lru_cache(maxsize=1024)
 def _widest(pairs: int, alpha: float) -> float:
-    """How far from the truth the far end of an interval is at the LIKELY quantile, times the root of the pairs."""
+    """Return the LIKELY quantile of the distance from truth to far end of an interval, times the root of the pairs."""
     far = [(there.reach(alpha) + abs(there.mean)) * math.sqrt(there.pairs) for _, there in _replays(pairs)]
     return _quantile(far, LIKELY)
 
 
 def _replays(pairs: int) -> tuple[tuple[Paired, Paired], ...]:
-    """Two comparisons each of equal code on one noisy host, of so many pairs or somewhat fewer."""
+    """Return two comparisons of equal code on one noisy host, of this number of pairs or somewhat fewer."""
     return _replayed(max(count for count in _REPLAYED if count <= pairs))
 
 
@@ -126,7 +118,7 @@ def _replayed(pairs: int) -> tuple[tuple[Paired, Paired], ...]:
 
 @functools.lru_cache(maxsize=1)
 def _noise() -> tuple[float, ...]:
-    """Differences of two runs of equal code."""
+    """Return differences of two runs of equal code."""
     draw = random.Random(1)
 
     def run() -> float:

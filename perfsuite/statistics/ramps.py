@@ -1,9 +1,9 @@
-"""Steps that are one change: a drift over many merges is found as a step or several of one sign, none of which it has.
+"""Join steps that are one change: segmentation finds a drift over many merges as one or several steps of one sign.
 
-Optimal segmentation knows steps alone.  A *ramp* goes from one level to another in a straight line; a step is the ramp
-of one value.  Neighbouring steps of one sign are told as one change where the level between them is no level of its
-own: it was surely there for so few values that none could be told, or a ramp explains the values as well.  A single
-step that a ramp explains far better is a drift, too.  A drift lies where the ramps lie that explain it.
+A *ramp* goes from one level to another in a straight line; a step is a ramp of one value. Neighbouring steps of one
+sign are one change if there is no certain level between them: it lasts for too few values, or a ramp explains the
+values as well. A single step is a drift if a ramp explains it far better. A drift extends over the ramps that explain
+it.
 """
 
 from __future__ import annotations
@@ -23,32 +23,24 @@ if TYPE_CHECKING:
     Series = NDArray[np.float64]
     Places = NDArray[np.int64]
 
-_REACH = 48
-"""Values around the first step and around the last one among which a ramp begins and ends."""
+_REACH = 48  # Values around the first and the last step among which a ramp begins and ends.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
     """One change of level, in one step or in several of one sign."""
 
-    steps: tuple[LevelChange, ...]
-    """As the search for steps sees it, in their order; a plain step has one, and so have short drifts."""
-    is_drift: bool
-    """It surely took more than one step."""
-    between: tuple[int, int]
-    """The first value off the old level is not before the first of these, and the first one of the new level is not
-    after the second, 95 %."""
-    at_most: tuple[int, int]
-    """The same if a step is not one change but several that came together, which looks the same."""
-    effect: float
-    """New level minus the old one."""
-    low: float
-    """95 % interval of the effect."""
+    steps: tuple[LevelChange, ...]  # Its steps in their order; a plain step and a short drift have one.
+    is_drift: bool  # Whether it certainly took more than one step.
+    between: tuple[int, int]  # 95 % range: first value off the old level, first on the new one.
+    at_most: tuple[int, int]  # The same if a single step is in truth several changes in a row, which looks the same.
+    effect: float  # New level minus the old one.
+    low: float  # 95 % interval of the effect.
     high: float
 
 
 def ramps(levels: Levels) -> list[Ramp]:
-    """The changes of a series, those that are one told as one."""
+    """Return the changes of a series; neighbouring steps of one change are joined."""
     groups: list[list[int]] = []
     for index in range(len(levels.changes)):
         if groups and _is_one(levels, index - 1):
@@ -59,7 +51,7 @@ def ramps(levels: Levels) -> list[Ramp]:
 
 
 def _is_one(levels: Levels, index: int) -> bool:
-    """Whether a change and the next one are steps of one."""
+    """Return whether a change and the next one are steps of one change."""
     first, second = levels.changes[index : index + 2]
     if first.effect * second.effect <= 0:
         return False
@@ -70,7 +62,6 @@ def _is_one(levels: Levels, index: int) -> bool:
 
 
 def _ramp(levels: Levels, group: Sequence[int]) -> Ramp:
-    """What is told of neighbouring steps that are one change."""
     steps = tuple(levels.changes[index] for index in group)
     first, last = steps[0], steps[-1]
     fits = _Fits(levels, group)
@@ -80,48 +71,43 @@ def _ramp(levels: Levels, group: Sequence[int]) -> Ramp:
     between, effect, low, high = (first.earliest, last.latest), first.effect, first.low, first.high
     if is_drift:
         effect, error = fits.effect()
-        half = t_quantile(0.975, min(MOST_DOF, max(1, len(levels.drawn_in) - len(levels.changes) - 1))) * error
+        half = t_quantile(0.975, min(MOST_DOF, max(1, len(levels.clipped) - len(levels.changes) - 1))) * error
         between, low, high = at_most, effect - half, effect + half
     return Ramp(steps=steps, is_drift=is_drift, between=between, at_most=at_most, effect=effect, low=low, high=high)
 
 
 class _Fits:
-    """How well ramps explain the values around neighbouring steps.
-
-    A gain is by how much an explanation lowers the squared error of one level for all of them.
-    """
+    """Ramps fitted around neighbouring steps; a gain is the reduction of the squared error against one level."""
 
     def __init__(self, levels: Levels, group: Sequence[int]) -> None:
         import numpy as np
 
-        places = [0, *(change.at for change in levels.changes), len(levels.drawn_in)]
+        places = [0, *(change.at for change in levels.changes), len(levels.clipped)]
         self.start, *steps, end = places[group[0] : group[-1] + 3]
-        values = np.asarray(levels.drawn_in[self.start : end])
+        values = np.asarray(levels.clipped[self.start : end])
         self.values = values - values.mean()
         self.variance = levels.sigma**2 * levels.inflation
-        self.slack = WITHIN * self.variance
-        """Of two explanations whose gains differ by less neither is better."""
+        self.slack = WITHIN * self.variance  # Two explanations are equally good if their gains differ by less.
         parts = np.split(self.values, [step - self.start for step in steps])
         self.of_steps = float(sum(part.sum() ** 2 / len(part) for part in parts))
         self.begins, self.ends = self._places(steps[0] - self.start, steps[-1] - self.start)
         products, self.squares = self._products()
         self.gains = products**2 / self.squares
         self.effects = products / self.squares
-        self.best = float(self.gains.max())
-        """The gain of the best ramp."""
+        self.best = float(self.gains.max())  # Gain of the best ramp.
 
     def range(self) -> tuple[int, int]:
-        """First begin and last end of the ramps that explain the values as well as the best one."""
+        """Return the first begin and the last end of the ramps that are as good as the best one."""
         possible = self.gains >= self.best - self.slack
         return self.start + int(self.begins[possible].min()), self.start + int(self.ends[possible].max())
 
     def effect(self) -> tuple[float, float]:
-        """That of the best ramp, and its standard error."""
+        """Return the effect of the best ramp, and its standard error."""
         best = int(self.gains.argmax())
         return float(self.effects[best]), math.sqrt(self.variance / float(self.squares[best]))
 
     def _places(self, first: int, last: int) -> tuple[Places, Places]:
-        """First values off the old level and on the new one, of all ramps near the steps with SIDE values aside."""
+        """Return the first values off the old and on the new level, of all ramps near the steps."""
         import numpy as np
 
         inner = np.arange(SIDE, len(self.values) - SIDE + 1)
@@ -130,10 +116,10 @@ class _Fits:
         return begins[in_order], ends[in_order]
 
     def _products(self) -> tuple[Series, Series]:
-        """Of each ramp, from 0 to 1 less its mean, the inner product with the values and with itself.
+        """Return the inner products of each ramp, less its mean, with the values and with itself.
 
-        From its begin to its end a ramp is 1/m, 2/m, ... 1, and 1 after it; closed sums of it, and running ones of the
-        values, which have mean 0.
+        From its begin to its end a ramp is 1/m, 2/m, ... 1, and 1 after it. Running sums of the values, which have
+        mean 0, give the products.
         """
         import numpy as np
 

@@ -1,4 +1,4 @@
-"""Means and spreads that one disturbed run does not carry away."""
+"""Means and spreads that a single disturbed run changes little."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import operator
 import statistics
 from collections.abc import Sequence
 
-CLIP = 2.5
-"""Values further than this many standard deviations from their median count as that far."""
-SPIKE = 4.0
-"""A stored run further than this many standard deviations from the others was disturbed; one per case may be."""
-MIN_SPIKED = 5
-"""Runs from which on one may be left out."""
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation over median absolute deviation of normal values."""
+CLIP = 2.5  # Limit in standard deviations from the median to which values are clipped.
+SPIKE = 4.0  # Distance in standard deviations from which on a stored run is disturbed; one per case.
+MIN_SPIKED = 5  # Least number of runs of which one may be left out.
+MAD_TO_SIGMA = 1.4826  # Standard deviation over median absolute deviation of normal values.
 
 
 def median(values: Sequence[float]) -> float:
-    """Median; for a dozen values twice as fast as :func:`statistics.median`.
+    """Return the median; for a dozen values twice as fast as :func:`statistics.median`.
 
     >>> median([3.0, 1.0, 2.0]), median([4.0, 1.0, 2.0, 3.0])
     (2.0, 2.5)
@@ -27,13 +23,12 @@ def median(values: Sequence[float]) -> float:
 
 
 def _middle(ordered: Sequence[float]) -> float:
-    """Median of ascending values."""
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def median_of_most(values: Sequence[float], apart: float) -> float:
-    """Median; where one half of the values lies further than ``apart`` from the other, the middle one nearer to 0.
+    """Return the median; if the halves differ by more than ``apart``, the middle value that is nearer to 0.
 
     >>> median_of_most([0.0, 0.4, 0.4, 0.01], 0.1), median_of_most([0.0, 0.5, 0.5, 0.25], 0.3)
     (0.01, 0.375)
@@ -44,7 +39,7 @@ def median_of_most(values: Sequence[float], apart: float) -> float:
 
 
 def variance(values: Sequence[float]) -> float:
-    """Sample variance of at least two values.
+    """Return the sample variance of at least two values.
 
     >>> variance([1.0, 2.0, 3.0])
     1.0
@@ -55,9 +50,9 @@ def variance(values: Sequence[float]) -> float:
 
 
 def rough_sigma(values: Sequence[float]) -> float:
-    """Standard deviation without the value furthest from the median, times 1.2 for what that takes away.
+    """Return the standard deviation without the value furthest from the median, times 1.2 to correct for it.
 
-    One run that something else disturbed does not count; a case that really has two speeds keeps its spread.
+    One disturbed run does not count; a case with two real speeds keeps its spread.
 
     >>> round(rough_sigma([1.0, 1.0, 1.1, 0.9, 1.0, 5.0]), 4), round(rough_sigma([1.0, 1.0, 1.0, 1.1, 1.1, 1.1]), 4)
     (0.0849, 0.0657)
@@ -70,7 +65,7 @@ def rough_sigma(values: Sequence[float]) -> float:
 
 
 def huber_mean(values: Sequence[float], sigma: float) -> float:
-    """Mean of the values, each drawn in to at most two ``sigma`` from their median.
+    """Return the mean of the values, each clipped to two ``sigma`` from their median.
 
     >>> round(huber_mean([0.0, 0.01, -0.01, 0.5], 0.01), 5)
     0.00625
@@ -84,7 +79,7 @@ def huber_mean(values: Sequence[float], sigma: float) -> float:
 
 
 def without_largest(count: int) -> float:
-    """By how much the mean of ``count`` normal values falls when the largest is left out, in standard deviations.
+    """Return how much the mean of ``count`` normal values falls without the largest, in standard deviations.
 
     Source: Blom, Statistical estimates and transformed beta variables (1958), for the expected largest value.
 
@@ -95,7 +90,7 @@ def without_largest(count: int) -> float:
 
 
 def clipped_variance(values: Sequence[float], sigma: float) -> float:
-    """Variance of at least two values, each drawn in to at most CLIP ``sigma`` from their median.
+    """Return the variance of at least two values, each clipped to CLIP ``sigma`` from their median.
 
     >>> round(clipped_variance([0.0, 0.01, -0.01, 0.5], 0.01), 7)
     0.0002917
@@ -106,7 +101,7 @@ def clipped_variance(values: Sequence[float], sigma: float) -> float:
 
 
 def without_spike(values: Sequence[float], sigma: float) -> list[float]:
-    """The values without the one furthest from their median, when it is further than SPIKE ``sigma`` away.
+    """Return the values without the one furthest from their median if it is more than SPIKE ``sigma`` away.
 
     >>> without_spike([0.0, 0.01, -0.01, 0.0, 0.5], 0.01)
     [0.0, 0.01, -0.01, 0.0]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 
 def t_cdf(t: float, dof: int) -> float:
-    """P(T <= t) for Student's t with ``dof`` degrees of freedom.
+    """Return P(T <= t) for Student's t with ``dof`` degrees of freedom.
 
-    Exact finite series in the angle atan(t / sqrt(dof)).  Source: Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    The finite series in the angle atan(t / sqrt(dof)) is exact. Source: Abramowitz and Stegun, 26.7.3 and 26.7.4.
 
     >>> round(t_cdf(2.228139, 10), 6), t_cdf(0.0, 7)
     (0.975, 0.5)
@@ -31,7 +31,7 @@ def t_cdf(t: float, dof: int) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def t_quantile(probability: float, dof: int) -> float:
-    """The t with P(T <= t) = ``probability``, by bisection to 1e-12 relative; 0 < probability < 1.
+    """Return t with P(T <= t) = ``probability``, by bisection to 1e-12 relative; 0 < probability < 1.
 
     >>> round(t_quantile(0.975, 10), 6), round(t_quantile(0.005, 3), 6)
     (2.228139, -5.840909)
@@ -49,7 +49,7 @@ def t_quantile(probability: float, dof: int) -> float:
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Geometric mean of at least two ratios, and its 95 % confidence interval by the mean of their logarithms.
+    """Return the geometric mean of at least two ratios, and its 95 % interval from the mean of their logarithms.
 
     >>> [round(value, 3) for value in ratio_interval([1.0, 1.1, 0.9, 1.05])]
     [1.01, 0.881, 1.158]

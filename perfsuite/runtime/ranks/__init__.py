@@ -1,1 +1,1 @@
-"""What runs in a rank process: a worker, its samples, spans and clocks.  torch is imported here."""
+"""Code of a rank process: a worker, and the modules that it needs."""

@@ -1,11 +1,11 @@
-"""Iterations that are not timed, but watched: which rank comes late, and what an iteration leaves unfinished.
+"""Watch iterations that are not timed: find the rank that comes late, and work that an iteration leaves unfinished.
 
-Ranks that wait for each other all show the same step time, so the slowest one cannot be told from it.  It can be told
-from who enters the communication last.  torch sends every collective through its dispatcher, also those of DDP and of
-functional collectives, so a dispatch mode sees them without touching the workload.
+Ranks that wait for each other show the same step time, which hides the slowest one. But the slowest rank enters the
+communication last. torch sends every collective through its dispatcher, also those of DDP and of functional
+collectives, so a dispatch mode sees them without changes of the workload.
 
-The same mode keeps the works that an iteration starts.  A work that is not finished after the iteration was not waited
-for, and its time is in no sample.
+The same mode keeps the works that an iteration starts. An iteration did not wait for a work that is unfinished after
+it; the time of that work is in no sample.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from torch.utils._pytree import tree_leaves
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.platforms.base import DeviceCode
 
-_FEWEST, _MOST = 3, 5
-"""Iterations that are watched: a median needs three, and more than five tell no more."""
+_FEWEST, _MOST = 3, 5  # Number of watched iterations: a median needs three, and more than five show nothing more.
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
 _LEAST_BUSY_S, _LEAST_BUSY = 1e-4, 0.05
-"""A device is at work after an iteration's end where waiting for all of it takes longer than both: seconds, and share
-of the iteration.  To wait for an idle device takes some microseconds."""
+"""Least wait for all streams, in seconds and as share of the iteration, that shows work after the iteration's end. A
+wait for an idle device takes some microseconds."""
 
 
 class _Communication(TorchDispatchMode):
-    """Notes when the first communication operation is dispatched, and keeps the works of all."""
+    """Notes the time of the first communication operation, and keeps the works of all."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch wraps a mode for its compiler otherwise, whose import takes over a second in every fresh worker."""
+        """torch would wrap this mode for its compiler, whose import takes over a second in every fresh worker."""
         return False
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -58,32 +57,28 @@ class _Communication(TorchDispatchMode):
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         self.sizes.append(sum(each.numel() * each.element_size() for each in tensors))
         made = func(*args, **(kwargs or {}))
-        if func.namespace == "c10d" and hasattr(dist.Work, "unbox"):  # torch of some vendors' builds is older
+        if func.namespace == "c10d" and hasattr(dist.Work, "unbox"):  # some vendors' builds are older
             several = made if isinstance(made, (tuple, list)) else (made,)
             name = func.overloadpacket.__name__.strip("_")
-            # As long as it is kept, the unboxed object is the very one that the program gets and waits for.
+            # As long as it is kept, the unboxed object is the same one for which the program waits.
             self.works += [(name, dist.Work.unbox(each)) for each in several if isinstance(each, torch.ScriptObject)]
         return made
 
 
 class Watch:
-    """Runs iterations that are not timed, on all ranks alike, and keeps what was seen in them."""
+    """Runs iterations that are not timed, on all ranks together, and keeps its observations."""
 
     def __init__(self, code: DeviceCode, name: str) -> None:
-        """``name`` says in errors whose iterations they are."""
+        """``name`` names the workload in errors."""
         self._code = code
         self._name = name
-        self._busy_s: list[float] = []
-        """How long the device was at work after the end of each iteration; 0 where that was not long."""
+        self._busy_s: list[float] = []  # Seconds that the device worked after the end of each iteration; 0 if short.
         self.message_bytes: float | None = 0.0
-        """Median size of what the calls of the last iteration were given to communicate: 0 where it made none, infinite
-        where they were only counted, None where nothing tells."""
+        """Median bytes of the communication calls of the last iteration: 0 without calls, infinite for counted calls,
+        None if unknown."""
 
     def once(self, run: Callable[[], Any]) -> float | None:
-        """Seconds from the start of an iteration to this rank's first communication, by the host; None without one.
-
-        Raises InvalidParameter where the iteration left communication that it did not wait for.
-        """
+        """Return the seconds to the first communication; raise InvalidParameter if the iteration did not wait."""
         clock, registered = self._code.clock, _registered()
         start, start_s = clock.stamp(), clock.now_s()
         with _Communication(clock.now_s) as seen, _Wait() as wait:
@@ -109,14 +104,14 @@ class Watch:
         return None if seen.entered_s is None else seen.entered_s - start_s
 
     def count(self, run: Callable[[], Any]) -> None:
-        """Run an iteration that no mode may look into, and find out whether it communicates."""
+        """Run an iteration that a mode must not inspect, and find out whether it communicates."""
         before = _calls()
         run()
         now = _calls()
         self.message_bytes = None if before is None or now is None else math.inf if now > before else 0.0
 
     def require_idle(self) -> None:
-        """Raise InvalidParameter where the device was at work after the end of every iteration."""
+        """Raise InvalidParameter if the device worked after the end of every iteration."""
         if self._code.clock.queues and min(self._busy_s) > 0:
             raise InvalidParameter(
                 f"an iteration of {self._name} left {1e3 * min(self._busy_s):.3g} ms of work in a stream that the "
@@ -126,12 +121,11 @@ class Watch:
 
 
 class _Wait:
-    """Stands in for ``Work.wait`` and notes whose it is; the call itself has no frame of perfsuite in its stack."""
+    """Replaces ``Work.wait`` and notes the works that were waited for; adds no frame of perfsuite to the stack."""
 
     def __init__(self) -> None:
         self.original: Any = vars(dist.Work)["wait"]
-        self.waited: set[int] = set()
-        """The ids of works on which Python code called wait()."""
+        self.waited: set[int] = set()  # Ids of works on which Python code called wait().
 
     def __get__(self, work: dist.Work | None, owner: Any = None) -> Any:
         if work is not None:
@@ -147,37 +141,37 @@ class _Wait:
 
 
 def _is_finished(work: dist.Work, queues: bool) -> bool:
-    """Whether a work that code in C++ may have waited for is over."""
+    """Return whether a work for which C++ code may have waited is finished."""
     if work.is_completed() or queues:
         return work.is_completed()
-    try:  # a backend of the host says first in the future that it is done
+    try:  # host backends set the future first
         return bool(work.get_future().done())
-    except RuntimeError:  # it has none: sends and receives
+    except RuntimeError:  # sends and receives have no future
         return False
 
 
 def _registered() -> int:
-    """Functional collectives of this process that were not waited for; 0 where this torch does not tell."""
+    """Return how many functional collectives of this process lack a wait; 0 if this torch does not count them."""
     size = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     return int(size()) if size else 0
 
 
 def _calls() -> int | None:
-    """Calls that this process has made in all its groups; None where a backend does not count them."""
+    """Return how many calls this process has made in all its groups; None if a backend does not count them."""
     try:
-        groups: list[Any] = list(distributed_c10d._world.pg_map)  # torch does not type what they count
+        groups: list[Any] = list(distributed_c10d._world.pg_map)  # torch does not type them
         return sum(int(group._get_sequence_number_for_group()) for group in groups)
     except (AttributeError, RuntimeError):
         return None
 
 
 def has_compiled() -> bool:
-    """Whether torch compiled anything in this process: to look into an iteration, it would compile once more."""
+    """Return whether torch compiled code in this process: to watch an iteration, it would compile once more."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and dynamo.counters["frames"]["total"] > 0
 
 
 def iterations_within(time_s: float, times_s: Sequence[float]) -> int:
-    """How many iterations to watch: as many as end within ``time_s``, 3 to 5; the same on all ranks, as samples are."""
+    """Return how many iterations to watch: as many as fit into ``time_s``, 3 to 5; the same on all ranks."""
     median_s = statistics.median(times_s)
     return int(min(_MOST, max(_FEWEST, time_s / median_s))) if median_s > 0 else _MOST

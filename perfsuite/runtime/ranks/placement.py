@@ -1,7 +1,7 @@
-"""Where a rank runs: as many threads as its share of the cores it is allowed, and pinned to them only on request.
+"""Cores of a rank: as many threads as its share of the allowed cores, and pinning to them only on request.
 
-A plain program under torchrun is not pinned, and pinned it measures something else: gloo's own threads would share the
-core of the rank whose messages they move.
+A plain program under torchrun is not pinned, and pinning changes the measurement: gloo's threads would share the core
+of the rank whose messages they move.
 """
 
 from __future__ import annotations
@@ -25,27 +25,25 @@ _CPU = "sys/devices/system/cpu"
 class Core:
     """A physical core, as far as this process may use it."""
 
-    node: int
-    """Memory node (NUMA); 0 where the kernel tells of none."""
-    logical: tuple[int, ...]
-    """Its hardware threads, by the numbers that the scheduler gives them."""
+    node: int  # Memory node (NUMA); 0 if the kernel lists none.
+    logical: tuple[int, ...]  # Its hardware threads, by the kernel's numbers.
 
 
 def read_cores(host: Host, allowed: Iterable[int]) -> tuple[Core, ...]:
-    """The physical cores of ``allowed`` logical ones, by node and number; each its own where siblings are not told."""
+    """Return the physical cores of ``allowed`` logical ones, by node and number; single ones without sibling lists."""
     left, node = set(allowed), _nodes(host)
     cores = []
     for index in sorted(left):
         if index in left:
-            told = parse_list(host.read(f"{_CPU}/cpu{index}/topology/thread_siblings_list") or "")
-            siblings = tuple(sorted(left & {index, *told}))
+            listed = parse_list(host.read(f"{_CPU}/cpu{index}/topology/thread_siblings_list") or "")
+            siblings = tuple(sorted(left & {index, *listed}))
             left -= set(siblings)
             cores.append(Core(node=node.get(index, 0), logical=siblings))
     return tuple(sorted(cores, key=lambda core: (core.node, core.logical)))
 
 
 def _nodes(host: Host) -> dict[int, int]:
-    """Logical core -> memory node."""
+    """Return the memory node of each logical core."""
     folders = host.glob("sys/devices/system/node/node[0-9]*")
     return {
         index: int(folder.name.removeprefix("node"))
@@ -55,15 +53,15 @@ def _nodes(host: Host) -> dict[int, int]:
 
 
 def node_of_device(host: Host, address: str) -> int | None:
-    """Memory node of the device at a PCI address (``0000:1b:00.0``); None where nothing tells it."""
+    """Return the memory node of the device at a PCI address (``0000:1b:00.0``); None if unknown."""
     text = host.read(f"sys/bus/pci/devices/{address}/numa_node") if address else None
-    return int(text) if text is not None and text.isdigit() else None  # -1: the firmware does not say
+    return int(text) if text is not None and text.isdigit() else None  # the firmware may give -1
 
 
 def identity(host: Host, code: DeviceCode, index: int | None, *, first: bool) -> dict[str, Any]:
     """Return throttle reasons and :class:`Identity` of a rank for its report; ``first``: with the host's ports."""
     reading = code.reading()
-    known = Identity(
+    found = Identity(
         boot=boot_of(host),
         uuid=code.uuid(),
         pci_address=(code.pci_address(index) or "") if index is not None else "",
@@ -73,11 +71,11 @@ def identity(host: Host, code: DeviceCode, index: int | None, *, first: bool) ->
         temperature_c=reading.temperature_c if reading is not None else None,
         ports=active_ports(host) if first else (),
     )
-    return {"throttle": reading.throttle if reading is not None else None, "identity": to_json(known)}
+    return {"throttle": reading.throttle if reading is not None else None, "identity": to_json(found)}
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """The numbers of a list as the kernel writes it; empty when it is none.
+    """Return the numbers of a list in the kernel's form; empty for other text.
 
     >>> parse_list("0-2,8")
     (0, 1, 2, 8)
@@ -95,21 +93,19 @@ def parse_list(text: str) -> tuple[int, ...]:
 class Placement:
     """Threads and cores of one rank."""
 
-    threads: int
-    """Intra-op threads."""
-    cores: tuple[int, ...] | None
-    """Logical cores the rank is pinned to; None when it is not."""
+    threads: int  # Intra-op threads.
+    cores: tuple[int, ...] | None  # Logical cores to which the rank is pinned; None if it is not.
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """Cores that this process may use, as whoever started it left them."""
+    """Return the cores that this process may use."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def divide_cores(cores: tuple[int, ...], share: int, shares: int, *, pin: bool = False) -> Placement:
-    """Equal consecutive shares of ``cores``, which ``shares`` ranks may use; one thread each when they are more.
+    """Return one of ``shares`` equal consecutive shares of ``cores``; one thread each if there are more ranks.
 
-    Pinning more ranks than cores would decide for the scheduler which of them wait for each other: they are not pinned.
+    More ranks than cores are not pinned: pinning would decide which of them wait for each other.
 
     >>> divide_cores((0, 1, 2, 3), share=1, shares=2)
     Placement(threads=2, cores=None)
@@ -125,11 +121,11 @@ def divide_cores(cores: tuple[int, ...], share: int, shares: int, *, pin: bool =
 
 
 def place_by_node(cores: Sequence[Core], nodes: Sequence[int | None], share: int) -> Placement:
-    """Whole physical cores of the memory node of the rank's device, shared equally by the ranks of that node.
+    """Return the rank's share of the whole physical cores of its device's memory node.
 
-    ``nodes``: by share, the node of each rank's device; None: of no device, then ranks go over the nodes in order.
-    All ranks have as many threads as the smallest share has logical cores.  Ranks that are more than the cores of
-    their node may use all of it, with one thread each.
+    ``nodes``: by share, the node of each rank's device; with None the ranks go over the nodes in order. All ranks have
+    as many threads as the smallest share has logical cores. If a node has more ranks than cores, each may use all its
+    cores with one thread.
 
     >>> cores = [Core(node=0, logical=(0, 4)), Core(node=0, logical=(1, 5)), Core(node=1, logical=(2, 6))]
     >>> [place_by_node(cores, nodes=[0, 1], share=share) for share in range(2)]  # doctest: +NORMALIZE_WHITESPACE
@@ -149,7 +145,7 @@ def place_by_node(cores: Sequence[Core], nodes: Sequence[int | None], share: int
 
 
 def _share(cores: Sequence[Core], share: int, shares: int) -> Sequence[Core] | None:
-    """Physical cores of one of several ranks of a node; None where there are fewer cores than ranks."""
+    """Return the physical cores of one of several ranks of a node; None if there are fewer cores than ranks."""
     width = len(cores) // shares
     return cores[share * width : (share + 1) * width] if width else None
 
@@ -159,33 +155,29 @@ def _logical(cores: Sequence[Core]) -> tuple[int, ...]:
 
 
 def nodes_of_devices(host: Host, cores: Sequence[Core], addresses: Mapping[int, str | None]) -> list[int | None]:
-    """The memory node of each rank's device, None on a platform whose devices are on none.
+    """Return the memory node of each rank's device; None if its devices belong to no node.
 
-    ``addresses``: by rank, the PCI address of its device, empty where nothing tells it, None where it has none.  Raises
-    UnsupportedCase where the host has several nodes and nothing tells which one a device is on: a guess would be a slow
-    placement.
+    ``addresses``: by rank, the PCI address of its device, empty if unknown, None if it has none. Raises UnsupportedCase
+    if the host has several nodes and that of a device is unknown, because a guess could be a slow placement.
     """
     here = {core.node for core in cores}
     if len(here) == 1 or None in addresses.values():
         return [None] * len(addresses)
-    nodes = [node_of_device(host, told or "") for told in addresses.values()]
+    nodes = [node_of_device(host, address or "") for address in addresses.values()]
     if None in nodes:
         unknown = list(addresses)[nodes.index(None)]
         raise UnsupportedCase(
-            f"nothing tells which of the {len(here)} memory nodes the device of rank {unknown} is on (torch before 2.8 "
-            "and some virtual machines do not); run without --perf-pin=numa"
+            f"it is unknown which of the {len(here)} memory nodes has the device of rank {unknown} (torch before 2.8 "
+            "and some virtual machines do not show it); run without --perf-pin=numa"
         )
     return list(nodes)
 
 
 def pin(cores: Sequence[int]) -> None:
-    """Pin every thread of this process: thread pools made for an earlier case keep their own affinity otherwise.
-
-    Raises CaseError when the kernel refuses.
-    """
+    """Pin every thread of this process, also those of earlier cases; raise CaseError if the kernel refuses."""
     for thread in os.listdir("/proc/self/task"):
         try:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
+            with contextlib.suppress(ProcessLookupError):  # a thread has ended meanwhile
                 os.sched_setaffinity(int(thread), cores)
         except OSError as error:
             raise CaseError(

@@ -1,7 +1,7 @@
-"""State of a rank's process that a case may change: put back after the case, or the process is replaced.
+"""State of a rank's process that a case may change: restored after the case, or the process is replaced.
 
-Ranks are reused for the next case of an exploratory run.  SETTINGS has a row for each setting that such a case could
-inherit.  Rows with ``put`` are put back; another change makes the process stale, and the driver replaces it.
+Exploratory runs reuse ranks for the next case. SETTINGS has a row for each setting that such a case could inherit. Rows
+with ``put`` are restored; after any other change the driver replaces the process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.protocol import PROFILER
 from perfsuite.runtime.transports.orphans import children
 
-_TINY = 5e-324
-"""Becomes zero where the processor flushes denormal numbers."""
+_TINY = 5e-324  # A denormal number: zero if the processor flushes them.
 _OWN_NAMES = ("__abstractmethods__", "_abc_impl", "__annotations__", "__warningregistry__", "_")
 """Names that Python itself sets in classes and modules."""
 
@@ -44,18 +43,14 @@ class Setting:
     """One row of the table."""
 
     name: str
-    read: Callable[[], Any]
-    """Returns a value that later changes do not touch."""
-    put: Callable[[Any], object] | None = None
-    """Sets what ``read`` returned; None where nothing can, or where nobody knows what else the change did."""
-    is_recorded: bool = False
-    """The record of a rank has its value, where it was not that of a new process while the samples were taken."""
-    loads: bool = True
-    """A change that loading the workload made is one too: the module stays loaded and would not make it again."""
+    read: Callable[[], Any]  # Returns a value that later changes do not affect.
+    put: Callable[[Any], object] | None = None  # Restores the value of ``read``; None if that is impossible.
+    is_recorded: bool = False  # Whether a rank's record has the value if it differed during the samples.
+    loads: bool = True  # Whether changes by loading the workload count: a loaded module does not repeat them.
 
 
 class _Names:
-    """The objects in the namespaces of classes and modules; unequal where one was replaced or a class got a new one."""
+    """The objects in the namespaces of classes and modules; unequal if one was replaced or a class has a new one."""
 
     def __init__(self, *owners: Any) -> None:
         self._kept = {owner: dict(vars(owner)) for owner in owners}
@@ -74,7 +69,7 @@ def _are_same(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _attribute(path: str, *, recorded: bool = True, puts: bool = True) -> Setting:
-    """A row for an attribute below ``torch``."""
+    """Return a row for an attribute below ``torch``."""
     owner, _, name = path.rpartition(".")
     parent = operator.attrgetter(owner)
     return Setting(
@@ -86,17 +81,14 @@ def _attribute(path: str, *, recorded: bool = True, puts: bool = True) -> Settin
 
 
 def _function(path: str, put: Callable[[Any], object] | None = None, *arguments: Any) -> Setting:
-    """A row for a function below ``torch`` that tells a setting."""
+    """Return a row for a function below ``torch`` that returns a setting."""
     return Setting(
-        name=f"torch.{path}",
-        read=lambda: operator.attrgetter(path)(torch)(*arguments),
-        put=put,
-        is_recorded=True,
+        name=f"torch.{path}", read=lambda: operator.attrgetter(path)(torch)(*arguments), put=put, is_recorded=True
     )
 
 
 def _numpy_random() -> Any:
-    """None until NumPy is loaded, which loads this part of it only when somebody asks."""
+    """Return NumPy's random state; None while NumPy is not loaded."""
     if "numpy" not in sys.modules:
         return None
     state = sys.modules["numpy"].random.get_state()
@@ -108,18 +100,14 @@ def _put_numpy_random(state: Any) -> None:
     numpy.random.set_state((state[0], numpy.frombuffer(state[1], dtype=numpy.uint32), *state[2:]))
 
 
-def _torch_random() -> bytes:
-    return bytes(torch.get_rng_state().tolist())
-
-
 def _of_status() -> tuple[str, ...]:
-    """The file mode mask and the signals that are ignored or blocked, as the kernel has them."""
+    """Return the kernel's file mode mask and the ignored and blocked signals."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return tuple(line for line in lines if line.startswith(("Umask:", "SigBlk:", "SigIgn:")))
 
 
 def _hooks() -> tuple[Any, ...]:
-    """Of all modules, of saved tensors, and the modes that are left entered."""
+    """Return the numbers of global hooks of modules and of entered modes, and whether saved-tensor hooks are unset."""
     modules = vars(torch.nn.modules.module)
     kept = [len(value) for name, value in modules.items() if name.startswith("_global") and isinstance(value, dict)]
     stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
@@ -127,13 +115,13 @@ def _hooks() -> tuple[Any, ...]:
 
 
 def _compiler() -> list[str]:
-    """The lines of the configuration of torch's compiler that are not its default; none until it is loaded."""
+    """Return the non-default lines of the configuration of torch's compiler; none until it is loaded."""
     loaded = [sys.modules[name] for name in ("torch._dynamo.config", "torch._inductor.config") if name in sys.modules]
     return [line for config in loaded for line in config.codegen_config().splitlines()]
 
 
 def _watch_for_profilers() -> None:
-    """Make the first start of a profiler put torch's own function back: the change of this attribute is its trace."""
+    """Make the first start of a profiler restore torch's own function: this change shows that a profiler ran."""
     profiler: Any = torch.autograd.profiler
     if not hasattr(profiler, "_run_on_profiler_start"):  # older torch
         return
@@ -166,28 +154,17 @@ SETTINGS: tuple[Setting, ...] = (
     *(
         _attribute(f"backends.{path}", puts=False)
         for path in (
-            "cudnn.enabled",
-            "cudnn.benchmark_limit",
-            "cuda.matmul.allow_fp16_reduced_precision_reduction",
-            "cuda.matmul.allow_bf16_reduced_precision_reduction",
-            "cuda.matmul.allow_fp16_accumulation",
-            "fp32_precision",
-            "mkldnn.enabled",
-            "mkldnn.deterministic",
-            "mkldnn.matmul.fp32_precision",
-            "opt_einsum.enabled",
-            "quantized.engine",
+            *("cudnn.enabled", "cudnn.benchmark_limit", "cuda.matmul.allow_fp16_reduced_precision_reduction"),
+            *("cuda.matmul.allow_bf16_reduced_precision_reduction", "cuda.matmul.allow_fp16_accumulation"),
+            *("fp32_precision", "mkldnn.enabled", "mkldnn.deterministic", "mkldnn.matmul.fp32_precision"),
+            *("opt_einsum.enabled", "quantized.engine"),
         )
     ),
     *(
         _function(f"backends.{path}")
         for path in (
-            "cuda.flash_sdp_enabled",
-            "cuda.mem_efficient_sdp_enabled",
-            "cuda.math_sdp_enabled",
-            "cuda.cudnn_sdp_enabled",
-            "cuda.preferred_linalg_library",
-            "cuda.preferred_blas_library",
+            *("cuda.flash_sdp_enabled", "cuda.mem_efficient_sdp_enabled", "cuda.math_sdp_enabled"),
+            *("cuda.cudnn_sdp_enabled", "cuda.preferred_linalg_library", "cuda.preferred_blas_library"),
             "mha.get_fastpath_enabled",
         )
     ),
@@ -201,7 +178,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="random numbers of torch",
-        read=_torch_random,
+        read=lambda: bytes(torch.get_rng_state().tolist()),
         put=lambda state: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8)),
         loads=False,
     ),
@@ -222,9 +199,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(name="cores that it may use", read=lambda: tuple(sorted(os.sched_getaffinity(0))), is_recorded=True),
     Setting(
-        name="priority",
-        read=lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
-        is_recorded=True,
+        name="priority", read=lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)), is_recorded=True
     ),
     Setting(
         name="resource limits",
@@ -262,20 +237,20 @@ SETTINGS: tuple[Setting, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """The value of every setting at one moment."""
+    """Value of every setting at one moment."""
 
     values: Mapping[str, Any]
     settings: tuple[Setting, ...]
 
     @classmethod
     def read(cls, code: DeviceCode) -> ProcessState:
-        """Now; ``code`` adds the settings of its device."""
+        """Read the current state; ``code`` adds the settings of its device."""
         device = Setting(name="settings of the device", read=code.settings, is_recorded=True)
         settings = (*SETTINGS, device)
         return cls(values={setting.name: _value(setting) for setting in settings}, settings=settings)
 
     def changed(self, *, by_loading: bool = False) -> list[str]:
-        """The names of the settings that now differ from this state; None as a value is not compared."""
+        """Return the names of settings that now differ from this state; a value None is not compared."""
         return [
             setting.name
             for setting in self.settings
@@ -283,20 +258,20 @@ class ProcessState:
         ]
 
     def loaded(self) -> ProcessState:
-        """This state with what loading a workload may change and nothing puts back, such as the import path, as now."""
+        """Return this state with the current values of settings that loading a workload may change for good."""
         kept = {each.name: _value(each) for each in self.settings if not each.loads and each.put is None}
         return replace(self, values={**self.values, **kept})
 
     def recorded(self) -> dict[str, str]:
-        """The settings that a record names, with their values now, where these differ from this state."""
-        told = ((setting, _value(setting)) for setting in self.settings if setting.is_recorded)
-        return {setting.name: str(value) for setting, value in told if value != self.values[setting.name]}
+        """Return the recorded settings that now differ from this state, with their values."""
+        values = ((setting, _value(setting)) for setting in self.settings if setting.is_recorded)
+        return {setting.name: str(value) for setting, value in values if value != self.values[setting.name]}
 
     def put_back(self) -> list[str]:
-        """Make this the state again; returns the names of the settings that nothing could put back."""
+        """Restore this state; return the names of the settings that still differ."""
         for setting in self.settings:
             if setting.put is not None and self.values[setting.name] not in (None, _value(setting)):
-                with contextlib.suppress(Exception):  # then it still differs
+                with contextlib.suppress(Exception):  # the setting then still differs
                     setting.put(self.values[setting.name])
         return self.changed()
 
@@ -304,5 +279,5 @@ class ProcessState:
 def _value(setting: Setting) -> Any:
     try:
         return setting.read()
-    except Exception as error:  # older torch lacks some; torch refuses to read what was set in two ways at once
+    except Exception as error:  # older torch lacks some; torch refuses to read settings made by two APIs
         return f"{type(error).__name__}"

@@ -1,6 +1,6 @@
-"""What a worker tells the driver of an exception that a workload raised on its rank.
+"""Describe an exception that a workload raised on its rank, for the driver.
 
-pytest's outcomes are recognised where the workload has imported pytest; nobody imports it here for that.
+pytest's outcomes are recognised only if the workload has imported pytest.
 """
 
 from __future__ import annotations
@@ -22,23 +22,19 @@ DESTROYED = (
     "its process group is gone: the workload called torch.distributed.destroy_process_group(), but the group belongs "
     "to perfsuite, which ends it after the case; remove the call"
 )
-MOST_TYPES = 20
-"""Classes of an exception that are told, the nearest first; a class with more is a curiosity."""
+MOST_TYPES = 20  # Largest number of classes of an exception in its description, the nearest first.
 _OWN = Path(__file__).parent
 _CLEAN = (
     (WrongResult, "wrong_result"),
     (InvalidParameter, "invalid_parameter"),
     (UnsupportedCase, "unsupported"),
     (DeviceUnusable, "unusable"),
-    (CaseError, "refused"),  # the base of the first two
+    (CaseError, "refused"),  # after its subclasses
 )
 
 
 def describe(error: BaseException, *, phase: str, code: DeviceCode | None, destroyed: bool) -> Message:
-    """The ``error`` of an answer; ``code`` is the device's when there is one.
-
-    ``destroyed``: the rank no longer has the process group that it was given, whatever it raised on account of that.
-    """
+    """Return the ``error`` of an answer; ``destroyed``: the rank lost its process group, the likely cause."""
     kind, message = _kind(error, code)
     if destroyed:
         after = "" if DESTROYED in message else f" (then it raised {message})"
@@ -54,7 +50,6 @@ def describe(error: BaseException, *, phase: str, code: DeviceCode | None, destr
 
 
 def _kind(error: BaseException, code: DeviceCode | None) -> tuple[str, str]:
-    """(kind, message)."""
     if isinstance(error, OutOfMemory) or (code is not None and code.is_out_of_memory(error)):
         return "out_of_memory", _out_of_memory(error, code)
     for clean, kind in _CLEAN:
@@ -72,7 +67,7 @@ def _kind(error: BaseException, code: DeviceCode | None) -> tuple[str, str]:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException as problem:  # whatever a class of the workload's does there
+    except BaseException as problem:  # a class of the workload may fail in any way
         return f"(its message could not be made: {type(problem).__name__})"
 
 
@@ -82,14 +77,14 @@ def _out_of_memory(error: BaseException, code: DeviceCode | None) -> str:
     if space is None:
         return f"OOM: {error}"
     reached = gib(used if used is not None else space[1] - space[0])
-    told = f"OOM at {reached:.2f} GiB of {gib(space[1]):.2f} GiB"
-    # Tensors did not take it all: a library found no room beside them, and says for what.
-    beside = used is not None and not isinstance(error, (OutOfMemory, torch.OutOfMemoryError))
-    return f"{told}: {_text(error).splitlines()[-1]}" if beside and _text(error) else told
+    text = f"OOM at {reached:.2f} GiB of {gib(space[1]):.2f} GiB"
+    # Memory outside of torch's tensors ran out: the library's own message names the purpose.
+    by_library = used is not None and not isinstance(error, (OutOfMemory, torch.OutOfMemoryError))
+    return f"{text}: {_text(error).splitlines()[-1]}" if by_library and _text(error) else text
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from where perfsuite called the workload; all of it when the error is perfsuite's own."""
+    """Return the traceback from the call of the workload on; all of it for perfsuite's own errors."""
     inner = trace
     while inner is not None and Path(inner.tb_frame.f_code.co_filename).parent == _OWN:
         inner = inner.tb_next

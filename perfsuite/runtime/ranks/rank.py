@@ -1,4 +1,4 @@
-"""What a workload sees of its rank: device, place in the mesh, groups, spans and records."""
+"""The rank as a workload sees it: device, place in the mesh, groups, spans and records."""
 
 from __future__ import annotations
 
@@ -28,27 +28,23 @@ from perfsuite.runtime.ranks.spans import SpanRecorder, StepKeeper
 _COMBINE: Mapping[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = MappingProxyType(
     {"max": (max, torch.maximum), "min": (min, torch.minimum)}
 )
-"""By ``over``: of two plain numbers, and of two tensors; every other way adds."""
+"""Functions for two plain numbers and for two tensors, by ``over``; every other ``over`` adds."""
 
 
 @dataclass(kw_only=True)
 class _Kept:
-    """One number."""
-
-    given: Mapping[str, Any]
-    """What the record said beside the value: the same in every iteration, so it is looked at once."""
+    meaning: Mapping[str, Any]  # Keyword arguments of the record, checked once: they stay the same.
     reduce: str
     metric: OwnMetric | None
     value: Any = None
     count: int = 0
-    timed: bool = False
-    """Whether ``value`` is of timed iterations: then nothing of the warm-up is in it."""
+    timed: bool = False  # Whether ``value`` comes from timed iterations only, without the warm-up.
 
     def take(self, value: Any, timed: bool) -> None:
-        """Take a value in."""
+        """Add a value."""
         over = self.metric.over if self.metric else "last"
         if over == "last" or not self.count or (timed and not self.timed):
-            if over != "last" and isinstance(value, torch.Tensor):  # a copy; a sum of bf16 ends at 256 ones
+            if over != "last" and isinstance(value, torch.Tensor):  # a copy; in bf16 a sum of ones stops at 256
                 value = value.to(value.dtype if over in _COMBINE else torch.float64, copy=True)
             self.value, self.count = value, 1
         elif over in _COMBINE:
@@ -61,103 +57,93 @@ class _Kept:
 
     @property
     def number(self) -> float:
-        """The one value; reading a device's tensor synchronises."""
+        """The value; reading a device's tensor synchronises."""
         mean = self.metric is not None and self.metric.over == "mean"
         return float(self.value) / (self.count if mean else 1)
 
 
 class RecordKeeper:
-    """What one build on one rank records."""
+    """Keeps the records of one build on one rank."""
 
     def __init__(self, workload: Workload, registered: Collection[OwnMetric]) -> None:
-        """``registered`` are the metrics that a conftest.py or a plugin registers."""
+        """``registered``: metrics that a conftest.py or a plugin registers."""
         self._derived = frozenset(workload.metrics)
         self._registered = {metric.name: metric for metric in registered}
         self._kept: dict[str, _Kept] = {}
 
-    def keep(self, name: str, value: Any, given: Mapping[str, Any], *, timed: bool, users: bool = True) -> None:
-        """Keep a value; ``given`` is what the record says of it.  InvalidParameter for what is no number.
-
-        ``users``: code outside of perfsuite records it.
-        """
-        value = value if type(value) is float else _number(name, value)  # floats are most, and this is timed
+    def keep(self, name: str, value: Any, meaning: Mapping[str, Any], *, timed: bool, users: bool = True) -> None:
+        """Keep a number (else InvalidParameter) with its ``meaning``; ``users``: code outside of perfsuite made it."""
+        value = value if type(value) is float else _number(name, value)  # most are floats, and this is timed
         kept = self._kept.get(name)
-        if kept is None or kept.given != given:
-            metric = self._metric(name, given, users)
+        if kept is None or kept.meaning != meaning:
+            metric = self._metric(name, meaning, users)
             if kept is not None and kept.metric != metric:
-                raise InvalidParameter(f"{name} was recorded in two ways, with {kept.given} and with {given}; keep one")
+                raise InvalidParameter(
+                    f"{name} was recorded in two ways, with {kept.meaning} and with {meaning}; use one of them"
+                )
             if kept is None or metric is None:
-                reduce = metric.reduce if metric else given.get("reduce", "max")
-                kept = self._kept[name] = _Kept(given=given, reduce=str(reduce), metric=metric)
-            kept.given = given
+                reduce = metric.reduce if metric else meaning.get("reduce", "max")
+                kept = self._kept[name] = _Kept(meaning=meaning, reduce=str(reduce), metric=metric)
+            kept.meaning = meaning
         kept.take(value, timed)
 
     def read(self) -> dict[str, Any]:
-        """By name: value, unit, how ranks are combined, and the fields of the metric that it is; None for none."""
+        """Return by name: value, unit, reduction over ranks, and the fields of its metric or None."""
         return {
             name: (
                 kept.number,
-                kept.metric.unit if kept.metric else kept.given.get("unit", ""),
+                kept.metric.unit if kept.metric else kept.meaning.get("unit", ""),
                 kept.reduce,
                 dataclasses.asdict(kept.metric) if kept.metric else None,
             )
             for name, kept in self._kept.items()
         }
 
-    def _metric(self, name: str, given: Mapping[str, Any], users: bool) -> OwnMetric | None:
-        """The metric of the case that a record is; None for what formulas and reports read.
-
-        Those are the records of perfsuite's own code, and what a metric of the workload is made of.
-        """
-        unknown = sorted(set(given) - MEANING)
+    def _metric(self, name: str, meaning: Mapping[str, Any], users: bool) -> OwnMetric | None:
+        """Return the metric of a record; None for records of perfsuite and for inputs of derived metrics."""
+        unknown = sorted(set(meaning) - MEANING)
         if unknown:
             raise InvalidParameter(
                 f"{name} was recorded with {', '.join(unknown)}; a record may have {', '.join(sorted(MEANING))}"
             )
         registered = self._registered.get(name)
         if registered is not None:
-            return agreed(registered, given, "its registration")
+            return agreed(registered, meaning, "its registration")
         if name in self._derived:
-            if "better" in given:
-                raise InvalidParameter(
-                    f"{name} is a metric that perfsuite derives for this case; record yours under another name"
-                )
+            if "better" in meaning:
+                raise InvalidParameter(f"perfsuite derives {name} for this case; record your value under another name")
             return None
-        if not users and "better" not in given:
+        if not users and "better" not in meaning:
             return None
         spec = REGISTRY.get(name)
         if spec is not None:
-            said = {field: value for field, value in given.items() if field in ("unit", "better")}
-            agreed(OwnMetric(name=name, unit=spec.unit, better=spec.better), said, "perfsuite")
-            given = {**given, "unit": spec.unit, "better": spec.better}
-        return OwnMetric(name=name, **given)
+            fields = {field: value for field, value in meaning.items() if field in ("unit", "better")}
+            agreed(OwnMetric(name=name, unit=spec.unit, better=spec.better), fields, "perfsuite")
+            meaning = {**meaning, "unit": spec.unit, "better": spec.better}
+        return OwnMetric(name=name, **meaning)
 
 
 def _number(name: object, value: Any) -> Any:
-    """The value, a tensor detached and not read; InvalidParameter for what is not one real number."""
+    """Return the value, a tensor detached but not read; raise InvalidParameter if it is not one real number."""
     if isinstance(value, torch.Tensor):
         if value.numel() == 1 and not value.is_complex():
             return value.detach()
-        told = f"a {'complex ' if value.is_complex() else ''}tensor of {value.numel()} elements"
+        found = f"a {'complex ' if value.is_complex() else ''}tensor of {value.numel()} elements"
     elif isinstance(value, (str, bytes)):
-        told = f"the text {value!r:.60}"
+        found = f"the text {value!r:.60}"
     else:
         try:
             return float(value)
         except (TypeError, ValueError):
-            told = f"{value!r:.60} of type {type(value).__name__}"
-    raise InvalidParameter(f"{name!r:.60} was recorded with {told}; a record is one number, its unit goes to unit=")
+            found = f"{value!r:.60} of type {type(value).__name__}"
+    raise InvalidParameter(f"{name!r:.60} was recorded with {found}; record one number, and its unit as unit=")
 
 
-_ALONE = "dp"
-"""An axis of one rank, for what torch spreads over data-parallel ranks where there are none."""
+_ALONE = "dp"  # Axis of one rank, for torch features that need a data-parallel axis.
 
 
 class Meshes:
-    """What a mesh shape is on one rank, as far as it was asked for.
-
-    It lives as long as the process group: DTensor keeps what it knows of a mesh, its groups too, for every equal one.
-    """
+    """The DeviceMesh and groups of a mesh shape, made on demand; DTensor caches them as long as the process group."""
 
     def __init__(self, shape: MeshShape, device_type: str) -> None:
         self.shape = shape
@@ -174,11 +160,11 @@ class Meshes:
 
     @property
     def _root(self) -> DeviceMesh:
-        """The mesh that all others are slices of: without data parallelism in the shape it has an axis of one rank."""
+        """The mesh that contains all others; without data parallelism in the shape it has an axis of one rank."""
         if self._made is None:
             alone = () if set(DATA_PARALLEL) & set(self.shape.names) else (_ALONE,)
             sizes, names = (*(1 for _ in alone), *self.shape.sizes), (*alone, *self.shape.names)
-            if len(names) == 1:  # init_device_mesh makes a group of its own for gloo where there is CUDA
+            if len(names) == 1:  # init_device_mesh would create another group for gloo if there is CUDA
                 world = dist.group.WORLD
                 assert world is not None
                 self._made = DeviceMesh.from_group(world, self._device_type, mesh_dim_names=names)
@@ -187,7 +173,7 @@ class Meshes:
         return self._made
 
     def submesh(self, *axes: str) -> DeviceMesh:
-        """The mesh along those of ``axes`` with several ranks, as one dimension; of this rank alone without any."""
+        """Return a one-dimensional mesh along ``axes``; of this rank alone if no axis has several ranks."""
         names = tuple(name for name, size in self.shape.axes if name in axes and size > 1)
         if not names:
             return self._root[next((name for name, size in self.shape.axes if size == 1 and name in DATA_AXES), _ALONE)]
@@ -198,7 +184,7 @@ class Meshes:
         return self._flat[names]
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The process group along ``axes``; all ranks without any."""
+        """Return the process group along ``axes``; of all ranks without any."""
         world = dist.group.WORLD
         assert world is not None
         if not axes or set(axes) == set(self.shape.names):
@@ -221,7 +207,7 @@ class Meshes:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """A worker's place in the process group of the current generation."""
+    """A worker's rank and device in its current process group."""
 
     rank: int
     local_rank: int
@@ -248,14 +234,13 @@ class WorkerRank:
         self.spans = spans
         self._recording = False
         self._records = records
-        self.traffic: dict[str, Any] | None = None
-        """What :meth:`keep_traffic` was given, as it goes to the driver."""
-        # Neither a vendor's default nor the case before decides; dtype() turns it on for tf32.
+        self.traffic: dict[str, Any] | None = None  # Data of :meth:`keep_traffic` for the driver.
+        # Vendors' defaults and the previous case must not matter; dtype() turns it on for tf32.
         self._code.set_tf32(False)
 
     @property
     def made_groups(self) -> bool:
-        """Whether there are groups besides the world: the process group is then re-formed for another case."""
+        """Whether there are groups in addition to the world: another case then needs a new process group."""
         return len(distributed_c10d._world.pg_map) > 1
 
     @property
@@ -272,10 +257,7 @@ class WorkerRank:
         return self._meshes.group(*axes)
 
     def dtype(self, name: str) -> torch.dtype:
-        """torch's dtype of a short name; sets the TF32 switch: on for tf32, off for every other.
-
-        Also where the name is no fp32: what is left in fp32 under bf16 must not depend on the case before.
-        """
+        """Return torch's dtype of a short name; turn TF32 on for tf32, off for others: fp32 parts may depend on it."""
         require_dtype(name)
         self._code.set_tf32(name == "tf32")
         dtype = getattr(torch, DTYPES[name])
@@ -283,13 +265,13 @@ class WorkerRank:
         return dtype
 
     def generator(self, seed: int) -> torch.Generator:
-        """A seeded generator on the device."""
+        """Return a seeded generator on the device."""
         generator = torch.Generator(device=self.device)
         generator.manual_seed(seed)
         return generator
 
     def span(self, name: str, **attributes: int | str) -> AbstractContextManager[None]:
-        """Mark a part of the step."""
+        """Record a named part of the step."""
         return self.spans.span(name, **attributes) if self._recording else _nothing()
 
     def record(self, name: str, value: Any, **meaning: Any) -> None:
@@ -298,14 +280,14 @@ class WorkerRank:
         self._records.keep(name, value, meaning, timed=self.spans.is_sampling, users=users)
 
     def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
-        """Keep what a step sends and the times of its parts."""
+        """Keep the traffic of a step and the times of its parts."""
         self.traffic = {"place": place, "traffic": to_json(traffic), "components": to_json(components)}
 
     def keep_timeline(self, schedule: str, *, axis: str = "pp") -> None:
-        """The spans of compute, ``send``, ``receive`` and ``wait`` are those of a pipeline along ``axis``."""
+        """Declare that the spans of compute, ``send``, ``receive`` and ``wait`` form a pipeline along ``axis``."""
         place = self.shape.coordinates(self.rank)
         others = {name: index for name, index in place.items() if name != axis and self.shape.size(name) > 1}
-        beside = self.shape.world_size // self.shape.size(axis)
+        count = self.shape.world_size // self.shape.size(axis)
         which = ", ".join(f"{name} {index}" for name, index in others.items())
         self.spans.keeper = StepKeeper(
             schedule=schedule,
@@ -313,12 +295,12 @@ class WorkerRank:
             rank=place.get(axis, 0),
             pipeline=self.shape.rank_of({**place, axis: 0}),
             world_rank=self.rank,
-            place=f"of {beside} pipelines that of {which}" if others else "",
+            place=f"of {count} pipelines that of {which}" if others else "",
         )
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Spans count only inside: warm-up and checks leave none."""
+        """Record spans inside only: not in warm-up and checks."""
         self._recording = True
         try:
             yield

@@ -1,7 +1,7 @@
-"""What an iteration returns: handles of work that it started are waited for, work that has not begun is refused.
+"""Values that an iteration returns: wait for handles of work that it started, refuse work that has not begun.
 
-An iteration that returns without waiting would be timed as done.  The check and the first iterations of the warm-up
-look at every returned value.  Where there is nothing to wait for, the samples call the iteration itself.
+An iteration that returns without waiting would be timed as done. The check and the first iterations of the warm-up
+inspect every returned value. Without handles the samples call the iteration itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, cast
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.workload import Step
 
-LOOKED_AT = 32
-"""Iterations of the warm-up after which the returned values are no longer looked at."""
+LOOKED_AT = 32  # Iterations of the warm-up whose returned values are inspected.
 _HANDLES = (
     ("torch.distributed", "Work", "wait"),
     ("torch._C", "Future", "wait"),  # torch.futures, torch.jit.fork, rpc_async
@@ -31,7 +30,7 @@ _HANDLES = (
     ("threading", "Thread", "join"),
     ("subprocess", "Popen", "wait"),
 )
-"""Classes of handles by module and name, each with the method that waits."""
+"""Classes of handles by module and name, with the method that waits."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _CALLS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, Step)
@@ -44,25 +43,23 @@ _REFUSED: tuple[tuple[tuple[type, ...], str, str], ...] = (
 
 
 class Iteration:
-    """One iteration of a step, finished: a call returns when the handles that the step returned are waited for."""
+    """One iteration of a step with all its work: a call waits for the handles that the step returned."""
 
     def __init__(self, run: Callable[[], Any], name: str) -> None:
-        """``name`` says in errors whose iteration it is."""
+        """``name`` names the workload in errors."""
         self._run = run
         self._name = name
-        self._kind: type | None = None
-        """Type of the last value that had to be waited for."""
-        self._is_plain = False
-        """The samples were taken without waiting."""
+        self._kind: type | None = None  # Type of the last value that needed a wait.
+        self._is_plain = False  # Whether the samples are taken without waiting.
 
     def __call__(self) -> None:
-        """Run once and wait; raises InvalidParameter for a value that no wait can finish."""
+        """Run once and wait; raise InvalidParameter for a value that no wait can finish."""
         value = self._run()
         waits = pending(value, self._name)
         if waits and self._is_plain:
             raise InvalidParameter(
-                f"{self._name} returned a {type(value).__name__} only after its first iterations: its samples were "
-                "not waited for; return the handle from every iteration"
+                f"{self._name} returned a {type(value).__name__} only after its first iterations, so its samples "
+                "lack that work; return the handle from every iteration"
             )
         if waits:
             self._kind = type(value)
@@ -70,7 +67,7 @@ class Iteration:
             wait()
 
     def settled(self) -> Callable[[], Any]:
-        """The fastest equivalent, after the first iterations: the step's own where none of them returned a handle."""
+        """Return the fastest equivalent after the first iterations: the step itself if it returned no handles."""
         if self._kind is None:
             self._is_plain = True
             return self._run
@@ -88,10 +85,7 @@ class Iteration:
 
 
 def pending(value: Any, name: str) -> list[Callable[[], Any]]:
-    """The calls that wait for the handles in ``value``, also in containers and dataclasses.
-
-    Raises InvalidParameter for awaitables, iterators, callables, and unknown objects with a method ``wait``.
-    """
+    """Return the calls that wait for handles in ``value``; raise InvalidParameter for values without a known wait."""
     waits: list[Callable[[], Any]] = []
     seen: set[int] = set()
     left = [value]
@@ -109,9 +103,9 @@ def pending(value: Any, name: str) -> list[Callable[[], Any]]:
 
 
 def _parts(value: Any, name: str) -> Sequence[Any]:
-    """The values to look at inside of a value; raises InvalidParameter for one that is refused."""
+    """Return the values inside of a value; raise InvalidParameter for one that is refused."""
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
-        return (getattr(value, "_local_tensor", None),)  # a DTensor's may still be on its way
+        return (getattr(value, "_local_tensor", None),)  # the local tensor of a DTensor may need a wait
     _refuse(value, name)
     if isinstance(value, Mapping):
         return tuple(value.values())
@@ -121,24 +115,24 @@ def _parts(value: Any, name: str) -> Sequence[Any]:
 
 
 def _refuse(value: Any, name: str) -> None:
-    for kinds, what, remedy in _REFUSED:
+    for kinds, description, remedy in _REFUSED:
         if isinstance(value, kinds) and not isinstance(value, io.IOBase):
             if isinstance(value, (types.CoroutineType, types.GeneratorType)):
-                value.close()  # or Python warns that nobody awaited it
+                value.close()  # avoids Python's warning about a coroutine without await
             raise InvalidParameter(
-                f"an iteration of {name} returned {what} ({type(value).__name__}), whose work is not done when the "
-                f"iteration returns; {remedy}"
+                f"an iteration of {name} returned {description} ({type(value).__name__}), whose work is not done "
+                f"when the iteration returns; {remedy}"
             )
     if callable(getattr(type(value), "wait", None)):
         raise InvalidParameter(
-            f"an iteration of {name} returned a {type(value).__name__}, which has a method wait(), but is not a handle "
-            "that perfsuite knows; call wait() inside the iteration"
+            f"an iteration of {name} returned a {type(value).__name__}, which has a method wait() but is not a handle "
+            "that perfsuite supports; call wait() inside the iteration"
         )
 
 
 @functools.cache
 def _method_of(kind: Any) -> str:
-    """The method by which handles of a class are waited for; empty where it is not a handle's."""
+    """Return the method that waits for a handle of this class; empty if the class is not a handle."""
     for module, name, method in _HANDLES:
         handle = getattr(sys.modules.get(module), name, None)
         if handle is not None and issubclass(kind, handle):

@@ -1,8 +1,8 @@
 """Named parts of a step: recorded as pairs of clock stamps, read only after the step.
 
-Medians of parts do not add up to the median of the step.  So the parts that are reported are those of one and the same
-sample: the one whose time is the median (of an even number: the mean of the two in the middle), on the rank that took
-longest in it.  Beside them stands each part's own median over the samples, by which the ranks are compared.
+Medians of parts do not add up to the median of the step. So the reported parts come from one sample, the median sample
+(of an even number: the mean of the two in the middle), on the rank that took longest in it. Each part's own median over
+the samples is reported too, to compare the ranks.
 """
 
 from __future__ import annotations
@@ -17,42 +17,33 @@ from typing import Any, NamedTuple
 from perfsuite.metrics.pipeline import COMPUTE
 from perfsuite.platforms.base import Clock
 
-MESSAGES = ("send", "receive")
-"""Only posted: moments, not spans."""
-KINDS = (*COMPUTE, *MESSAGES, "wait")
-"""Names of spans that a timeline is made of."""
-KEPT_STEPS = 64
-"""Steps whose parts are kept, the latest; of earlier ones only the sums."""
+MESSAGES = ("send", "receive")  # Posted messages: moments, not spans.
+KINDS = (*COMPUTE, *MESSAGES, "wait")  # Names of the spans of a timeline.
+KEPT_STEPS = 64  # Number of the latest steps whose parts are kept; earlier ones leave only sums.
 
 
 class KeptSpan(NamedTuple):
-    """One span of a step, as a rank keeps and sends it."""
+    """One span of a step, in the form for the driver."""
 
     name: str
     stage: int
     micro_batch: int
-    start_s: float
-    """On the host's ``perf_counter``."""
+    start_s: float  # On the host's ``perf_counter``.
     end_s: float
 
 
 @dataclass(kw_only=True)
 class StepKeeper:
-    """What a timeline needs of this rank's samples."""
+    """Keeps the data of this rank's samples for a timeline."""
 
     schedule: str
-    ranks: int
-    """Ranks of the pipeline."""
-    rank: int
-    """This rank's place in it."""
-    pipeline: int
-    """Which pipeline it is, where several run side by side: the world's rank of its first rank."""
+    ranks: int  # Ranks of the pipeline.
+    rank: int  # This rank's index in it.
+    pipeline: int  # World rank of its first rank, which identifies it if there are several pipelines.
     world_rank: int = 0
-    """This rank among all."""
-    place: str = ""
-    """Which pipeline it is in words, where several run side by side."""
+    place: str = ""  # Name of the pipeline, if there are several.
     busy: list[tuple[float, float, float]] = field(default_factory=list)
-    """Per sample: seconds of computing, start of the first and end of the last action."""
+    """By sample: seconds of computing, start of the first and end of the last action."""
     kept: deque[list[KeptSpan]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
 
     def take(self, spans: Sequence[KeptSpan]) -> None:
@@ -71,11 +62,7 @@ class StepKeeper:
         )
 
     def report(self, times_s: Sequence[float], *, offset_s: float) -> dict[str, Any] | None:
-        """What the driver needs, all times ``offset_s`` later; None where no step was kept.
-
-        The step sent whole is the one nearest to the median of the samples' ``times_s``.  These are the same on all
-        ranks, so that all of them send the same step.
-        """
+        """Return the data for the driver, ``offset_s`` later, with the step at the median; None without steps."""
         if not self.busy or len(self.busy) != len(times_s):
             return None
         first_kept = len(times_s) - len(self.kept)
@@ -96,8 +83,7 @@ class StepKeeper:
         }
 
 
-REMAINDER = "remainder"
-"""Name of the time that no span covers."""
+REMAINDER = "remainder"  # Name of the time outside of all spans.
 
 
 @dataclass(kw_only=True)
@@ -117,11 +103,9 @@ class SpanRecorder:
     clock: Clock
     open_spans: list[_Span] = field(default_factory=list)
     samples: list[dict[str, tuple[float, float]]] = field(default_factory=list)
-    """Per sample: name -> (seconds per iteration, spans per iteration)."""
-    keeper: StepKeeper | None = None
-    """Keeps when everything happened, for a pipeline's timeline; None for steps that have none."""
-    is_sampling: bool = False
-    """Whether the first sample has begun: the warm-up is over."""
+    """By sample: name -> (seconds per iteration, spans per iteration)."""
+    keeper: StepKeeper | None = None  # Keeps spans for a pipeline's timeline; None for steps without one.
+    is_sampling: bool = False  # Whether the first sample has begun.
 
     @contextmanager
     def span(self, name: str, **attributes: Any) -> Iterator[None]:
@@ -135,13 +119,13 @@ class SpanRecorder:
             self.open_spans.append(span)
 
     def discard(self) -> None:
-        """Forget what ran outside a sample (warm-up, checks): one begins now."""
+        """Forget the spans of warm-up and checks: a sample begins."""
         self.is_sampling = True
         self.open_spans.clear()
 
     def close_sample(self, start: object, end: object, iterations: int) -> None:
-        """Read the spans of a sample that lasted from ``start`` to ``end``; the device has passed both."""
-        ended_s = self.clock.now_s()  # the host has just seen the device pass ``end``
+        """Read the spans of a sample between ``start`` and ``end``; the device has passed both."""
+        ended_s = self.clock.now_s()  # the device has just passed ``end``
         if not self.open_spans:
             self.samples.append({})
             return
@@ -156,14 +140,14 @@ class SpanRecorder:
             totals[span.name] = (seconds + length / iterations, count + 1 / iterations)
             intervals.append((begin, begin + length))
         rest_s = self.clock.elapsed_s(start, end) - _covered(intervals)
-        if abs(rest_s) < self.clock.facts().resolution_s:  # what rounding left of nothing
+        if abs(rest_s) < self.clock.facts().resolution_s:  # a rounding error
             rest_s = 0.0
         totals[REMAINDER] = (rest_s / iterations, 1.0)
         self.samples.append(dict(totals))
         self.open_spans.clear()
 
     def _last_iteration(self, end: object, ended_s: float, iterations: int) -> list[KeptSpan]:
-        """What the last iteration of the sample did, on the host's clock; every iteration has as many spans."""
+        """Return the spans of the sample's last iteration, on the host's clock; all iterations have equally many."""
         spans = self.open_spans[-(len(self.open_spans) // iterations) :]
         return [
             KeptSpan(
@@ -177,10 +161,10 @@ class SpanRecorder:
         ]
 
     def middle(self, times_s: Sequence[float], own_s: Sequence[float]) -> list[tuple[float, dict[str, float]]]:
-        """(this rank's seconds, seconds by span) of the samples that the median of ``times_s`` is of.
+        """Return (this rank's seconds, seconds by span) of the one or two median samples of ``times_s``.
 
-        ``times_s`` are the samples as all ranks know them, so that all choose the same ones.  Where spans do not
-        overlap, those of a sample and its remainder sum to this rank's seconds; empty when there were no samples.
+        ``times_s`` is the same on all ranks, so all choose the same samples. Spans that do not overlap and the
+        remainder sum to this rank's seconds. Empty without samples.
         """
         if not self.samples:
             return []
@@ -188,7 +172,7 @@ class SpanRecorder:
         return [(seconds, {name: part for name, (part, _) in parts.items()}) for seconds, parts in chosen]
 
     def report(self) -> dict[str, tuple[float, float]]:
-        """Name -> (median seconds, median count) per iteration over the samples."""
+        """Return name -> (median seconds, median count) per iteration over the samples."""
         names = {name: None for sample in self.samples for name in sample}
         return {
             name: (
@@ -200,7 +184,7 @@ class SpanRecorder:
 
 
 def median_places(values: Sequence[float]) -> tuple[int, ...]:
-    """Where the one value, or the two, stand whose mean is the median.
+    """Return the index of the median, or the two whose mean is the median.
 
     >>> median_places([3.0, 9.0, 4.0]), median_places([3.0, 9.0, 4.0, 1.0])
     ((2,), (0, 2))
@@ -210,7 +194,7 @@ def median_places(values: Sequence[float]) -> tuple[int, ...]:
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals: spans may nest and overlap.
+    """Return the length of the union of intervals: spans may nest and overlap.
 
     >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0

@@ -1,14 +1,16 @@
 """How samples are taken on the ranks of a case.
 
-A sample is the mean of k back-to-back iterations between two stamps of the device's clock; before it the ranks meet in
-a barrier, outside the sample (training steps run free).  k makes a sample at least 100 times what the clock can
-resolve, and on a device, to which the host queues, 20 times a barrier, which bounds the error of ranks leaving it at
-different times.  On a CPU a call returns when its message is there: each is timed by itself, between barriers.  Several
-in a row measure the scheduler there: where gloo's threads share cores with the ranks, medians of 1 KiB in a row scatter
-by a factor of 1.8 from start to start, of one by 1.1 (docs truth).  Where the cache is to be flushed before every
-iteration, k is 1.  Else k is a power of two, by medians over the last third of the warm-up, so that runs whose warm-ups
-differed a little are comparable.  One all-reduce gives every rank the maximum over ranks of a sample, and rank 0's
-elapsed time, so all ranks decide alike when to stop: after each training step, else after ten milliseconds of samples.
+A sample is the mean of k back-to-back iterations between two stamps of the device's clock. A barrier comes before it,
+outside the sample; training steps run without one. A sample lasts at least 100 times the clock's resolution. On a
+device, to which the host queues, it also lasts 20 times a barrier: this limits the error from ranks that leave the
+barrier at different times.
+
+On a CPU a call returns when its message has arrived, so each call is timed by itself, between barriers. Several calls
+in a row would measure the scheduler: gloo's threads share cores with the ranks. Medians of 1 KiB in a row scatter by a
+factor of 1.8 from start to start, medians of single calls by 1.1 (docs truth). With a cache flush before every
+iteration k is 1. Else k is a power of two, from medians over the last third of the warm-up, so that slightly different
+warm-ups give the same k. One all-reduce gives every rank the maximum over ranks of a sample, and rank 0's elapsed time.
+So all ranks stop together: they decide after each training step, else after ten milliseconds of samples.
 """
 
 from __future__ import annotations
@@ -34,79 +36,59 @@ from perfsuite.runtime.ranks.yardstick import Control, Doing, Effort, make_contr
 
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20
-_LONGEST_FLOOR_S = 1e-3
-"""Samples need not be longer for the sake of the first launch, which is microseconds however many an iteration has."""
-_STEADY = 0.1
-"""Two successive warm-up batches this close count as steady."""
-_SUSTAINED_SAMPLES = 1000
-"""At most about so many samples of a sustained run are kept."""
+_LONGEST_FLOOR_S = 1e-3  # Longest sample that the time of a launch demands.
+_STEADY = 0.1  # Largest relative difference of two successive warm-up batches that count as steady.
+_SUSTAINED_SAMPLES = 1000  # Approximate number of samples of a sustained run.
 _LEAST_WARM_S, _SHORT_S = 0.5, 0.01
-"""Ranks that wait for each other in iterations shorter than the second are warm after the first: cores that slept, and
-threads that the scheduler moves, make messages of a program that waited slower for that long."""
-_BATCH_S = 0.005
-"""Warm-up batches grow until they last this long."""
-_AGREE_EVERY_S = 0.01
-"""Samples of about so long are agreed on at once: to agree on a small message costs as much as the message."""
-_MOST_BESIDE = 3.0
-"""Sampling goes on for so many times its time where yardsticks, which do not count into it, take the rest."""
-_BARRIERS = 5
-"""At least so many barriers are timed, besides the first of a warm-up: there the ranks come from their checks."""
+"""Ranks that wait for each other in iterations shorter than the second are warm after the first. Until then sleeping
+cores, and threads that the scheduler moves, make the messages of a program that waited slower."""
+_BATCH_S = 0.005  # Length to which warm-up batches grow.
+_AGREE_EVERY_S = 0.01  # Samples of about this length share one all-reduce, which costs as much as a small message.
+_MOST_BESIDE = 3.0  # Sampling lasts at most so many times its budget, if yardsticks, which do not count, take the rest.
+_BARRIERS = 5  # Least number of timed barriers, without the first of a warm-up, to which ranks come from their checks.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """What one rank brings back from its samples."""
+    """Result of the samples of one rank."""
 
-    times_s: tuple[float, ...]
-    """By sample, as the next two in Measurement: the largest on any rank."""
+    times_s: tuple[float, ...]  # Largest value of any rank, by sample; so are the next two.
     involuntary_switches: tuple[int, ...] = ()
     yardsticks_s: tuple[float, ...] = ()
-    own_s: tuple[float, ...]
-    """This rank's own seconds per iteration, sample by sample."""
+    own_s: tuple[float, ...]  # This rank's seconds per iteration, by sample.
     iterations: int
     warmup_iterations: int
     warmup_steady: bool
     warmup_s: float
     cpu_share: float
-    launch_s: float
-    """Median seconds that this process took to start one iteration."""
-    control: str = ""
-    """Kind of the control that was timed beside the samples; empty where none was asked for."""
+    launch_s: float  # Median seconds in which this process started one iteration.
+    control: str = ""  # Kind of the control that was timed between the samples; empty without a control.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _WarmUp:
-    """What a warm-up found: all times are the longest of any rank, and so the same on all of them."""
+    """Result of a warm-up: each time is the longest of any rank, and so the same on all ranks."""
 
     iterations: int
-    steady: bool
-    """The last two batches agreed."""
+    steady: bool  # Whether the last two batches agreed.
     iteration_s: float
-    clock_s: float
-    """What the clock can resolve, or what reading it costs."""
-    barrier_s: float
-    """Usual time of a barrier."""
-    launch_s: float = 0.0
-    """What a host took to start an iteration."""
+    clock_s: float  # Resolution of the clock, or the time to read it if that is longer.
+    barrier_s: float  # Usual seconds of a barrier.
+    launch_s: float = 0.0  # Seconds in which a host started an iteration.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnSample:
-    """What this rank saw of one sample."""
-
-    time_s: float
-    """Seconds per iteration on this rank's device."""
-    launch_s: float
-    """Seconds to start one."""
+    time_s: float  # Seconds per iteration on this rank's device.
+    launch_s: float  # Seconds to start one.
     switches: int
-    yardstick_s: float
-    """0 without a yardstick."""
+    yardstick_s: float  # 0 without a yardstick.
     cpu_s: float
     wall_s: float
 
 
 class Timer:
-    """Takes the samples of one case on one rank; every method but the constructor is called on all ranks alike."""
+    """Takes the samples of one case on one rank; all ranks call its methods in the same order."""
 
     def __init__(self, member: Membership, budget: Budget, spans: SpanRecorder, *, aligned: bool) -> None:
         self._member = member
@@ -120,10 +102,10 @@ class Timer:
         self._flush: Callable[[], None] | None = None
 
     def prepare(self, yardstick: Yardstick, *, always: bool = False) -> None:
-        """Make what runs between the samples; before the workload is built, which may leave no memory for it.
+        """Make the code that runs between the samples, before the workload is built and may use all memory.
 
-        On a CPU, and for a message, the control is made after the warm-up, which tells what it has to resemble.
-        ``always``: a control that no sample runs takes its memory all the same.
+        On a CPU, and for a message, the control is made after the warm-up, because it has to resemble the iterations.
+        ``always``: a control takes its memory even if no sample uses it.
         """
         member, budget = self._member, self._budget
         self._declared = yardstick
@@ -140,14 +122,14 @@ class Timer:
         self._member.code.synchronize()
 
     def on_any_rank(self, *flags: bool) -> list[bool]:
-        """Which flags are set on one rank or more."""
+        """Return which flags are set on one rank or more."""
         return [bool(flag) for flag in self._maximum([float(flag) for flag in flags])]
 
     def take(self, iteration: Iteration, message_bytes: float | None = 0.0) -> Samples:
-        """Warm up, choose k, sample until the budget is used.
+        """Warm up, choose k, and sample until the budget is used.
 
-        ``message_bytes`` is the usual size of the messages of an iteration: 0 without any, infinite where it is not
-        known, None where it is not known whether there are any.
+        ``message_bytes`` is the usual size of the messages of an iteration: 0 without messages, infinite for an unknown
+        size, None if messages are unknown.
         """
         warmup_started_s = time.perf_counter()
         self._sends = message_bytes != 0
@@ -186,17 +168,15 @@ class Timer:
         )
 
     _shared_elapsed_s = 0.0
-    _effort = Effort()
-    """What the iterations of the warm-up did, where a control is to resemble them."""
+    _effort = Effort()  # Effort of the iterations of the warm-up, if a control has to resemble them.
     _sends = False
-    _yardsticks_s = 0.0
-    """Seconds that controls took so far."""
+    _yardsticks_s = 0.0  # Seconds of the controls so far.
 
     def _make_control(self, message_bytes: float | None, iterations: int) -> Control:
-        """The control that resembles the iterations of the warm-up, the same on all ranks."""
+        """Return the control that resembles the iterations of the warm-up, the same on all ranks."""
         member, effort = self._member, self._effort
-        mine = [effort.own_share, effort.share, effort.wait_s, effort.blocks / iterations, message_bytes or 0.0]
-        own_share, share, wait_s, blocks, sent, unwatched = self._maximum([*mine, float(message_bytes is None)])
+        numbers = [effort.own_share, effort.share, effort.wait_s, effort.blocks / iterations, message_bytes or 0.0]
+        own_share, share, wait_s, blocks, sent, unwatched = self._maximum([*numbers, float(message_bytes is None)])
         doing = Doing(
             declared=self._declared, own_share=own_share, share=share, wait_s=wait_s, blocks=blocks,
             message_bytes=None if unwatched else sent, ranks=member.world_size, queues=self._clock.queues,
@@ -204,10 +184,10 @@ class Timer:
         return make_control(doing, member.device, member.code)
 
     def _elapsed(self, started_s: float) -> float:
-        """Rank 0 keeps the time for all: the others contribute nothing to the maximum.
+        """Return rank 0's elapsed seconds, and 0 on the other ranks: they add nothing to the maximum.
 
-        Yardsticks do not count, so that a gated run has as many samples as a plain one, within _MOST_BESIDE.  A
-        sustained run lasts as long as was asked for.
+        Yardsticks do not count, within _MOST_BESIDE, so that a gated run has as many samples as a plain one. A
+        sustained run counts all its time.
         """
         if self._member.rank != 0:
             return 0.0
@@ -224,8 +204,8 @@ class Timer:
         return taken >= self._budget.max_rounds or self._shared_elapsed_s >= self._budget.max_time_s
 
     def _at_once(self, taken: int) -> int:
-        """How many samples to take before the ranks agree, the same on all of them: it follows from shared numbers."""
-        if taken == 0 or not self._aligned:  # steps that run free would drift apart in longer batches
+        """Return how many samples to take before the ranks agree; it follows from shared numbers."""
+        if taken == 0 or not self._aligned:  # without barriers the ranks would drift apart in longer batches
             return 1
         budget = self._budget
         left_s = (budget.sustain_s or budget.max_time_s) - self._shared_elapsed_s
@@ -235,22 +215,18 @@ class Timer:
         return max(1, fitting)
 
     def _sample(
-        self,
-        run: Callable[[], Any],
-        iterations: int,
-        control: Control | None,
-        flush: Callable[[], None] | None,
+        self, run: Callable[[], Any], iterations: int, control: Control | None, flush: Callable[[], None] | None
     ) -> _OwnSample:
         if flush is not None and not self._clock.queues:
             flush()
         if self._aligned:
             self.align()
-        if flush is not None and self._clock.queues:  # the device is busy with it until the iteration is queued too
+        if flush is not None and self._clock.queues:  # the device is busy until the iteration is queued
             flush()
         self._spans.discard()
         cpu_s, wall_s = time.thread_time(), time.perf_counter()
         switches = _involuntary_switches()
-        began_s = self._clock.now_s()  # outside of the stamps: reading it is not timed
+        began_s = self._clock.now_s()  # before the stamp, so that the read is not timed
         start = self._clock.stamp()
         for _ in range(iterations):
             run()
@@ -272,9 +248,9 @@ class Timer:
         )
 
     def _agree(self, own: list[_OwnSample], started_s: float) -> list[float]:
-        """Return each sample's largest time, switches and yardstick on any rank; agree on the time sampling took."""
-        mine = [value for sample in own for value in (sample.time_s, float(sample.switches), sample.yardstick_s)]
-        *worst, self._shared_elapsed_s = self._maximum([*mine, self._elapsed(started_s)])
+        """Return each sample's largest time, switches and yardstick of any rank; update the shared elapsed time."""
+        numbers = [value for sample in own for value in (sample.time_s, float(sample.switches), sample.yardstick_s)]
+        *worst, self._shared_elapsed_s = self._maximum([*numbers, self._elapsed(started_s)])
         return worst
 
     def _time_control(self, control: Control) -> float:
@@ -290,8 +266,8 @@ class Timer:
         return self._clock.elapsed_s(start, end)
 
     def _time_batch(self, run: Callable[[], Any], batch: int) -> tuple[float, float]:
-        """Seconds of an iteration, and what the host took to start one."""
-        threads = not self._sends  # ranks that wait for each other must not start apart for the sake of looking
+        """Return the seconds of an iteration, and the seconds in which the host started one."""
+        threads = not self._sends  # reading all threads would delay ranks that wait for each other
         before = Effort.now(all_threads=threads) if self._budget.yardstick else None
         began_s = self._clock.now_s()
         start = self._clock.stamp()
@@ -305,7 +281,7 @@ class Timer:
         return self._clock.elapsed_s(start, end) / batch, launched_s / batch
 
     def _maximum(self, values: list[float]) -> list[float]:
-        """Element-wise maximum over ranks."""
+        """Return the element-wise maximum over ranks."""
         if self._member.world_size == 1:
             return values
         shared = torch.tensor(values, dtype=torch.float64, device=self._member.device)
@@ -314,10 +290,7 @@ class Timer:
         return worst
 
     def _warm_up(self, run: Callable[[], Any], settled: Callable[[], Callable[[], Any]] | None = None) -> _WarmUp:
-        """Batches of iterations, which double until two in a row agree, with a barrier before each.
-
-        ``settled`` gives the iteration as the samples call it, once the first ones have been looked at.
-        """
+        """Run batches of iterations, which double until two agree; ``settled`` returns the inspected iteration."""
         facts = self._clock.facts()
         clock_s = max(facts.resolution_s, facts.cost_s)
         done, batch, last_s, warm_s = 0, 1, math.inf, 0.0
@@ -326,11 +299,11 @@ class Timer:
         started_s = time.perf_counter()
         while True:
             barriers.append(self._time_once(self.align))
-            mine_s, launch_s = self._time_batch(run, batch)
+            own_s, launch_s = self._time_batch(run, batch)
             done += batch
             if settled is not None and done >= LOOKED_AT:
                 run, settled = settled(), None
-            shared = self._maximum([mine_s, self._elapsed(started_s), clock_s, _usual_s(barriers), launch_s])
+            shared = self._maximum([own_s, self._elapsed(started_s), clock_s, _usual_s(barriers), launch_s])
             now_s, elapsed_s = shared[:2]
             seen.append((now_s, shared[4]))
             warm_s += now_s * batch
@@ -346,25 +319,18 @@ class Timer:
             shared = self._maximum([*shared[:3], _usual_s(barriers), shared[4]])
         iteration_s, launch_s = (statistics.median(times) for times in zip(*seen[2 * len(seen) // 3 :], strict=True))
         return _WarmUp(
-            iterations=done,
-            steady=steady,
-            iteration_s=iteration_s,
-            clock_s=shared[2],
-            barrier_s=shared[3],
-            launch_s=launch_s,
-        )
+            iterations=done, steady=steady, iteration_s=iteration_s,
+            clock_s=shared[2], barrier_s=shared[3], launch_s=launch_s,
+        )  # fmt: skip
 
     def _least_warm_s(self, iteration_s: float) -> float:
-        """Seconds of iterations before which none counts as steady."""
+        """Return the least seconds of iterations before the warm-up can count as steady."""
         if self._budget.warmup_min_s is not None:
             return self._budget.warmup_min_s
         return _LEAST_WARM_S if self._member.world_size > 1 and iteration_s < _SHORT_S else 0.0
 
     def _choose_iterations(self, warm: _WarmUp) -> int:
-        """k, the same on all ranks because it follows from shared numbers only; 1 where each finds its cache empty.
-
-        A power of two, of which nearly alike warm-ups mostly give the same.
-        """
+        """Return k, a power of two from shared numbers, the same for similar warm-ups; 1 with a cache flush."""
         budget = self._budget
         if budget.cache_flush:
             return 1
@@ -381,7 +347,7 @@ class Timer:
         return min(1 << (least - 1).bit_length(), 1 << (most.bit_length() - 1))
 
     def _make_flush(self) -> Callable[[], None]:
-        """Write twice the last-level cache, so that nothing of the inputs is left in it."""
+        """Return a function that writes twice the last-level cache, which removes all inputs from it."""
         buffer = torch.zeros(2 * self._member.code.cache_bytes() // 4, device=self._member.device)
 
         def flush() -> None:
@@ -391,7 +357,7 @@ class Timer:
 
 
 def _usual_s(barriers: list[float]) -> float:
-    """Median of all but the first, where there are others."""
+    """Return the median of all but the first, if there are others."""
     return statistics.median(barriers[1:] or barriers)
 
 

@@ -1,4 +1,4 @@
-"""Rank side: what a worker does with each command.  One Worker lives in one process; torch is imported here."""
+"""Rank side: execute the driver's commands. Each process has one Worker; torch is imported here."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from perfsuite.runtime.values import resolve
 
 
 class Worker:
-    """Answers commands one after the other; see :mod:`perfsuite.runtime.protocol`."""
+    """Executes commands one after the other; see :mod:`perfsuite.runtime.protocol`."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
@@ -66,20 +66,13 @@ class Worker:
         self._host = Host()
         self._throttled: float | None = None
         self._placement = placement.Placement(threads=1, cores=None)
-        self._several_hosts = False
-        """Ranks of the group are on several hosts, each with a clock of its own."""
-        self._state: ProcessState | None = None
-        """Before the case that runs."""
-        self._settings: Message = {}
-        """Of the process, after the last sample of that case."""
-        self._stale: list[str] = []
-        """Settings of the process that the case before changed and that could not be put back."""
-        self._held_bytes = 0
-        """What the process had allocated before the build."""
-        self._meshes: Meshes | None = None
-        """Of the case that runs in this process group."""
-        self._group: dist.ProcessGroup | None = None
-        """The process group that :attr:`_member` tells of."""
+        self._several_hosts = False  # Whether ranks of the group are on several hosts, which have different clocks.
+        self._state: ProcessState | None = None  # State of the process before the current case.
+        self._settings: Message = {}  # Settings of the process after the last sample of that case.
+        self._stale: list[str] = []  # Settings that the previous case changed and that could not be restored.
+        self._held_bytes = 0  # Memory of the device that the process had allocated before the build.
+        self._meshes: Meshes | None = None  # Meshes of the current case in this process group.
+        self._group: dist.ProcessGroup | None = None  # Process group of :attr:`_member`.
         self._store: TCPStore | None = None
         self._store_address = ("", 0)
         self._verbs: dict[str, Callable[[Message], Message]] = {
@@ -91,19 +84,17 @@ class Worker:
         }
 
     def answer(self, command: Message) -> Message:
-        """Carry out one command; whatever goes wrong in it becomes the answer."""
+        """Execute one command; any exception becomes the answer."""
         try:
             return {"done": self._verbs[command["verb"]](command)}
-        except BaseException as error:  # sys.exit, pytest.skip or KeyboardInterrupt must not end it without a word
+        except BaseException as error:  # sys.exit, pytest.skip and KeyboardInterrupt must not end it silently
             code = self._member.code if self._member else None
-            told = describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())
-            return {"error": {**told, "stale": self._stale}}
+            description = describe(error, phase=self._phase, code=code, destroyed=self._has_lost_group())
+            return {"error": {**description, "stale": self._stale}}
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
         self._send({"phase": phase})
-
-    # -- process group -------------------------------------------------------------------------------------------
 
     def _form(self, command: Message) -> Message:
         self._enter("joining the process group")
@@ -122,7 +113,7 @@ class Worker:
         )
         address = (command["store_host"], command["store_port"])
         if self._store is None or self._store_address != address:
-            # Half of the time, so that the rank says what is wrong before the driver says that it hangs.
+            # Half of the time limit: the rank's own message must come before the driver reports a hang.
             self._store, self._store_address = reach_store(*address, command["timeout_s"] / 2), address
         store = PrefixStore(f"generation{command['generation']}", self._store)
         self._place(command, code, store)
@@ -148,7 +139,7 @@ class Worker:
             backend=command["backend"],
         )
         if world_size > 1 and command["binds"] and device.type != "cpu" and not code.binds_groups:
-            # A barrier as the first communication would guess the device: rank % devices, on several hosts another's.
+            # A barrier as the first communication would guess the device as rank % devices: wrong on several hosts.
             dist.all_reduce(torch.zeros(1, device=device))
         return {}
 
@@ -156,14 +147,8 @@ class Worker:
         assert self._member is not None, "a worker runs a case only inside a process group"
         return self._member
 
-    def _meshes_of(self, shape: MeshShape) -> Meshes:
-        """Of the build before in this process group, where it had the same mesh."""
-        if self._meshes is None or self._meshes.shape != shape:
-            self._meshes = Meshes(shape, device_type=self._in_group().device.type)
-        return self._meshes
-
     def _has_lost_group(self) -> bool:
-        """Whether the workload ended the process group of its case, or put another into its place."""
+        """Return whether the workload destroyed or replaced the process group of its case."""
         return self._member is not None and dist.group.WORLD is not self._group
 
     def _require_group(self) -> None:
@@ -175,7 +160,7 @@ class Worker:
         if pin == "numa":
             host = Host()
             cores = read_cores(host, allowed)
-            # Each rank tells its own: the number of a device may be that of another one to the rank beside.
+            # Each rank sends its own address: the same device may have another number for another rank.
             store.set(f"address{command['rank']}", json.dumps(code.pci_address(command["device"])))
             addresses = {rank: json.loads(store.get(f"address{rank}")) for rank in beside}
             nodes = placement.nodes_of_devices(host, cores, addresses)
@@ -207,8 +192,6 @@ class Worker:
             versions["instruments"] = slowed
         return {**versions, **code.versions()}
 
-    # -- one case ------------------------------------------------------------------------------------------------
-
     def _run(self, command: Message) -> Message:
         self._enter("loading the workload")
         self._stale = []
@@ -226,11 +209,13 @@ class Worker:
         member = self._in_group()
         budget = Budget(**command["budget"])
         spans = SpanRecorder(clock=member.code.clock)
-        if command["purpose"] == "memory":  # what a mesh takes is part of what is looked at
+        if command["purpose"] == "memory":  # the memory of the mesh has to be part of the measurement
             self._meshes = None
         records = RecordKeeper(workload, [OwnMetric(**fields) for fields in command["metrics"]])
-        mesh = self._meshes_of(MeshShape.parse(command["shape"]))
-        rank = WorkerRank(member, mesh, command["purpose"], spans, records)
+        shape = MeshShape.parse(command["shape"])
+        if self._meshes is None or self._meshes.shape != shape:
+            self._meshes = Meshes(shape, device_type=member.device.type)
+        rank = WorkerRank(member, self._meshes, command["purpose"], spans, records)
         if command["checks_twin"]:
             self._check_twin(workload, rank)
         self._enter("building")
@@ -261,7 +246,7 @@ class Worker:
             step.close()
 
     def _check(self, workload: Workload, iterate: Callable[[], Any], step: Step, rank: WorkerRank) -> float:
-        """Run once on fresh inputs and check what came out; seconds of that one iteration."""
+        """Run once on fresh inputs and check the result; return the seconds of that iteration."""
         member = self._in_group()
         step.refill()
         member.code.synchronize()
@@ -269,7 +254,7 @@ class Worker:
         iterate()
         end = member.code.clock.stamp()
         member.code.clock.wait(end)
-        self._require_group()  # now: on the next communication all ranks fail alike
+        self._require_group()  # now: in the next communication all ranks would fail with another error
         workload.check(rank, step)
         return member.code.clock.elapsed_s(start, end)
 
@@ -279,7 +264,7 @@ class Worker:
         self._enter("checking before timing")
         iteration = Iteration(step.run, _name_of(workload))
         watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
-        # At once, before forgotten messages could make the ranks wait for ever; but torch.compile would compile for it.
+        # Watch at once, before lost messages could block the ranks; but torch.compile would compile again for it.
         watched = watch is not None and "torch._dynamo" not in sys.modules
         look = watch and (watch.once if watched else watch.count)
         first_s = self._check(workload, partial(look, iteration) if look else iteration, step, rank)
@@ -288,17 +273,17 @@ class Worker:
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         if watch and member.world_size > 1 and budget.yardstick:
             counted, compiled = timer.on_any_rank(not watched, has_compiled())
-            if counted and not compiled:  # else the control follows from the cases before, which load the compiler
+            if counted and not compiled:  # with a loaded compiler the control would depend on earlier cases
                 watch.once(iteration)
         self._enter(TIMING)
         before = read_throttling(self._host)
         with rank.recording():
             samples = timer.take(iteration, watch.message_bytes if watch else 0.0)
         self._throttled = throttled_share(before, read_throttling(self._host))
-        self._utilisation_percent = member.code.utilisation_percent()  # before anything else runs on the device
+        self._utilisation_percent = member.code.utilisation_percent()  # before other work on the device
         self._seen = placement.identity(self._host, member.code, member.device.index, first=member.local_rank == 0)
         self._look_at_settings()
-        records = rank.read_records()  # of the timed iterations: those that follow are checked and watched
+        records = rank.read_records()  # of the timed iterations only
         steps = self._steps(spans, samples)
         self._enter("checking after timing")
         self._check(workload, iteration, step, rank)
@@ -313,12 +298,12 @@ class Worker:
                 arrived_s = watch.once(iteration)
                 arrivals += [arrived_s] if workload.arrivals and arrived_s is not None else []
             timer.align()
-            if workload.aligned:  # steps that run free may leave work beside the next one
+            if workload.aligned:  # free-running steps may overlap with the next one
                 watch.require_idle()
         return {**self._report(rank, samples, spans, arrivals, records), "steps": steps}
 
     def _steps(self, spans: SpanRecorder, samples: Samples) -> Message | None:
-        """What a pipeline's timeline is made of, on rank 0's clock; None for steps that have none."""
+        """Return the data of a pipeline's timeline, on rank 0's clock; None for steps without one."""
         if spans.keeper is None:
             return None
         member = self._in_group()
@@ -326,7 +311,7 @@ class Worker:
         return spans.keeper.report(samples.times_s, offset_s=offset_s)
 
     def _look_at_settings(self) -> None:
-        """Read the settings of this process as they are while samples are taken."""
+        """Store the settings of this process during the samples."""
         assert self._state is not None, "a case runs"
         self._settings = {
             "threads": torch.get_num_threads(),
@@ -380,7 +365,6 @@ class Worker:
 
 
 def _name_of(workload: Workload) -> str:
-    """A workload's class, or the name of its function."""
     return getattr(workload, "function", type(workload)).__qualname__
 
 

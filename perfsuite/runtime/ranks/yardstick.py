@@ -1,9 +1,9 @@
-"""Controls: work of fixed size, done between the samples, whose time tells how fast the machine is at that moment.
+"""Controls: work of fixed size between the samples, whose time shows how fast the machine is at that moment.
 
-A control never runs the code under test.  It tells of the host only what it resembles, so its kind follows from what
-the step does: a step that computes feels a busy core, one that waits for messages feels the other ranks' cores, and
-one that sleeps feels when it is woken.  The gate divides by its time (a stored run's noise falls by up to three times,
-perfsuite docs gate) and compares only controls of one kind.
+A control never runs the code under test. It reacts to the host in the same way as the step only if it resembles the
+step. So its kind follows from the step: computing reacts to a busy core, waiting for messages to the cores of the other
+ranks, sleeping to late wake-ups. The gate divides by the control's time (the noise of stored runs falls by up to three
+times, perfsuite docs gate) and compares only controls of one kind.
 """
 
 from __future__ import annotations
@@ -27,70 +27,57 @@ _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What one process did since some moment; the differences of two moments add up."""
+    """Work and waits of one process since some moment; differences of two moments can be added."""
 
     wall_s: float = 0.0
-    own_s: float = 0.0
-    """Seconds in which the thread of the step ran or wanted a core: a busy host takes nothing from this share."""
-    all_s: float = 0.0
-    """The same, summed over all threads of the process."""
-    waits: int = 0
-    """How often the thread of the step went to sleep."""
-    blocks: int = 0
-    """Reads and writes of a disk, in blocks."""
+    own_s: float = 0.0  # Seconds in which the step's thread ran or wanted a core, also on a busy host.
+    all_s: float = 0.0  # The same, summed over all threads of the process.
+    waits: int = 0  # Number of times that the thread of the step went to sleep.
+    blocks: int = 0  # Blocks read from and written to disks.
 
     @classmethod
     def now(cls, *, all_threads: bool) -> Effort:
-        """The sums since the process began: 40 us, and as much again for each of ``all_threads``."""
+        """Return the sums since the process began: takes 40 us, and as much again for each of ``all_threads``."""
         usage, disk = resource.getrusage(_THREAD), resource.getrusage(resource.RUSAGE_SELF)
         own_s = _wanted_s(Path("/proc/thread-self/schedstat"))
         tasks = Path("/proc/self/task").glob("*") if all_threads else ()
-        known = own_s > 0
+        has_statistics = own_s > 0
         return cls(
             wall_s=time.perf_counter(),
-            own_s=own_s if known else time.thread_time(),
-            all_s=max(own_s, sum(_wanted_s(task / "schedstat") for task in tasks)) if known else time.process_time(),
+            own_s=own_s if has_statistics else time.thread_time(),
+            all_s=max(own_s, sum(_wanted_s(task / "schedstat") for task in tasks))
+            if has_statistics
+            else time.process_time(),
             waits=usage.ru_nvcsw,
             blocks=disk.ru_inblock + disk.ru_oublock,
         )
 
     def since(self, before: Effort) -> Effort:
-        """What was done since an earlier moment."""
-        return Effort(
-            wall_s=self.wall_s - before.wall_s,
-            own_s=self.own_s - before.own_s,
-            all_s=max(0.0, self.all_s - before.all_s),  # a thread that ended takes its seconds along
-            waits=self.waits - before.waits,
-            blocks=self.blocks - before.blocks,
-        )
+        """Return the difference to an earlier moment."""
+        passed = {name: value - getattr(before, name) for name, value in vars(self).items()}
+        return Effort(**{**passed, "all_s": max(0.0, passed["all_s"])})  # an ended thread removes its seconds
 
     def __add__(self, other: Effort) -> Effort:
-        return Effort(
-            wall_s=self.wall_s + other.wall_s,
-            own_s=self.own_s + other.own_s,
-            all_s=self.all_s + other.all_s,
-            waits=self.waits + other.waits,
-            blocks=self.blocks + other.blocks,
-        )
+        return Effort(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     @property
     def own_share(self) -> float:
-        """Share of the time in which the thread of the step was at work; 1 where it never went to sleep."""
+        """Share of the time in which the thread of the step worked; 1 if it never slept."""
         return min(1.0, self.own_s / self.wall_s) if self.waits and self.wall_s > 0 else 1.0
 
     @property
     def share(self) -> float:
-        """Share of the time in which any thread of the process was at work."""
+        """Share of the time in which any thread of the process worked."""
         return max(self.own_share, min(1.0, self.all_s / self.wall_s)) if self.wall_s > 0 else 1.0
 
     @property
     def wait_s(self) -> float:
-        """Usual length of one wait of the step's thread; 0 where it never waited."""
+        """Usual length of one wait of the step's thread; 0 if it never waited."""
         return max(0.0, self.wall_s - self.own_s) / self.waits if self.waits else 0.0
 
 
 def _wanted_s(file: Path) -> float:
-    """Seconds in which a thread ran or wanted a core; 0 where the kernel does not tell, or the thread has ended."""
+    """Return seconds in which a thread ran or wanted a core; 0 without kernel statistics or after its end."""
     try:
         ran_ns, wanted_ns = file.read_text().split()[:2]
     except (OSError, ValueError):
@@ -99,34 +86,29 @@ def _wanted_s(file: Path) -> float:
 
 
 _WORKS, _WAITS = 0.5, 0.9
-"""A step works where it does so for more than the first share of its time, and waits where it works for less than the
-second; between them it does both, and its control has two parts."""
+"""A step works if its share of work is above the first, and waits if it is below the second; between them it does both,
+and its control has two parts."""
 _WAIT_STEP, _LONGEST_WAIT_S = 4.0, 0.064
 _MESSAGE_STEP, _SMALLEST_MESSAGE = 32.0, 1024
-"""Lengths of waits and sizes of messages are rounded to powers of these: a control of 1 ms feels what wakes it late ten
-times as much as a step that sleeps for 10 ms, and must not follow the step itself, whose length may be what changed."""
+"""Lengths of waits and sizes of messages are rounded to powers of these. A late wake-up affects a control of 1 ms ten
+times as much as a step that sleeps for 10 ms; and the control must not follow a change of the step's own length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doing:
-    """What a step does, by the rank where it is at work for longest; the same on all ranks."""
+    """Character of a step, from the rank that works longest; the same on all ranks."""
 
-    declared: Yardstick
-    """The kind that the workload names: taken for the part of the step that works, and where no host tells more."""
+    declared: Yardstick  # Kind of the workload, for the working part of the step.
     own_share: float = 1.0
     share: float = 1.0
-    wait_s: float = 0.0
-    """See :class:`~perfsuite.runtime.ranks.yardstick.Effort`."""
-    blocks: float = 0.0
-    """Blocks that an iteration reads from a disk or writes to it."""
-    message_bytes: float | None = 0.0
-    """Bytes of one usual message; 0 without any, None where nothing tells whether the step communicates."""
+    wait_s: float = 0.0  # See :class:`~perfsuite.runtime.ranks.yardstick.Effort`.
+    blocks: float = 0.0  # Disk blocks that an iteration reads or writes.
+    message_bytes: float | None = 0.0  # Bytes of a usual message; 0 without messages, None if unknown.
     ranks: int = 1
-    queues: bool = False
-    """The host only queues work to a device: its own time says nothing about the step."""
+    queues: bool = False  # Whether the host only queues work to a device, so that its own time has no meaning.
 
     def parts(self) -> tuple[Yardstick, ...]:
-        """Kinds whose controls together resemble the step; none where nothing does."""
+        """Return the kinds of controls that together resemble the step; none if no kind does."""
         works: Yardstick = self.declared if self.declared in ("compute", "memory") else "compute"
         if self.declared == "message":
             works = "memory"
@@ -142,11 +124,11 @@ class Doing:
         return (works, waits) if share > _WORKS else (waits,)
 
     def sleep_s(self) -> float:
-        """Length of the control's sleep."""
+        """Return the length of the control's sleep in seconds."""
         return min(_LONGEST_WAIT_S, 1e-3 * _rounded(max(self.wait_s, 6e-5) / 1e-3, _WAIT_STEP))
 
     def size(self, most: int) -> int:
-        """Bytes of the control's message."""
+        """Return the bytes of the control's message."""
         sent = max(1.0, min(most, self.message_bytes or most) / _SMALLEST_MESSAGE)
         return int(min(most, _SMALLEST_MESSAGE * _rounded(sent, _MESSAGE_STEP)))
 
@@ -157,22 +139,20 @@ def _rounded(value: float, step: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """A control of one kind; controls of equal kinds do the same work in every session and in every version."""
+    """A control of one kind; equal kinds do the same work in every session and version."""
 
-    kind: str
-    """``compute``, ``memory``, ``message 32 KiB``, ``sleep 16 ms``, two of them with a plus; UNLIKE without any."""
+    kind: str  # ``compute``, ``memory``, ``message 32 KiB``, ``sleep 16 ms``, two of them with a plus, or UNLIKE.
     parts: tuple[Callable[[], object], ...] = ()
-    meets: bool = False
-    """The ranks have to be aligned before it, because one part is a message between them."""
+    meets: bool = False  # Whether the ranks have to be aligned before it, because one part is a message between them.
 
     def time_s(self, once: Callable[[Callable[[], object]], float]) -> float:
-        """The geometric mean of the parts' times as ``once`` takes them; 0 without any."""
+        """Return the geometric mean of the parts' times as measured by ``once``; 0 without parts."""
         times_s = [once(part) for part in self.parts]
         return math.exp(math.fsum(map(math.log, times_s)) / len(times_s)) if times_s and min(times_s) > 0 else 0.0
 
 
 def make_control(doing: Doing, device: torch.device, code: DeviceCode) -> Control:
-    """The control that resembles a step: each part takes about a millisecond, or what one wait of the step takes."""
+    """Return the control that resembles a step: each part takes about a millisecond, or one wait of the step."""
     made, names = [], []
     for kind in doing.parts():
         if kind == "sleep":
@@ -194,7 +174,7 @@ def _sleep(length_s: float) -> Callable[[], object]:
 
 
 def _message(size: int, device: torch.device) -> Callable[[], object]:
-    """An all-reduce of ones over the group of all ranks, as the timer's own: the group is left as it was."""
+    """Return an all-reduce of ones over the group of all ranks, which does not change the group."""
     buffer = torch.ones(size // 4, device=device)
 
     def message() -> None:

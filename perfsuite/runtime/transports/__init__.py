@@ -1,1 +1,1 @@
-"""How ranks are reached: processes of this host, or agents that a launcher started."""
+"""Connections to the ranks: processes of this host, or agents that a launcher started."""

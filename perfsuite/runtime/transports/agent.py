@@ -1,8 +1,8 @@
-"""What every process of a launch except rank 0 does: it serves the driver one slot.
+"""The process of every rank of a launch except rank 0: an agent that serves one slot for the driver.
 
-An agent keeps its worker in a process of its own, never enters a collective and never imports torch, so it answers
-while its worker hangs.  It ends with the driver's connection, with its parent (the launcher) and on SIGTERM, and its
-worker ends with it.  Ctrl-C belongs to the driver.  It writes nothing to stdout; one line to stderr when it ends early.
+An agent keeps its worker in a process of its own, enters no collective and does not import torch. So it answers while
+its worker hangs. It ends with the driver's connection, with its parent (the launcher) and on SIGTERM, and its worker
+ends with it. Only the driver handles Ctrl-C. It writes nothing to stdout, and one line to stderr if it ends early.
 """
 
 from __future__ import annotations
@@ -21,23 +21,21 @@ from typing import Any
 
 from perfsuite.base.errors import LaunchError, RanksFailed
 from perfsuite.runtime import scratch
-from perfsuite.runtime.transports.base import Event, Message
+from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.door import reach_driver
 from perfsuite.runtime.transports.exchange import LEAVING, Exchange
 from perfsuite.runtime.transports.keys import find_meeting
 from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.local import OneSlot
-from perfsuite.runtime.transports.star import PATIENCE_S, TOLD, greeting, say_waiting
+from perfsuite.runtime.transports.star import GOT_SIGNAL, PATIENCE_S, greeting, say_waiting
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
 DISMISSED = 0
-ENDED_EARLY = 1
-"""Exit status when the driver or the launcher is gone, or no driver was found."""
+ENDED_EARLY = 1  # Exit status if the driver or the launcher has ended, or no driver was found.
 _DRIVER = 0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LAST_WORDS_S = 2.0
-_LAST_RESORT_S = 15.0
-"""A main thread that has not left by then is stuck in a system call; the process ends without it."""
+_LAST_RESORT_S = 15.0  # After this time a main thread hangs in a system call; the process ends.
 
 
 def serve_agent(
@@ -49,17 +47,17 @@ def serve_agent(
     stays: bool = False,
     devices: Sequence[str] = (),
 ) -> int:
-    """Serve until the driver dismisses this agent; returns the exit status of the process, 0 when dismissed.
+    """Serve until the driver dismisses this agent; return the exit status of the process, 0 when dismissed.
 
-    ``deadline_s`` is how long to look for the driver, ``devices`` are what this process sees.  ``slot`` was made and
-    started before, by one who closes it.  A process that ``stays`` gets its signal handlers back; another one is about
-    to end and ignores SIGTERM from here on, which launchers send to all when rank 0 has failed.
+    ``deadline_s`` limits the search for the driver, ``devices`` are visible to this process. The caller has started
+    ``slot`` and closes it. A process that ``stays`` gets its signal handlers back; another one ends next and ignores
+    SIGTERM from here on, which launchers send to all processes when rank 0 has failed.
     """
     deadline_s = gathering_s(launch) if deadline_s is None else deadline_s
     link = None
     parent = os.getppid()
     leave_signals = _take_signals(stays)
-    whom = "rank 0 and those that it waits for"
+    whom = "rank 0 and all other ranks"
     waiting = threading.Timer(PATIENCE_S, say_waiting, (launch, whom, deadline_s, environ))
     waiting.daemon = True
     waiting.start()
@@ -74,14 +72,14 @@ def serve_agent(
         )
         waiting.cancel()
         if signal.getsignal(signal.SIGINT) is _leave:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the driver's from here on
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # from here on the driver handles it
         with _log_directory(welcome) as logs:
             return _Agent(launch, link, welcome, logs, parent=parent, slot=slot).serve()
     except LaunchError as problem:
         print(f"perfsuite: {problem}", file=sys.stderr, flush=True)
         return ENDED_EARLY
     except SystemExit as ended:
-        if link is not None:  # told to end before it serves: the driver may have taken it in
+        if link is not None:  # a signal ended it before it serves: the driver may have accepted it
             with contextlib.suppress(LinkLost):
                 link.send(_farewell(ended))
         return int(ended.code or 0)
@@ -93,10 +91,7 @@ def serve_agent(
 
 
 def _take_signals(stays: bool) -> Callable[[], None]:
-    """SIGTERM and SIGHUP end the agent, and so does Ctrl-C until there is a driver; returns what to do at its end.
-
-    Only the main thread can have handlers; in another one a signal does what it did before.
-    """
+    """Make SIGTERM, SIGHUP and early Ctrl-C end the agent (main thread only); return the function that undoes it."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -107,7 +102,7 @@ def _take_signals(stays: bool) -> Callable[[], None]:
 
     def leave_signals() -> None:
         for number, handler in before.items():
-            if handler is not None:  # one that Python did not set cannot be set by it
+            if handler is not None:  # Python cannot set a handler that other code set
                 signal.signal(number, handler if stays else signal.SIG_IGN)
 
     return leave_signals
@@ -115,18 +110,18 @@ def _take_signals(stays: bool) -> Callable[[], None]:
 
 def _leave(number: int, _: object) -> None:
     for each in _SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # launchers send it more than once
+        signal.signal(each, signal.SIG_IGN)  # launchers repeat signals
     raise SystemExit(128 + number)
 
 
 def _farewell(ended: SystemExit) -> Message:
-    """The last word of an agent that a signal told to end."""
-    return {LEAVING: f"{TOLD}{signal.Signals(int(ended.code or 0) - 128).name}"}
+    """Return the last message of an agent that a signal ends."""
+    return {LEAVING: f"{GOT_SIGNAL}{signal.Signals(int(ended.code or 0) - 128).name}"}
 
 
 @contextlib.contextmanager
 def _log_directory(welcome: Message) -> Any:
-    """Beside the driver's logs when it is on this host, else in a place of this agent's that is removed at its end."""
+    """Yield the driver's log directory if it is on this host, else a temporary one."""
     if welcome["log_directory"]:
         yield Path(welcome["log_directory"])
         return
@@ -147,24 +142,23 @@ class _Agent:
             log_directory=logs,
             first_slot=launch.rank,
         )
-        self._epoch = 0
-        """Number of kills: tells the driver which events are of a worker that it has given up."""
+        self._epoch = 0  # Number of kills, by which the driver recognises events of workers that were killed.
         self._ending = threading.Event()
-        self._over = threading.Event()
-        """All has been said: the thread that serves the link ends."""
-        self._cause = ""
-        """Why this agent ends early, where that is not by a SIGTERM from outside."""
+        self._over = threading.Event()  # All messages are sent: the thread that serves the link ends.
+        self._cause = ""  # Reason for an early end, unless a SIGTERM from outside caused it.
         self._verbs: Mapping[str, Callable[[Message], Any]] = {
             "start": lambda _: self._slot.start(),
-            "acquire": self._acquire,
+            "acquire": lambda frame: self._slot.acquire(
+                1, fresh=frame["fresh"], env=frame["env"], deadline_s=frame["deadline_s"]
+            ),
             "send": lambda frame: self._slot.send(self._rank, frame["command"]),
-            "dump": self._dump,
+            "dump": lambda frame: self._slot.dump([self._rank], frame["deadline_s"]).get(self._rank, ""),
             "kill": self._kill,
             "log_tail": lambda frame: self._slot.log_tail(self._rank, frame["lines"]),
         }
 
     def serve(self) -> int:
-        """Carry out commands and pass on events, until dismissed."""
+        """Execute commands and send events until dismissed."""
         watching = threading.Thread(target=self._watch, name="perfsuite-link", daemon=True)
         watching.start()
         try:
@@ -174,15 +168,16 @@ class _Agent:
                     if arrival.frame is not None:
                         self._answer(arrival.frame)
                 for event in self._slot.poll(0.0):
-                    self._tell(_as_frame(event, self._epoch))
+                    fields = {"message": event.message, "text": event.text, "epoch": self._epoch}
+                    self._send({"event": event.kind, **fields})
         except SystemExit as ended:
             cause = self._cause
-            self._ending.set()  # the driver hangs up on a farewell: that is no cause then
-            self._tell({LEAVING: cause} if cause else _farewell(ended))
+            self._ending.set()  # the driver closes the link after a farewell: this is not a cause of the end
+            self._send({LEAVING: cause} if cause else _farewell(ended))
             return ENDED_EARLY if cause else int(ended.code or 0)
         finally:
             self._slot.close()
-            self._have_said_all()
+            self._await_sent()
             self._over.set()
             self._exchange.wake()
             watching.join(_LAST_WORDS_S)
@@ -200,36 +195,30 @@ class _Agent:
         except (RanksFailed, OSError) as problem:  # OSError: a full disk, no more processes; the driver reports it
             reply = {"error": str(problem) or type(problem).__name__}
         if "id" in frame:
-            self._tell({"reply": frame["id"], **reply})
-
-    def _acquire(self, frame: Message) -> bool:
-        return self._slot.acquire(1, fresh=frame["fresh"], env=frame["env"], deadline_s=frame["deadline_s"])
-
-    def _dump(self, frame: Message) -> str:
-        return self._slot.dump([self._rank], frame["deadline_s"]).get(self._rank, "")
+            self._send({"reply": frame["id"], **reply})
 
     def _kill(self, frame: Message) -> None:
         self._slot.kill([self._rank])
         self._epoch = frame["epoch"]
 
-    def _tell(self, frame: Message) -> None:
+    def _send(self, frame: Message) -> None:
         self._exchange.send(_DRIVER, frame)
 
-    def _have_said_all(self) -> None:
+    def _await_sent(self) -> None:
         until = time.monotonic() + _LAST_WORDS_S
         while not self._exchange.is_idle and not self._exchange.lost and time.monotonic() < until:
             time.sleep(0.01)
 
     def _watch(self) -> None:
-        """In a thread: serve the link; end this process when driver or launcher is gone, whatever it is doing."""
+        """In a thread: serve the link; end this process when the driver or the launcher has ended."""
         silent = cause = ""
         while not cause and not self._over.is_set():
             try:
                 self._exchange.turn()
-            except Exception as problem:  # nobody would see the driver's end any more
+            except Exception as problem:  # without this thread the end of the driver would stay unnoticed
                 self._exchange.drop(_DRIVER, f"its link cannot be served: {problem!r}")
             before, silent = silent, self._exchange.silent().get(_DRIVER, "")
-            if silent and not before:  # Ctrl-Z, say: a host that is gone shows as a lost connection
+            if silent and not before:  # for example after Ctrl-Z; a host that fails causes a lost connection
                 self._say(f"waits for the driver: {silent}")
             if _DRIVER in self._exchange.lost:
                 cause = f"the driver is gone: {self._exchange.lost[_DRIVER]}"
@@ -242,14 +231,10 @@ class _Agent:
         os.kill(os.getpid(), signal.SIGTERM)
         until = time.monotonic() + _LAST_RESORT_S
         while time.monotonic() < until and not self._exchange.lost and not self._over.is_set():
-            self._exchange.turn()  # its last words have to leave
+            self._exchange.turn()  # send the last messages
         if not self._over.wait(max(0.0, until - time.monotonic())):
             os._exit(ENDED_EARLY)
 
-    def _say(self, what: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads
-            print(f"perfsuite: agent of rank {self._rank} {what}", file=sys.stderr, flush=True)
-
-
-def _as_frame(event: Event, epoch: int) -> Message:
-    return {"event": event.kind, "message": event.message, "text": event.text, "epoch": epoch}
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # stderr may be closed
+            print(f"perfsuite: agent of rank {self._rank} {text}", file=sys.stderr, flush=True)

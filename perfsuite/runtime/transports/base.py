@@ -1,7 +1,7 @@
-"""How the driver reaches rank workers: slots, the commands it sends them and the events that come back.
+"""How the driver reaches rank workers: slots, the commands sent to them and the events that come back.
 
-A *slot* is a place for one rank; slot ``i`` holds rank ``i`` of every case.  A command is a JSON object with a ``verb``
-(see :mod:`perfsuite.runtime.protocol`); so is every message of a worker.  Nothing is pickled.
+A *slot* is a place for one rank; slot ``i`` holds rank ``i`` of every case. Commands and messages are JSON objects
+(:mod:`perfsuite.runtime.protocol`).
 """
 
 from __future__ import annotations
@@ -13,41 +13,38 @@ from typing import Any, Literal
 
 Message = dict[str, Any]
 WRAPPER = "PERFSUITE_WRAPPER"
-"""Variable with a command that is put before the one that starts the workers of a host, ``nsys profile -o ranks`` say.
+"""Variable with a command that starts the workers of a host, for example ``nsys profile -o ranks``.
 
-It must pass on open descriptors and end with the command; the record of a run names it.
+The command gets the workers' own command as arguments. It must pass on open descriptors and end with that command. The
+record of a run contains it.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened at a slot."""
+    """A message, an exit or a loss at a slot."""
 
     slot: int
     kind: Literal["message", "exit", "agent_lost"]
-    message: Message | None = None
-    """The worker's message when ``kind`` is message."""
-    text: str = ""
-    """How the worker ended (``killed by SIGKILL``, ``exit code 3``), or which agent is lost."""
+    message: Message | None = None  # Message of the worker, for ``kind`` message.
+    text: str = ""  # End of the worker (``killed by SIGKILL``, ``exit code 3``), or the lost agent.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a slot is."""
+    """Host, cores and devices of a slot."""
 
     slot: int
     host: str
     local_rank: int
-    local_world_size: int
-    """Slots on that host that the launcher gave; 0 when the transport gives as many as are asked for."""
-    cores: tuple[int, ...]
-    """Cores that the slot's processes may use; a launcher may have bound each of its ranks to cores of its own."""
+    local_world_size: int  # Slots of the launcher on that host; 0 when the transport starts any number.
+    cores: tuple[int, ...]  # Cores that the slot's processes may use; a launcher may bind each rank to its own cores.
     devices: tuple[str, ...] = ()
-    """Which devices the slot's processes see, by number; empty where that is not told.  ``srun --gpus-per-task`` shows
-    each of its ranks another one as device 0."""
+    """Devices that the slot's processes see; empty if unknown. ``srun --gpus-per-task`` shows each rank another device
+    as device 0."""
 
     def device(self, count: int) -> tuple[int, str]:
-        """Number and name of the device of this slot's rank, where a host has ``count``, ranks of which share devices.
+        """Return number and name of the rank's device on a host with ``count`` devices, which ranks may share.
 
         >>> place = Place(slot=3, host="a", local_rank=3, local_world_size=4, cores=(), devices=("GPU-7",))
         >>> import dataclasses
@@ -59,55 +56,50 @@ class Place:
 
 
 def share_devices(places: Sequence[Place], count: int) -> bool:
-    """Whether ranks at these places share devices, as far as their hosts, of ``count`` devices each, tell."""
+    """Return whether ranks at these places share devices, on hosts with ``count`` devices each."""
     return len({place.device(count)[1] for place in places}) < len(places)
 
 
 class Transport(ABC):
-    """Slots of one run.  Every call returns within a deadline of its own."""
+    """Slots of one run. Every call returns within its own deadline."""
 
-    name: str
-    """local, torchrun, openmpi, slurm or env."""
-    capacity: int | None
-    """Ranks that the launcher gave; None when as many as asked for can be started."""
+    name: str  # One of local, torchrun, openmpi, slurm and env.
+    capacity: int | None  # Number of ranks that the launcher gave; None if any number can be started.
 
     @abstractmethod
     def place(self, slot: int) -> Place:
-        """Where ``slot`` is."""
+        """Return the place of ``slot``."""
 
     @abstractmethod
     def start(self) -> None:
         """Begin to start workers without waiting for them."""
 
     def preload(self, modules: tuple[str, ...]) -> None:  # noqa: B027  only saves time, and only where workers are forks
-        """Have these modules imported in workers started from now on."""
+        """Import these modules in workers that start from now on."""
 
     @abstractmethod
     def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
-        """Have a living, idle worker in slots 0 to ``count`` - 1; True when any of them is a new process.
+        """Provide a living, idle worker in slots 0 to ``count`` - 1; return True if any is a new process.
 
-        ``fresh`` replaces workers that ran a case before; a non-empty ``env`` starts new interpreters with it.
-        Raises RanksFailed naming slots that did not come up in ``deadline_s`` seconds, AgentLost.
+        ``fresh`` replaces workers that ran a case before; a non-empty ``env`` starts new interpreters with it. Raises
+        RanksFailed with the slots that did not start in ``deadline_s`` seconds, and AgentLost.
         """
 
     @abstractmethod
     def open_store(self, deadline_s: float) -> tuple[str, int]:
-        """Host and port of a TCPStore that a process without a rank serves, reachable from every slot."""
+        """Return host and port of a TCPStore that every slot reaches and that a process without a rank serves."""
 
     @abstractmethod
     def send(self, slot: int, command: Message) -> None:
-        """Hand one command to the worker of ``slot``; a dead worker shows as an ``exit`` event."""
+        """Send one command to the worker of ``slot``; a dead worker causes an ``exit`` event."""
 
     @abstractmethod
     def poll(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; waits up to ``timeout_s`` for the first."""
+        """Return the events since the last call; wait up to ``timeout_s`` for the first."""
 
     @abstractmethod
     def dump(self, slots: Iterable[int], deadline_s: float) -> dict[int, str]:
-        """Python stacks of all threads of these workers, taken while they are stuck; works inside C++ waits.
-
-        Where none can be taken, what the kernel says of the process.
-        """
+        """Return the Python stacks of these workers, also during waits in C++; without one the process's state."""
 
     @abstractmethod
     def kill(self, slots: Iterable[int]) -> None:
@@ -115,8 +107,8 @@ class Transport(ABC):
 
     @abstractmethod
     def log_tail(self, slot: int, lines: int = 20) -> str:
-        """The last lines that the worker of ``slot`` wrote to its stdout and stderr."""
+        """Return the last lines of stdout and stderr of the worker of ``slot``."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every worker, agent and helper process, wait for their end, remove what was put on disk.  Idempotent."""
+        """End every worker, agent and helper process, wait for them, and remove their files. Idempotent."""

@@ -1,7 +1,7 @@
-"""The driver's side of a launch by torchrun, mpirun or srun: slots that agents on this and other hosts serve.
+"""The driver's side of a launch by torchrun, mpirun or srun: agents serve the slots on this and other hosts.
 
-Slot 0 is a local transport of the driver's own; every other slot is one agent (:mod:`.agent`).  The
-driver has no thread for them: whatever the agents say is taken in while it waits in one of the methods here.
+Slot 0 is a local transport of the driver; every other slot is one agent (:mod:`.agent`). The driver has no thread for
+its messages: the methods here read messages of the agents while they wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from perfsuite.base.errors import AgentLost, RanksFailed
 from perfsuite.runtime.ranks.placement import allowed_cores
@@ -24,28 +24,22 @@ from perfsuite.runtime.transports.exchange import Arrival
 from perfsuite.runtime.transports.keys import offer_meeting
 from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.local import OneSlot
-from perfsuite.runtime.transports.star import TOLD, Star, gather
+from perfsuite.runtime.transports.star import GOT_SIGNAL, Star, gather
 
-_ANSWER_S = 10.0
-"""An agent that has not answered so long after the deadline of what it was asked is stopped or cut off."""
-_FAREWELL_S = 15.0
-"""For agents to end their workers and themselves."""
+_ANSWER_S = 10.0  # After this time beyond the deadline an agent is stopped or unreachable.
+_FAREWELL_S = 15.0  # Time limit for agents to end their workers and themselves.
 _WATCH_S = 1.0
-_CAUSE_S = 0.2
-"""From the news that an agent was told to end to the news of the one that died before: across hosts, any order."""
+_CAUSE_S = 0.2  # Wait for a loss without a signal after one with a signal: reports come in any order.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Loss:
-    """What is known of a lost agent."""
-
     text: str
-    told_to: bool
-    """It got SIGTERM or SIGHUP: as a rule from a launcher, because another process had died."""
+    by_signal: bool  # It got SIGTERM or SIGHUP: usually from a launcher, because another process had died.
 
 
 class ClusterTransport(Transport):
-    """One slot per process that the launcher started."""
+    """One slot per process of the launch."""
 
     def __init__(
         self,
@@ -58,10 +52,10 @@ class ClusterTransport(Transport):
         environ: Mapping[str, str] = os.environ,
         devices: tuple[str, ...] = (),
     ) -> None:
-        """``deadline_s`` is how long to wait for the agents, ``devices`` are those that this process sees; the other
-        arguments are a LocalTransport's.
+        """``deadline_s`` limits the wait for the agents, ``devices`` are visible to this process.
 
-        Agents on the driver's host write their logs to ``log_directory``; those on other hosts keep them to themselves.
+        The other arguments are a LocalTransport's. Agents on the driver's host write their logs to ``log_directory``,
+        agents on other hosts to directories of their own.
         """
         self.name = launch.launcher
         self.capacity = launch.world_size
@@ -77,16 +71,15 @@ class ClusterTransport(Transport):
         self._local = OneSlot(start_method=start_method, preload=preload, log_directory=log_directory)
         self._star = Star({}, {})
         self._events: list[Event] = []
-        self._replies: dict[int, dict[int, Message]] = {}
-        """By request, then by rank; only requests that somebody waits for are here."""
+        self._replies: dict[int, dict[int, Message]] = {}  # Replies to waiting callers, by request and rank.
         self._requests = itertools.count()
         self._epochs = dict.fromkeys(range(launch.world_size), 0)
         self._lost: dict[int, _Loss] = {}
 
     def gather(self) -> None:
-        """Wait until every agent of the launch is there.  To be called once; only :meth:`start` may come before.
+        """Wait until every agent of the launch has come. Call it once; only :meth:`start` may come before.
 
-        Raises LaunchError: no key for several hosts, all ports in use, agents that did not come.
+        Raises LaunchError if several hosts have no key, if all ports are in use, and for agents that did not come.
         """
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="perfsuite-parent", daemon=True).start()
         offer = offer_meeting(self._launch, self._environ)
@@ -94,10 +87,10 @@ class ClusterTransport(Transport):
         try:
             self._star = gather(self._launch, offer.meeting, self._deadline_s, self._welcome, self._environ)
         finally:
-            offer.discard()  # every agent has used it, or none will
+            offer.discard()  # no agent will use it any more
 
     def start(self) -> None:
-        """See :meth:`Transport.start`; agents that have not come yet start what they need by themselves."""
+        """See :meth:`Transport.start`; agents that come later start their workers by themselves."""
         self._star.send(self._star.ranks, {"verb": "start"})
         self._local.start()
 
@@ -116,17 +109,14 @@ class ClusterTransport(Transport):
         return self._star.facts[slot]
 
     def devices_here(self, count: int) -> int | None:
-        """How many devices the ranks of the driver's host have together; None before all agents came.
-
-        ``count`` devices are there for each rank whose agent does not tell them.
-        """
+        """Return the devices of the driver's host, ``count`` for a rank without a list; None before all agents came."""
         if len(self._star.facts) < self._launch.world_size - 1:
             return None
         places = [self.place(slot) for slot in range(self._launch.world_size)]
         return len({place.device(count)[1] for place in places if place.host == places[0].host})
 
     def agents_here(self) -> frozenset[int]:
-        """Processes of the agents on this host, also of those that are lost."""
+        """Return the processes of the agents on this host, lost ones included."""
         here = socket.gethostname()
         return frozenset(facts.pid for facts in self._star.facts.values() if facts.host == here)
 
@@ -145,9 +135,10 @@ class ClusterTransport(Transport):
             failures.append(f"{failure} (on {socket.gethostname()})")
         replies = self._await_replies(request, ranks, deadline_s + _ANSWER_S)
         for rank in ranks:
-            if rank not in replies:
-                self._give_up(rank, f"it gave no answer within {deadline_s + _ANSWER_S:g} s")
-            elif "error" in replies[rank]:
+            if rank not in replies and rank in self._star.ranks:
+                self._star.drop(rank, f"it sent no answer within {deadline_s + _ANSWER_S:g} s")
+                self._take_in(0.0)
+            elif "error" in replies.get(rank, {}):
                 failures.append(f"{replies[rank]['error']} (on {self.place(rank).host})")
         self._require_agents()
         if failures:
@@ -155,7 +146,7 @@ class ClusterTransport(Transport):
         return replaced or any(reply["value"] for reply in replies.values())
 
     def open_store(self, deadline_s: float) -> tuple[str, int]:
-        """See :meth:`Transport.open_store`; served on the driver's host, on the address that the agents came to."""
+        """See :meth:`Transport.open_store`; the driver's host serves it on the address that the agents use."""
         return self._local.open_store(deadline_s, self._star.address())
 
     def send(self, slot: int, command: Message) -> None:
@@ -167,13 +158,13 @@ class ClusterTransport(Transport):
         self._star.send([slot], {"verb": "send", "command": command})
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """See :meth:`Transport.poll`; an agent that is gone shows once, as an ``agent_lost`` event."""
+        """See :meth:`Transport.poll`; a lost agent is reported once, as an ``agent_lost`` event."""
         self._take_in(0.0 if self._events else timeout_s)
         events, self._events = self._events, []
         return events + self._local.poll(0.0)
 
     def dump(self, slots: Iterable[int], deadline_s: float) -> dict[int, str]:
-        """See :meth:`Transport.dump`; slots whose agents are lost are left out."""
+        """See :meth:`Transport.dump`; the result lacks slots whose agents are lost."""
         slots = list(slots)
         ranks = [slot for slot in slots if slot in self._star.ranks]
         request = self._ask(ranks, {"verb": "dump", "deadline_s": deadline_s})
@@ -182,7 +173,7 @@ class ClusterTransport(Transport):
         return {**dumps, **{rank: reply["value"] for rank, reply in replies.items() if reply.get("value")}}
 
     def kill(self, slots: Iterable[int]) -> None:
-        """See :meth:`Transport.kill`; nothing that these workers said before is delivered any more."""
+        """See :meth:`Transport.kill`; earlier messages of these workers are dropped."""
         slots = set(slots)
         if 0 in slots:
             self._local.kill([0])
@@ -192,7 +183,7 @@ class ClusterTransport(Transport):
         self._events = [event for event in self._events if event.slot not in slots or event.kind == "agent_lost"]
 
     def log_tail(self, slot: int, lines: int = 20) -> str:
-        """See :meth:`Transport.log_tail`; empty when the agent is lost."""
+        """See :meth:`Transport.log_tail`; empty if the agent is lost."""
         if slot == 0:
             return self._local.log_tail(0, lines)
         ranks = [slot] if slot in self._star.ranks else []
@@ -200,26 +191,24 @@ class ClusterTransport(Transport):
         return str(replies[slot].get("value", "")) if slot in replies else ""
 
     def await_loss(self, timeout_s: float) -> str:
-        """Which agents are lost; waits for one to show that nobody told to end.  Empty when none is lost by then."""
+        """Return a message about the lost agents; wait for one that did not end by a signal. Empty if none is lost."""
         until = time.monotonic() + timeout_s
-        for rank, reason in self._star.lost.items():  # of which a signal, which interrupts anything, may have kept word
+        for rank, reason in self._star.lost.items():  # a signal may have interrupted us before this loss was recorded
             if rank not in self._lost:
                 self._note_loss(Arrival(rank=rank, frame=None, reason=reason))
-        while all(loss.told_to for loss in self._lost.values()) and (left := until - time.monotonic()) > 0:
+        while all(loss.by_signal for loss in self._lost.values()) and (left := until - time.monotonic()) > 0:
             self._take_in(left, local=False)
             if self._lost:
                 until = min(until, time.monotonic() + _CAUSE_S)
         return _headline(self._lost.values()) if self._lost else ""
 
     def close(self) -> None:
-        """See :meth:`Transport.close`.  May be called again, also by a signal handler that interrupted a first call."""
+        """See :meth:`Transport.close`. A signal handler may call it again during a first call."""
         try:
             self._star.send(self._star.ranks, {"verb": "dismiss"})
             self._local.close()
         finally:
             self._star.dismiss(_FAREWELL_S)
-
-    # -- what the agents say ------------------------------------------------------------------------------------------
 
     def _ask(self, ranks: Iterable[int], frame: Message) -> int:
         request = next(self._requests)
@@ -228,7 +217,7 @@ class ClusterTransport(Transport):
         return request
 
     def _await_replies(self, request: int, ranks: Iterable[int], timeout_s: float) -> dict[int, Message]:
-        """Answers by rank; without those of agents that are lost or did not answer in time."""
+        """Return the answers by rank, without those of agents that are lost or did not answer in time."""
         until = time.monotonic() + timeout_s
         try:
             while (left := until - time.monotonic()) > 0:
@@ -244,44 +233,36 @@ class ClusterTransport(Transport):
             if arrival.frame is None:
                 self._note_loss(arrival)
             elif "event" in arrival.frame:
-                self._note_event(arrival.rank, arrival.frame)
+                if arrival.frame["epoch"] == self._epochs[arrival.rank]:
+                    fields = {name: arrival.frame[name] for name in ("message", "text")}
+                    self._events.append(Event(slot=arrival.rank, kind=arrival.frame["event"], **fields))
             elif arrival.frame["reply"] in self._replies:
                 self._replies[arrival.frame["reply"]][arrival.rank] = arrival.frame
-
-    def _note_event(self, rank: int, frame: Message) -> None:
-        if frame["epoch"] == self._epochs[rank]:
-            event: dict[str, Any] = {"kind": frame["event"], "message": frame["message"], "text": frame["text"]}
-            self._events.append(Event(slot=rank, **event))
 
     def _note_loss(self, arrival: Arrival) -> None:
         facts = self._star.facts[arrival.rank]
         text = (
-            f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher "
-            "does not replace it: see its output and that of the launcher"
+            f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher does not replace it: "
+            "see its output and that of the launcher"
         )
-        self._lost[arrival.rank] = _Loss(text=text, told_to=arrival.reason.startswith(TOLD))
+        self._lost[arrival.rank] = _Loss(text=text, by_signal=arrival.reason.startswith(GOT_SIGNAL))
         self._events.append(Event(slot=arrival.rank, kind="agent_lost", text=text))
 
-    def _give_up(self, rank: int, reason: str) -> None:
-        if rank in self._star.ranks:
-            self._star.drop(rank, reason)
-            self._take_in(0.0)
-
     def _require_agents(self, ranks: Iterable[int] | None = None) -> None:
-        """Raise AgentLost when one of ``ranks`` (of all, without) is gone."""
+        """Raise AgentLost if the agent of one of ``ranks`` (default: of any) is lost."""
         lost = [loss for rank, loss in self._lost.items() if ranks is None or rank in set(ranks)]
         if lost:
             raise AgentLost(_headline(lost))
 
 
 def _headline(losses: Collection[_Loss]) -> str:
-    """The first that was not told to end, and how many more; only those that were where there are no others."""
-    causes = [loss for loss in losses if not loss.told_to] or list(losses)
+    """Return the text of the first loss that no signal caused (else of the first), with the number of the others."""
+    causes = [loss for loss in losses if not loss.by_signal] or list(losses)
     return causes[0].text + (f" ({len(causes) - 1} more are lost)" if len(causes) > 1 else "")
 
 
 def _end_with_parent(parent: int) -> None:
-    """In a thread: a launcher that is killed leaves its processes behind; the driver then ends as on its SIGTERM."""
+    """In a thread: send SIGTERM to this process when its launcher was killed, as a launcher would have done."""
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGTERM)

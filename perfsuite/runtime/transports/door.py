@@ -1,10 +1,10 @@
-"""How an agent comes to the driver: who listens where, and who is let in.
+"""How an agent reaches the driver: the addresses on which the driver listens, and the connections that it accepts.
 
-A launch on one host meets at a unix socket in a private directory: other users of the host cannot reach it, and the key
-file names it.  Between hosts nobody hands the driver's port to the agents: the launcher's own store would need torch in
-this process.  Both sides hash the run id and rank 0's address into the same few candidates.  The driver takes the first
-free one and the agents try them all.  Another program on a candidate costs only an attempt, also one that passes the
-handshake on to the driver's port: both proofs cover the port that the agent dialled.
+A launch on one host uses a unix socket in a private directory, which other users cannot reach; the key file names it.
+Between hosts no process sends the driver's port to the agents: the launcher's own store would need torch here. Both
+sides hash the run id and rank 0's address into the same few ports. The driver takes the first free one, and the agents
+try all of them. Another program on such a port costs one attempt. A program that relays the handshake fails too: both
+proofs cover the port that the agent dialled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,24 +34,17 @@ from perfsuite.runtime.transports.wire import (
     SessionKeys,
 )
 
-HANDSHAKE_S = 5.0
-"""How long a stranger can hold a handshake, in both directions."""
-_PORTS = range(20000, 32000)
-"""Below the range from which Linux takes the ports of outgoing connections."""
+HANDSHAKE_S = 5.0  # Time limit of a handshake, in both directions.
+_PORTS = range(20000, 32000)  # Ports below the range that Linux uses for outgoing connections.
 _CANDIDATES = 8
 _BACKLOG = 4096
-_AT_ONCE = 256
-"""Handshakes at a time; further connections wait in the backlog."""
-_CROWDED_S = 0.2
-"""How long a handshake may take while others wait in the backlog."""
+_AT_ONCE = 256  # Concurrent handshakes; further connections wait in the backlog.
+_CROWDED_S = 0.2  # Time limit of a handshake while others wait in the backlog.
 _RETRY_S = 0.1
 
 
 def candidate_ports(launch: Launch) -> range:
-    """Ports that the driver of a launch on several hosts may listen on, in its order of preference.
-
-    Consecutive, so that a firewall rule and an error message are short.
-    """
+    """Return the consecutive ports on which a driver of several hosts may listen, in its order of preference."""
     digest = hashlib.sha256(os.fsencode(f"{launch.run_id}\0{launch.master_addr}")).digest()
     first = _PORTS[int.from_bytes(digest[:8], "big") % (len(_PORTS) - _CANDIDATES)]
     return range(first, first + _CANDIDATES)
@@ -59,30 +52,21 @@ def candidate_ports(launch: Launch) -> range:
 
 @dataclass(eq=False)
 class _Visit:
-    """A connection that has not been let in yet."""
-
     sock: socket.socket
     began_s: float
     handshake: DriverHandshake
-    link: Link | None = None
-    """Once the handshake is done; its first frame is the hello."""
+    link: Link | None = None  # Link after the handshake; its first frame is the hello.
 
 
 class Door:
-    """The driver's listening socket: turns strangers away, hands in links of agents with what they say of themselves.
-
-    Works while somebody waits in :meth:`next_arrival`; needs no thread.
-    """
+    """The driver's listening socket: rejects unknown connections, returns links of agents with their hello."""
 
     def __init__(self, launch: Launch, meeting: Meeting) -> None:
-        """Listen where the agents look.  Raises LaunchError when that cannot be."""
+        """Listen where the agents look. Raises LaunchError if that fails."""
         self._key = meeting.key
-        self._listener, address = _listen(launch, meeting)
-        self.address = address
-        """The path of the socket, or the port."""
-        self._introduction = _introduction(launch, address)
-        self.turned_away: Counter[str] = Counter()
-        """Why connections were refused, for the message about agents that did not come."""
+        self._listener, self.address = _listen(launch, meeting)  # ``address``: the path of the socket, or the port.
+        self._introduction = _introduction(launch, self.address)
+        self.turned_away: Counter[str] = Counter()  # Reasons of rejected connections, for error messages.
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._listening = False
@@ -90,7 +74,7 @@ class Door:
         self._listen_while_there_is_room()
 
     def next_arrival(self, timeout_s: float) -> tuple[Link, Message] | None:
-        """The next authenticated link and its hello; None when none comes in time."""
+        """Return the next authenticated link and its hello; None if none comes in time."""
         until = time.monotonic() + timeout_s
         while True:
             left = until - time.monotonic()
@@ -105,14 +89,14 @@ class Door:
                 return None
 
     def close(self) -> None:
-        """Stop listening; connections that were not let in are closed.  Idempotent."""
+        """Stop listening and close connections that were not accepted. Idempotent."""
         for visit in list(self._visits):
             self._dismiss(visit, "")
         self._selector.close()
         self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone before it was accepted
+        with contextlib.suppress(OSError):  # closed before it was accepted
             sock, _ = self._listener.accept()
             sock.setblocking(False)
             visit = _Visit(sock, time.monotonic(), DriverHandshake(self._key, self._introduction))
@@ -129,7 +113,7 @@ class Door:
             if hello is None:
                 return None
             if hello.get("rank") != visit.handshake.rank:
-                raise Refused("another rank than it proved to be")
+                raise Refused("its hello names another rank than its proof")
         except Refused as refused:
             self._dismiss(visit, str(refused))
         except (OSError, LinkLost):
@@ -144,7 +128,7 @@ class Door:
         if not data:
             raise Refused("no handshake")
         reply = visit.handshake.feed(data)
-        if reply and visit.sock.send(reply) != len(reply):  # at most two short replies: a buffer has room for them
+        if reply and visit.sock.send(reply) != len(reply):  # a buffer has space for two short replies
             raise Refused("no handshake")
         session = visit.handshake.session
         if session is not None:
@@ -184,18 +168,20 @@ def reach_driver(
     deadline_s: float,
     alive: Callable[[], bool],
 ) -> tuple[Link, Message]:
-    """On an agent: a link to the driver and the driver's welcome, which comes once all agents are there.
+    """Return an agent's link to the driver and the driver's welcome, which comes after all agents have connected.
 
-    ``find`` is asked anew for every attempt, because the driver may not be there yet.  ``farewell`` is the last word of
-    an agent that is told to end while it waits for the welcome, which may be on its way.  Raises LaunchError when no
-    driver took this agent in within ``deadline_s`` seconds, when the driver gave the launch up, or as soon as ``alive``
-    says that the launcher is gone.
+    ``find`` runs before every attempt, because the driver may start later. ``farewell`` makes the last message of an
+    agent that ends while it waits for the welcome. Raises LaunchError if no driver accepts this agent within
+    ``deadline_s`` seconds, if the driver gives up, or as soon as ``alive`` returns False (the launcher has ended).
     """
     until = time.monotonic() + deadline_s
-    last = "nobody listens"
+    last = "no process listens there"
     while time.monotonic() < until and alive():
         meeting = find()
-        for address in _addresses(launch, meeting):
+        addresses: Iterable[Path | int] = candidate_ports(launch) if not launch.single_host else ()
+        if meeting is not None and launch.single_host:
+            addresses = [meeting.socket]
+        for address in addresses if meeting is not None else ():
             assert meeting is not None
             try:
                 link = _knock(launch, address, meeting.key)
@@ -205,44 +191,33 @@ def reach_driver(
             except (socket.gaierror, UnicodeError):
                 last = why_unresolved(launch) or last
             except (OSError, Refused, LinkLost) as problem:
-                last = f"{_where(address)}: {problem or 'no handshake'}"
+                place = f"port {address}" if isinstance(address, int) else str(address)
+                last = f"{place}: {problem or 'no handshake'}"
         time.sleep(_RETRY_S)
     ports = candidate_ports(launch)
     if launch.single_host:
-        where, see = "this host", "its output, and that TMPDIR is the same"
+        where, see = "this host", "its output, and use the same TMPDIR"
     else:
         where = f"ports {ports[0]}-{ports[-1]} of {launch.master_addr}"
         see = "its output, the address of rank 0 and the firewall"
     raise LaunchError(
         f"rank {launch.rank} found no driver on {where} within {deadline_s:g} s ({last}): "
-        f"rank 0 must run the same command there; see {see}"
+        f"rank 0 must run the same command there; check {see}"
     )
 
 
 def why_unresolved(launch: Launch) -> str:
-    """Return why the name of rank 0's host has no address here, and what to do; empty where it has one."""
+    """Return why the name of rank 0's host has no address here, with a remedy; empty if it has one."""
     if launch.single_host:
         return ""
     try:
         socket.getaddrinfo(launch.master_addr, None)
     except (OSError, UnicodeError) as problem:
         return (
-            f"{socket.gethostname()} knows no address of {launch.master_addr}, the host of rank 0 "
+            f"{socket.gethostname()} cannot resolve {launch.master_addr}, the host of rank 0 "
             f"({getattr(problem, 'strerror', None) or problem}): set MASTER_ADDR to an address that all hosts reach"
         )
     return ""
-
-
-def _addresses(launch: Launch, meeting: Meeting | None) -> Iterator[Path | int]:
-    """Where the driver may listen: its socket, or its ports."""
-    if meeting is not None and launch.single_host:
-        yield meeting.socket
-    elif meeting is not None:
-        yield from candidate_ports(launch)
-
-
-def _where(address: Path | int) -> str:
-    return f"port {address}" if isinstance(address, int) else str(address)
 
 
 def _introduction(launch: Launch, address: Path | int) -> Introduction:
@@ -273,20 +248,20 @@ def _connect(launch: Launch, address: Path | int) -> socket.socket:
     sock = socket.create_connection((launch.master_addr, address), timeout=HANDSHAKE_S)
     if sock.getsockname() == sock.getpeername():
         sock.close()
-        raise ConnectionRefusedError("connected to itself")  # TCP allows it between equal ports of one host
+        raise ConnectionRefusedError("connected to itself")  # TCP allows this between equal ports of one host
     return sock
 
 
 def _prove(sock: socket.socket, handshake: AgentHandshake) -> SessionKeys:
     until = time.monotonic() + HANDSHAKE_S
     sock.sendall(handshake.opening)
-    sock.sendall(handshake.prove(_read_exactly(sock, handshake.answer_bytes, until, "no perfsuite of this version")))
+    sock.sendall(handshake.prove(_read_exactly(sock, handshake.answer_bytes, until, "not this version of perfsuite")))
     proof = _read_exactly(sock, handshake.proof_bytes, until, "it has another key or serves another launch")
     return handshake.finish(proof)
 
 
 def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) -> bytes:
-    """So many bytes, by then; Refused with ``closed`` where the connection ends before."""
+    """Return ``count`` bytes before ``until``; raise Refused(``closed``) if the connection ends before."""
     data = b""
     while len(data) < count:
         sock.settimeout(max(0.001, until - time.monotonic()))
@@ -303,14 +278,14 @@ def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) ->
 def _introduce(
     link: Link, hello: Message, farewell: Callable[[SystemExit], Message], alive: Callable[[], bool]
 ) -> Message:
-    """Say hello; returns the welcome."""
+    """Send the hello; return the welcome."""
     try:
         link.send(hello)
         welcome = None
         while welcome is None:
             while not link.readable(1.0):
                 if not alive():
-                    raise LinkLost("the launcher is gone")
+                    raise LinkLost("the launcher has ended")
             welcome = link.receive_one()
         if "refused" in welcome:
             raise LinkLost(f"refused: {welcome['refused']}")
@@ -338,7 +313,7 @@ def _listen(launch: Launch, meeting: Meeting) -> tuple[socket.socket, Path | int
             return socket.create_server(("", port), backlog=_BACKLOG), port
     raise LaunchError(
         f"ports {ports[0]}-{ports[-1]} of this host are all in use: the driver of this launch needs one of them; "
-        "see who listens with 'ss -ltnp', or launch again with another run id or master port"
+        "find the programs with 'ss -ltnp', or launch again with another run id or master port"
     )
 
 
@@ -359,7 +334,7 @@ def _listen_privately(file: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _short_path(file: Path) -> Iterator[str]:
-    """A name of ``file`` of at most 107 bytes, which is what an address has room for."""
+    """Yield a name of ``file`` of at most 107 bytes, the limit of a socket address."""
     directory = os.open(file.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{file.name}"

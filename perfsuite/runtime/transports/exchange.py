@@ -1,8 +1,7 @@
-"""Frames over links, in a thread that does nothing else: so a process that waits or works still says that it is alive.
+"""Send and receive frames over links in a thread of their own, so that a busy process still sends signs of life.
 
-Each end sends a *beat*, an empty frame, every BEAT_S seconds.  The thread stops when its process is stopped, and not
-when the main thread is busy.  All reading and writing is in this one thread, where no signal handler of Python's runs:
-Ctrl-C cannot tear a frame in two.
+Each end sends a *beat*, an empty frame, every BEAT_S seconds. The thread stops only if its process is stopped. All
+reading and writing is in this one thread, where Python runs no signal handler: Ctrl-C cannot split a frame.
 """
 
 from __future__ import annotations
@@ -20,44 +19,37 @@ from perfsuite.runtime.failures import state_of
 from perfsuite.runtime.transports.base import Message
 from perfsuite.runtime.transports.wire import Link, LinkLost
 
-LEAVING = "leaving"
-"""Field of the last word of an end that goes, with its reason."""
+LEAVING = "leaving"  # Field of the last message of an end that leaves, with its reason.
 BEAT_S = 2.0
 SILENCE_S = 10.0
-"""An end that has sent nothing for so long is stopped, hangs or cannot be reached.
+"""An end that has sent nothing for so many seconds is stopped, hangs or cannot be reached.
 
-On two cores with 8 ranks and a load of 21 the longest gap between two beats was 2.1 s.
+With 8 ranks on two cores under a load of 21 the longest gap between two beats was 2.1 s.
 """
-_LAST_ACK_AT = 56
-"""Where struct tcp_info has the milliseconds since the other end's kernel last acknowledged something."""
+_LAST_ACK_AT = 56  # Offset in struct tcp_info of the milliseconds since the other kernel's last acknowledgement.
 _TURN_S = 1.0
-_OWN_SLEEP_S = 2 * _TURN_S
-"""A turn that took longer was held up itself: only so much of it counts as silence of the others."""
+_OWN_SLEEP_S = 2 * _TURN_S  # A longer turn was delayed itself and counts as so many seconds of silence.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """Something that came from an agent or the driver."""
+    """A frame from an agent or the driver, or the loss of its link."""
 
     rank: int
-    frame: Message | None
-    """None: its link is lost."""
-    reason: str = ""
-    """How the loss showed."""
+    frame: Message | None  # None if its link is lost.
+    reason: str = ""  # Symptom of the loss.
 
 
 class Exchange:
-    """Links by the rank at their other end.  :meth:`turn` belongs to one thread, the rest to another."""
+    """Links by the rank at their other end. One thread calls :meth:`turn`, another one the other methods."""
 
     def __init__(self, links: Mapping[int, Link]) -> None:
-        """Take over links that nobody else reads or writes from now on."""
+        """Take ownership of the links: no other code reads or writes them."""
         self._links = dict(links)
         self._silent_s = dict.fromkeys(links, 0.0)
-        self.lost: dict[int, str] = {}
-        """Why each link that is lost was."""
+        self.lost: dict[int, str] = {}  # Reason of each lost link.
         self._arrivals: deque[Arrival] = deque()
-        self._requests: deque[tuple[int, Message | None]] = deque()
-        """Frames to send; None closes the link."""
+        self._requests: deque[tuple[int, Message | None]] = deque()  # Frames to send; None closes the link.
         self._news_r, self._news_w = _bell()
         self._wake_r, self._wake_w = _bell()
         self._selector = selectors.DefaultSelector()
@@ -70,17 +62,17 @@ class Exchange:
 
     @property
     def news(self) -> socket.socket:
-        """Readable when :meth:`take` has something."""
+        """Socket that is readable when :meth:`take` has something."""
         return self._news_r
 
     def send(self, rank: int, frame: Message) -> None:
-        """Have a frame sent; nothing where the link is lost."""
+        """Queue a frame; ignored if the link is lost."""
         if rank not in self.lost:
             self._requests.append((rank, frame))
             _ring(self._wake_w)
 
     def drop(self, rank: int, reason: str) -> None:
-        """Give a link up: close it, and report the loss in :meth:`take`."""
+        """Close a link, and report the loss in :meth:`take`."""
         if rank not in self.lost:
             self._lose(rank, reason)
             self._requests.append((rank, None))
@@ -88,11 +80,11 @@ class Exchange:
 
     @property
     def has_news(self) -> bool:
-        """Whether :meth:`take` has something, also where a signal interrupted an earlier call."""
+        """Whether :meth:`take` has something, also if a signal interrupted an earlier call."""
         return bool(self._arrivals)
 
     def take(self) -> list[Arrival]:
-        """What has come since the last call."""
+        """Return the frames and losses since the last call."""
         _hush(self._news_r)
         arrivals = []
         while self._arrivals:
@@ -100,18 +92,18 @@ class Exchange:
         return arrivals
 
     def wake(self) -> None:
-        """End a :meth:`turn` that waits."""
+        """End a waiting :meth:`turn`."""
         _ring(self._wake_w)
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was to be sent has left."""
+        """Whether all queued frames have left this process."""
         return not self._requests and not any(link.has_outgoing for link in list(self._links.values()))
 
     # -- for the thread -----------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Wait up to a second; receive, send, beat, and see who is silent."""
+        """Wait up to a second; receive, send, beat, and measure silence."""
         until_beat_s = self._beat_s + BEAT_S - time.monotonic()
         ready = self._selector.select(max(0.0, min(_TURN_S, until_beat_s)))
         now_s = time.monotonic()
@@ -130,7 +122,7 @@ class Exchange:
                 self._write(rank, None)
 
     def silent(self) -> dict[int, str]:
-        """Ranks whose end has sent nothing for SILENCE_S seconds in which this thread listened, and what that means."""
+        """Return ranks that sent nothing for SILENCE_S seconds in which this thread listened, with a likely cause."""
         return {
             rank: f"it has sent nothing for {SILENCE_S:g} s: {_why_silent(self._links[rank].sock)}"
             for rank, silent_s in self._silent_s.items()
@@ -138,7 +130,7 @@ class Exchange:
         }
 
     def close(self) -> None:
-        """Close all links, once no thread takes turns any more."""
+        """Close all links. No thread may call :meth:`turn` any more."""
         for rank in list(self._links):
             self._close(rank)
         self._selector.close()
@@ -168,7 +160,7 @@ class Exchange:
                 self._close(rank)
             else:
                 self._write(rank, frame)
-            self._requests.popleft()  # only now: is_idle tells when all of it has left
+            self._requests.popleft()  # after the write, so that is_idle is true only when all has left
 
     def _write(self, rank: int, frame: Message | None) -> None:
         link = self._links.get(rank)
@@ -198,7 +190,7 @@ class Exchange:
 
 
 def _bell() -> tuple[socket.socket, socket.socket]:
-    """Two ends by which one thread wakes another."""
+    """Return two socket ends by which one thread wakes another."""
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
@@ -206,7 +198,7 @@ def _bell() -> tuple[socket.socket, socket.socket]:
 
 
 def _ring(end: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # full: it will be heard; or closed
+    with contextlib.suppress(OSError):  # full, so a wake-up is pending already; or closed
         end.send(b"x")
 
 
@@ -216,7 +208,7 @@ def _hush(end: socket.socket) -> None:
 
 
 def _why_silent(sock: socket.socket) -> str:
-    """What its kernel says of a silent process."""
+    """Return the kernel's state of a silent process."""
     if sock.family == socket.AF_UNIX:
         pid, *_ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return f"its process {state_of(pid).removeprefix('Process: ').strip() or 'is stopped or hangs'}"

@@ -1,16 +1,15 @@
-"""The process that all rank workers of a host are children of, and the life of a worker's process.
+"""The forkserver, the parent process of all rank workers of a host, and the main loop of a worker's process.
 
-It imports torch once, forks a worker for every request and so starts one in milliseconds; for platforms that a fork
-poisons it starts a new interpreter instead.  It is a session of its own, because launchers kill by process group, and
-ends all its children when the *life pipe* closes: only the driver (or agent) holds the pipe's write end, so the pipe
-closes however that process ends.  What an ended worker leaves behind becomes its child (see
-:mod:`perfsuite.runtime.transports.orphans`) and is killed.
+The forkserver imports torch once and forks a worker for every request, in milliseconds. For platforms that do not
+support fork it starts a new interpreter instead. It is a session of its own, because launchers kill by process group.
+It ends all its children when the *life pipe* closes: only the driver (or agent) holds the write end, so the pipe closes
+however that process ends. Descendants of an ended worker become its children (:mod:`.orphans`) and are killed.
 
-It is single-threaded, talks JSON datagrams over one socket, and passes each worker its command socket by SCM_RIGHTS.
+It is single-threaded, sends JSON datagrams over one socket, and passes each worker its command socket by SCM_RIGHTS.
 Requests: ``{"start": id, "method": "fork"|"exec", "log": path, "stacks": path, "env": {...}}`` with one descriptor,
-``{"signal": number, "pids": [...]}``, ``{"preload": [names]}``.  Messages: ``{"up": pid}``,
-``{"started": id, "pid": pid}``, ``{"exited": pid, "text": "killed by SIGKILL"}``, where the kernel's count of processes
-killed for memory may follow.
+``{"signal": number, "pids": [...]}``, ``{"preload": [names]}``. Messages: ``{"up": pid}``,
+``{"started": id, "pid": pid}``, ``{"exited": pid, "text": "killed by SIGKILL"}``; the text may add the kernel's count
+of processes killed for memory.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ BOOT = (
 )
 """``python -c`` text that starts a module with the driver's ``sys.path``, installed or not.
 
-``-c`` puts the working directory first: a ``json.py`` that somebody left there is not run.
+``-c`` puts the working directory first on the path: it is removed, so that a ``json.py`` there is not imported.
 """
 
 
 def boot_command(function: str, arguments: dict[str, Any]) -> list[str]:
-    """The command line that calls ``function`` (``module:name``) in a new interpreter with JSON keyword arguments."""
+    """Return the command that calls ``function`` (``module:name``) in a new interpreter with JSON keyword arguments."""
     module, _, name = function.partition(":")
     path = [entry or os.getcwd() for entry in sys.path]
     text = BOOT.format(module=module, function=name)
@@ -60,29 +59,29 @@ def main(*, control_fd: int, life_fd: int, preload: list[str]) -> NoReturn:
     """Serve until the life pipe closes."""
     server = _Server(socket.socket(fileno=control_fd), life_fd)
     _import(preload)
-    server.tell({"up": os.getpid()})
+    server.send({"up": os.getpid()})
     server.serve()
 
 
 def _import(names: list[str]) -> None:
-    gc.disable()  # an import makes little garbage: a tenth of torch's is spent on looking for it
+    gc.disable()  # an import makes little garbage, but a collection takes a tenth of the time of torch's import
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a preload only saves time: the worker that needs the module reports the error
+        except Exception as error:  # a preload only saves time: a worker that needs the module reports the error
             traceback.print_exc()
             sys.meta_path.insert(0, _FailsAlike(name, error))
-    # A collection in a worker then skips what was preloaded, milliseconds instead of a tenth of a second.  None is made
-    # here: it costs as much, before the first result, and finds a few thousand small objects.
+    # Collections in a worker then skip the preloaded objects: milliseconds instead of a tenth of a second. A collection
+    # here would cost as much, before the first result, for a few thousand small objects.
     gc.freeze()
     gc.enable()
 
 
 class _FailsAlike(importlib.abc.MetaPathFinder):
-    """Makes every later import of a module that failed to load fail for the first reason.
+    """Makes every later import of a module fail for the reason of its first failure.
 
-    Parts of such a module stay loaded, so that a second attempt would fail for another one: "partially initialized
-    module", "can only be initialized once per process".
+    Parts of such a module stay loaded, so that a second import would raise another error ("partially initialized
+    module", "can only be initialized once per process").
     """
 
     def __init__(self, name: str, error: Exception) -> None:
@@ -98,25 +97,22 @@ class _Server:
     def __init__(self, control: socket.socket, life_fd: int) -> None:
         self.control = control
         self.life_fd = life_fd
-        self.children: dict[int, OomKills] = {}
-        """Process id -> processes that the kernel had killed for memory when the worker began."""
-        self.killed: set[int] = set()
-        """Workers that the driver had killed."""
-        self.groups: Groups | None = None
-        """Its own control groups, looked for once."""
+        self.children: dict[int, OomKills] = {}  # Process id -> kills for memory before the worker began.
+        self.killed: set[int] = set()  # Workers killed on the driver's request.
+        self.groups: Groups | None = None  # Control groups of this process, read once.
         self.leaving = False
         adopt_orphans()
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the driver
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the driver handles Ctrl-C
         signal.signal(signal.SIGTERM, self._terminate)
 
     def _terminate(self, *_: object) -> None:
         self.leaving = True
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send one message; a driver that is gone is noticed by the life pipe."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message; the life pipe reports a driver that has ended."""
         with contextlib.suppress(OSError):
             self.control.send(json.dumps(message).encode())
 
@@ -139,7 +135,7 @@ class _Server:
         os._exit(0)
 
     def _end_all(self) -> None:
-        """Kill all that descends from here: what a child leaves behind shows as the next child."""
+        """Kill all descendants: the children of a killed child become children of this process."""
         while sum(child.kill() for child in children()):
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
@@ -162,29 +158,24 @@ class _Server:
         return True
 
     def _start(self, request: dict[str, Any], command_fd: int) -> None:
-        files = {
-            "command_fd": command_fd,
-            "life_fd": self.life_fd,
-            "log": request["log"],
-            "stacks": request["stacks"],
-        }
+        files = {"command_fd": command_fd, "life_fd": self.life_fd, "log": request["log"], "stacks": request["stacks"]}
         server, before = os.getpid(), self._oom_kills()
         pid = os.fork()
         if pid == 0:
             self._child(request, files, server)
         os.close(command_fd)
         self.children[pid] = before
-        self.tell({"started": request["start"], "pid": pid})
+        self.send({"started": request["start"], "pid": pid})
 
     def _child(self, request: dict[str, Any], files: dict[str, Any], server: int) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.setsid()  # the worker leads a process group, so that its own children end with it
-            adopt_orphans()  # a living worker's daemons are its own business
+            os.setsid()  # a process group of its own, so that its children end with it
+            adopt_orphans()  # daemons of a living worker stay its descendants
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != server:  # it ended before that, and says so to nobody now
+            if os.getppid() != server:  # the server died before prctl
                 os._exit(70)
             self.control.close()
             os.close(self.wake_r)
@@ -210,11 +201,11 @@ class _Server:
                 os.kill(pid, number)
 
     def _reap(self) -> None:
-        """Take note of children that ended, and kill what they left behind; its end is another SIGCHLD."""
+        """Report children that ended, and kill their descendants; the end of a descendant is another SIGCHLD."""
         exits = []
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                _kill_group(ended.si_pid)  # before reaping: a zombie leader's group id is not reused
+                _kill_group(ended.si_pid)  # before reaping: the group id of a zombie leader is not reused
                 exits.append(os.waitpid(ended.si_pid, 0))
         if exits:
             self._kill_orphans()
@@ -225,10 +216,10 @@ class _Server:
                     reason = self._oom_kills().since(before)
                     text += f": {reason} since this rank's process began" if reason else ""
                 self.killed.discard(pid)
-                self.tell({"exited": pid, "text": text})
+                self.send({"exited": pid, "text": text})
 
     def _oom_kills(self) -> OomKills:
-        from perfsuite.platforms.cgroups import own_groups, read_oom_kills  # not before the first worker needs it
+        from perfsuite.platforms.cgroups import own_groups, read_oom_kills  # imported when the first worker needs it
         from perfsuite.platforms.host import Host
 
         host = Host()
@@ -237,14 +228,14 @@ class _Server:
         return read_oom_kills(host, self.groups)
 
     def _kill_orphans(self) -> None:
-        """Everything below a worker is in another session than this process; helpers of what it preloaded are not."""
+        """Kill descendants of ended workers: unlike helpers of preloaded modules they are in other sessions."""
         for child in children():
             if child.pid not in self.children and child.session != os.getpid():
                 child.kill()
 
 
 def describe_status(status: int) -> str:
-    """``killed by SIGKILL`` or ``exit code 3`` for a status of ``os.waitpid``."""
+    """Return ``killed by SIGKILL`` or ``exit code 3`` for a status of ``os.waitpid``."""
     code = os.waitstatus_to_exitcode(status)
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -256,11 +247,11 @@ def _kill_group(pid: int) -> None:
 
 
 def become_worker(*, command_fd: int, life_fd: int, log: str, stacks: str) -> NoReturn:
-    """Serve the commands of a rank until the driver is gone; never returns.
+    """Execute the commands of a rank until the driver ends; never returns.
 
-    ``command_fd`` is the socket on which commands come and answers go, ``life_fd`` the read end of the life pipe.
-    ``log`` is the file that stdout and stderr are appended to, ``stacks`` the one of stack dumps.  What the commands do
-    is in :mod:`perfsuite.runtime.ranks.worker`, which is imported (with torch) only here.
+    ``command_fd`` is the socket of commands and answers, ``life_fd`` the read end of the life pipe. stdout and stderr
+    are appended to the file ``log``, stack dumps to ``stacks``. :mod:`perfsuite.runtime.ranks.worker` has the commands;
+    it is imported (with torch) only here.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_driver, args=(life_fd,), daemon=True).start()
@@ -277,12 +268,12 @@ def become_worker(*, command_fd: int, life_fd: int, log: str, stacks: str) -> No
             command = protocol.decode(link.recv_bytes())
         except (EOFError, OSError):
             sys.stdout.flush()
-            os._exit(0)  # no interpreter shutdown: a group left open must not hold the process back
+            os._exit(0)  # no interpreter shutdown: an open process group could block it
         link.send_bytes(protocol.encode(worker.answer(command)))
 
 
 def _end_with_driver(life_fd: int) -> None:
-    os.read(life_fd, 1)  # nobody writes: returns at end of file
+    os.read(life_fd, 1)  # no process writes: returns at end of file
     os.killpg(0, signal.SIGKILL)  # this worker and its own children
 
 

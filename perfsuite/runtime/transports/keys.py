@@ -1,8 +1,7 @@
-"""The secret that proves to the driver and its agents that they belong to one launch, and where one host's meet.
+"""The secret that proves that driver and agents belong to one launch, and the socket at which those of one host meet.
 
-``PERFSUITE_KEY`` holds it, or ``PERFSUITE_KEY_FILE`` names a file that only its owner can read.  A launch on one host
-needs neither: the driver leaves a fresh key in a private directory, which a process of another user cannot read.  The
-same file names the socket of that driver.
+``PERFSUITE_KEY`` holds the key, or ``PERFSUITE_KEY_FILE`` names a private file with it. A launch on one host needs
+neither: the driver writes a fresh key and the name of its socket to a file in a private directory.
 """
 
 from __future__ import annotations
@@ -25,35 +24,30 @@ from perfsuite.runtime.transports.launchers import Launch
 
 KEY = "PERFSUITE_KEY"
 KEY_FILE = "PERFSUITE_KEY_FILE"
-SHORTEST_KEY = 16
-"""Characters; a key that fits into a few guesses is none."""
+SHORTEST_KEY = 16  # Least number of characters; a shorter key can be guessed.
 _MAKE_FILE = "make one: (umask 077 && python -c 'import secrets; print(secrets.token_hex(32))' > FILE)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """What a process must know to meet the others of its launch."""
+    """Key and socket of a launch."""
 
     key: bytes
-    socket: Path = Path()
-    """Where the driver of a launch on one host listens."""
+    socket: Path = Path()  # Socket of the driver of a launch on one host.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """The driver's :class:`Meeting`, and what it has put where the agents look for it."""
+    """The driver's :class:`Meeting`, and the file from which agents read it."""
 
     meeting: Meeting
-    file: Path | None = None
-    """The file that was made for this launch; None between hosts, where the key is the user's."""
+    file: Path | None = None  # File of this launch; None between hosts, where the user provides the key.
     content: bytes = b""
-    lock: IO[bytes] | None = None
-    """The file, held as long as it is offered: nobody takes it for one that a killed driver left."""
-    remove: Callable[[], None] = lambda: None
-    """Removes the directory of the socket."""
+    lock: IO[bytes] | None = None  # The file, locked while it is offered, so that no process removes it.
+    remove: Callable[[], None] = lambda: None  # Removes the directory of the socket.
 
     def discard(self) -> None:
-        """Remove the file unless another launch has replaced it.  Idempotent."""
+        """Remove the file unless another launch has replaced it. Idempotent."""
         self.remove()
         if self.lock is not None:
             self.lock.close()
@@ -64,20 +58,20 @@ class Offer:
 
 
 def offer_meeting(launch: Launch, environ: Mapping[str, str]) -> Offer:
-    """On the driver: the user's key, or on a single host a new one, put where the agents look for it.
+    """Return the driver's offer: the user's key, or on a single host a new key in a file for the agents.
 
-    Raises LaunchError for several hosts without a key and for a key that others could know.
+    Raises LaunchError for several hosts without a key, and for a key that other users could read.
     """
-    given = _given_key(environ)
+    user_key = _user_key(environ)
     if not launch.single_host:
-        return Offer(meeting=Meeting(key=_require_key(launch, given)))
+        return Offer(meeting=Meeting(key=_require_key(launch, user_key)))
     fresh = secrets.token_hex(32)
     try:
         file = _automatic_file(launch)
         directory, remove = make_directory("driver")
         socket = directory / "socket"
-        content = json.dumps({"key": None if given else fresh, "socket": str(socket)}).encode()
-        # Written beside and renamed: an agent sees the whole file or none, one left by a killed driver is replaced.
+        content = json.dumps({"key": None if user_key else fresh, "socket": str(socket)}).encode()
+        # A rename shows agents the whole file or none, and replaces the file of a killed driver.
         fd, draft = tempfile.mkstemp(dir=file.parent)  # mode 0600
         hold(fd)
         stream = os.fdopen(fd, "wb", buffering=0)
@@ -85,36 +79,33 @@ def offer_meeting(launch: Launch, environ: Mapping[str, str]) -> Offer:
         os.replace(draft, file)
     except OSError as problem:
         raise LaunchError(
-            f"no key can be written under {tempfile.gettempdir()} ({problem.strerror}): processes of a launch prove "
-            "by it that they belong together; make the directory writable, or set TMPDIR"
+            f"no key can be written under {tempfile.gettempdir()} ({problem.strerror}): processes of a launch need it "
+            "to recognise each other; make the directory writable, or set TMPDIR"
         ) from None
-    meeting = Meeting(key=given or fresh.encode(), socket=socket)
+    meeting = Meeting(key=user_key or fresh.encode(), socket=socket)
     return Offer(meeting=meeting, file=file, content=content, lock=stream, remove=remove)
 
 
 def find_meeting(launch: Launch, environ: Mapping[str, str]) -> Meeting | None:
-    """On an agent: what the driver offers; None as long as the driver of a single host has not offered anything.
-
-    Raises LaunchError as :func:`offer_meeting` does.
-    """
-    given = _given_key(environ)
+    """Return the driver's offer to an agent, None before it is written; raise LaunchError as offer_meeting does."""
+    user_key = _user_key(environ)
     if not launch.single_host:
-        return Meeting(key=_require_key(launch, given))
+        return Meeting(key=_require_key(launch, user_key))
     file = _automatic_file(launch)
     try:
         offered = json.loads(_read_private(file, os.O_NOFOLLOW))
-        socket, key = Path(offered["socket"]), given or os.fsencode(offered["key"] or "")
-    except (OSError, ValueError, TypeError, KeyError):  # nobody has offered anything, or another version did
+        socket, key = Path(offered["socket"]), user_key or os.fsencode(offered["key"] or "")
+    except (OSError, ValueError, TypeError, KeyError):  # no offer yet, or one of another version
         return None
     if not key:
         raise LaunchError(
-            f"the driver has a key of its own in {KEY} or {KEY_FILE}, and rank {launch.rank} has none: "
-            "give all processes of the launch the same one, or none"
+            f"the driver has its own key in {KEY} or {KEY_FILE}, and rank {launch.rank} has none: "
+            "set the same key for all processes of the launch, or for none"
         )
     return Meeting(key=key, socket=socket)
 
 
-def _given_key(environ: Mapping[str, str]) -> bytes | None:
+def _user_key(environ: Mapping[str, str]) -> bytes | None:
     if environ.get(KEY):
         return _long_enough(os.fsencode(environ[KEY].strip()), KEY)
     if not environ.get(KEY_FILE):
@@ -137,13 +128,13 @@ def _long_enough(key: bytes, source: str) -> bytes:
     return key
 
 
-def _require_key(launch: Launch, given: bytes | None) -> bytes:
-    if given is None:
+def _require_key(launch: Launch, key: bytes | None) -> bytes:
+    if key is None:
         raise LaunchError(
-            f"{launch.launcher} gave ranks on several hosts, and neither {KEY} nor {KEY_FILE} is set: control over a "
-            f"network needs a key; set {KEY_FILE} on all hosts to a shared file of mode 0600 ({_MAKE_FILE})"
+            f"{launch.launcher} started ranks on several hosts, and neither {KEY} nor {KEY_FILE} is set: control over "
+            f"a network needs a key; set {KEY_FILE} on all hosts to a shared file of mode 0600 ({_MAKE_FILE})"
         )
-    return given
+    return key
 
 
 def _read_private(file: Path, flags: int = 0) -> bytes:
@@ -156,8 +147,8 @@ def _read_private(file: Path, flags: int = 0) -> bytes:
 def _require_private(status: os.stat_result, path: Path) -> None:
     if status.st_uid != os.getuid():
         raise LaunchError(
-            f"{path} belongs to user id {status.st_uid}, not to yours ({os.getuid()}): its owner would know the key; "
-            "use a file of your own"
+            f"{path} belongs to user id {status.st_uid}, not to yours ({os.getuid()}): its owner could read the key; "
+            "use a file that you own"
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         mode = stat.S_IMODE(status.st_mode)
@@ -173,6 +164,6 @@ def _automatic_file(launch: Launch) -> Path:
         directory.mkdir(mode=0o700)
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
-        raise LaunchError(f"{directory} is no directory: the key of a launch goes there; remove it or set {KEY}")
+        raise LaunchError(f"{directory} is not a directory, but the key of a launch goes there; remove it or set {KEY}")
     _require_private(status, directory)
     return directory / f"key-{hashlib.sha256(os.fsencode(launch.run_id)).hexdigest()[:16]}"

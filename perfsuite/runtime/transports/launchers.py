@@ -1,11 +1,10 @@
-"""Which launcher started this process, and as which of how many.
+"""Detect the launcher of this process, with rank and world size.
 
-A launcher is recognised by the variables that it alone sets, in the order torchrun, Open MPI, Slurm step, ``env://``
-variables: the inner one of nested launchers wins.  An environment that says two things, or too little, is refused with
-a :class:`~perfsuite.base.errors.LaunchError` and never guessed at: ranks that disagree about their number hang.
+A launcher is recognised by its own variables, in the order torchrun, Open MPI, Slurm step, ``env://`` variables: the
+inner one of nested launchers wins. A contradictory or incomplete environment raises
+:class:`~perfsuite.base.errors.LaunchError`: ranks that disagree about their number would hang.
 
-A launch of one process is no cluster.  It is treated like a run without a launcher: rank processes are started on this
-host, as many as a case asks for.
+A launch of one process is treated like a run without a launcher: perfsuite starts the rank processes on this host.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from perfsuite.base.errors import LaunchError
 
@@ -36,38 +35,31 @@ _FOREIGN = {
     "JSM_NAMESPACE_RANK": "JSM_NAMESPACE_SIZE",
     "PMIX_RANK": "PMIX_SIZE",
 }
-"""Rank and size variables of launchers that perfsuite does not serve (MPICH, MVAPICH, PALS, Flux, JSM, bare PMIx)."""
+"""Rank and size variables of unsupported launchers (MPICH, MVAPICH, PALS, Flux, JSM, bare PMIx)."""
 _TELLING = (
     *("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     *("SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_PROCID", "RANK", "LOCAL_RANK", "WORLD_SIZE", *_FOREIGN),
 )
-"""Without these variables nothing tells of a launch."""
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm numbers the steps of batch scripts and interactive shells from the top: nobody asked srun for those."""
+"""Variables that indicate a launch; without them there is none."""
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # From here on steps are batch scripts and interactive shells, not srun's.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One process among those that a launcher started; :func:`detect_launch` gives launches of at least two."""
+    """One process of a launch; :func:`detect_launch` returns launches of at least two processes."""
 
-    launcher: Launcher
-    """Who started it; also the name of the transport."""
+    launcher: Launcher  # Name of the launcher and of the transport.
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int
-    """Processes of the launch on this host."""
-    node_rank: int | None
-    """Number of this host; None where the launcher does not say."""
-    master_addr: str
-    """Name or address of rank 0's host, as the other hosts reach it."""
-    master_port: int | None
-    """The launcher's own port; None where it has none.  Only makes the run id unique: it may be taken."""
-    run_id: str
-    """Differs between launches that run at the same time; equal on all processes of one."""
+    local_world_size: int  # Processes of the launch on this host.
+    node_rank: int | None  # Number of this host; None if the launcher does not set it.
+    master_addr: str  # Name or address of rank 0's host that the other hosts reach.
+    master_port: int | None  # The launcher's own port, which may be in use; it makes the run id unique.
+    run_id: str  # Text that all processes of a launch share and that differs between concurrent launches.
 
     def __post_init__(self) -> None:
-        """Raise LaunchError when the numbers cannot belong together."""
+        """Raise LaunchError if the numbers contradict each other."""
         for name, value, most, limit in (
             ("rank", self.rank, self.world_size, "world size"),
             ("local rank", self.local_rank, self.local_world_size, "local world size"),
@@ -90,9 +82,9 @@ class Launch:
 
 
 def detect_launch(environ: Environ) -> Launch | None:
-    """The launch that ``environ`` describes; None without a launcher and for a launch of one process.
+    """Return the launch that ``environ`` describes; None without a launcher and for a launch of one process.
 
-    Raises LaunchError, in one line, for an environment that is unknown, incomplete or contradicts itself.
+    Raises LaunchError, in one line, for an environment that is unsupported, incomplete or contradictory.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
         launch: Launch | None = _torchrun(environ)
@@ -104,12 +96,12 @@ def detect_launch(environ: Environ) -> Launch | None:
 
 
 def gathering_s(launch: Launch) -> float:
-    """Seconds that the processes of a launch wait for each other: on one host they start together."""
+    """Return the seconds that the processes of a launch wait for each other: on one host they start together."""
     return 60.0 if launch.single_host else 300.0
 
 
 def telling_variables(environ: Environ) -> tuple[str, ...]:
-    """Names in ``environ`` to unset where nobody launched anything: without them there is no launch.
+    """Return names in ``environ`` to unset if no launcher started this process: without them there is no launch.
 
     >>> telling_variables({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
     ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')
@@ -118,7 +110,7 @@ def telling_variables(environ: Environ) -> tuple[str, ...]:
 
 
 def launcher_variables(environ: Environ) -> frozenset[str]:
-    """Names in ``environ`` that belong to a launcher or to the agents; no rank process may see them.
+    """Return names in ``environ`` that belong to a launcher or to the agents; rank processes must not see them.
 
     >>> sorted(launcher_variables({"RANK": "0", "SLURM_PROCID": "0", "PATH": "/bin"}))
     ['RANK', 'SLURM_PROCID']
@@ -129,7 +121,7 @@ def launcher_variables(environ: Environ) -> frozenset[str]:
 def _torchrun(environ: Environ) -> Launch:
     how = "torchrun sets it; start through torchrun, or unset TORCHELASTIC_RUN_ID"
     master_port = _integer(environ, "MASTER_PORT", how)
-    # "none" is torchrun's default run id: the port tells launches apart, the restart count generations of one launch.
+    # "none" is torchrun's default run id: the port identifies the launch, the restart count a generation of it.
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Launch(
         launcher="torchrun",
@@ -162,7 +154,7 @@ def _open_mpi(environ: Environ) -> Launch:
 
 
 def _slurm_step(environ: Environ) -> Launch | None:
-    """The launch of an srun step; None outside of one and for a step of one task, which launches nothing."""
+    """Return the launch of an srun step; None outside of one and for a step of one task."""
     how = "srun sets it; start through srun, or unset the SLURM_* variables"
     if not _in_slurm_step(environ):
         return None
@@ -174,7 +166,7 @@ def _slurm_step(environ: Environ) -> Launch | None:
     if node_rank >= len(tasks) or sum(tasks) != world_size:
         raise LaunchError(
             f"SLURM_NODEID={node_rank}, SLURM_STEP_TASKS_PER_NODE={environ['SLURM_STEP_TASKS_PER_NODE']} and "
-            f"SLURM_STEP_NUM_TASKS={world_size} do not describe one step; start through srun anew"
+            f"SLURM_STEP_NUM_TASKS={world_size} do not describe one step; start again through srun"
         )
     job = _text(environ, "SLURM_JOB_ID", how)
     launch = _with_master(
@@ -186,7 +178,7 @@ def _slurm_step(environ: Environ) -> Launch | None:
         local_world_size=tasks[node_rank],
         node_rank=node_rank,
         job=f"{job}.{environ['SLURM_STEP_ID']}.{environ.get('SLURM_RESTART_COUNT', '0')}",
-        how="srun sets SLURM_STEP_NODELIST, whose first host is taken; start through srun, or set MASTER_ADDR",
+        how="srun sets SLURM_STEP_NODELIST, whose first host is used; start through srun, or set MASTER_ADDR",
         master_addr=first_host(environ.get("SLURM_STEP_NODELIST", "")),
     )
     _require_agreement(environ, launch, prefix="SLURM_")
@@ -194,7 +186,7 @@ def _slurm_step(environ: Environ) -> Launch | None:
 
 
 def _in_slurm_step(environ: Environ) -> bool:
-    """Whether srun started this process; batch scripts and interactive shells have no step or a special one."""
+    """Return whether srun started this process; batch scripts and interactive shells have no step or a special one."""
     if "SLURM_STEP_ID" not in environ:
         return False
     return _integer(environ, "SLURM_STEP_ID", "srun sets it; start through srun") < _FIRST_SPECIAL_STEP
@@ -202,28 +194,28 @@ def _in_slurm_step(environ: Environ) -> bool:
 
 def _env(environ: Environ) -> Launch | None:
     _refuse_foreign(environ)
-    given = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
-    if not given or (environ.get("WORLD_SIZE") == "1" and environ.get("RANK", "0") == "0"):
+    present = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
+    if not present or (environ.get("WORLD_SIZE") == "1" and environ.get("RANK", "0") == "0"):
         _refuse_allocation(environ)
         return None
-    said = " ".join(f"{name}={environ[name]}" for name in given)
-    if "LOCAL_RANK" not in given and (
+    settings = " ".join(f"{name}={environ[name]}" for name in present)
+    if "LOCAL_RANK" not in present and (
         "KUBERNETES_SERVICE_HOST" in environ or any(n.startswith("PET_") for n in environ)
     ):
         raise LaunchError(
-            f"{said} without LOCAL_RANK under Kubernetes: there they often count nodes, not processes; "
+            f"{settings} without LOCAL_RANK under Kubernetes: there they often count nodes, not processes; "
             "make torchrun the pod's command: 'torchrun --nnodes=... --nproc-per-node=... -m pytest ...'"
         )
-    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in given]
+    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in present]
     if missing:
         raise LaunchError(
-            f"{said} without {' and '.join(missing)}: a launcher sets RANK, LOCAL_RANK and WORLD_SIZE together; "
-            "start through torchrun, or unset what is left over in your shell"
+            f"{settings} without {' and '.join(missing)}: a launcher sets RANK, LOCAL_RANK and WORLD_SIZE together; "
+            "start through torchrun, or unset old variables of your shell"
         )
-    local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"  # DeepSpeed's word for it
+    local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"  # DeepSpeed's name
     if local_size not in environ:
         raise LaunchError(
-            f"{said} without LOCAL_WORLD_SIZE: which ranks share a host cannot be told; "
+            f"{settings} without LOCAL_WORLD_SIZE: perfsuite cannot find out which ranks share a host; "
             "set it to the number of processes on this host, or start through torchrun"
         )
     how = "the launcher must set it; start through torchrun"
@@ -242,45 +234,28 @@ def _env(environ: Environ) -> Launch | None:
 
 
 def _with_master(
-    environ: Environ,
-    *,
-    launcher: Launcher,
-    rank: int,
-    local_rank: int,
-    world_size: int,
-    local_world_size: int,
-    node_rank: int | None,
-    job: str,
-    how: str,
-    master_addr: str = "",
+    environ: Environ, *, launcher: Launcher, job: str, how: str, master_addr: str = "", **numbers: Any
 ) -> Launch:
-    """A launch whose launcher does not always say where rank 0 is: needed only when there are several hosts."""
+    """Return a launch of these ``numbers``; the host of rank 0 may be missing unless there are several hosts."""
     master_addr = environ.get("MASTER_ADDR") or master_addr
+    world_size, local_world_size = numbers["world_size"], numbers["local_world_size"]
     if not master_addr and local_world_size != world_size:
         raise LaunchError(
-            f"{launcher} gave {world_size} ranks of which {local_world_size} are on this host, and no MASTER_ADDR: "
-            f"ranks on several hosts must know where rank 0 is; {how}"
+            f"{launcher} started {world_size} ranks of which {local_world_size} are on this host, without MASTER_ADDR: "
+            f"ranks on several hosts need the address of rank 0; {how}"
         )
     master_port = _integer(environ, "MASTER_PORT", "set a port number or nothing") if "MASTER_PORT" in environ else None
-    return Launch(
-        launcher=launcher,
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world_size,
-        local_world_size=local_world_size,
-        node_rank=node_rank,
-        master_addr=master_addr or "127.0.0.1",
-        master_port=master_port,
-        run_id=f"{launcher} {job or master_port or ''}",
-    )
+    run_id = f"{launcher} {job or master_port or ''}"
+    places: dict[str, Any] = {"master_addr": master_addr or "127.0.0.1", "master_port": master_port}
+    return Launch(launcher=launcher, run_id=run_id, **places, **numbers)
 
 
 def _require_agreement(environ: Environ, launch: Launch, *, prefix: str) -> None:
-    """Variables of ``env://`` beside a launcher's own must say the same."""
+    """Raise LaunchError if ``env://`` variables contradict the launcher's own."""
     for name, value in (("RANK", launch.rank), ("LOCAL_RANK", launch.local_rank), ("WORLD_SIZE", launch.world_size)):
         if environ.get(name, str(value)) != str(value):
             raise LaunchError(
-                f"{name}={environ[name]}, but by the {prefix}* variables it is {value}: two launchers contradict each "
+                f"{name}={environ[name]}, but the {prefix}* variables give {value}: two launchers contradict each "
                 f"other; unset {name}"
             )
 
@@ -288,17 +263,17 @@ def _require_agreement(environ: Environ, launch: Launch, *, prefix: str) -> None
 def _refuse_foreign(environ: Environ) -> None:
     for rank, size in _FOREIGN.items():
         if rank == "PMIX_RANK" and _in_slurm_step(environ):
-            continue  # srun --mpi=pmix sets it, for a step of one task too
+            continue  # srun --mpi=pmix sets it, also for a step of one task
         if rank in environ and environ.get(size) != "1":
-            said = f"{rank}={environ[rank]}" + (f" {size}={environ[size]}" if size in environ else "")
+            settings = f"{rank}={environ[rank]}" + (f" {size}={environ[size]}" if size in environ else "")
             raise LaunchError(
-                f"{said}: started by a launcher that perfsuite does not know; "
+                f"{settings}: perfsuite does not support this launcher; "
                 "use torchrun, Open MPI's mpirun or srun (perfsuite docs clusters)"
             )
 
 
 def _refuse_allocation(environ: Environ) -> None:
-    """A Slurm allocation of one task on one host is an ordinary machine; a larger one is used only through srun."""
+    """Raise LaunchError in a Slurm allocation of several tasks or hosts outside of srun."""
     if not {"SLURM_JOB_ID", "SLURM_PROCID"} & set(environ) or _in_slurm_step(environ):
         return
     hosts = environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", ""))
@@ -306,15 +281,15 @@ def _refuse_allocation(environ: Environ) -> None:
     if hosts == "1" and tasks == "1":
         return
     names = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID")
-    said = " ".join(f"{name}={environ[name]}" for name in names if name in environ)
+    settings = " ".join(f"{name}={environ[name]}" for name in names if name in environ)
     raise LaunchError(
-        f"{said} outside of an srun step: this one process would leave the rest of the allocation idle; "
+        f"{settings} outside of an srun step: this one process would leave the rest of the allocation idle; "
         "start it by 'srun python -m pytest ...', or by 'srun -N1 -n1 python -m pytest ...' for one host alone"
     )
 
 
 def first_host(node_list: str) -> str:
-    """The first host of a Slurm node list.
+    """Return the first host of a Slurm node list.
 
     >>> first_host("rack[03-04,9]n[1-8],login2")
     'rack03n1'
@@ -324,7 +299,7 @@ def first_host(node_list: str) -> str:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """``2(x3),1`` is [2, 2, 2, 1]."""
+    """Return the tasks of each node: [2, 2, 2, 1] for ``2(x3),1``."""
     tasks: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

@@ -1,4 +1,4 @@
-"""Workers on this host: the transport of a plain ``pytest`` run, and what an agent uses for its slot."""
+"""Workers on this host: the transport of a plain ``pytest`` run, and of an agent for its slot."""
 
 from __future__ import annotations
 
@@ -22,84 +22,67 @@ from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
 from perfsuite.runtime.transports.parents import LOG, Child, ForkServer
 
-StartMethod = Literal["fork", "exec"]
-"""How a rank's process begins: as a copy of one that has torch, or as a new interpreter."""
-STORE = -1
-"""The slot of the process that serves the TCPStore and has no rank."""
+StartMethod = Literal["fork", "exec"]  # Start of a rank's process: fork of one with torch, or new interpreter.
+STORE = -1  # Slot of the process that serves the TCPStore and has no rank.
 _STACK_POLL_S = 0.02
-_LAYOUTS = 8
-"""Ranks from here on share no core with the first, or every core has several: their memory may be laid out alike."""
-_KILLED_S = 20.0
-"""For killed workers to end: to tear down a context of 70 GiB takes a driver a second or more."""
-_AHEAD = 2
-"""Forkservers that import while the caller goes on; more are started when a case has so many ranks."""
+_LAYOUTS = 8  # Largest number of memory layouts; later ranks reuse one, as they hardly share a core with its rank.
+_KILLED_S = 20.0  # Time limit for killed workers to end: a driver needs a second or more to free a context of 70 GiB.
+_AHEAD = 2  # Forkservers that start before the first case; a case with more ranks starts more.
 
 
 class LocalTransport(Transport):
-    """As many slots on this host as a case asks for; workers are children of forkservers that preload torch.
+    """Any number of slots on this host; workers are children of forkservers that preload torch.
 
-    Forks of one process have their memory laid out alike, which a user's ranks, new interpreters, have not.  Where
-    processes take turns on a core that makes messages faster than a user sees (by a tenth at 64 KiB: docs truth).
-    So each slot has a forkserver of its own, as far as there are cores.
+    Forks of one process share a memory layout, unlike the new interpreters of a user's ranks. Where processes take
+    turns on a core, this makes messages faster than for a user (by a tenth at 64 KiB: docs truth). So each slot has
+    its own forkserver, up to the number of cores.
     """
 
     name = "local"
     capacity = None
-    layouts = _LAYOUTS
-    """Forkservers at most."""
+    layouts = _LAYOUTS  # Largest number of forkservers.
 
     def __init__(
-        self,
-        *,
-        start_method: StartMethod,
-        preload: tuple[str, ...],
-        log_directory: Path,
-        first_slot: int = 0,
+        self, *, start_method: StartMethod, preload: tuple[str, ...], log_directory: Path, first_slot: int = 0
     ) -> None:
-        """``first_slot`` is the number of the only slot when an agent serves one rank of a launch.
+        """``first_slot`` is the number of the only slot if an agent serves one rank of a launch.
 
-        Raises ConfigurationError for another ``start_method``, which a platform of the user's own may declare.
+        Raises ConfigurationError for an invalid ``start_method``, which a user's platform may declare.
         """
         if start_method not in get_args(StartMethod):
             raise ConfigurationError(
-                f"start_method={start_method!r} is no way to start ranks; choose {' or '.join(get_args(StartMethod))}"
+                f"start_method={start_method!r} is not valid; choose {' or '.join(get_args(StartMethod))}"
             )
         self._method = start_method
         self._preload = preload if start_method == "fork" else ()
         self._logs = log_directory
         self._first = first_slot
-        # What a wrapper writes, a profile say, is of all workers.
+        # One wrapper output (for example an nsys profile) has to cover all workers.
         alike = start_method == "exec" or WRAPPER in os.environ
         self._layouts = 1 if alike else max(1, min(self.layouts, len(allowed_cores())))
         self._servers: dict[int, ForkServer] = {}
         self._slots: dict[int, Child] = {}
-        self._doomed: list[Child] = []
-        """Killed, and not known to have ended."""
+        self._doomed: list[Child] = []  # Killed workers whose end is not confirmed.
         self._store = ("", 0)
         self._closed = False
 
     def start(self) -> None:
-        """Start forkservers without waiting for them: they import torch while the caller goes on."""
+        """Start forkservers without waiting: they import torch meanwhile."""
         for number in range(min(_AHEAD, self._layouts)):
             self._server(number)
 
     def preload(self, modules: tuple[str, ...]) -> None:
-        """What a forkserver imports before it starts the next worker."""
+        """Add modules that a forkserver imports before it starts the next worker."""
         if self._method == "fork":
             self._preload += tuple(name for name in modules if name not in self._preload)
 
     def place(self, slot: int) -> Place:
-        """Every slot is on this host."""
-        return Place(
-            slot=slot,
-            host=socket.gethostname(),
-            local_rank=slot - self._first,
-            local_world_size=0,
-            cores=allowed_cores(),
-        )
+        """Return the place of ``slot`` on this host."""
+        rank, cores = slot - self._first, allowed_cores()
+        return Place(slot=slot, host=socket.gethostname(), local_rank=rank, local_world_size=0, cores=cores)
 
     def acquire(self, count: int, *, fresh: bool, env: Mapping[str, str], deadline_s: float) -> bool:
-        """See :meth:`Transport.acquire`; slots are ``first_slot`` onwards."""
+        """See :meth:`Transport.acquire`; the first slot is ``first_slot``."""
         until = time.monotonic() + deadline_s
         slots = range(self._first, self._first + count)
         self._look(0.0)
@@ -118,7 +101,7 @@ class LocalTransport(Transport):
         return bool(stale)
 
     def open_store(self, deadline_s: float, host: str = "127.0.0.1") -> tuple[str, int]:
-        """A TCPStore served on one address by a child without a rank, so that it survives every rank."""
+        """Serve a TCPStore on one address in a child without a rank, so that it survives every rank."""
         child = self._slots.get(STORE)
         if child is not None and not child.ended and self._store[1]:
             return self._store
@@ -140,13 +123,13 @@ class LocalTransport(Transport):
                 break
             self._look(0.0)
         if child.ended:
-            raise RanksFailed(f"no rank process can work here, the first ended with {_end_of(child)}\n{_tail(child)}")
+            raise RanksFailed(f"no rank process can run here, the first ended with {_end_of(child)}\n{_tail(child)}")
         raise RanksFailed(f"the process that serves the rendezvous store gave no answer in time\n{_tail(child)}")
 
     def send(self, slot: int, command: Message) -> None:
         """See :meth:`Transport.send`."""
         child = self._slots[slot]
-        with contextlib.suppress(OSError):  # a dead worker: its exit event says so
+        with contextlib.suppress(OSError):  # a dead worker causes an exit event
             child.link.send_bytes(protocol.encode(command))
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -156,7 +139,7 @@ class LocalTransport(Transport):
         return [event for child in ranks if (event := _next_event(child)) is not None]
 
     def dump(self, slots: Iterable[int], deadline_s: float) -> dict[int, str]:
-        """See :meth:`Transport.dump`; by SIGUSR1 and faulthandler, so it works inside C++ waits."""
+        """See :meth:`Transport.dump`; uses SIGUSR1 and faulthandler."""
         children = {slot: self._slots[slot] for slot in slots if not self._slots[slot].ended}
         before = {slot: _size(child.stacks) for slot, child in children.items()}
         self._signal(children.values(), signal.SIGUSR1)
@@ -177,12 +160,12 @@ class LocalTransport(Transport):
         self._doomed += [child for child in children if not child.ended]
 
     def log_tail(self, slot: int, lines: int = 20) -> str:
-        """The last lines of what the worker wrote since the current case began."""
+        """See :meth:`Transport.log_tail`; returns lines written since the current case began."""
         child = self._slots.get(slot)
         return "" if child is None else _tail(child, lines)
 
     def close(self) -> None:
-        """See :meth:`Transport.close`.  The forkserver kills what is left of its children before it ends."""
+        """See :meth:`Transport.close`. A forkserver kills its remaining children before it ends."""
         self._closed = True
         for child in self._slots.values():
             child.link.close()
@@ -193,8 +176,6 @@ class LocalTransport(Transport):
             server.let_go()
         for server in servers:
             server.await_end()
-
-    # -- the forkservers -----------------------------------------------------------------------------------------
 
     def _server(self, number: int) -> ForkServer:
         server = self._servers.get(number)
@@ -207,15 +188,15 @@ class LocalTransport(Transport):
         assert not self._closed, "a closed transport starts no workers"
         number = 0 if slot == STORE else (slot - self._first) % self._layouts
         server = self._server(number)
-        ours, theirs = socket.socketpair()
+        driver_end, worker_end = socket.socketpair()
         name = "store" if slot == STORE else f"rank{slot}"
         log, stacks = self._logs / f"{name}.log", self._logs / f"{name}.stacks"
-        child = Child(slot=slot, link=Connection(ours.detach()), log=log, stacks=stacks, env=env)
+        child = Child(slot=slot, link=Connection(driver_end.detach()), log=log, stacks=stacks, env=env)
         child.log_start = _size(log)
         try:
-            started = server.start(child, "exec" if env else self._method, theirs, () if env else self._preload)
+            started = server.start(child, "exec" if env else self._method, worker_end, () if env else self._preload)
         finally:
-            theirs.close()
+            worker_end.close()
         if not started:
             self._lose_server(number)
         return child
@@ -225,17 +206,14 @@ class LocalTransport(Transport):
         return child is None or bool(child.ended) or child.env != dict(env) or (fresh and child.used)
 
     def _await_ends(self, slots: Iterable[int], until: float) -> None:
-        """Hear of every worker that has hung up how it ended: the forkserver may not have said so yet."""
+        """Wait for the forkservers' reports about workers whose connection has ended."""
         children = [self._slots[slot] for slot in slots if slot in self._slots]
         gone = [child for child in children if child.pid and not child.ended and _has_hung_up(child.link)]
         while any(not child.ended for child in gone) and (left := until - time.monotonic()) > 0:
             self._look(min(0.5, left))
 
     def _await_killed(self, until: float) -> None:
-        """Wait until the kernel has taken back all that the killed workers held: memory of a device is one of it.
-
-        A worker that no signal ends, in a driver that hangs, is not waited for longer than _KILLED_S.
-        """
+        """Wait, at most _KILLED_S, until the kernel has freed all resources of killed workers and their devices."""
         until = min(until, time.monotonic() + _KILLED_S)
         while any(not child.ended for child in self._doomed) and (left := until - time.monotonic()) > 0:
             self._look(min(0.5, left))
@@ -255,7 +233,7 @@ class LocalTransport(Transport):
             waiting = {slot for slot in waiting if not self._slots[slot].pid}
 
     def _await_imports(self, until: float) -> None:
-        """No forkserver imports beside a case that is measured."""
+        """Wait until no forkserver imports: an import would disturb the measurement."""
         while not all(server.is_up for server in self._servers.values()) and (left := until - time.monotonic()) > 0:
             self._look(min(0.5, left))
 
@@ -265,7 +243,7 @@ class LocalTransport(Transport):
             server.signal(children, number)
 
     def _look(self, timeout_s: float, links: list[Connection] | None = None) -> None:
-        """Take in what the forkservers say; wait up to ``timeout_s`` for it or for a worker's frame."""
+        """Process messages of the forkservers; wait up to ``timeout_s`` for one or for a worker's frame."""
         controls: list[Any] = [server.control for server in self._servers.values()]
         ready = wait([*controls, *(links or [])], timeout_s) if controls else []
         for number, server in list(self._servers.items()):
@@ -273,24 +251,24 @@ class LocalTransport(Transport):
                 self._lose_server(number)
 
     def _lose_server(self, number: int) -> None:
-        """A forkserver died: so did its children.  The next worker starts a new one."""
+        """Drop a forkserver that died, with its children. The next worker starts a new one."""
         self._servers.pop(number).lose()
 
 
 def _has_hung_up(link: Connection) -> bool:
-    """Whether nobody holds the other end any more; what was said before may still be there to read."""
+    """Return whether the other end is closed; earlier messages may still be readable."""
     poller = select.poll()
     poller.register(link.fileno(), 0)
     return any(event & select.POLLHUP for _, event in poller.poll(0))
 
 
 def _next_event(child: Child) -> Event | None:
-    """What the worker said, or its end once nothing of what it said is left to read."""
+    """Return the worker's next message, or its end after all messages were read."""
     try:
         if child.link.poll(0):
             return Event(slot=child.slot, kind="message", message=protocol.decode(child.link.recv_bytes()))
     except (EOFError, OSError):
-        pass  # closed: the forkserver is about to say how the worker ended
+        pass  # closed: the forkserver will report how the worker ended
     if not child.ended:
         return None
     child.reported = True
@@ -298,12 +276,12 @@ def _next_event(child: Child) -> Event | None:
 
 
 def _end_of(child: Child) -> str:
-    """How a worker ended, with the exception that its log ends with where it ended by itself."""
+    """Return how a worker ended, with the last exception of its log if it ended by itself."""
     return child.ended + (_raised_in(_tail(child)) if child.ended.startswith("exit code") else "")
 
 
 def _raised_in(log: str) -> str:
-    r"""The last exception of a log behind a colon; empty where there is none.
+    r"""Return the last exception of a log after a colon; empty if there is none.
 
     >>> _raised_in('  File "x.py", line 1\nImportError: libcudnn.so.9: cannot open\nsecond line')
     ': ImportError: libcudnn.so.9: cannot open'
@@ -332,12 +310,12 @@ def _read_from(file: Path, start: int) -> str:
 
 
 class OneSlot(LocalTransport):
-    """A :class:`LocalTransport` of a single slot whose owner waits for network connections at the same time."""
+    """A :class:`LocalTransport` with a single slot whose owner also waits for network connections."""
 
     layouts = 1
 
     def waitables(self) -> list[Connection | socket.socket]:
-        """What ``multiprocessing.connection.wait`` must watch: when one is ready, ``poll(0)`` may have events."""
+        """Return the objects for ``multiprocessing.connection.wait``: if one is ready, ``poll(0)`` may have events."""
         controls = [server.control for server in self._servers.values()]
         links = [child.link for child in self._slots.values() if child.slot == self._first and not child.reported]
         return [*controls, *links] if controls else []

@@ -1,10 +1,9 @@
-"""Processes that a rank's code left behind: found and ended wherever they went.
+"""Find and end the processes that a rank's code left behind.
 
-A child may start a session of its own (``start_new_session=True``), or lose its parent (a daemon forks twice): then no
-process group names it.  But a *subreaper* becomes the parent of every descendant whose own parent ended
-(prctl(2), PR_SET_CHILD_SUBREAPER), so nothing that descends from it gets out of its sight.  The forkserver is one, and
-so is each worker: while a worker lives, what it started stays below it and is left alone; once it has ended, all of
-that is the forkserver's, and goes.
+A child may start its own session (``start_new_session=True``) or lose its parent (a daemon forks twice): then no
+process group contains it. But a *subreaper* becomes the parent of every descendant whose parent ended (prctl(2),
+PR_SET_CHILD_SUBREAPER). The forkserver and each worker are subreapers. While a worker lives, its descendants stay below
+it and are left alone. After its end they belong to the forkserver, which kills them.
 """
 
 from __future__ import annotations
@@ -19,30 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-MARK = "PERFSUITE_FORKSERVER"
-"""Variable in the environment of a forkserver, and so of all that descends from it; its value is of this one alone."""
+MARK = "PERFSUITE_FORKSERVER"  # Variable with a unique value in a forkserver and its descendants.
 _PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """A child of this process, as ``/proc/<pid>/stat`` tells."""
+    """A child of this process, read from ``/proc/<pid>/stat``."""
 
     pid: int
     group: int
     session: int
-    has_ended: bool = False
-    """Nobody has reaped it yet."""
+    has_ended: bool = False  # Whether it is a zombie.
 
     def kill(self) -> bool:
-        """Kill it and all of its group; False when it is not ours to kill (it runs as another user).
-
-        Only where no one else reaps it meanwhile: until then its pid and its group's id are nobody else's.
-        """
+        """Kill it and its group; return False if it belongs to another user. Only the caller may reap meanwhile."""
         try:
             if self.group != os.getpgrp():
-                with contextlib.suppress(ProcessLookupError):  # it left that group since, and was the last in it
-                    os.killpg(self.group, signal.SIGKILL)  # in one call: nobody in it can fork a successor unseen
+                with contextlib.suppress(ProcessLookupError):  # it was the last in that group and has left it
+                    os.killpg(self.group, signal.SIGKILL)  # one call: no member can fork a successor unseen
             os.kill(self.pid, signal.SIGKILL)
         except PermissionError:
             return False
@@ -50,13 +44,18 @@ class Child:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant that loses its own; kept by exec, not inherited by fork."""
+    """Make this process the parent of every descendant that loses its parent; exec keeps this, fork does not."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> Iterator[Child]:
-    """Every child of this process, adopted ones among them.  It must be the only one to reap them."""
-    for pid in _candidates():
+    """Yield every child of this process, adopted ones included. Only the caller may reap them."""
+    lists = list(Path("/proc/self/task").glob("*/children"))  # CONFIG_PROC_CHILDREN; without it read all processes
+    pids: list[str] = [] if lists else list(filter(str.isdigit, os.listdir("/proc")))
+    for file in lists:
+        with contextlib.suppress(OSError):  # the thread has ended
+            pids += file.read_text().split()
+    for pid in pids:
         with contextlib.suppress(OSError):
             # pid (name) state parent group session ...; the name may hold spaces and parentheses
             state, parent, group, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
@@ -64,19 +63,11 @@ def children() -> Iterator[Child]:
                 yield Child(pid=int(pid), group=int(group), session=int(session), has_ended=state == "Z")
 
 
-def _candidates() -> list[str]:
-    """Process ids among which the children are: the kernel's own list where it keeps one, else all."""
-    lists = list(Path("/proc/self/task").glob("*/children"))  # CONFIG_PROC_CHILDREN
-    if lists:
-        return [pid for file in lists for pid in file.read_text().split()]
-    return [name for name in os.listdir("/proc") if name.isdigit()]
-
-
 def end_marked(value: str, deadline_s: float) -> None:
     """Kill every process of this user whose environment has ``MARK=value``, until none is left or time is up.
 
-    For what a forkserver that was killed can no longer end.  Not found is a process that emptied its environment, or
-    one that started its successor and ended while ``/proc`` was read.
+    The driver calls it for a forkserver that was killed. It misses a process that cleared its environment, and one that
+    started its successor and ended while ``/proc`` was read.
     """
     until = time.monotonic() + deadline_s
     while (left := list(_marked(f"{MARK}={value}".encode()))) and time.monotonic() < until:
@@ -89,5 +80,5 @@ def end_marked(value: str, deadline_s: float) -> None:
 def _marked(entry: bytes) -> Iterator[int]:
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if entry in file.read_bytes().split(b"\0"):  # a zombie's is empty
+            if entry in file.read_bytes().split(b"\0"):  # empty for a zombie
                 yield int(file.parent.name)

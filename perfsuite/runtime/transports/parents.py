@@ -1,4 +1,4 @@
-"""The driver's side of a forkserver, and of the workers that it started."""
+"""The driver's side of a forkserver and of its workers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.runtime.transports.orphans import MARK, end_marked
 
 LOG = "forkserver.log"
-_END_S = 10.0
-"""For a forkserver to end all its descendants, and for the driver to do so in its place."""
+_END_S = 10.0  # Time limit for a forkserver to end all its descendants, and for the driver to end them instead.
 
 
 @dataclass(kw_only=True)
 class Child:
-    """One worker process, as the driver knows it."""
+    """One worker process, as the driver sees it."""
 
     slot: int
     link: Connection
@@ -37,51 +36,45 @@ class Child:
     stacks: Path
     env: dict[str, str]
     pid: int = 0
-    used: bool = False
-    """It has been acquired for a case before."""
-    log_start: int = 0
-    """Size of the log when the current case began."""
-    doomed: bool = False
-    """Killed before the forkserver said that it had started."""
+    used: bool = False  # Whether it ran a case before.
+    log_start: int = 0  # Size of the log when the current case began.
+    doomed: bool = False  # Killed before the forkserver reported its start.
     ended: str = ""
     reported: bool = False
 
 
 class ForkServer:
-    """One forkserver process: it starts workers, passes signals on and says how each of them ended."""
+    """One forkserver process: it starts workers, sends them signals and reports how each of them ended."""
 
     def __init__(self, logs: Path, preload: Iterable[str]) -> None:
-        """Start it, without waiting until it has imported."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Start it and return before its imports are done."""
+        ours_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life_r, self._life_w = os.pipe()
-        self.mark = secrets.token_hex(8)
-        """Value of MARK in the environment of all that descends from it."""
+        self.mark = secrets.token_hex(8)  # Value of MARK in the environment of all its descendants.
         self._preloaded = tuple(preload)
-        arguments = {"control_fd": theirs.fileno(), "life_fd": life_r, "preload": self._preloaded}
+        arguments = {"control_fd": child_end.fileno(), "life_fd": life_r, "preload": self._preloaded}
         command = boot_command("perfsuite.runtime.transports.forkserver:main", arguments)
         with (logs / LOG).open("ab") as log:
             self.process = subprocess.Popen(
                 [*shlex.split(os.environ.get(WRAPPER, "")), *command],
-                pass_fds=(theirs.fileno(), life_r),
+                pass_fds=(child_end.fileno(), life_r),
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**worker_environment(), MARK: self.mark},
             )
-        theirs.close()
+        child_end.close()
         os.close(life_r)
-        self.control = ours
-        self.is_up = False
-        """It has imported what it preloads."""
+        self.control = ours_end
+        self.is_up = False  # Whether its imports are done.
         self._requests = 0
-        self._children: dict[int, Child] = {}
-        """By request id, negative, until started, then by pid."""
+        self._children: dict[int, Child] = {}  # By pid; before the start by the negative request id.
 
     def start(self, child: Child, method: str, command: socket.socket, preload: Iterable[str]) -> bool:
-        """Ask for a worker that has ``command`` and these modules; False where the forkserver is gone.
+        """Request a worker with ``command`` and these modules; return False if the forkserver has ended.
 
-        It imports only now, when the one who asked waits for the worker: not beside a case that is measured.
+        The import happens now, while the caller waits for the worker, and not during the measurement of a case.
         """
         new = tuple(name for name in preload if name not in self._preloaded)
         self._requests += 1
@@ -103,16 +96,16 @@ class ForkServer:
         return True
 
     def signal(self, children: Iterable[Child], number: int) -> None:
-        """Send a signal to those of these workers that are its own; nothing where it is gone."""
+        """Send a signal to those of these workers that it started; ignore a forkserver that has ended."""
         pids = [child.pid for child in children if self._children.get(child.pid) is child]
         if pids:
             with contextlib.suppress(OSError):
                 self.control.send(json.dumps({"signal": int(number), "pids": pids}).encode())
 
     def listen(self) -> bool:
-        """Take in all that it has said; False once it is gone."""
+        """Process all its messages; return False if it has ended."""
         while wait([self.control], 0):
-            data = _heard(self.control)
+            data = _next_message(self.control)
             if not data:
                 return False
             self._take(json.loads(data))
@@ -132,7 +125,7 @@ class ForkServer:
             child.ended = message["text"]
 
     def lose(self) -> None:
-        """It died: so did its children."""
+        """Report the end of its children: they die with the forkserver."""
         code = self.process.wait(5)
         self.let_go()
         self._end_in_its_place()
@@ -142,34 +135,34 @@ class ForkServer:
             child.ended = f"its parent, the forkserver, {how}{when}"
 
     def let_go(self) -> None:
-        """It ends all its children and itself."""
+        """Make it end all its children and itself."""
         os.close(self._life_w)
         self.control.close()
 
     def await_end(self) -> None:
-        """After :meth:`let_go`: returns once it and all that descends from it have ended."""
+        """After :meth:`let_go`: wait until it and all its descendants have ended."""
         try:
             self.process.wait(_END_S)
-        except subprocess.TimeoutExpired:  # stuck in a preload: its children watch the same pipe
+        except subprocess.TimeoutExpired:  # it hangs in an import; its children watch the same pipe
             self.process.kill()
         self._end_in_its_place()
 
     def _end_in_its_place(self) -> None:
-        """Once its end is certain: what it would have ended itself, had it not been killed."""
+        """After its certain end: end the descendants that it could not end because it was killed."""
         if self.process.wait(5) != 0:
             end_marked(self.mark, _END_S)
 
 
 def worker_environment() -> dict[str, str]:
-    """The driver's environment without the launcher's variables and thread settings, which perfsuite sets itself."""
+    """Return the driver's environment without the launcher's variables and the thread settings of perfsuite."""
     hidden = {*launcher_variables(os.environ), "OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "TORCH_GLOO_LAZY_INIT": "1", **compiler_variables()}
 
 
-def _heard(control: socket.socket) -> bytes:
-    """The next message of the forkserver; nothing once it is gone and all that it said has been read."""
+def _next_message(control: socket.socket) -> bytes:
+    """Return the next message of the forkserver; empty if it has ended and all messages are read."""
     try:
         return control.recv(1 << 20)
-    except ConnectionResetError:  # it ended with a request unread: told once, before what it had said itself
+    except ConnectionResetError:  # raised once, before its last messages, if it ended with an unread request
         return control.recv(1 << 20)

@@ -1,26 +1,23 @@
-"""A connection between the driver and an agent: JSON frames that nobody can change, repeat, drop, reorder or add.
+"""A connection between the driver and an agent: JSON frames that other programs cannot change, repeat, drop or reorder.
 
-Both ends know the key of the launch.  Each sends a nonce, and proves by HMAC-SHA256 that it knows the key.  The proof
-covers the role, both nonces, the protocol, the launch, the rank and the address that the agent dialled.  So a proof is
-of no use in another launch, for another rank, in the other role, or through another program's port.  Key and nonces
-give one key for each direction.  Each frame carries two tags: one of its number and length, one of its payload too.
-Nothing of a payload is decoded, and no memory is taken for it, before its tags are right.
+Both ends have the key of the launch. Each sends a nonce and proves the key by HMAC-SHA256. The proof covers the role,
+both nonces, the protocol, the launch, the rank and the address that the agent dialled. So it is useless in another
+launch, for another rank, in the other role, or through another program's port. Key and nonces give one key for each
+direction. Each frame carries two tags: one of its number and length, one of its payload too. Payloads are not decoded,
+and no memory is allocated for them, before their tags are checked.
 
-Why not TLS: with a pre-shared key the standard library has it from Python 3.13 on.  Certificates would need files on
-all hosts.  Frames are not encrypted: they hold commands, paths, log lines and what a case declares, no key.
+TLS is not used: the standard library has pre-shared keys only from Python 3.13 on, and certificates need files on all
+hosts. Frames are not encrypted: they hold commands, paths, log lines and declarations of cases, but no key.
 
-======================  ==================================================  =====
-message                 bytes                                               from
-======================  ==================================================  =====
-opening                 MAGIC, version (2), rank (4), nonce (32)            agent
-answer                  MAGIC, version (2), nonce (32)                      driver
-proof                   HMAC (32)                                           agent
-proof                   HMAC (32)                                           driver
-frame, in any number    length (4), tag (16), payload, tag (32)             both
-======================  ==================================================  =====
+Bytes of the messages, in order (lengths in brackets)::
 
-The agent proves first: a stranger who connects learns nothing that depends on the key. Nothing is pickled, so
-whoever has the key can send commands but no code.
+    agent   opening  MAGIC, version (2), rank (4), nonce (32)
+    driver  answer   MAGIC, version (2), nonce (32)
+    agent   proof    HMAC (32); then the driver's proof
+    both    frames   length (4), tag (16), payload, tag (32)
+
+The agent proves first: a stranger who connects gets no data that depends on the key. Nothing is pickled, so the key
+permits commands but no code.
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ from multiprocessing.connection import wait
 from perfsuite.runtime import protocol
 from perfsuite.runtime.transports.base import Message
 
-PROTOCOL = 3
-"""Version of handshake and frames."""
+PROTOCOL = 3  # Version of handshake and frames.
 MAX_FRAME_BYTES = 256 << 20
 _MAGIC = b"perfsuite"
 _NONCE_BYTES = 32
@@ -47,60 +43,58 @@ _PROOF_BYTES = 32
 _OPENING = struct.Struct(f">{len(_MAGIC)}sHI{_NONCE_BYTES}s")
 _ANSWER = struct.Struct(f">{len(_MAGIC)}sH{_NONCE_BYTES}s")
 _HEAD = struct.Struct(">I16s")
-_NUMBERED = struct.Struct(">cQI")
-"""What the tags are of, before the payload: kind of tag, number of the frame, length."""
+_NUMBERED = struct.Struct(">cQI")  # Prefix of a tagged text: kind of tag, number of the frame, length.
 _TAG_BYTES = 32
 _HEAD_TAG_BYTES = 16
 
 
 class Refused(Exception):
-    """A handshake failed; the message says why."""
+    """A handshake failed; the message is the reason."""
 
 
 class Tampered(Exception):
-    """A frame is not what the other end sent next."""
+    """A frame differs from the next frame of the other end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """What both ends of a connection must agree on, beside the key."""
+    """Facts on which both ends of a connection must agree, in addition to the key."""
 
     run_id: str
     world_size: int
-    address: str
-    """Where the driver listens: the path of its socket, or its port as the agent dialled it."""
+    address: str  # The driver's address: the path of its socket, or its port as the agent dialled it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionKeys:
-    """Keys of one connection."""
+    """One key for each direction of a connection."""
 
     to_agent: bytes
     to_driver: bytes
 
 
 class _Transcript:
-    """What the handshake said, as both ends saw it, under the key of the launch."""
+    """All facts of the handshake as both ends have them, under the key of the launch."""
 
     def __init__(self, key: bytes, launch: Introduction, rank: int, agent_nonce: bytes, driver_nonce: bytes) -> None:
-        said = [PROTOCOL, launch.run_id, launch.world_size, launch.address, rank, agent_nonce.hex(), driver_nonce.hex()]
+        facts = [PROTOCOL, launch.run_id, launch.world_size, launch.address, rank]
         self._key = key
-        self._said = json.dumps(said).encode()
+        self._facts = json.dumps([*facts, agent_nonce.hex(), driver_nonce.hex()]).encode()
 
     def proof(self, role: str) -> bytes:
-        """The proof of one end that it knows the key."""
+        """Return the proof of one end that it has the key."""
         return self._derive(f"proof of the {role}")
 
     def session(self) -> SessionKeys:
-        """A key per direction."""
+        """Return a key for each direction."""
         return SessionKeys(to_agent=self._derive("frames to the agent"), to_driver=self._derive("frames to the driver"))
 
     def _derive(self, purpose: str) -> bytes:
-        return hmac.digest(self._key, purpose.encode() + b"\0" + self._said, "sha256")
+        return hmac.digest(self._key, purpose.encode() + b"\0" + self._facts, "sha256")
 
 
 class AgentHandshake:
-    """The agent's side: :attr:`opening`, then :meth:`prove`, then :meth:`finish`."""
+    """The agent's side. Use :attr:`opening`, then :meth:`prove`, then :meth:`finish`."""
 
     answer_bytes = _ANSWER.size
     proof_bytes = _PROOF_BYTES
@@ -111,7 +105,7 @@ class AgentHandshake:
         self.opening = _OPENING.pack(_MAGIC, PROTOCOL, rank, self._nonce)
 
     def prove(self, answer: bytes) -> bytes:
-        """The agent's proof, for the driver's answer; raises Refused for another program or version."""
+        """Return the agent's proof for the driver's answer; raise Refused for another program or version."""
         magic, version, nonce = _ANSWER.unpack(answer)
         if magic != _MAGIC:
             raise Refused("another program, or a perfsuite of another version, listens there")
@@ -123,26 +117,24 @@ class AgentHandshake:
         return self._transcript.proof("agent")
 
     def finish(self, proof: bytes) -> SessionKeys:
-        """The keys of the connection; raises Refused when the driver does not know the key."""
+        """Return the keys of the connection; raise Refused if the driver does not have the key."""
         if not hmac.compare_digest(proof, self._transcript.proof("driver")):
-            raise Refused("the driver does not know the key")
+            raise Refused("the driver has another key")
         return self._transcript.session()
 
 
 class DriverHandshake:
-    """The driver's side of one connection, fed with bytes as they come."""
+    """The driver's side of one connection."""
 
     def __init__(self, key: bytes, launch: Introduction) -> None:
         self._key, self._launch = key, launch
         self._transcript: _Transcript | None = None
         self._heard = b""
-        self.rank = -1
-        """The rank that the agent proved to be; -1 before."""
-        self.session: SessionKeys | None = None
-        """None until the agent has proved that it knows the key."""
+        self.rank = -1  # Rank that the agent proved; -1 before.
+        self.session: SessionKeys | None = None  # Keys of the connection, after the agent's proof.
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what came; returns what to send.  Raises Refused."""
+        """Add received bytes and return the bytes to send. Raises Refused."""
         self._heard += data
         reply = b""
         if self._transcript is None and len(self._heard) >= _OPENING.size:
@@ -155,7 +147,7 @@ class DriverHandshake:
             self.session = self._transcript.session()
             reply += self._transcript.proof("driver")
         if self._heard and (self.session or len(self._heard) >= _OPENING.size):
-            raise Refused("no handshake")  # an agent waits for each answer
+            raise Refused("no handshake")  # an agent must wait for each answer
         return reply
 
     def _take(self, count: int) -> bytes:
@@ -170,44 +162,43 @@ class DriverHandshake:
         if version == PROTOCOL:
             self.rank = rank
             self._transcript = _Transcript(self._key, self._launch, rank, agent_nonce, nonce)
-        return _ANSWER.pack(_MAGIC, PROTOCOL, nonce)  # to another version too: its agent says which one this is
+        return _ANSWER.pack(_MAGIC, PROTOCOL, nonce)  # also to another version: its agent then reports this one
 
 
 class Sealer:
-    """Makes frames of payloads, in one direction of one connection."""
+    """Makes frames from payloads, in one direction of one connection."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._number = 0
 
     def seal(self, payload: bytes) -> bytes:
-        """The next frame."""
+        """Return the next frame."""
         number, self._number = self._number, self._number + 1
         return _head(self._key, number, len(payload)) + payload + _tag(self._key, number, payload)
 
 
 class Opener:
-    """Takes frames apart, in one direction of one connection."""
+    """Extracts payloads from frames, in one direction of one connection."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._number = 0
         self._buffer = bytearray()
-        self._length: int | None = None
-        """Of the payload that comes next, once its head is there and right."""
+        self._length: int | None = None  # Length of the next payload, after its head was received and checked.
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes as they came."""
+        """Add received bytes."""
         self._buffer += data
 
     def payloads(self) -> Iterator[bytes]:
-        """Payloads of the frames that are there whole; raises Tampered at the first that is not the next one sent."""
+        """Yield the payloads of complete frames; raise Tampered at a frame that is not the next one of the sender."""
         while (payload := self._next()) is not None:
             yield payload
 
     @property
     def amid(self) -> bool:
-        """Part of a frame is there."""
+        """Whether the buffer holds part of a frame."""
         return self._length is not None or bool(self._buffer)
 
     def _next(self) -> bytes | None:
@@ -239,24 +230,23 @@ def _tag(key: bytes, number: int, payload: bytes) -> bytes:
     return hmac.digest(key, _NUMBERED.pack(b"p", number, len(payload)) + payload, "sha256")
 
 
-_GONE_S = 30
-"""A host that acknowledges nothing for so long is gone."""
+_GONE_S = 30  # A host that acknowledges nothing for so many seconds is lost.
 _CHUNK = 1 << 20
 
 
 class LinkLost(Exception):
-    """The other end of a link is gone; the message says how that showed."""
+    """The other end of a link is lost; the message names the symptom."""
 
 
 class Link:
-    """One end of an authenticated connection.  Never blocks."""
+    """One end of an authenticated connection. It never blocks."""
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
-        """Take over ``sock``."""
+        """Take ownership of ``sock``."""
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A host that vanishes sends nothing: its connection fails within half a minute instead of hours.
+            # A host that vanishes sends nothing: with these its connection fails within half a minute, not hours.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -270,32 +260,32 @@ class Link:
 
     @property
     def peer(self) -> str:
-        """The address of the other end; ``this host`` for a unix socket."""
+        """Address of the other end; ``this host`` for a unix socket."""
         if self.sock.family == socket.AF_UNIX:
             return "this host"
         return str(self.sock.getpeername()[0]).removeprefix("::ffff:")
 
     @property
     def has_outgoing(self) -> bool:
-        """Part of what was sent has not left yet."""
+        """Whether part of the sent data is still in this process."""
         return bool(self._outgoing)
 
     def fileno(self) -> int:
-        """The descriptor, for selectors."""
+        """Return the descriptor, for selectors."""
         return self.sock.fileno()
 
     def local_host(self) -> str:
-        """The address of this end, without the prefix that an IPv4 address has on a listener for both families."""
+        """Return the address of this end, without the prefix that a dual-stack listener adds to IPv4 addresses."""
         if self.sock.family == socket.AF_UNIX:
             return "127.0.0.1"
         return str(self.sock.getsockname()[0]).removeprefix("::ffff:")
 
     def readable(self, timeout_s: float) -> bool:
-        """Whether something, or the end of the connection, comes within ``timeout_s``."""
+        """Return whether data, or the end of the connection, comes within ``timeout_s``."""
         return bool(self._frames) or bool(wait([self.sock], timeout_s))
 
     def send(self, frame: Message | None) -> None:
-        """Send one frame, a beat for None; what does not leave at once leaves by :meth:`flush`.  Raises LinkLost."""
+        """Send one frame, or a beat for None; :meth:`flush` sends the part that does not fit. Raises LinkLost."""
         payload = b"" if frame is None else protocol.encode(frame)
         if len(payload) > MAX_FRAME_BYTES:
             raise LinkLost(f"a frame of {len(payload) >> 20} MiB is longer than {MAX_FRAME_BYTES >> 20} MiB")
@@ -303,14 +293,14 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Hand to the kernel what it takes; raises LinkLost."""
+        """Send as much as the kernel accepts; raise LinkLost."""
         while self._outgoing:
-            data = self._outgoing.popleft()  # a signal that comes with the end of the call must not send it twice
+            data = self._outgoing.popleft()  # a signal during the call must not cause a second send
             try:
                 sent = self.sock.send(data)
             except BlockingIOError:
                 sent = 0
-            except (BrokenPipeError, ConnectionResetError):  # shows in receive, after the other end's last words
+            except (BrokenPipeError, ConnectionResetError):  # receive reports it, after the other end's last frames
                 self._outgoing.clear()
                 return
             except OSError as problem:
@@ -321,10 +311,10 @@ class Link:
                 return
 
     def receive(self) -> list[Message]:
-        """Frames that are there whole, beats left out.
+        """Return the complete frames without beats.
 
-        Raises LinkLost at the end of the connection, for half a frame at its end, for anything but JSON, and for a
-        frame that is not the next one that the other end sent.
+        Raises LinkLost at the end of the connection, for an incomplete frame, for a payload that is not JSON, and for a
+        frame that is not the next one of the other end.
         """
         if not self._frames:
             self._read()
@@ -333,7 +323,7 @@ class Link:
         return frames
 
     def receive_one(self) -> Message | None:
-        """The first frame that is there whole, as :meth:`receive`; later ones stay."""
+        """Return the first complete frame like :meth:`receive`; later frames stay."""
         self._frames.extend(self.receive())
         return self._frames.popleft() if self._frames else None
 
@@ -346,7 +336,7 @@ class Link:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
             return
-        except ConnectionResetError:  # it ended with something unread
+        except ConnectionResetError:  # the other end closed with unread data
             data = b""
         except OSError as problem:
             raise LinkLost(f"its connection broke: {problem.strerror or problem}") from None
@@ -357,7 +347,7 @@ class Link:
             self._frames.extend(protocol.decode(payload) for payload in self._opener.payloads() if payload)
         except Tampered:
             raise LinkLost(
-                f"a frame from {self.peer} was changed on its way, or another program sits between the two"
+                f"a frame from {self.peer} was changed on its way, or another program relays the connection"
             ) from None
         except (ValueError, RecursionError) as problem:
             raise LinkLost(f"its connection broke: {problem}") from None
