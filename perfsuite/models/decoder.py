@@ -232,14 +232,7 @@ class Decoder(LanguageModel):
 
 MODELS = (
     Decoder(
-        name="qwen2.5-32b",
-        layers=64,
-        width=5120,
-        heads=40,
-        kv_heads=8,
-        hidden=27648,
-        words=152064,
-        input_biases=True,
+        name="qwen2.5-32b", layers=64, width=5120, heads=40, kv_heads=8, hidden=27648, words=152064, input_biases=True
     ),
     Decoder(
         name="qwen3-30b-a3b",

@@ -12,14 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perfsuite.models.encoders import (
-    DISTANCES,
-    HEAD_FEATURES,
-    LATENT_CHANNELS,
-    Encoders,
-    PictureEncoder,
-    TextEncoder,
-)
+from perfsuite.models.encoders import DISTANCES, HEAD_FEATURES, LATENT_CHANNELS, Encoders, PictureEncoder, TextEncoder
 from perfsuite.models.layers import materialize
 
 _FARTHEST = 128

@@ -107,11 +107,7 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
             flags={},
         ),
         "qwen2": FileFields(
-            architecture="Qwen2ForCausalLM",
-            sizes=_GROUPED,
-            optional=_HEADS,
-            flags={},
-            always={"input_biases": True},
+            architecture="Qwen2ForCausalLM", sizes=_GROUPED, optional=_HEADS, flags={}, always={"input_biases": True}
         ),
         "qwen3": FileFields(
             architecture="Qwen3ForCausalLM",
@@ -159,13 +155,7 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
             optional={"n_inner": "hidden"},
             flags={},
             defaults=("tie_word_embeddings",),
-            always={
-                "gated": False,
-                "layer_norms": True,
-                "input_biases": True,
-                "output_bias": True,
-                "mlp_biases": True,
-            },
+            always={"gated": False, "layer_norms": True, "input_biases": True, "output_bias": True, "mlp_biases": True},
         ),
         "deepseek_v3": _DEEPSEEK,
         "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}, expected=_EVERY_LAYER),

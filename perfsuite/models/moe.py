@@ -153,14 +153,7 @@ MODELS = (
     dataclasses.replace(_MIXTRAL, name="mixtral-64", experts=64, top_k=8, hidden=3584),
     # Report 004 says 1.3T and 175B active of 64 experts, top 2, and 1.6T of 64; every other size is ours.
     Moe(
-        name="moe-1.3t",
-        layers=96,
-        width=18944,
-        heads=148,
-        kv_heads=148,
-        hidden=3328,
-        sequence_length=2048,
-        experts=64,
+        name="moe-1.3t", layers=96, width=18944, heads=148, kv_heads=148, hidden=3328, sequence_length=2048, experts=64
     ),
     Moe(name="moe-1.6t", layers=64, width=10240, heads=80, kv_heads=8, hidden=12544, sequence_length=2048, experts=64),
     _TINY,

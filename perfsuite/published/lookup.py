@@ -17,14 +17,7 @@ from typing import Any
 from perfsuite import models
 from perfsuite.base.mesh import MeshShape
 from perfsuite.published.numbers import printed
-from perfsuite.published.records import (
-    Label,
-    PublishedReport,
-    PublishedRow,
-    PublishedTable,
-    directory,
-    read_all,
-)
+from perfsuite.published.records import Label, PublishedReport, PublishedRow, PublishedTable, directory, read_all
 from perfsuite.published.roles import ROLES
 
 

@@ -119,12 +119,7 @@ class WatchedDispatcher(Dispatcher):
     """Tells ``watch`` when rows begin (True) and end (False) to travel, in the forward and in the backward."""
 
     def __init__(
-        self,
-        ep: dist.ProcessGroup | None,
-        tp: dist.ProcessGroup | None,
-        *,
-        even: bool,
-        watch: Callable[[bool], None],
+        self, ep: dist.ProcessGroup | None, tp: dist.ProcessGroup | None, *, even: bool, watch: Callable[[bool], None]
     ) -> None:
         super().__init__(ep, tp, even=even)
         self._watch = watch

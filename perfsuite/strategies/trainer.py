@@ -72,9 +72,7 @@ class Trainer:
         self.optimizer: Any = optimizer
         self.group = rank.group()
         self.share = Share(
-            replica=rank.shape.replica(rank.rank),
-            replicas=rank.shape.replicas,
-            micro_batch_size=plan.micro_batch_size,
+            replica=rank.shape.replica(rank.rank), replicas=rank.shape.replicas, micro_batch_size=plan.micro_batch_size
         )
         # The dynamic loss scale without which small gradients vanish in fp16; it passes everything through elsewhere.
         # Gradients that travel in fp16 start lower: the sum of a parameter's overflows before an activation's does.

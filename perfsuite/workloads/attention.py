@@ -32,12 +32,7 @@ Backend = Literal["flash", "efficient", "math", "cudnn"]
 Direction = Literal["forward", "backward"]
 
 CONVENTION = "FlashAttention"
-_BACKENDS = {
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "math": "MATH",
-    "cudnn": "CUDNN_ATTENTION",
-}
+_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION"}
 _NO_KERNEL = ("No available kernel", "No viable backend", "requires", "not supported", "does not support")
 
 

@@ -285,11 +285,7 @@ def _choose(step: LayerStep, x: torch.Tensor, router: torch.Tensor) -> Choice:
 
 
 def _mix(
-    rows: torch.Tensor,
-    shares: torch.Tensor,
-    experts: torch.Tensor,
-    kept: torch.Tensor,
-    weight: Weight,
+    rows: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor, kept: torch.Tensor, weight: Weight
 ) -> torch.Tensor:
     """(n, D) rows through their experts, one expert after the other."""
     import torch

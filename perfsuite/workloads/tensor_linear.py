@@ -42,11 +42,7 @@ class Split:
         >>> SPLITS["column_gather"].messages(rows=4, features_in=8, features_out=16)
         (('all_gather', 64), ('all_reduce', 32))
         """
-        steps = (
-            (self.forward, features_out),
-            (self.before_backward, features_out),
-            (self.after_backward, features_in),
-        )
+        steps = ((self.forward, features_out), (self.before_backward, features_out), (self.after_backward, features_in))
         return tuple((collective, rows * features) for collective, features in steps if collective)
 
 
@@ -170,11 +166,7 @@ class TensorLinearStep(Step):
         import torch
 
         case = self._workload
-        shapes = (
-            (case.rows, case.features_in),
-            (case.features_out, case.features_in),
-            (case.rows, case.features_out),
-        )
+        shapes = ((case.rows, case.features_in), (case.features_out, case.features_in), (case.rows, case.features_out))
         generator = self._rank.generator(1)
         x, weight, gradient = (
             torch.empty(shape, dtype=self._dtype, device=self._rank.device).normal_(generator=generator)

@@ -15,11 +15,7 @@ TEST = "test_perf/test_published.py::test_published"
 DEVICES_PER_NODE = 8
 """Of every machine in the reports."""
 MACHINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "002": ("mccx-d800",),
-        "003": ("oneflow-4x8-v100",),
-        "004": ("004-1x8-a100", "004-4x8-a100", "004-8x8-h100"),
-    }
+    {"002": ("mccx-d800",), "003": ("oneflow-4x8-v100",), "004": ("004-1x8-a100", "004-4x8-a100", "004-8x8-h100")}
 )
 """Report -> its machines in platforms.toml, small ones first; reports 000 and 001 describe no hosts."""
 OURS: Mapping[str, str] = MappingProxyType(

@@ -226,10 +226,7 @@ def experts() -> Iterator[Recipe]:
         "mesh": "not named: state over all cards, experts over the eight of a node",
     }
     training = {"strategy": "hybrid", "dtype": "bf16", "checkpointing": "full", "builds": ("memory",)}
-    runs = (
-        ("gpt3-175b", "dp32", 32, 388, "moe-tiny-dense"),
-        ("moe-1.3t", "dp8-ep8", 64, 390, "moe-tiny-64"),
-    )
+    runs = (("gpt3-175b", "dp32", 32, 388, "moe-tiny-dense"), ("moe-1.3t", "dp8-ep8", 64, 390, "moe-tiny-64"))
     for model, mesh, ranks, line, small in runs:
         yield Recipe(
             name=f"004-{model}-{mesh}-{layout(ranks)}", rows=lines("004/moe", line),

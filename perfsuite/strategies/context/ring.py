@@ -58,12 +58,7 @@ class RingCore(nn.Module):
     """Causal attention over the tokens of all ranks of a group, in the place of a block's core."""
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        *,
-        zigzag: bool,
-        method: AttentionMethod,
-        kernels: Mapping[str, AttentionKernel],
+        self, group: dist.ProcessGroup, *, zigzag: bool, method: AttentionMethod, kernels: Mapping[str, AttentionKernel]
     ) -> None:
         super().__init__()
         self.group, self.zigzag, self.method, self.kernels = group, zigzag, method, kernels

@@ -108,9 +108,7 @@ class Pipeline:
         targets_given = {"target": targets, "losses": losses} if self.last else {}
         try:
             with _replaced(
-                self._torchs,
-                _batch_p2p=self.watch.posting(self._torchs._batch_p2p),
-                _format_pipeline_order=_no_dump,
+                self._torchs, _batch_p2p=self.watch.posting(self._torchs._batch_p2p), _format_pipeline_order=_no_dump
             ):
                 self.runtime.step(*inputs_given, **targets_given, **self._options)
         except Exception as error:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-PARTS = (
-    "data_ms",
-    "forward_ms",
-    "backward_ms",
-    "optimizer_ms",
-    "backward_with_optimizer_ms",
-    "remainder_ms",
-)
+PARTS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms", "backward_with_optimizer_ms", "remainder_ms")
 """Of a rank that runs one part after the other."""
 STAGES = (
     "bubble_ratio",
