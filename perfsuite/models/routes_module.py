@@ -1,4 +1,4 @@
-"""From the experts that tokens chose to rows sorted by expert, and back.
+"""Routes of tokens: rows sorted by expert, and the way back to tokens.
 
 Shapes: B samples, S tokens of one, k experts of a token, E experts; n = B S tokens in groups of G; R rows.
 """
@@ -15,29 +15,30 @@ from perfsuite.models.routing import Routing
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Which token each row is a copy of, and which row holds the answer to each of a token's choices."""
+    """The token of each row, and the row of each token's choices."""
 
     source: torch.Tensor
-    """(R,) token of each row, sorted by expert; n, one beyond the last token, for a row that stays empty."""
+    """(R,) token of each row, sorted by expert; n, one beyond the last token, for an empty row."""
     target: torch.Tensor
-    """(n k,) row of each choice; R, one beyond the last row, where it is dropped."""
+    """(n k,) row of each choice; R, one beyond the last row, for a dropped choice."""
     counts: torch.Tensor
     """(E,) rows of each expert."""
 
 
 def dropless(chosen: torch.Tensor, experts: int) -> Route:
-    """A row for every choice of (B, S, k)."""
+    """Return a route with a row for every choice of (B, S, k)."""
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     target = torch.empty_like(order)
     target[order] = torch.arange(len(order), device=order.device)
-    # bincount would wait for an accelerator to learn how long its answer is.
+    # bincount would wait for the device to know the length of its result.
     counts = torch.zeros(experts, dtype=flat.dtype, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
     return Route(source=order // chosen.shape[-1], target=target, counts=counts)
 
 
 def within_capacity(chosen: torch.Tensor, routing: Routing) -> Route:
-    """As many rows for every expert and group, whatever was chosen: what is over is dropped, what is missing is empty.
+    """Return a route with the same number of rows for every expert and group: excess choices are dropped, free rows are
+    empty.
 
     First choices come before second ones and early tokens before late ones, as in GShard and DeepSpeed.
     """
@@ -58,10 +59,11 @@ def within_capacity(chosen: torch.Tensor, routing: Routing) -> Route:
 
 
 def imposed(places: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Experts of the tokens at these ``places`` of a sample, (S, k): a pattern in place of a router's choice.
+    """Return the experts of the tokens at these ``places`` of a sample, (S, k): a pattern in place of a router's
+    choice.
 
     n tokens of a sample's T, evenly spaced, choose expert 0; the other rows are dealt to experts 1 to E - 1 in turn.
-    So expert 0 has n E / (T k) times the mean load, in every sample and however samples are split.
+    So expert 0 has n E / (T k) times the mean load in every sample, in any split of the samples.
 
     >>> from perfsuite.models.moe import Moe
     >>> sizes = dict(layers=1, width=8, heads=2, kv_heads=2, hidden=8, sequence_length=4, experts=4)
@@ -69,7 +71,7 @@ def imposed(places: torch.Tensor, routing: Routing) -> torch.Tensor:
     [[1, 2], [0, 3], [1, 2], [0, 3]]
     """
     count, of = routing.hot_tokens, routing.sequence_length
-    assert count is not None, "the router chooses"
+    assert count is not None, "no imbalance is imposed"
     before = places * count // of
     is_hot = (places + 1) * count // of - before
     dealt = routing.top_k * places - before

@@ -46,7 +46,7 @@ class TensorParallel:
         for path, split in module.config.parallelize.items():
             if path.startswith(_BLOCK):
                 name = path.removeprefix(_BLOCK)
-                plan[name] = self._style(split, besides=module.besides if name == "attention" else 0)
+                plan[name] = self._style(split, extra_inputs=module.extra_inputs if name == "attention" else 0)
         self._parallelize(block, plan)
 
     def split_ends(self, module: LanguageModule) -> None:
@@ -57,7 +57,7 @@ class TensorParallel:
             if split == "tied":
                 setattr(module, name, SplitEmbedding(part, self))
             elif split is not None:
-                plan[name] = self._style(split, besides=0)
+                plan[name] = self._style(split, extra_inputs=0)
         self._parallelize(module, plan)
 
     def _parallelize(self, module: nn.Module, plan: dict[str, Any]) -> None:
@@ -68,9 +68,9 @@ class TensorParallel:
             module, self.mesh, {name: style for name, style in plan.items() if style is not None}, **quiet
         )
 
-    def _style(self, split: Split, *, besides: int) -> Any:
-        """torch's style of a part, None where the part stays whole; ``besides``: inputs after the first."""
-        tokens, others = self.tokens, (None,) * besides
+    def _style(self, split: Split, *, extra_inputs: int) -> Any:
+        """torch's style of a part, None where the part stays whole; ``extra_inputs``: inputs after the first."""
+        tokens, others = self.tokens, (None,) * extra_inputs
         placed, logits = Shard(0) if self.sequence_parallel else Replicate(), Shard(-1)
         made: dict[Split, Any] = {
             # Gathered once, however many projections take it.
