@@ -50,7 +50,10 @@ CODEC = pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="needs
             {"model": "latte-tiny", "overrides": {"channels": 8}, "program": {"encoders": "tiny-picture"}},
             "give latents of 4 channels, and model latte-tiny has channels=8; make them equal",
         ),
-        ({"model": "latte-tiny", "data": "video"}, "data='video' gives pixels, and model latte-tiny takes none; set"),
+        (
+            {"model": "latte-tiny", "data": "video"},
+            "data='video' needs encoders, which turn pixels into inputs of model latte-tiny; set",
+        ),
     ],
 )
 def test_a_program_that_cannot_be_is_refused_in_one_line(case, said):
@@ -62,8 +65,8 @@ def test_a_program_that_cannot_be_is_refused_in_one_line(case, said):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ({"strategy": "hybrid"}, "clip=1 needs the norm of all gradients, which strategy hybrid has on"),
-        ({"strategy": "fsdp", "options": {"offload": True}}, "clip=1 needs the norm of gradients that offload of"),
+        ({"strategy": "hybrid"}, "clip=1 does not work with strategy hybrid, which has"),
+        ({"strategy": "fsdp", "options": {"offload": True}}, "clip=1 does not work with offload of"),
     ],
 )
 def test_gradients_that_no_norm_can_be_taken_of_are_not_clipped(case, said):

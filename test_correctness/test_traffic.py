@@ -38,8 +38,7 @@ from test_correctness.helpers.scripted_driver import measurement
     "name",
     [
         "strategies.traffic",
-        "strategies.data_traffic",
-        "strategies.hybrid_traffic",
+        "strategies.hybrid_sizes",
         "strategies.parameter_shapes",
         "metrics.traffic",
         "workloads.training.exposed",

@@ -42,10 +42,7 @@ PROJECTED: Mapping[str, Model] = MappingProxyType({model.name: model for model i
 
 
 def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """Return the configuration of this name with some of its fields replaced.
-
-    Raises InvalidParameter for an unknown name or field, and for sizes that do not fit together.
-    """
+    """Return the configuration of this name with fields replaced; InvalidParameter for unknown or conflicting ones."""
     if name in MODELS or name in PROJECTED:
         return _replaced(MODELS.get(name) or PROJECTED[name], overrides)
     if _is_file(name):
@@ -56,10 +53,7 @@ def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
 
 
 def find_trained(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """Return the configuration of a model that the suite can train, as :func:`find` does.
-
-    Raises InvalidParameter also for a model that the suite has no module of.
-    """
+    """Return a configuration as :func:`find` does; InvalidParameter also for a model without a module in the suite."""
     if name in PROJECTED:
         raise InvalidParameter(
             f"model {name} is for perfsuite project and advise only: the suite has no module of it; choose one of "
@@ -70,7 +64,6 @@ def find_trained(name: str, overrides: Mapping[str, Any] | None = None) -> Model
 
 def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
     """Return the configuration of a model by name, as :func:`find` does, or that of a ``config.json`` or its folder.
-
     Raises ConfigurationError for a file that does not describe a model.
     """
     if name in MODELS or name in PROJECTED or not _is_file(name):

@@ -26,9 +26,8 @@ class Core(nn.Module):
         self.causal = causal
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return (B, H, S, E) for (B, H, S, E) queries and (B, K, S', E) keys and values.
-
-        Raises UnsupportedCase if the device has no kernel of the method for these tensors.
+        """Return (B, H, S, E) for (B, H, S, E) queries and (B, K, S', E) keys and values.  Raises UnsupportedCase if
+        the device has no kernel of the method for these tensors.
         """
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         if self.method == "auto":
@@ -54,8 +53,7 @@ def chosen_backend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 
 def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return (B, K, S, E) as (B, heads, S, E): neighbouring query heads share one key head.
-
-    Heads are repeated because several backends of torch's attention do not support enable_gqa=True.
+    """Return (B, K, S, E) as (B, heads, S, E): neighbouring query heads share one key head.  Heads are repeated because
+    several backends of torch's attention do not support enable_gqa=True.
     """
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -12,31 +12,24 @@ from perfsuite.base.mesh import MeshShape
 
 Checkpointing = Literal["none", "full", "selective"]
 """none: keep all activations; full: compute every block again in the backward; selective: compute again all operations
-
-except matrix products and attention.
-"""
+except matrix products and attention."""
 AttentionMethod = Literal["auto", "math", "flash"]
 """auto: the kernel that torch chooses; math: plain products, with all attention scores in memory; flash: the kernel
-that
-
-stores no scores.
-"""
+that stores no scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleTensor:
     """One tensor of a training sample, without the batch dimension."""
 
-    name: str
-    """Keyword of the module's ``forward``."""
+    name: str  # Keyword of the module's ``forward``
     shape: tuple[int, ...]
     below: int = 0
     """Values are integers from 0 to below - 1.  0: they are fp32 numbers from the standard normal distribution."""
     stored: bool = True
-    """True: the tensor comes from the data set.  False: it is drawn for every sample (noise and its level in
+    """True: the tensor comes from the data set. False: it is drawn for every sample (noise and its level in
     diffusion)."""
-    pixels: bool = False
-    """The tensor is a video (3, frames, height, width): 0 to 255 in a data set, -1 to 1 in a batch."""
+    pixels: bool = False  # The tensor is a video (3, frames, height, width): 0 to 255 in a data set, -1 to 1 in a batch
 
 
 class Sampled(Protocol):
@@ -118,10 +111,9 @@ class Model(ABC):
     @property
     @abstractmethod
     def block_flops(self) -> float:
-        """Operations of one sample in the forward of all blocks; full checkpointing runs them twice.
-
-        Counts 2mkn for every product of m x k by k x n.  Attention is counted in full, even if a causal kernel skips
-        half of it.  Norms, activations and the loss are not counted.
+        """Operations of one sample in the forward of all blocks; full checkpointing runs them twice.  Counts 2mkn for
+        every product of m x k by k x n.  Attention is counted in full, even if a causal kernel skips half of it.
+        Norms, activations and the loss are not counted.
         """
 
     @property
@@ -132,7 +124,6 @@ class Model(ABC):
     @abstractmethod
     def twin(self, shape: MeshShape | None = None) -> Model:
         """Return a small model of the same architecture, for checks against one process: milliseconds on one core.
-
         Every axis of a mesh of this shape divides its sizes as it divides those of the model.
         """
 

@@ -31,10 +31,8 @@ from perfsuite.models.base import Sampled, SampleTensor
 INDEX = "dataset.json"
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float16", "float32")
 VIDEO = "video"
-_FEW_ROWS = 16
-"""Rows of generated captions, which take a megabyte each at the published size."""
-_FEW_VIDEOS = 64
-"""Generated video files, which take a third of a second each at the published size."""
+_FEW_ROWS = 16  # Rows of generated captions, which take a megabyte each at the published size
+_FEW_VIDEOS = 64  # Generated video files, which take a third of a second each at the published size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +40,9 @@ class TensorFile:
     """The file of one tensor of all samples."""
 
     name: str
-    file: str
-    """Name of its file, or of the folder of its video files."""
-    dtype: str
-    """A numpy dtype, or ``video``."""
-    shape: tuple[int, ...]
-    """Shape of one row."""
+    file: str  # Name of its file, or of the folder of its video files
+    dtype: str  # A numpy dtype, or ``video``
+    shape: tuple[int, ...]  # Shape of one row
     rows: int
 
     @property
@@ -77,10 +72,8 @@ class Dataset:
 
 def generate(model: Sampled, directory: Path, samples: int, *, as_video: bool = False) -> Dataset:
     """Return the folder with ``samples`` random samples for ``model``; writes it unless it exists already.
-
     ``as_video``: write pixels as video files, which are decoded on reading, else as raw frames.  The folder gets its
-    name
-    once it is complete, so several processes may write the same one.
+    name once it is complete, so several processes may write the same one.
     """
     with contextlib.suppress(InvalidParameter):
         dataset = read(directory, model)
@@ -148,10 +141,7 @@ def part_names(directory: Path) -> frozenset[str]:
 
 
 def read(directory: Path, model: Sampled) -> Dataset:
-    """Return the data set in ``directory``.
-
-    Raises InvalidParameter for a folder that is missing, not described, cut short, or does not fit ``model``.
-    """
+    """Return the data set in ``directory``; InvalidParameter if it is missing, damaged, or does not fit ``model``."""
     if not directory.is_dir():
         raise InvalidParameter(f"data={str(directory)!r} is not a folder; give one that has {INDEX}, or 'synthetic'")
     index = directory / INDEX

@@ -18,12 +18,9 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model, SampleTensor, require_sizes
 
-PATCH = 2
-"""Side of a patch in latent pixels."""
-NOISE_LEVELS = 1000
-"""Steps of the diffusion."""
-TIME_FEATURES = 256
-"""Sines and cosines that encode a noise level."""
+PATCH = 2  # Side of a patch in latent pixels
+NOISE_LEVELS = 1000  # Steps of the diffusion
+TIME_FEATURES = 256  # Sines and cosines that encode a noise level
 
 
 @dataclass(frozen=True, kw_only=True)

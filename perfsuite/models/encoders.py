@@ -17,12 +17,9 @@ from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.models.base import Model, SampleTensor
 from perfsuite.models.dit import Dit
 
-HEAD_FEATURES = 64
-"""Features of one head of the text encoder."""
-DISTANCES = 32
-"""Classes of distances between words in the text encoder."""
-SHRINK = 8
-"""Pixels along one side of a latent."""
+HEAD_FEATURES = 64  # Features of one head of the text encoder
+DISTANCES = 32  # Classes of distances between words in the text encoder
+SHRINK = 8  # Pixels along one side of a latent
 LATENT_CHANNELS = 4
 
 
@@ -57,8 +54,7 @@ class Convolution:
     into: int
     out: int
     kernel: int
-    shrink: int
-    """Side of the picture over the side of the output."""
+    shrink: int  # Side of the picture over the side of the output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +115,7 @@ def _residual(into: int, out: int, shrink: int) -> Iterator[Convolution]:
 class Unencoded:
     """Samples of a model before they are encoded."""
 
-    name: str
-    """Name of the model."""
+    name: str  # Name of the model
     parts: tuple[SampleTensor, ...]
 
 

@@ -15,10 +15,8 @@ from torch import nn
 from perfsuite.models.encoders import DISTANCES, HEAD_FEATURES, LATENT_CHANNELS, Encoders, PictureEncoder, TextEncoder
 from perfsuite.models.layers import materialize
 
-_FARTHEST = 128
-"""Distances of at least this many words share one class."""
-_LATENT_SCALE = 0.18215
-"""Factor to unit variance, published with the encoder."""
+_FARTHEST = 128  # Distances of at least this many words share one class
+_LATENT_SCALE = 0.18215  # Factor to unit variance, published with the encoder
 
 
 class _Norm(nn.Module):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import require_sizes
-from perfsuite.models.language import LanguageModel, Split, twin_sizes
+from perfsuite.models.language import TRANSFORMER, LanguageModel, Split, twin_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,9 @@ class Gpt(LanguageModel):
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
         {
-            "tokens": "tied",
-            "positions": "positions",
-            "blocks.*.norm1": "sequence",
-            "blocks.*.attention": "gathered",
-            "blocks.*.attention.qkv": "column",
-            "blocks.*.attention.project": "row",
-            "blocks.*.norm2": "sequence",
-            "blocks.*.mlp": "gathered",
-            "blocks.*.mlp.expand": "column",
-            "blocks.*.mlp.contract": "row",
-            "norm": "sequence",
+            **TRANSFORMER,
+            **{"tokens": "tied", "positions": "positions"},
+            **dict.fromkeys(("blocks.*.attention.qkv", "blocks.*.mlp.expand"), "column"),
         }
     )
 

@@ -12,10 +12,7 @@ from perfsuite.models.language_module import Attention, LanguageModule, Transfor
 
 
 class TiedEmbedding(nn.Embedding):
-    """Token embedding that is also the output projection.
-
-    Both uses call ``forward``: strategies that gather parameters do so when their module is called.
-    """
+    """Token embedding and output projection in one module: strategies gather parameters when it is called."""
 
     def forward(self, inputs: torch.Tensor, *, project: bool = False) -> torch.Tensor:
         """Return (B, S, D) for (B, S) tokens, or (B, S, V) logits for (B, S, D) features."""

@@ -49,22 +49,16 @@ _BIASES = ("input_biases", "output_bias")
 class FileFields:
     """The fields of one architecture's configurations."""
 
-    architecture: str
-    """Name in the field ``architectures``."""
-    sizes: Mapping[str, str]
-    """Required sizes: field of the file -> field of the decoder."""
-    optional: Mapping[str, str]
-    """Optional sizes: field of the file -> field of the decoder."""
-    flags: Mapping[str, tuple[str, ...]]
-    """Field of the file -> fields of the decoder that it sets to true."""
-    defaults: tuple[str, ...] = ()
-    """Fields of the file that are true if they are absent."""
+    architecture: str  # Name in the field ``architectures``
+    sizes: Mapping[str, str]  # Required sizes: field of the file -> field of the decoder
+    optional: Mapping[str, str]  # Optional sizes: field of the file -> field of the decoder
+    flags: Mapping[str, tuple[str, ...]]  # Field of the file -> fields of the decoder that it sets to true
+    defaults: tuple[str, ...] = ()  # Fields of the file that are true if they are absent
     always: Mapping[str, Any] = field(default_factory=dict)
     """Values of decoder fields in every model of the architecture."""
     expected: Mapping[str, Any] = field(default_factory=dict)
     """Field of the file -> the supported value; any other changes the count."""
-    other_fields: tuple[str, ...] = ()
-    """Fields of the file that :func:`_complete` reads, or that add nothing."""
+    other_fields: tuple[str, ...] = ()  # Fields of the file that :func:`_complete` reads, or that add nothing
 
 
 _HEADS = {"head_dim": "head_width"}
@@ -198,10 +192,7 @@ _WITHOUT_COUNT = re.compile(
 
 
 def read_config(path: Path) -> Decoder:
-    """Return the model of a ``config.json``, or of a folder that has one.
-
-    Raises ConfigurationError, in one line, if the file has no model that can be counted.
-    """
+    """Return the model of a ``config.json`` or its folder; raises ConfigurationError if it cannot be counted."""
     file = path / "config.json" if os.path.isdir(path) else path
     where, config, notes = _text_part(str(file), _object(file))
     kind, family = _family(where, config, notes)
@@ -317,9 +308,7 @@ def _flags(where: str, family: FileFields, config: Mapping[str, Any]) -> dict[st
 
 
 def _complete(where: str, kind: str, config: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Add the sizes that follow from others; raises ConfigurationError for lists of layers that a decoder cannot
-    have.
-    """
+    """Add the sizes that follow from others; raises ConfigurationError for unsupported lists of layers."""
     values.setdefault("kv_heads", values["heads"])
     values.setdefault("hidden", 4 * values["width"])
     if kind == "mixtral":

@@ -14,18 +14,19 @@ from perfsuite.models.base import Model, SampleTensor, divisors
 
 Split = Literal["words", "positions", "tied", "sequence", "gathered", "column", "row", "head", "experts"]
 """How tensor parallelism splits a part of a model: an embedding by words or by positions; the tied embedding by words;
-
 a norm works on its rank's tokens (sequence); a part gathers its input once; matrices by columns (outputs) or by rows
-(inputs); the output projection by words (head); experts have their own dispatcher.
-"""
+(inputs); the output projection by words (head); experts have their own dispatcher."""
+TRANSFORMER: Mapping[str, Split] = {
+    **dict.fromkeys(("blocks.*.norm1", "blocks.*.norm2", "norm"), "sequence"),
+    **dict.fromkeys(("blocks.*.attention", "blocks.*.mlp"), "gathered"),
+    **dict.fromkeys(("blocks.*.attention.project", "blocks.*.mlp.contract"), "row"),
+}
+"""Split of the parts that GPT and LLaMA share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Model):
-    """A model that predicts the next token.
-
-    A block needs only the output of the block before it, so a range of layers can be a stage of a pipeline.
-    """
+    """A model that predicts the next token; blocks need only the previous block, so stages are ranges of layers."""
 
     parallelize: ClassVar[Mapping[str, Split]]
     """Split of each part, by its name in the module; ``blocks.*.`` is every block."""
@@ -64,7 +65,7 @@ class LanguageModel(Model):
         return model
 
     def check_tensor_parallel(self, tp: int) -> None:
-        """Raise InvalidParameter unless ``tp`` ranks can share heads, features and words; it lists the nearest tp
+        """Raise InvalidParameter unless ``tp`` ranks can share heads, features and words; lists the nearest tp
         first.
         """
         sizes = {"heads": self.heads, "key heads": self.key_heads, **self.split_widths}

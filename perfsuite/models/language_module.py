@@ -46,16 +46,13 @@ class Attention(nn.Module):
 
 
 class LanguageModule(TrainingModule):
-    """The whole model maps (B, S + 1) tokens to their mean loss; a range of its layers is a stage.
-
-    The first stage takes (B, S) tokens, others (B, S, D); the last stage returns (B, S, V) logits, others (B, S, D).
-    Parameters of a stage have the names of the whole model.
+    """The whole model maps (B, S + 1) tokens to their mean loss; a range of its layers is a stage.  The first stage
+    takes (B, S) tokens, others (B, S, D); the last stage returns (B, S, V) logits, others (B, S, D). Parameters of a
+    stage have the names of the whole model.
     """
 
-    extra_inputs = 0
-    """Number of inputs of a block in addition to (B, S, D)."""
-    places: torch.Tensor | None = None
-    """Positions of this rank's tokens in the sequence; None: all, in order."""
+    extra_inputs = 0  # Number of inputs of a block in addition to (B, S, D)
+    places: torch.Tensor | None = None  # Positions of this rank's tokens in the sequence; None: all, in order
 
     def __init__(
         self, config: LanguageModel, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None

@@ -57,8 +57,12 @@ def _keep_products(context: Any, operation: Any, *arguments: Any, **keywords: An
 class TrainingModule(nn.Module):
     """A model with its loss: ``forward(**batch)`` returns the mean loss of a batch."""
 
-    blocks: nn.ModuleList | nn.ModuleDict
-    """Repeated layers in order; ``children()`` iterates over them."""
+    blocks: nn.ModuleList | nn.ModuleDict  # Repeated layers in order; ``children()`` iterates over them
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor that may be spread over a mesh."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def attend(core: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, heads: int) -> torch.Tensor:
@@ -73,10 +77,8 @@ def materialize(module: nn.Module, device: torch.device, *, seed: int, prefix: s
 
     The value depends only on the seed and on the parameter's full name (``prefix`` + its name in ``module``).  So a
     strategy may fill a model block by block, no rank needs memory for the whole model, and all strategies start from
-    the
-    same values.  A module with a method ``fill`` sets its own values; it can hold a part of a parameter.
-    Matrices are normal with a standard deviation of 0.02; gains are 1 and biases 0.  Gates published as zero at the
-    start
+    the same values.  A module with a method ``fill`` sets its own values; it can hold a part of a parameter. Matrices
+    are normal with a standard deviation of 0.02; gains are 1 and biases 0.  Gates published as zero at the start
     (adaLN-Zero) are not zero here: all gradients behind a closed gate are zero, and a check of zeros finds no error.
     """
     for name, parameter in list(module.named_parameters()):

@@ -14,7 +14,7 @@ from typing import ClassVar
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import require_sizes
-from perfsuite.models.language import GroupedModel, Split, multiple, twin_sizes
+from perfsuite.models.language import TRANSFORMER, GroupedModel, Split, multiple, twin_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +27,10 @@ class Llama(GroupedModel):
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
         {
+            **TRANSFORMER,
             "tokens": "words",
-            "blocks.*.norm1": "sequence",
-            "blocks.*.attention": "gathered",
-            "blocks.*.attention.query": "column",
-            "blocks.*.attention.key": "column",
-            "blocks.*.attention.value": "column",
-            "blocks.*.attention.project": "row",
-            "blocks.*.norm2": "sequence",
-            "blocks.*.mlp": "gathered",
-            "blocks.*.mlp.gate": "column",
-            "blocks.*.mlp.expand": "column",
-            "blocks.*.mlp.contract": "row",
-            "norm": "sequence",
+            **dict.fromkeys((f"blocks.*.attention.{part}" for part in ("query", "key", "value")), "column"),
+            **dict.fromkeys(("blocks.*.mlp.gate", "blocks.*.mlp.expand"), "column"),
             "output": "head",
         }
     )

@@ -23,16 +23,14 @@ from perfsuite.models.base import Sampled, SampleTensor
 from perfsuite.models.dataset import Dataset
 
 _PR_SET_PDEATHSIG = 1
-_DIFFERENT_BATCHES = 4
-"""Synthetic batches that are made before the first step and used in turn."""
+_DIFFERENT_BATCHES = 4  # Synthetic batches that are made before the first step and used in turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """The samples of one replica."""
 
-    replica: int
-    """Number of the replica, from 0."""
+    replica: int  # Number of the replica, from 0
     replicas: int
     micro_batch_size: int
 

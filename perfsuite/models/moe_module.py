@@ -32,26 +32,20 @@ Dispatch = Callable[[torch.Tensor, torch.Tensor, Experts], tuple[torch.Tensor, t
 class Split:
     """This rank's part of every sample if ranks share a sequence."""
 
-    places: torch.Tensor
-    """(S,) positions of this rank's tokens in the whole sample."""
-    length: int
-    """Tokens of the whole sample."""
+    places: torch.Tensor  # (S,) positions of this rank's tokens in the whole sample
+    length: int  # Tokens of the whole sample
     add_up: Callable[[torch.Tensor], None]
     """Replace a tensor by its sum over all ranks that hold parts of the same samples."""
-    averaged: int = 1
-    """The number of those ranks whose gradients are averaged and not summed."""
+    averaged: int = 1  # The number of those ranks whose gradients are averaged and not summed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """Figures of routing in one forward, as tensors, so that the host does not wait for the device."""
 
-    imbalance: torch.Tensor
-    """Rows of the fullest expert on this rank over the mean of all experts."""
-    dropped_share: torch.Tensor
-    """Share of this rank's rows that no expert took."""
-    balance_loss: torch.Tensor
-    """E x sum of f_e P_e without its weight; 1 for even routing."""
+    imbalance: torch.Tensor  # Rows of the fullest expert on this rank over the mean of all experts
+    dropped_share: torch.Tensor  # Share of this rank's rows that no expert took
+    balance_loss: torch.Tensor  # E x sum of f_e P_e without its weight; 1 for even routing
 
 
 class Router(nn.Module):
@@ -80,12 +74,10 @@ class MoeMlp(nn.Module):
         self.router = Router(width, routing.experts)
         self.experts = Experts(routing.experts, width, hidden)
         self.dispatch: Dispatch = alone
-        self.split: Split | None = None
-        """This rank's part of split samples; None: it holds whole samples."""
+        self.split: Split | None = None  # This rank's part of split samples; None: it holds whole samples
         self.loss_factor: float | torch.Tensor = 1.0
         """Factor of the micro-batch's mean loss before its backward, and of the balance loss."""
-        self.figures: Figures | None = None
-        """Figures of the latest forward."""
+        self.figures: Figures | None = None  # Figures of the latest forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D) for (B, S, D)."""
@@ -108,25 +100,22 @@ class MoeMlp(nn.Module):
         return mixed.view(shape).type_as(x)
 
     def _choose(self, probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights and experts of every token, (B, S, k); k > 1 weights sum to 1, one weight is its
-        probability.
-        """
+        """Return weights and experts of every token, (B, S, k); several weights sum to 1, one is its probability."""
         routing = self.routing
         if routing.hot_tokens is None:
             weights, chosen = probabilities.topk(routing.top_k, dim=-1)
         else:
-            places = torch.arange(probabilities.shape[1]) if self.split is None else self.split.places
-            chosen = imposed(places.to(probabilities.device), routing).expand(*probabilities.shape[:-1], -1)
+            device = probabilities.device
+            whole = torch.arange(probabilities.shape[1], device=device)
+            places = whole if self.split is None else self.split.places.to(device)
+            chosen = imposed(places, routing).expand(*probabilities.shape[:-1], -1)
             weights = probabilities.gather(-1, chosen)
         return (weights / weights.sum(dim=-1, keepdim=True) if routing.top_k > 1 else weights), chosen
 
     def _balance_loss(self, probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the mean over samples of E x sum over e of f_e P_e.
-
-        f_e is the share of rows that chose e, P_e the mean probability of e.  Computed per sample, so that it does not
-        depend
-        on the batch.  For a split sequence this is the rank's part, times the number of ranks over which gradients are
-        averaged: parts add up like gradients.
+        """Return the mean over samples of E x sum over e of f_e P_e.  f_e is the share of rows that chose e, P_e the
+        mean probability of e.  Computed per sample, so that it does not depend on the batch.  For a split sequence this
+        is the rank's part, times the number of ranks over which gradients are averaged: parts add up like gradients.
         """
         counts = torch.zeros_like(probabilities[:, 0]).scatter_add_(
             1, chosen.flatten(1), torch.ones_like(chosen.flatten(1), dtype=probabilities.dtype)
@@ -140,9 +129,7 @@ class MoeMlp(nn.Module):
         return averaged * self.routing.experts * (shares * means).sum(dim=-1).mean()
 
     def _note(self, load: torch.Tensor, chosen: torch.Tensor, route: Route, balance: torch.Tensor) -> None:
-        """Keep the figures of routing; with a capacity buffers are always full, so the imbalance is that of the
-        choice.
-        """
+        """Keep the figures of routing; with a capacity, buffers are full, so the imbalance is that of the choice."""
         mean = chosen.numel() / self.routing.experts
         if self.routing.capacity is not None:
             load = torch.zeros_like(route.counts).index_add(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
@@ -156,10 +143,7 @@ class MoeMlp(nn.Module):
 
 
 class _AddLoss(torch.autograd.Function):
-    """Return a tensor unchanged; its backward adds the gradient of a second loss.
-
-    So a block's loss does not need the end of the model, which may be on another rank.
-    """
+    """Returns its input; its backward adds the gradient of a second loss, which so does not need the model's end."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
@@ -191,18 +175,16 @@ def moe_layers(module: nn.Module) -> Iterator[MoeMlp]:
 
 
 def set_loss_factor(module: nn.Module, factor: float | torch.Tensor) -> None:
-    """Set the factor of the balance losses: that of a micro-batch's mean loss before its backward.
-
-    It is 1 over the micro-batches, times the scale of fp16, and 1 over the ranks if gradients are only summed.
+    """Set the factor of the balance losses: accumulation, fp16's scale, and 1 over the ranks if gradients are
+    summed.
     """
     for layer in moe_layers(module):
         layer.loss_factor = factor
 
 
 def router_figures(module: nn.Module) -> Figures | None:
-    """Return the figures of the latest forward: the least even layer, and means over layers of the other figures.
-
-    None for a module without experts, or before its first forward.  The host does not wait for the device.
+    """Return the figures of the latest forward: the least even layer, and means over layers of the other figures.  None
+    for a module without experts, or before its first forward.  The host does not wait for the device.
     """
     of_layers = [layer.figures for layer in moe_layers(module) if layer.figures is not None]
     if not of_layers:

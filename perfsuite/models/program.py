@@ -26,9 +26,7 @@ class Program:
 
     encoders: str = "none"
     """Frozen encoders that compute the model's inputs from pixels and words in every step: a key of
-
-    :data:`perfsuite.models.encoders.ENCODERS`.  Every rank holds them whole, in the case's dtype.
-    """
+    :data:`perfsuite.models.encoders.ENCODERS`. Every rank holds them whole, in the case's dtype."""
     ema: str = "none"
     """Moving average of the weights after every step: none, or its dtype.  Each rank averages the weights it holds."""
     ema_on_host: bool = False

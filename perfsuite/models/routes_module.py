@@ -17,12 +17,9 @@ from perfsuite.models.routing import Routing
 class Route:
     """The token of each row, and the row of each token's choices."""
 
-    source: torch.Tensor
-    """(R,) token of each row, sorted by expert; n, one beyond the last token, for an empty row."""
-    target: torch.Tensor
-    """(n k,) row of each choice; R, one beyond the last row, for a dropped choice."""
-    counts: torch.Tensor
-    """(E,) rows of each expert."""
+    source: torch.Tensor  # (R,) token of each row, sorted by expert; n, one beyond the last token, for an empty row
+    target: torch.Tensor  # (n k,) row of each choice; R, one beyond the last row, for a dropped choice
+    counts: torch.Tensor  # (E,) rows of each expert
 
 
 def dropless(chosen: torch.Tensor, experts: int) -> Route:
@@ -38,9 +35,7 @@ def dropless(chosen: torch.Tensor, experts: int) -> Route:
 
 def within_capacity(chosen: torch.Tensor, routing: Routing) -> Route:
     """Return a route with the same number of rows for every expert and group: excess choices are dropped, free rows are
-    empty.
-
-    First choices come before second ones and early tokens before late ones, as in GShard and DeepSpeed.
+    empty.  First choices come before second ones and early tokens before late ones, as in GShard and DeepSpeed.
     """
     capacity, experts, k = routing.capacity, routing.experts, chosen.shape[-1]
     assert capacity is not None, "dropless routing has no capacity"

@@ -18,18 +18,13 @@ SKEW_TOLERANCE = 0.01
 class Routing:
     """Settings of a layer's router."""
 
-    experts: int
-    """Experts of the layer (E)."""
-    top_k: int
-    """Experts of one token (k)."""
+    experts: int  # Experts of the layer (E)
+    top_k: int  # Experts of one token (k)
     capacity_factor: float | None
     """An expert takes this times its even share of a group's rows and drops the others; None: it takes all rows."""
-    sequence_length: int
-    """Tokens of a whole sample."""
-    group_tokens: int
-    """Neighbouring tokens that share an expert's capacity."""
-    balance_weight: float
-    """Weight of the loss that is smallest for even routing."""
+    sequence_length: int  # Tokens of a whole sample
+    group_tokens: int  # Neighbouring tokens that share an expert's capacity
+    balance_weight: float  # Weight of the loss that is smallest for even routing
     hot_tokens: int | None
     """This many tokens of a sample choose expert 0, all others are dealt evenly; None: the router chooses."""
 

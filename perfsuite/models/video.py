@@ -17,10 +17,8 @@ from perfsuite.base.errors import InvalidParameter
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_CODECS = ("libx264", "mpeg4")
-"""Codecs to write with, in order of preference."""
-_RATE = 24
-"""Frames per second."""
+_CODECS = ("libx264", "mpeg4")  # Codecs to write with, in order of preference
+_RATE = 24  # Frames per second
 
 
 def has_codec() -> bool:
@@ -86,9 +84,7 @@ class Clips(Sequence["npt.NDArray[np.uint8]"]):
 
 
 def write(file: Path, shape: tuple[int, ...], *, seed: int) -> None:
-    """Write a video of (3, frames, height, width): moving waves with some noise, so that it does not compress to
-    nothing.
-    """
+    """Write a video of (3, frames, height, width): moving waves with some noise, so that coding has work to do."""
     av = _av()
     _, frames, height, width = shape
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Shapes of the parameters of language models without torch, in the order of a forward."""
+"""Shapes of the parameters of language models, without torch, in the order of a forward."""
 
 from __future__ import annotations
 
@@ -11,37 +11,32 @@ from perfsuite.models.base import Model
 from perfsuite.models.gpt import Gpt
 from perfsuite.models.llama import Llama
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""By name."""
+Shapes = Mapping[str, tuple[int, ...]]  # Shape by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterShapes:
-    """What the stages of a model hold; matrices are (out, in), as torch's are."""
+    """Shapes of a model by stage; matrices are (out, in), as in torch."""
 
-    first: Shapes
-    """With the first layer: embeddings."""
+    first: Shapes  # Embeddings, on the stage of the first layer
     block: Shapes
-    """Of every layer."""
     last: Shapes
-    """With the last layer: the last norm and what projects; a tied embedding is in ``first`` too."""
-    experts: Shapes = field(default_factory=dict)
-    """Of the experts of every layer, (E, in, out); not in ``block``, which has their router."""
-    tied: str = ""
-    """Name of the parameter that ``first`` and ``last`` both have."""
+    """Last norm and output projection, on the stage of the last layer; a tied embedding is in ``first`` too."""
+    experts: Shapes = field(default_factory=dict)  # Experts of every layer, (E, in, out); ``block`` has their router
+    tied: str = ""  # Name of the parameter that ``first`` and ``last`` both have
 
     @property
     def layer(self) -> Shapes:
-        """All of a layer."""
+        """All parameters of a layer."""
         return {**self.block, **self.experts}
 
     def root(self, *, first: bool, last: bool) -> Shapes:
-        """What a stage holds beside its layers, a tied parameter once."""
+        """Return the parameters of a stage outside its layers, a tied parameter once."""
         return {**(self.first if first else {}), **(self.last if last else {})}
 
 
 def find_shapes(model: Model) -> ParameterShapes | None:
-    """The shapes of ``model``; None for what is no GPT nor LLaMA.
+    """Return the shapes of ``model``; None if it is neither a GPT nor a LLaMA.
 
     >>> from perfsuite.models import find
     >>> find_shapes(find("gpt2", {})).block["attention.qkv.weight"]
@@ -79,7 +74,7 @@ def _gpt(model: Gpt) -> ParameterShapes:
 
 
 def _llama(model: Llama) -> ParameterShapes:
-    """With experts a layer has a router, and instead of its MLP as many of them, their matrices (in, out)."""
+    """Return the shapes of a LLaMA; experts replace the MLP, with matrices (in, out)."""
     width, keys, hidden, experts = model.width, model.key_width, model.hidden, model.experts
     mlp = {"gate": (hidden, width), "expand": (hidden, width), "contract": (width, hidden)}
     dense = {f"mlp.{name}.weight": shape for name, shape in mlp.items()}

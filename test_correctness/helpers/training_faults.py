@@ -156,7 +156,7 @@ def norm_after_clipping(rank, strategy, dtype="fp32"):
     import torch
     import torch.distributed as dist
 
-    from perfsuite.strategies.trainer import local
+    from perfsuite.models.layers import local
 
     norms = {}
     for name, clip in (("before", None), ("after", CLIP)):

@@ -1,4 +1,4 @@
-"""DeepSpeed's own Ulysses, as a peer of perfsuite's; imported once DeepSpeed is known to be there."""
+"""DeepSpeed's Ulysses, to compare with perfsuite's; imported only if DeepSpeed is installed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class _Local(nn.Module):
         self.core = Core(method)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """(B, S, H, E) to (B, S, H, E)."""
+        """Return (B, S, H, E) for (B, S, H, E)."""
         out: torch.Tensor = self.core(*(x.transpose(1, 2) for x in (query, key, value)))
         return out.transpose(1, 2).contiguous()
 
 
 class DeepSpeedCore(nn.Module):
-    """Causal attention over the tokens of all ranks along cp, in the place of a block's core."""
+    """Causal attention over the tokens of all ranks along cp, in place of a block's core."""
 
     def __init__(self, rank: Rank, *, method: AttentionMethod) -> None:
         super().__init__()
@@ -36,6 +36,6 @@ class DeepSpeedCore(nn.Module):
         self.spread = DistributedAttention(_Local(method), rank.group("cp"), _HEADS_DIM, _TOKENS_DIM)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """This rank's (B, H, S, E) queries, (B, K, S, E) keys and values to its (B, H, S, E)."""
+        """Return this rank's (B, H, S, E) for its (B, H, S, E) queries and (B, K, S, E) keys and values."""
         out: torch.Tensor = self.spread(*(x.transpose(1, 2) for x in (query, key, value)), _BATCH_DIM)
         return out.transpose(1, 2)

@@ -1,7 +1,7 @@
-"""DeepSpeed's layer of experts, as a peer of perfsuite's own; imported once DeepSpeed is known to be there.
+"""DeepSpeed's layer of experts, to compare with perfsuite's; imported only if DeepSpeed is installed.
 
-Its groups are its own, made from all ranks: neighbouring ranks share the experts.  Without a capacity it pads every
-expert's rows to those of the fullest one; with one, an expert takes so many of a rank's tokens.
+It makes its own groups from all ranks: neighbouring ranks share the experts.  Without a capacity it pads every expert's
+rows to those of the fullest one; with one, an expert takes at most as many of a rank's tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Expert(nn.Module):
 
 
 class DeepSpeedLayer:
-    """``deepspeed.moe.layer.MoE`` without noise, random choices or a least capacity."""
+    """``deepspeed.moe.layer.MoE`` without noise, random choices or a minimum capacity."""
 
     normalizes_kept = True
     per_sample = False
@@ -60,25 +60,25 @@ class DeepSpeedLayer:
         self._experts = layer.deepspeed_moe.experts.deepspeed_experts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to the same."""
+        """Return (B, S, D) for (B, S, D)."""
         output: torch.Tensor = self._layer(x)[0]
         return output
 
     def router(self) -> torch.Tensor:
-        """(E, D) parameter."""
+        """Return the (E, D) parameter."""
         weight: torch.Tensor = self._layer.deepspeed_moe.gate.wg.weight
         return weight
 
     def weight(self, name: str, index: int) -> torch.Tensor:
-        """One matrix of this rank's expert ``index``, in x out: a view of a parameter."""
+        """Return one matrix of this rank's expert ``index``, in x out, as a view of a parameter."""
         weight: torch.Tensor = getattr(self._experts[index], name).weight
         return weight.T
 
     def gradient(self, name: str, index: int) -> torch.Tensor | None:
-        """Its gradient."""
+        """Return the gradient of :meth:`weight`."""
         gradient = getattr(self._experts[index], name).weight.grad
         return None if gradient is None else gradient.T
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._layer.zero_grad(set_to_none=True)
