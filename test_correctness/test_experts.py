@@ -19,8 +19,7 @@ from perfsuite.models import moe as configurations
 from perfsuite.models.experts_module import Experts
 from perfsuite.models.layers import materialize
 from perfsuite.models.moe import EXPERT_FEATURES
-from perfsuite.models.moe_module import MoeMlp, router_figures, set_loss_factor
-from perfsuite.models.routes_module import imposed
+from perfsuite.models.moe_module import MoeMlp, imposed, router_figures, set_loss_factor
 from perfsuite.models.routing import nearest_skew
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job

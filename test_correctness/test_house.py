@@ -29,7 +29,7 @@ ROOMS = {
     "history": 1_450,
     "imports": 4_450,
     "metrics": 1_670,
-    "models": 3_860,
+    "models": 3_840,
     "platforms": 4_030,
     "plugin": 5_900,
     "projection": 5_240,
@@ -55,7 +55,7 @@ TWICE = {
 
 SMALL = {
     *("perfsuite.plugin.hooks", "perfsuite.reports.page.sections.appendix"),
-    *("perfsuite.strategies.deepspeed.attention", "perfsuite.strategies.pipeline.emulated"),
+    "perfsuite.strategies.pipeline.emulated",
     "perfsuite.plugin.turns",
 }
 """Modules of fewer than sixty lines with one importer, or none where another process loads the file; none is added."""

@@ -63,7 +63,10 @@ from test_correctness.helpers.pipelines import staged
             {"mesh": "dp4"},
             "option schedule='1f1b' of strategy hybrid applies to pp, which mesh dp4 lacks; leave it out",
         ),
-        ({"mesh": "pp2-dp_shard2"}, "mesh pp2-dp_shard2 has one of dp_replicate and dp_shard; strategy hybrid needs"),
+        (
+            {"mesh": "pp2-dp_shard2"},
+            "mesh pp2-dp_shard2 has only one of dp_replicate and dp_shard; strategy hybrid needs",
+        ),
         ({"mesh": "pp2", "compiled": True}, "compiled blocks cannot be cut into stages; leave compiled out"),
         (
             {"mesh": "pp2", "schedule": "zbv", "checkpointing": "full"},

@@ -40,7 +40,7 @@ def test_what_keeps_groups_in_its_modules_needs_processes_of_its_own():
     ("name", "options", "message"),
     [
         ("dpp", None, "strategy 'dpp' is unknown; did you mean ddp"),
-        ("ddp", {"bucket": 3}, "strategy ddp has no option bucket; it has bucket_mib, overlap"),
+        ("ddp", {"bucket": 3}, "strategy ddp has no option bucket; choose from bucket_mib, overlap"),
         ("single", {"overlap": True}, "strategy single has no option overlap; it has none"),
         ("zero1", {"stage": 2}, "strategy zero1 has no option stage"),
         ("ddp", {"compression": "fp8"}, "compression='fp8' of strategy ddp is unknown; choose 'none', 'fp16', 'bf16'"),
@@ -62,7 +62,7 @@ def test_bad_options_name_the_rule(name, options, message):
         ("single", "dp2", "strategy single runs on 1 rank, the case has 2; choose ddp"),
         ("ddp", "dp2-tp2", "mesh dp2-tp2 has axis tp, along which strategy ddp cannot train; give it dp or"),
         ("zero3", "pp2-dp2", "mesh pp2-dp2 has axis pp, along which strategy zero3"),
-        ("fsdp", "dp_shard4", "mesh dp_shard4 has one of dp_replicate and dp_shard; strategy fsdp needs both"),
+        ("fsdp", "dp_shard4", "mesh dp_shard4 has only one of dp_replicate and dp_shard; strategy fsdp needs both"),
     ],
 )
 def test_meshes_that_do_not_fit_are_refused(name, mesh, message):

@@ -98,8 +98,8 @@ def test_messages_of_report_004s_layer():
     [
         ("columns", 2, {}, "split='columns' is unknown; choose from none, column, column_gather, row, row_scatter"),
         ("row", 2, {"dtype": "int8"}, "dtype='int8' is unknown; choose from fp64, fp32, tf32, bf16, fp16"),
-        ("none", 2, {}, "split='none' on mesh tp2 has 2 ranks; choose mesh '1'"),
-        ("row", 1, {}, "split='row' on mesh 1 has 1 ranks; choose a mesh such as tp2"),
+        ("none", 2, {}, "split='none' does not fit mesh tp2; choose mesh '1'"),
+        ("row", 1, {}, "split='row' does not fit mesh 1; choose a mesh such as tp2"),
         ("row", 2, {"mesh": "dp2-tp2"}, "mesh dp2-tp2 has other axes than tp, which do not split a layer"),
         ("row", 2, {"rows": 0}, "rows=0 is not valid; choose a whole number from 1"),
         ("column", 3, {}, "features_out=40 does not divide by tp=3, .* choose 39 or 42"),

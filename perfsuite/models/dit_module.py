@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perfsuite.models.attention_module import Core
 from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.dit import NOISE_LEVELS, PATCH, TIME_FEATURES, Dit, Latte, Stdit
-from perfsuite.models.layers import Block, TrainingModule, attend
+from perfsuite.models.layers import Block, Core, TrainingModule, attend
 
 
 class Attention(nn.Module):

@@ -7,10 +7,9 @@ from abc import abstractmethod
 import torch
 from torch import nn
 
-from perfsuite.models.attention_module import Core
 from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.language import LanguageModel
-from perfsuite.models.layers import Block, TrainingModule, cross_entropy
+from perfsuite.models.layers import Block, Core, TrainingModule, cross_entropy
 
 
 class Transformer(Block):

@@ -86,7 +86,7 @@ def find(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
         return strategy
     names = [field.name for field in dataclasses.fields(strategy) if field.name != "stage"]
     if unknown := sorted(set(options) - set(names)):
-        has = f"it has {', '.join(names)}" if names else "it has none"
+        has = f"choose from {', '.join(names)}" if names else "it has none"
         raise InvalidParameter(f"strategy {name} has no option {', '.join(unknown)}; {has}")
     for field in dataclasses.fields(strategy):
         if field.name in options:

@@ -93,7 +93,7 @@ def require_hsdp(shape: MeshShape, strategy: str) -> None:
     """Raise InvalidParameter if the mesh has only one of dp_replicate and dp_shard."""
     if ("dp_replicate" in shape.names) != ("dp_shard" in shape.names):
         raise InvalidParameter(
-            f"mesh {shape} has one of dp_replicate and dp_shard; strategy {strategy} needs both, or dp alone"
+            f"mesh {shape} has only one of dp_replicate and dp_shard; strategy {strategy} needs both, or dp alone"
         )
 
 

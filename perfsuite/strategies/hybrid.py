@@ -18,9 +18,8 @@ from perfsuite.strategies import expert
 from perfsuite.strategies.base import Strategy, require_choice, require_hsdp
 from perfsuite.strategies.context.places import ContextMethod, require_context
 from perfsuite.strategies.hybrid_sizes import HybridSizes, split_layers
-from perfsuite.strategies.parameter_shapes import find_shapes
 from perfsuite.strategies.plan import Plan
-from perfsuite.strategies.traffic import Call
+from perfsuite.strategies.traffic import Call, find_shapes
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer

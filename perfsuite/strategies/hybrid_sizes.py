@@ -19,9 +19,20 @@ from perfsuite.models.language import LanguageModel, Split
 from perfsuite.models.moe import EXPERT_FEATURES, Moe
 from perfsuite.schedules import Schedule, balance
 from perfsuite.strategies.context.places import SPREADS_HEADS, ContextMethod
-from perfsuite.strategies.parameter_shapes import ParameterShapes, Shapes, find_shapes
 from perfsuite.strategies.plan import Plan
-from perfsuite.strategies.traffic import ATTENTION, DATA, MLP, OTHER, PIPELINE, Call, Tally, padded_bytes
+from perfsuite.strategies.traffic import (
+    ATTENTION,
+    DATA,
+    MLP,
+    OTHER,
+    PIPELINE,
+    Call,
+    ParameterShapes,
+    Shapes,
+    Tally,
+    find_shapes,
+    padded_bytes,
+)
 
 _COUNT_BYTES = 8
 _FP32 = 4

@@ -103,7 +103,7 @@ def _new_layer(workload: MoeLayer, rank: Rank, watch: Callable[[bool], None]) ->
     from perfsuite.strategies.deepspeed.zero import require_deepspeed
 
     require_deepspeed(rank, "implementation='deepspeed'")
-    from perfsuite.strategies.deepspeed.moe import DeepSpeedLayer
+    from perfsuite.strategies.deepspeed.peers import DeepSpeedLayer
 
     return DeepSpeedLayer(workload.config, rank.dtype(workload.dtype), rank)
 
@@ -258,7 +258,7 @@ def _choose(step: LayerStep, x: torch.Tensor, router: torch.Tensor) -> Choice:
     import torch
     import torch.nn.functional as F
 
-    from perfsuite.models.routes_module import imposed, within_capacity
+    from perfsuite.models.moe_module import imposed, within_capacity
 
     routing = step.case.config.routing
     probabilities = F.linear(x, router).float().softmax(dim=-1)

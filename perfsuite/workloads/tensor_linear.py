@@ -94,7 +94,7 @@ class TensorLinear(Workload):
             raise InvalidParameter(f"mesh {shape} has other axes than tp, which do not split a layer; give it only tp")
         if (ranks > 1) != bool(self.how.cut):
             legal = "mesh '1'" if ranks > 1 else "a mesh such as tp2"
-            raise InvalidParameter(f"split={self.split!r} on mesh {shape} has {ranks} ranks; choose {legal}")
+            raise InvalidParameter(f"split={self.split!r} does not fit mesh {shape}; choose {legal}")
         split = {"output": ["features_out"], "input": ["features_in"], "": []}[self.how.cut]
         for name in [*split, *(["rows"] if self.how.forward == "reduce_scatter" else [])]:
             if getattr(self, name) % ranks:

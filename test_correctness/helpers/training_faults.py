@@ -130,7 +130,7 @@ def told_by_kernels(rank, blind=None):
     def run():
         exposed.record_kernels, real = record_kernels, exposed.record_kernels
         try:
-            told = exposed.ExposedStep(TrainStep(model="gpt2-tiny", strategy="ddp"), rank)._tell_by_kernels()
+            told = exposed.ExposedStep(TrainStep(model="gpt2-tiny", strategy="ddp"), rank)._measure_by_kernels()
         finally:
             exposed.record_kernels = real
         rank.record("told", told, reduce="equal")

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite.base.errors import UnsupportedCase, first_line
-from perfsuite.models.attention_module import BACKENDS, Core, chosen_backend, repeat_heads
 from perfsuite.models.base import AttentionMethod
 from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.layers import BACKENDS, Core, chosen_backend, repeat_heads
 from perfsuite.platforms.attention import attention_kernels
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.context.places import ContextMethod, places
@@ -135,7 +135,7 @@ def new_core(rank: Rank, method: ContextMethod, attention: AttentionMethod) -> n
         return UlyssesCore(group, method=attention)
     if method == "deepspeed":
         require_deepspeed(rank, "context='deepspeed'")
-        from perfsuite.strategies.deepspeed.attention import DeepSpeedCore
+        from perfsuite.strategies.deepspeed.peers import DeepSpeedCore
 
         return DeepSpeedCore(rank, method=attention)
     kernels = attention_kernels(rank.device.type)

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from perfsuite.base.errors import UnsupportedCase
-from perfsuite.models.attention_module import repeat_heads
 from perfsuite.models.base import AttentionMethod
+from perfsuite.models.layers import repeat_heads
 from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
 
 
