@@ -27,8 +27,7 @@ class SampleTensor:
     below: int = 0
     """Values are integers from 0 to below - 1.  0: they are fp32 numbers from the standard normal distribution."""
     stored: bool = True
-    """True: the tensor comes from the data set. False: it is drawn for every sample (noise and its level in
-    diffusion)."""
+    """Comes from the data set; else it is drawn for every sample (noise and its level in diffusion)."""
     pixels: bool = False  # The tensor is a video (3, frames, height, width): 0 to 255 in a data set, -1 to 1 in a batch
 
 

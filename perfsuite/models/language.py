@@ -65,9 +65,7 @@ class LanguageModel(Model):
         return model
 
     def check_tensor_parallel(self, tp: int) -> None:
-        """Raise InvalidParameter unless ``tp`` ranks can share heads, features and words; lists the nearest tp
-        first.
-        """
+        """Raise InvalidParameter, with the legal tp, unless ``tp`` ranks can share heads, features and words."""
         sizes = {"heads": self.heads, "key heads": self.key_heads, **self.split_widths}
         for field, size in sizes.items():
             if size % tp:

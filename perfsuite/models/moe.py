@@ -37,8 +37,7 @@ class Moe(Llama):
     capacity_factor: float | None = None
     """None: dropless, as in Mixtral; else an expert takes at most this times its even share and drops the rest."""
     group_tokens: int = 0
-    """Neighbouring tokens of a sample that share an expert's capacity; divides ``sequence_length``; 0: the whole
-    sample."""
+    """Neighbouring tokens that share an expert's capacity; divides ``sequence_length``; 0: the whole sample."""
     balance_weight: float = 0.01
     """Weight of the balance loss E x sum of f_e P_e, the mean over samples, of each block; 0: none."""
     skew: float | None = None

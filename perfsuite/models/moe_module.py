@@ -174,9 +174,7 @@ def moe_layers(module: nn.Module) -> Iterator[MoeMlp]:
 
 
 def set_loss_factor(module: nn.Module, factor: float | torch.Tensor) -> None:
-    """Set the factor of the balance losses: accumulation, fp16's scale, and 1 over the ranks if gradients are
-    summed.
-    """
+    """Set the factor of the balance losses to that of a micro-batch's mean loss before its backward."""
     for layer in moe_layers(module):
         layer.loss_factor = factor
 

@@ -20,8 +20,7 @@ class Role:
         "text", "count", "number", "time", "rate", "memory", "share", "flops", "bandwidth", "size", "message"
     ]
     kind: Literal["configuration", "measured", "derived", "other"] = "other"
-    """``configuration`` distinguishes runs, ``measured`` came from a clock or an allocator, ``derived`` was
-    computed."""
+    """``configuration`` distinguishes runs, ``measured`` is from a clock or an allocator, ``derived`` is computed."""
 
     @property
     def exact(self) -> bool:

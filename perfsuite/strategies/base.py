@@ -55,9 +55,7 @@ class Strategy(ABC):
         return None
 
     def find_schedule(self, shape: MeshShape, num_micro_batches: int) -> Schedule | None:
-        """Return the order of micro-batches of a step, None without stages; raises InvalidParameter if there is
-        none.
-        """
+        """Return the order of a step's micro-batches, None without stages; InvalidParameter if there is none."""
         return None
 
     def twin(self, model: Model, shape: MeshShape, num_micro_batches: int) -> Model:

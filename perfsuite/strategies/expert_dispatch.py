@@ -43,9 +43,7 @@ class Dispatcher:
         self.sources = self._ep_ranks * self._tp_ranks  # Number of ranks whose rows an expert computes
 
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (R, D) rows after their experts, and the (E / W,) rows computed here; ``counts`` are (E,) rows
-        each.
-        """
+        """Return (R, D) rows after their experts, and the (E / W,) rows computed here; ``counts``: (E,) rows each."""
         parts = self._parts(rows, counts)
         if self._ep is not None:
             rows = self.move(rows, parts.received, parts.sent, self._ep)

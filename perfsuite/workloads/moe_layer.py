@@ -54,8 +54,7 @@ class MoeLayer(Workload):
     dtype: str = "fp32"
     """fp32, tf32 or bf16."""
     implementation: str = "perfsuite"
-    """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity counts a rank's tokens, not a
-    sample's."""
+    """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity counts a rank's tokens."""
 
     aligned: ClassVar[bool] = True
     yardstick: ClassVar[Yardstick] = "compute"

@@ -40,8 +40,7 @@ UNSAID: Mapping[str, str] = MappingProxyType(
         "loss_scale": "loss scale",
     }
 )
-"""Settings of a training program -> their words; they count as unknown unless a recipe has a reason
-(:attr:`Recipe.own`)."""
+"""Settings of a training program -> their words; unknown unless a recipe has a reason (:attr:`Recipe.own`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

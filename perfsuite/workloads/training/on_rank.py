@@ -200,8 +200,7 @@ class FirstStep:
         """Watch ``module`` until :meth:`end`."""
         self._outputs = _Sums()
         self._gradients = _Sums()
-        """Gradients of a part's inputs, summed over all their users, and of its parameters, before ranks are
-        averaged."""
+        """Summed gradients of a part's inputs and of its parameters, before ranks are averaged."""
         self._in_layers = False
         self._parameters: set[int] = set()
         self._handles: list[Any] = [
