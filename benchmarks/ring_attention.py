@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from perfsuite.models.attention_module import Core
+from perfsuite.models.layers import Core
 from perfsuite.platforms import device_code
 from perfsuite.platforms.attention import attention_kernels
 from perfsuite.platforms.base import Clock

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
-from perfsuite.models.attention_module import Core
 from perfsuite.models.base import require_attention
+from perfsuite.models.layers import Core
 
 
 def heads(number: int, length: int = 9) -> torch.Tensor:

@@ -123,7 +123,7 @@ def test_json_of_a_user(tmp_path, capsys):
         (["{long}", "--roles", "a=devices"], "3 cells for 2 columns"),
         (["{twins}", "--roles", "a=devices"], "two columns have one name"),
         (["{json}", "--roles", "a=devices"], "names its own roles"),
-        (["{json}"], "no file of published tables"),
+        (["{json}"], "not a file of published tables"),
         (["--roles", "a=devices"], "name the file before them"),
         (["--fact", "tp=8"], "name the file before them"),
         (["--labels", "--list-rules"], "not allowed with"),

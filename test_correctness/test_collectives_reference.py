@@ -125,4 +125,4 @@ def test_barrier_holds_everybody(pool: Pool) -> None:
 def test_check_notices_a_barrier_that_holds_nobody(pool: Pool) -> None:
     # The last rank comes 5 ms late; on a busy machine the others may be later still, so there are several tries.
     tries = ("".join(pool.ask(op="Barrier", ranks=4, damage="no barrier")) for _ in range(50))
-    assert any("before rank 3 had come" in answers for answers in tries)
+    assert any("before rank 3 arrived" in answers for answers in tries)

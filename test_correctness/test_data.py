@@ -88,7 +88,7 @@ def edit(directory, **changes):
         (lambda d: (d / "dataset.json").unlink(), r"dataset.json cannot be read: No such file"),
         (lambda d: (d / "dataset.json").write_text("{"), r"dataset.json is damaged"),
         (lambda d: (d / "dataset.json").write_text("{}"), r"dataset.json is damaged"),
-        (lambda d: edit(d, samples=0), r"samples=0 leaves nothing to train on"),
+        (lambda d: edit(d, samples=0), r"samples=0 is below 1"),
         (lambda d: edit(d, name="words"), r"has no part 'tokens', which model gpt2-tiny needs; it has words"),
         (lambda d: edit(d, shape=[9]), r"rows of tokens have shape \[9\], model gpt2-tiny needs \[17\]"),
         (lambda d: edit(d, dtype="object"), r"part tokens has dtype 'object' and 5 rows; choose one of uint8, uint16"),
@@ -103,7 +103,7 @@ def test_damage_is_named(tmp_path, damage, message):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(InvalidParameter, match=r"nowhere' is no folder; give one that has dataset.json"):
+    with pytest.raises(InvalidParameter, match=r"nowhere' is not a folder; give one that has dataset.json"):
         read(tmp_path / "nowhere", TOKENS)
 
 

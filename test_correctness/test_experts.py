@@ -19,8 +19,7 @@ from perfsuite.models import moe as configurations
 from perfsuite.models.experts_module import Experts
 from perfsuite.models.layers import materialize
 from perfsuite.models.moe import EXPERT_FEATURES
-from perfsuite.models.moe_module import MoeMlp, router_figures, set_loss_factor
-from perfsuite.models.routes_module import imposed
+from perfsuite.models.moe_module import MoeMlp, imposed, router_figures, set_loss_factor
 from perfsuite.models.routing import nearest_skew
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
@@ -329,11 +328,11 @@ def test_a_training_step_records_what_routing_was_like(driver):
     ("fields", "said"),
     [
         ({"top_k": 9}, "top_k=9 of model moe-tiny is more than its experts=8; choose 1 to 8"),
-        ({"experts": 0}, "experts=0 of model moe-tiny is no size"),
-        ({"capacity_factor": 0.0}, "capacity_factor=0.0 of model moe-tiny leaves no room"),
-        ({"balance_weight": -1.0}, "balance_weight=-1.0 of model moe-tiny rewards imbalance"),
+        ({"experts": 0}, "experts=0 of model moe-tiny is not valid"),
+        ({"capacity_factor": 0.0}, "capacity_factor=0.0 of model moe-tiny is not above 0"),
+        ({"balance_weight": -1.0}, "balance_weight=-1.0 of model moe-tiny is below 0"),
         ({"group_tokens": 24}, "group_tokens=24 does not divide sequence_length=64 of model moe-tiny; choose 4, 8, 16"),
-        ({"skew": 5.0}, "skew=5.0 of model moe-tiny cannot be had by 64 tokens .* 1 to 4 times .* choose 4, or"),
+        ({"skew": 5.0}, "skew=5.0 of model moe-tiny is not possible with 64 tokens .* 1 to 4 times .* choose 4, or"),
         ({"skew": 1.03}, r"in steps of 0.0625; choose 1 or 1.0625, or a longer sequence_length"),
     ],
 )
@@ -346,7 +345,7 @@ def test_configurations_that_cannot_be(fields, said):
     ("case", "said"),
     [
         ({"model": "llama2-tiny", "mesh": "ep2"}, "mesh ep2 has ep=2, but model llama2-tiny has no experts"),
-        ({"compiled": True}, "compiled blocks of model moe-tiny .* leave compiled out for models with experts"),
+        ({"compiled": True}, "compiled blocks are not supported for model moe-tiny: .* leave compiled out"),
         ({"mesh": "ep3"}, "ep=3 does not divide experts=8 of model moe-tiny; choose 1, 2, 4 or 8"),
         (
             {"mesh": "tp2", "options": {"sequence_parallel": False}},

@@ -94,7 +94,7 @@ def test_a_step_beyond_the_card_by_estimate_is_told_part_by_part():
     told = why_beyond_estimate(step, 1, s4000)
     assert told == (
         "gpt2-xl under ddp on 1 rank takes 192 GiB by estimate (5.8 weights, 11.6 optimizer state, 5.8 gradients "
-        "beside activations, 150.5 activations, 6.1 logits, 12.3 temporary), and MTT S4000 has 48 GiB; take fewer "
+        "with activations, 150.5 activations, 6.1 logits, 12.3 temporary), and MTT S4000 has 48 GiB; take fewer "
         "samples at once, recompute more, or spread it"
     )
     assert not why_beyond_estimate(TrainStep(strategy="ddp", **XL), 2, s4000)

@@ -166,9 +166,7 @@ def test_rows_that_a_report_measured_on_a_device_are_not_refused_there(cases, mo
 def test_settings_of_the_network_are_skipped_on_one_host():
     told = {word: test_options.why_not_on(1, word, 8) for word in test_options.SETTINGS}
     assert {"no-infiniband", "gpu-direct", "outer-interfaces"} == {word for word, why_not in told.items() if why_not}
-    assert told["gpu-direct"].startswith(
-        "setting gpu-direct acts between hosts alone, and the 8 ranks of this case are"
-    )
+    assert told["gpu-direct"].startswith("setting gpu-direct acts between hosts only, and the 8 ranks of this case are")
     assert not any(test_options.why_not_on(2, word, 16) for word in test_options.SETTINGS)
 
 

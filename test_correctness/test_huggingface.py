@@ -181,9 +181,9 @@ def test_what_a_token_meets_of_experts():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("deepseek-v3", "model deepseek-v3 is for perfsuite project and advise only, the suite has no module of it"),
+        ("deepseek-v3", "model deepseek-v3 is for perfsuite project and advise only: the suite has no module of it"),
         ("qwen2.5-32b", "is for perfsuite project and advise only"),
-        ("some/config.json", "is a file, which perfsuite project and advise alone read; give a name"),
+        ("some/config.json", "is a file; only perfsuite project and advise read files, so give a model's name"),
     ],
 )
 def test_the_suite_refuses_models_for_projections_in_one_line(name, message):
@@ -250,10 +250,10 @@ def test_fields_that_change_the_count(tmp_path, model, changes, parameters):
         (LLAMA, {"quantization_config": {"bits": 4}}, "counted as before quantization"),
         (LLAMA, {"model_type": "my_llama"}, "model_type 'my_llama' is read as its architecture, LlamaForCausalLM"),
         (DEEPSEEK, {"quantization_config": ...}, "the layers that predict more than one token are not counted"),
-        ("mistralai/Mistral-7B-v0.1", {}, "sliding_window=4096 is not priced"),
+        ("mistralai/Mistral-7B-v0.1", {}, "sliding_window=4096 is ignored"),
         ("mistralai/Mistral-7B-v0.1", {"sliding_window": None}, None),
         ("Qwen/Qwen2.5-32B", {}, None),  # use_sliding_window is false
-        ("Qwen/Qwen2.5-32B", {"use_sliding_window": True}, "sliding_window=131072 is not priced"),
+        ("Qwen/Qwen2.5-32B", {"use_sliding_window": True}, "sliding_window=131072 is ignored"),
     ],
 )
 def test_fields_that_are_not_followed_are_named(tmp_path, model, changes, note):

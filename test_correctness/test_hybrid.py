@@ -187,15 +187,15 @@ def test_many_meshes_are_the_same_training(driver, case):
         (
             {"mesh": "tp2", "model": "gpt2"},
             "tp2 does not divide the 50257 rows of the vocabulary of model gpt2; pad it to 50432 with overrides: "
-            "words_multiple=256",
+            "words_multiple=128",
         ),
         (
             {"mesh": "tp4", "model": "llama2-7b", "overrides": {"sequence_length": 4098}},
-            "sequence_length=4098 of model llama2-7b is no multiple of cp x tp = 4",
+            "sequence_length=4098 of model llama2-7b is not a multiple of cp x tp = 4",
         ),
         (
             {"mesh": "cp4", "model": "llama2-7b", "overrides": {"sequence_length": 4100}},
-            "sequence_length=4100 is no multiple of 8: context='zigzag' gives each of cp=4 ranks two chunks",
+            "sequence_length=4100 is not a multiple of 8: context='zigzag' gives each of cp=4 ranks two chunks",
         ),
         (
             {"mesh": "cp16-tp2", "model": "llama2-70b", "options": {"context": "ulysses"}},
@@ -204,11 +204,11 @@ def test_many_meshes_are_the_same_training(driver, case):
         ({"mesh": "dp2-tp2", "model": "latte-l"}, "model latte-l cannot be trained by strategy hybrid"),
         (
             {"mesh": "dp2", "model": "llama2-7b", "options": {"context": "ring"}},
-            "option context='ring' of strategy hybrid is about cp, which mesh dp2 lacks; leave it out or add the axis",
+            "option context='ring' of strategy hybrid applies to cp, which mesh dp2 lacks; leave it out",
         ),
         (
             {"mesh": "tp2", "model": "llama2-7b", "options": {"async_tensor": True}},
-            "async_tensor overlaps messages with products when blocks are compiled; set compiled=True",
+            "async_tensor without compiled=True has no effect: the compiler overlaps messages; set compiled=True",
         ),
         (
             {"mesh": "dp3-tp2", "model": "llama2-7b", "global_batch_size": 16},
@@ -238,11 +238,11 @@ def test_many_meshes_are_the_same_training(driver, case):
         ),
         (
             {"mesh": "tp2", "model": "llama2-7b", "options": {"sequence_parallel": "no"}},
-            "sequence_parallel='no' of strategy hybrid is of another kind; choose True or False",
+            "sequence_parallel='no' of strategy hybrid has a wrong type; choose True or False",
         ),
         (
             {"mesh": "pp2", "model": "llama2-7b", "options": {"stages_per_rank": "2"}},
-            "stages_per_rank='2' of strategy hybrid is of another kind; choose a whole number",
+            "stages_per_rank='2' of strategy hybrid has a wrong type; choose a whole number",
         ),
         (
             {"mesh": "tp2", "model": "llama2-7b", "attention": "fast"},
@@ -285,7 +285,7 @@ def run_faulty(driver, mesh, fault, *, timeout_s=300.0, **arguments):
 def test_the_part_and_the_rank_that_gave_the_first_nan_are_named(driver, mesh, model, part, rank):
     with pytest.raises(WrongResult) as failed:
         run_faulty(driver, mesh, "nan", model=model, part=part, culprit=int(rank[0]))
-    named = f"mean over replicas; of the first step {part} on rank {rank} was the first part that gave no finite number"
+    named = f"mean over replicas; in the first step {part} on rank {rank} was the first part without finite numbers"
     assert named in str(failed.value)
 
 
@@ -301,7 +301,7 @@ def test_the_part_and_the_rank_that_gave_the_first_nan_are_named(driver, mesh, m
 def test_a_nan_of_a_backward_is_named_after_the_first_step(driver, mesh, model, part, rank):
     with pytest.raises(WrongResult) as failed:
         run_faulty(driver, mesh, "nan backwards", model=model, part=part, culprit=int(rank[0]))
-    said = f"; of the first step's backward {part} on rank {rank} was the first part that gave no finite gradients"
+    said = f"; in the first step's backward {part} on rank {rank} was the first part without finite gradients"
     assert f"parameters of {model} under hybrid in fp32 after a step{said}" in str(failed.value)
 
 

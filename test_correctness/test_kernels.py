@@ -248,7 +248,7 @@ def test_memory_is_taken_in_blocks_that_are_not_shared():
     step.blocks[3] = step.blocks[2]
     with pytest.raises(WrongResult, match=r"block 3 of 4 of 4KiB: expected 4.0, got 3.0"):
         case.check(rank, step)
-    with pytest.raises(UnsupportedCase, match="nobody takes all of it"):
+    with pytest.raises(UnsupportedCase, match="so it needs a limit"):
         MemoryCapacity(block_bytes=4096).build(rank)
 
 
@@ -274,15 +274,18 @@ def test_blocks_end_where_memory_does(monkeypatch):
     ("make", "said"),
     [
         (lambda: ScaledMatmul(m=16, k=24, n=32), r"k and n divisible by 16; k=24, n=32 breaks it"),
-        (lambda: ScaledMatmul(m=16, k=32, n=32, scaling="block"), r"scaling='block' is unknown; choose tensor or row"),
-        (lambda: ScaledMatmul(m=0, k=32, n=32), r"m=0 is not a matrix dimension"),
+        (
+            lambda: ScaledMatmul(m=16, k=32, n=32, scaling="block"),
+            r"scaling='block' is unknown; choose from tensor, row",
+        ),
+        (lambda: ScaledMatmul(m=0, k=32, n=32), r"m=0 is not valid"),
         (lambda: WideMatmul(m=8, k=8, n=8, dtype="fp32"), r"dtype='fp32' is not narrower than its result"),
         (lambda: Attention(**{**SMALL, "kv_heads": 3}), r"kv_heads=3 does not divide heads=4; choose from \[1, 2, 4\]"),
         (lambda: Attention(**SMALL, backend="triton"), r"backend='triton' is unknown; choose from flash, efficient"),
-        (lambda: Attention(**{**SMALL, "head_width": True}), r"head_width=True is not a matrix dimension"),
+        (lambda: Attention(**{**SMALL, "head_width": True}), r"head_width=True is not valid"),
         (lambda: GroupedMatmul(groups=2, rows=8, k=8, n=8, skew=3), r"skew=3 is not from 1 to groups=2"),
         (lambda: GroupedMatmul(groups=2, rows=8, k=8, n=8, way="all"), r"way='all' is unknown"),
-        (lambda: MemoryCapacity(block_bytes=6), r"block_bytes=6 is no positive multiple of 4"),
+        (lambda: MemoryCapacity(block_bytes=6), r"block_bytes=6 is not a positive multiple of 4"),
         (lambda: MemoryCapacity(block_bytes=8, limit_bytes=8), r"limit_bytes=8 is less than two blocks of 8"),
     ],
 )

@@ -191,10 +191,10 @@ def test_the_end_of_the_search_is_told():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"memory_budget_bytes": 0}, "memory_budget_bytes=0 holds nothing"),
-        ({"most": 0}, "most=0 leaves no batch to try"),
-        ({"global_batch_size": 8}, "global_batch_size=8 fixes the local batch, which is looked for"),
-        ({"builds": ("memory",)}, "its memory is looked at anyway"),
+        ({"memory_budget_bytes": 0}, "memory_budget_bytes=0 is below 1"),
+        ({"most": 0}, "most=0 is below 1"),
+        ({"global_batch_size": 8}, "global_batch_size=8 sets the local batch, which is searched"),
+        ({"builds": ("memory",)}, "its memory is always recorded"),
     ],
 )
 def test_fields_that_leave_nothing_to_look_for_are_refused(fields, message):
@@ -231,7 +231,7 @@ def test_a_budget_on_an_accelerator_is_a_limit_of_its_allocator(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     rank = SimpleNamespace(device=torch.device("meta"), purpose="memory")
     workload = LargestBatch(model="gpt2-tiny", memory_budget_bytes=250)
-    step = Limited(SimpleNamespace(close=lambda: None), largest_batch.MemoryLimit(rank.device, 250))
+    step = Limited(rank.device, 250, lambda: SimpleNamespace(close=lambda: None))
     assert module.fractions == [0.25]
     step.close()
     assert module.fractions == [0.25, 1.0]

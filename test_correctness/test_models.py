@@ -194,15 +194,15 @@ def test_a_causal_model_does_not_see_the_future():
     ("name", "overrides", "message"),
     [
         ("gpt3", None, "model 'gpt3' is unknown; did you mean .*gpt3-13b"),
-        ("gpt2", {"depth": 3}, "model gpt2 has no field depth; it has .*layers"),
+        ("gpt2", {"depth": 3}, "model gpt2 has no field depth; choose from .*layers"),
         ("gpt2", {"heads": 7}, "heads=7 does not divide width=768 of model gpt2; choose 3, 4, 6, 8"),
-        ("gpt2", {"layers": 0}, "layers=0 of model gpt2 is no size"),
+        ("gpt2", {"layers": 0}, "layers=0 of model gpt2 is not valid"),
         ("gpt2", {"sequence_length": 2048}, "sequence_length=2048 does not fit context=1024"),
         ("llama2-7b", {"kv_heads": 5}, "kv_heads=5 does not divide heads=32"),
         ("llama2-7b", {"width": 96}, "width=96 over heads=32 of model llama2-7b is odd"),
         ("latte-l", {"side": 31}, "side=31 of model latte-l is not a multiple of the patch, 2; choose 30 or 32"),
         ("latte-tiny", {"width": 6, "heads": 3}, "width=6 of model latte-tiny is not a multiple of 4"),
-        ("opensora", {"caption_length": 0}, "caption_length=0 of model opensora is no size"),
+        ("opensora", {"caption_length": 0}, "caption_length=0 of model opensora is not valid"),
     ],
 )
 def test_bad_sizes_name_the_rule(name, overrides, message):

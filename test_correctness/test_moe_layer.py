@@ -116,13 +116,13 @@ def test_all_to_alls_and_computation_make_up_the_step(driver):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ({"mesh": "tp2"}, "mesh tp2 has axis tp, along which a layer alone is not spread; give it dp and ep"),
+        ({"mesh": "tp2"}, "mesh tp2 has axis tp, which does not spread a single layer; give it dp and ep"),
         ({"mesh": "ep3", "batch_size": 3}, "ep=3 does not divide experts=4"),
         ({"batch_size": 5}, "batch_size=5 does not divide by the 2 ranks of mesh ep2; choose 4 or 6"),
         ({"dtype": "int8"}, "dtype='int8' is unknown; choose from fp32, tf32, bf16"),
         ({"implementation": "megatron"}, "implementation='megatron' is unknown; choose from perfsuite, deepspeed"),
-        ({"implementation": "deepspeed", "skew": 1.5}, "DeepSpeed's router cannot be told what to choose"),
-        ({"implementation": "deepspeed", "capacity_factor": 1.0, "top_k": 1}, "known for top_k=2 alone"),
+        ({"implementation": "deepspeed", "skew": 1.5}, "does not work with DeepSpeed's router"),
+        ({"implementation": "deepspeed", "capacity_factor": 1.0, "top_k": 1}, "specified for top_k=2 only"),
         ({"top_k": 5}, "top_k=5 .* more than its experts=4"),
     ],
 )

@@ -215,15 +215,15 @@ def test_every_ordered_pair_takes_its_turn():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"directions": "two"}, "directions='two' is unknown; choose 'one' or 'both'"),
-        ({"messages": 0}, "messages=0 is no count; choose a whole number from 1"),
+        ({"directions": "two"}, "directions='two' is unknown; choose from one, both"),
+        ({"messages": 0}, "messages=0 is not valid; choose a whole number from 1"),
         ({"message_bytes": 3}, "message_bytes=3 is not a positive multiple of 4"),
     ],
 )
 def test_bad_parameters_are_told(changes, said):
     with pytest.raises(InvalidParameter, match=said):
         Pairs(**{"message_bytes": 4, **changes})
-    with pytest.raises(InvalidParameter, match="world_size=1 leaves pairs nobody to talk to"):
+    with pytest.raises(InvalidParameter, match="world_size=1 is too small for pairs"):
         Pairs(message_bytes=4).work(MeshShape.of(dp=1))
 
 

@@ -43,8 +43,8 @@ from test_correctness.helpers.pipelines import staged
             "global_batch_size=16 is not micro_batch_size 4 x accumulation 8 x 1 replicas = 32; choose 32, set "
             "accumulation=4 or leave one of them out",
         ),
-        ({"mesh": "pp2", "micro_batch_size": 0}, "micro_batch_size=0 is not a count; choose a whole number from 1"),
-        ({"mesh": "pp2", "num_micro_batches": 0}, "accumulation=0 is not a count; choose a whole number from 1"),
+        ({"mesh": "pp2", "micro_batch_size": 0}, "micro_batch_size=0 is not valid; choose a whole number from 1"),
+        ({"mesh": "pp2", "num_micro_batches": 0}, "accumulation=0 is not valid; choose a whole number from 1"),
         (
             {"mesh": "pp4", "schedule": "dualpipev", "num_micro_batches": 6},
             "num_micro_batches=6 with 4 ranks for schedule dualpipev, which needs at least 2 x ranks, one per stage; "
@@ -61,21 +61,24 @@ from test_correctness.helpers.pipelines import staged
         ({"mesh": "pp2", "schedule": "gpip"}, "schedule='gpip' is unknown; choose naive, gpipe, 1f1b"),
         (
             {"mesh": "dp4"},
-            "option schedule='1f1b' of strategy hybrid is about pp, which mesh dp4 lacks; leave it out or add the axis",
+            "option schedule='1f1b' of strategy hybrid applies to pp, which mesh dp4 lacks; leave it out",
         ),
-        ({"mesh": "pp2-dp_shard2"}, "mesh pp2-dp_shard2 has one of dp_replicate and dp_shard; strategy hybrid needs"),
+        (
+            {"mesh": "pp2-dp_shard2"},
+            "mesh pp2-dp_shard2 has only one of dp_replicate and dp_shard; strategy hybrid needs",
+        ),
         ({"mesh": "pp2", "compiled": True}, "compiled blocks cannot be cut into stages; leave compiled out"),
         (
             {"mesh": "pp2", "schedule": "zbv", "checkpointing": "full"},
-            "checkpointing='full' computes blocks again in a backward, which schedule zbv splits; leave it out",
+            "checkpointing='full' does not work with the split backwards of schedule zbv; leave it out",
         ),
         (
             {"mesh": "pp2", "model": "latte-l"},
-            "model latte-l cannot be trained by strategy hybrid: its blocks need more",
+            "model latte-l cannot be trained by strategy hybrid: its blocks need other inputs",
         ),
         (
             {"mesh": "pp2", "schedule": "zbv", "builds": ("flops",)},
-            "builds: torch counts no operations of backwards in two parts, as schedule zbv has them; leave out 'flops'",
+            "builds: torch cannot count operations of the split backwards of schedule zbv; leave out 'flops'",
         ),
     ],
 )
@@ -87,10 +90,10 @@ def test_what_cannot_be_is_named_with_the_legal_choices(case, message):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"mesh": "pp2-dp2"}, "mesh pp2-dp2 is none of an emulated pipeline; give it pp alone, such as pp4"),
-        ({"mesh": "pp2", "action_ms": -1}, "action_ms=-1 is no time to sleep; choose 0 or more milliseconds"),
-        ({"mesh": "pp2", "action_ms": float("nan")}, "action_ms=nan is no time to sleep"),
-        ({"mesh": "pp2", "features": 0}, "features=0 is no size; choose a whole number from 1"),
+        ({"mesh": "pp2-dp2"}, "mesh pp2-dp2 has other axes than pp; give it only pp, such as pp4"),
+        ({"mesh": "pp2", "action_ms": -1}, "action_ms=-1 is not a duration; choose 0 or more milliseconds"),
+        ({"mesh": "pp2", "action_ms": float("nan")}, "action_ms=nan is not a duration"),
+        ({"mesh": "pp2", "features": 0}, "features=0 is not valid; choose a whole number from 1"),
     ],
 )
 def test_an_emulated_pipeline_has_rules_too(case, message):

@@ -113,7 +113,7 @@ def test_an_ini_key_changes_no_run_without_perf_cases(mixed):
         ),
         (
             ["--perf-published=003/logs"],
-            "--perf-published: 003/logs has no row of a run, *; tables of report 003 that have: 003/results",
+            "--perf-published: 003/logs has no row that is a run, *; tables of report 003 with runs: 003/results",
         ),
         (["--perf-published=,"], "--perf-published: no published report or table is called ','; *"),
         (["-o", "perf_published=2"], "ini perf_published: no published report * did you mean 002? *"),

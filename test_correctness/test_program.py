@@ -30,14 +30,14 @@ CODEC = pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="needs
     [
         ({"program": {"emma": "fp32"}}, "program: setting 'emma' is unknown; did you mean ema"),
         ({"program": {"ema": "fp64"}}, "program: ema='fp64' is unknown; choose none, fp32, bf16, fp16"),
-        ({"program": {"ema_on_host": True}}, "program: ema_on_host places an average that there is not; set ema"),
-        ({"program": {"clip": 0}}, "program: clip=0 is no size; choose a number above 0, or None"),
-        ({"program": {"clip": float("nan")}}, "program: clip=nan is no size"),
-        ({"program": {"clip": True}}, "program: clip=True is no size"),
-        ({"program": {"loss_scale": 128.0}}, "program: loss_scale=128 with dtype='fp32' scales nothing; choose fp16"),
-        ({"program": {"logs": 1}}, "program: logs=1 is neither True nor False"),
+        ({"program": {"ema_on_host": True}}, "program: ema_on_host needs a moving average; set ema"),
+        ({"program": {"clip": 0}}, "program: clip=0 is not valid; choose a number above 0, or None"),
+        ({"program": {"clip": float("nan")}}, "program: clip=nan is not valid"),
+        ({"program": {"clip": True}}, "program: clip=True is not valid"),
+        ({"program": {"loss_scale": 128.0}}, "program: loss_scale=128 has no effect with dtype='fp32'; choose fp16"),
+        ({"program": {"logs": 1}}, "program: logs=1 is not valid; choose True or False"),
         ({"program": {"encoders": "clip"}}, "encoders='clip' are unknown; did you mean"),
-        ({"program": {"encoders": "sdvae"}}, "give latents of a video, and model gpt2-tiny takes none; leave encoders"),
+        ({"program": {"encoders": "sdvae"}}, "encode videos, and model gpt2-tiny does not take videos; leave encoders"),
         (
             {"model": "latte-tiny", "program": {"encoders": "t5xxl-sdvae"}},
             "encoders='t5xxl-sdvae' read captions, and model latte-tiny has none; choose encoders without text",
@@ -50,7 +50,10 @@ CODEC = pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="needs
             {"model": "latte-tiny", "overrides": {"channels": 8}, "program": {"encoders": "tiny-picture"}},
             "give latents of 4 channels, and model latte-tiny has channels=8; make them equal",
         ),
-        ({"model": "latte-tiny", "data": "video"}, "data='video' gives pixels, and model latte-tiny takes none; set"),
+        (
+            {"model": "latte-tiny", "data": "video"},
+            "data='video' needs encoders, which turn pixels into inputs of model latte-tiny; set",
+        ),
     ],
 )
 def test_a_program_that_cannot_be_is_refused_in_one_line(case, said):
@@ -62,8 +65,8 @@ def test_a_program_that_cannot_be_is_refused_in_one_line(case, said):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ({"strategy": "hybrid"}, "clip=1 needs the norm of all gradients, which strategy hybrid has on"),
-        ({"strategy": "fsdp", "options": {"offload": True}}, "clip=1 needs the norm of gradients that offload of"),
+        ({"strategy": "hybrid"}, "clip=1 does not work with strategy hybrid, which has"),
+        ({"strategy": "fsdp", "options": {"offload": True}}, "clip=1 does not work with offload of"),
     ],
 )
 def test_gradients_that_no_norm_can_be_taken_of_are_not_clipped(case, said):
@@ -226,7 +229,7 @@ def test_without_a_codec_own_videos_are_refused_and_raw_frames_are_read(tmp_path
     part = {"name": "video", "file": "video", "dtype": "video", "shape": list(RAW.parts[0].shape), "rows": 1}
     (folder / "dataset.json").write_text(json.dumps({"samples": 1, "parts": [part]}))
     with pytest.raises(
-        InvalidParameter, match=r"has video files, which PyAV decodes, and PyAV is not installed; instal"
+        InvalidParameter, match=r"has video files, and PyAV, which decodes them, is not installed; instal"
     ):
         read(folder, RAW)
 

@@ -190,8 +190,8 @@ def test_an_unchanged_copy_reads_the_same(tmp_path):
 
 DAMAGES = {
     "newer": (lambda p: p.update(schema=99), "schema 99 is newer than 1; update perfsuite"),
-    "foreign": (lambda p: p.pop("tables"), "no file of published tables"),
-    "boolean schema": (lambda p: p.update(schema=True), "no file of published tables"),
+    "foreign": (lambda p: p.pop("tables"), "not a file of published tables"),
+    "boolean schema": (lambda p: p.update(schema=True), "not a file of published tables"),
     "unknown field": (lambda p: p["tables"][0].update(colour=1), "unknown fields colour"),
     "unknown label": (lambda p: p["tables"][1]["judgement"].update(label="good"), "'good', not one of"),
     "unknown role": (
@@ -215,7 +215,7 @@ DAMAGES = {
     "lost part": (lambda p: p["tables"][1]["columns"][1].update(of="nothing"), "part of 'nothing'"),
     "stray label": (
         lambda p: p["tables"][1]["rows"][0].update(cell_judgements={"x": {"label": "M", "reason": "r"}}),
-        "a label for 'x', which is no column",
+        "a label for 'x', which is not a column",
     ),
     "bad cell label": (
         lambda p: p["tables"][1]["rows"][0].update(cell_judgements={"final_loss": {"label": "Q", "reason": "r"}}),

@@ -88,7 +88,7 @@ def test_a_reason_fills_silence_only():
         ("000/compute", 19, {"program": {}}, "encoders t5xxl-sdvae (ours: "),
         ("000/memory", 34, {"data": "synthetic"}, "data video (ours: "),
         ("001/latte-l", 24, {"program": {"encoders": "sdvae", "clip": 0.1, "logs": True}}, "ema fp32 (ours: "),
-        ("003/results", 111, {"program": {"ema": "fp32"}}, "ema none (ours: nobody knows it), not fp32"),
+        ("003/results", 111, {"program": {"ema": "fp32"}}, "ema none (ours: unknown), not fp32"),
         ("003/results", 111, {"program": {"saves": True}}, "saves False (ours: "),
         ("002/performance", 50, {"overrides": {"sequence_length": 2048}}, "sequence_length 4096, not 2048"),
         ("002/performance", 50, {"micro_batch_size": 1}, "micro_batch_size 3, not 1"),
@@ -127,17 +127,17 @@ def test_another_platform_another_count_and_other_hosts_are_differences():
     phrases = differences(ran, row)
     assert phrases[0] == "platform s4000, not h200"
     assert {"devices 8, not 16", "nodes 1, not 2"} <= set(phrases)
-    assert "nodes 1, unsaid here" in differences(as_run(recipe, nodes=None), row)
+    assert "nodes 1, not set here" in differences(as_run(recipe, nodes=None), row)
 
 
 def test_what_neither_side_gave_a_reason_for_is_a_difference():
     row, recipe = ROW_AT["002/performance", 50], find("002-llama2_7b-fp16-1x8")
     assert differences(dataclasses.replace(recipe, own={}), row) == (
-        "checkpointing full, not said by the report",
-        "dtype fp16, only partly said by the report",
-        "global_batch_size 24, not said by the report",
-        "mesh dp8, not said by the report",
-        "strategy zero3, not said by the report",
+        "checkpointing full, not stated by the report",
+        "dtype fp16, only partly stated by the report",
+        "global_batch_size 24, not stated by the report",
+        "mesh dp8, not stated by the report",
+        "strategy zero3, not stated by the report",
     )
 
 
@@ -145,8 +145,8 @@ def test_a_run_is_equal_only_as_far_as_its_report_says():
     told = {key(row): equality(recipe, row) for row in ROWS if (recipe := recipe_of(*key(row)))}
     assert set(told.values()) == {
         "equal",
-        "equal as far as the report says: gradient clipping, EMA of the weights not said",
-        "equal as far as the report says: gradient clipping, EMA of the weights, loss scale not said",
+        "equal as far as the report says: gradient clipping, EMA of the weights not stated",
+        "equal as far as the report says: gradient clipping, EMA of the weights, loss scale not stated",
     }
     whole = {report for (table, _), text in told.items() if text == "equal" for report in [table.partition("/")[0]]}
     assert whole == {"000", "001", "002", "004"}

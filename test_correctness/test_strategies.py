@@ -40,15 +40,15 @@ def test_what_keeps_groups_in_its_modules_needs_processes_of_its_own():
     ("name", "options", "message"),
     [
         ("dpp", None, "strategy 'dpp' is unknown; did you mean ddp"),
-        ("ddp", {"bucket": 3}, "strategy ddp has no option bucket; it has bucket_mib, overlap"),
+        ("ddp", {"bucket": 3}, "strategy ddp has no option bucket; choose from bucket_mib, overlap"),
         ("single", {"overlap": True}, "strategy single has no option overlap; it has none"),
         ("zero1", {"stage": 2}, "strategy zero1 has no option stage"),
         ("ddp", {"compression": "fp8"}, "compression='fp8' of strategy ddp is unknown; choose 'none', 'fp16', 'bf16'"),
-        ("ddp", {"bucket_mib": 0}, "bucket_mib=0 of strategy ddp is no size"),
-        ("zero_redundancy", {"bucket_mib": -1}, "bucket_mib=-1 of strategy zero_redundancy is no size"),
+        ("ddp", {"bucket_mib": 0}, "bucket_mib=0 of strategy ddp is not valid"),
+        ("zero_redundancy", {"bucket_mib": -1}, "bucket_mib=-1 of strategy zero_redundancy is not valid"),
         ("zero0", {"offload_optimizer": True}, "offload_optimizer needs spread optimizer state"),
-        ("zero2", {"cpu_adam": True}, "cpu_adam steps optimizer state in host memory; set offload_optimizer too"),
-        ("zero2", {"offload_parameters": True}, "offload_parameters needs spread parameters, which zero2 has not"),
+        ("zero2", {"cpu_adam": True}, "cpu_adam needs optimizer state in host memory; set offload_optimizer too"),
+        ("zero2", {"offload_parameters": True}, "offload_parameters needs spread parameters, and zero2 spreads none"),
     ],
 )
 def test_bad_options_name_the_rule(name, options, message):
@@ -62,7 +62,7 @@ def test_bad_options_name_the_rule(name, options, message):
         ("single", "dp2", "strategy single runs on 1 rank, the case has 2; choose ddp"),
         ("ddp", "dp2-tp2", "mesh dp2-tp2 has axis tp, along which strategy ddp cannot train; give it dp or"),
         ("zero3", "pp2-dp2", "mesh pp2-dp2 has axis pp, along which strategy zero3"),
-        ("fsdp", "dp_shard4", "mesh dp_shard4 has one of dp_replicate and dp_shard; strategy fsdp needs both"),
+        ("fsdp", "dp_shard4", "mesh dp_shard4 has only one of dp_replicate and dp_shard; strategy fsdp needs both"),
     ],
 )
 def test_meshes_that_do_not_fit_are_refused(name, mesh, message):
@@ -74,7 +74,7 @@ def test_meshes_that_do_not_fit_are_refused(name, mesh, message):
     ("name", "message"),
     [
         ("nowhere.at:All", "strategy 'nowhere.at:All': nowhere.at cannot be imported"),
-        ("perfsuite.base.mesh:MeshShape", "strategy 'perfsuite.base.mesh:MeshShape' is no subclass of"),
+        ("perfsuite.base.mesh:MeshShape", "strategy 'perfsuite.base.mesh:MeshShape' is not a subclass of"),
     ],
 )
 def test_a_strategy_of_somebody_else_has_to_be_one(name, message):
@@ -89,7 +89,7 @@ def test_data_axes_multiply():
 
 
 def test_mixed_precision_in_full_precision_is_refused():
-    with pytest.raises(InvalidParameter, match="mixed_precision of strategy fsdp with dtype='fp32' mixes nothing"):
+    with pytest.raises(InvalidParameter, match="mixed_precision of strategy fsdp has no effect with dtype='fp32'"):
         find("fsdp", {"mixed_precision": True}).check_plan(plan(), MeshShape.of(dp=2))
     find("fsdp", {"mixed_precision": True}).check_plan(plan(dtype="bf16"), MeshShape.of(dp=2))
 
@@ -108,12 +108,12 @@ def check_config(tmp_path, config, *, stage=2, ranks=2, **changes):
         ({"train_batch_size": 64}, "train_batch_size=64 is not micro_batch_size 2 x accumulation 1 x 2 ranks = 4"),
         ({"train_micro_batch_size_per_gpu": 3}, "train_micro_batch_size_per_gpu=3 is not the case's 2"),
         ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps=4 is not the case's 1"),
-        ({"train_batch_size": "many"}, "train_batch_size='many' is no batch size"),
+        ({"train_batch_size": "many"}, "train_batch_size='many' is not a batch size"),
         ({"zero_optimization": {"stage": 3}}, "stage=3 is not the stage of strategy zero2; run it with strategy zero3"),
         ({"bf16": {"enabled": True}}, "bf16 is enabled, but the case has dtype='fp32'"),
-        ({"optimizer": {"type": "Lamb"}}, "optimizer.type='Lamb' is not one that the case can step"),
+        ({"optimizer": {"type": "Lamb"}}, "optimizer.type='Lamb' is not supported"),
         ("[1]", "holds list, not an object"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
     ],
 )
 def test_a_config_that_contradicts_the_case_is_refused(tmp_path, config, message):
@@ -165,7 +165,7 @@ def test_what_must_be_compiled_names_the_compiler_that_is_missing(monkeypatch, t
     with pytest.raises(UnsupportedCase, match=r"CPU Adam.* is compiled .* g\+\+ and ninja cannot be found"):
         require_compiler()
     (tmp_path / "g++").touch(mode=0o755)
-    with pytest.raises(UnsupportedCase, match=r"first wanted, and ninja cannot be found"):
+    with pytest.raises(UnsupportedCase, match=r"first use, and ninja cannot be found"):
         require_compiler()
     (tmp_path / "ninja").touch(mode=0o755)
     require_compiler()

@@ -25,7 +25,7 @@ from perfsuite.record.workload import Budget
 from perfsuite.runtime.assembly import join_components, join_traffic
 from perfsuite.runtime.driver import Job
 from perfsuite.strategies import Plan, find
-from perfsuite.strategies.parameter_shapes import find_shapes
+from perfsuite.strategies.traffic import find_shapes
 from perfsuite.strategies.traffic_count import Posted
 from perfsuite.strategies.traffic_parts import Parts, mark
 from perfsuite.workloads.training.names import BUILDS
@@ -38,9 +38,7 @@ from test_correctness.helpers.scripted_driver import measurement
     "name",
     [
         "strategies.traffic",
-        "strategies.data_traffic",
-        "strategies.hybrid_traffic",
-        "strategies.parameter_shapes",
+        "strategies.hybrid_sizes",
         "metrics.traffic",
         "workloads.training.exposed",
         "strategies.traffic_count",

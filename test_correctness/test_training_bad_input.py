@@ -66,7 +66,7 @@ EXPECTED = {
     "test_world_size": "mesh dp_replicate2-dp_shard2 has 4 ranks, the case 2; make them equal",
     "test_alone": "strategy single runs on 1 rank, the case has 2; choose ddp, fsdp or zero1 for more",
     "test_config": "ds_config.json: train_micro_batch_size_per_gpu=3 is not the case's 2; change one of them",
-    "test_no_data": "data='nowhere' is no folder; give one that has dataset.json, or 'synthetic'",
+    "test_no_data": "data='nowhere' is not a folder; give one that has dataset.json, or 'synthetic'",
     "test_cut_data": "tokens.bin has 100 bytes, but 4 rows of 34 bytes are 136; copy it again",
     "test_nan": "loss of gpt2-micro under ddp in fp32, mean over replicas: expected 'a finite number', got nan",
 }

@@ -17,7 +17,7 @@ from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import ITEM_BYTES, Workload
 from perfsuite.workloads import collective, matmul
-from perfsuite.workloads.matmul import Matmul, MatmulStep
+from perfsuite.workloads.matmul import Matmul, ProductStep
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad, StreamingStep
 from perfsuite.workloads.pattern import Pattern, difference, fill, poison
 from test_correctness.helpers.bare_rank import BareRank
@@ -68,7 +68,7 @@ def test_matmul_passes_its_check(m: int, k: int, n: int, dtype: str) -> None:
     run_once(Matmul(m=m, k=k, n=n, dtype=dtype))
 
 
-def wrong_matmul(step: MatmulStep, kind: str) -> torch.Tensor:
+def wrong_matmul(step: ProductStep, kind: str) -> torch.Tensor:
     """C as a broken kernel would leave it."""
     a, b, out = step.a.double(), step.b.double(), step.out.clone()
     if kind == "a product is left out":
@@ -197,14 +197,14 @@ def test_host_device_copy_is_checked(direction: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Matmul(m=0, k=1, n=1), "m=0 is not a matrix dimension; choose a whole number from 1 on"),
-        (lambda: Matmul(m=1, k=1.5, n=1), "k=1.5 is not a matrix dimension"),
+        (lambda: Matmul(m=0, k=1, n=1), "m=0 is not valid; choose a whole number from 1"),
+        (lambda: Matmul(m=1, k=1.5, n=1), "k=1.5 is not valid"),
         (lambda: Matmul(m=1, k=1, n=1, dtype="int64"), "choose from fp64, fp32, tf32, bf16, fp16, int8"),
         (lambda: Matmul(m=16, k=8, n=8, dtype="int8"), "int8 needs m > 16 and k, n divisible by 8"),
         (lambda: MemoryCopy(buffer_bytes=0), "the nearest is 4"),
         (lambda: MemoryTriad(buffer_bytes=1001), "buffer_bytes=1001 .* the nearest is 1000"),
         (lambda: MemoryTriad(buffer_bytes="1MiB"), "not a whole number of bytes"),
-        (lambda: HostDeviceCopy(buffer_bytes=4, direction="up"), "choose host_to_device or device_to_host"),
+        (lambda: HostDeviceCopy(buffer_bytes=4, direction="up"), "choose from host_to_device, device_to_host"),
         (lambda: collective.AllReduce(message_bytes=1001), "multiple of 4 .fp32 elements.; choose 1000 or 1004"),
         (lambda: collective.AllReduce(message_bytes=-8), "message_bytes=-8 .* choose 4"),
         (lambda: collective.AllReduce(message_bytes=2.0), "not a whole number of bytes"),
@@ -217,7 +217,7 @@ def test_host_device_copy_is_checked(direction: str) -> None:
         (lambda: collective.SendRecv(message_bytes=8).work(MeshShape.of(dp=3)), "world_size=3 .* an even number"),
         (lambda: collective.OneDirection(message_bytes=8).work(MeshShape.of(dp=3)), "world_size=3 .* an even number"),
         (lambda: collective.Reduce(message_bytes=8).work(MeshShape.of()), "world_size=1 .* choose at least 2"),
-        (lambda: collective.Barrier().work(MeshShape.of(dp=1)), "nobody to wait for"),
+        (lambda: collective.Barrier().work(MeshShape.of(dp=1)), "too small for a barrier"),
     ],
 )
 def test_impossible_parameters_say_what_to_choose(make: object, message: str) -> None:

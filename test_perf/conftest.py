@@ -16,7 +16,7 @@ from perfsuite.published.recipes import find
 
 @pytest.fixture
 def data_for(request):
-    """Where the samples of a model come from: the user's folder for it, else files that perfsuite generates."""
+    """Return a function that finds a model's samples: the user's folder for it, else files that perfsuite generates."""
     directory = request.config.getoption("perf_data")
 
     def find(model, otherwise="generated"):
@@ -28,7 +28,7 @@ def data_for(request):
 
 @pytest.fixture
 def as_published(request, data_for):
-    """The training step of a recipe, by its name; with the user's own data, loss steps and target loss where given."""
+    """Return a function that makes a recipe's training step, with the user's data, loss steps and target loss."""
     options = request.config.getoption
     asked = {"loss_steps": options("perf_loss_steps"), "target_loss": options("perf_target_loss")}
     chosen = {name: value for name, value in asked.items() if value is not None}
@@ -44,7 +44,7 @@ def as_published(request, data_for):
 
 
 def as_given(parameters, data):
-    """The training program of a recipe, without its encoders where the user's data are encoded already."""
+    """Return the training program of a recipe, without its encoders if the user's data are encoded already."""
     from perfsuite.models.dataset import part_names
 
     program = dict(parameters.get("program", {}))
@@ -55,10 +55,9 @@ def as_given(parameters, data):
 
 @pytest.fixture
 def require_fit(request, platform):
-    """Skip a training step that does not fit on the devices of this case, by count or by estimate.
-
-    Ranks on a CPU share the memory of their host; how many hosts a launcher has is not known here.  A run that projects
-    keeps the projection of the step beside the reason.
+    """Return a function that skips a training step that does not fit on the case's devices, by lower bound or estimate.
+    Ranks on a CPU share the memory of their host; the number of a launcher's hosts is unknown here.  In a run that
+    projects the case keeps the reason and its projection instead.
     """
 
     def require(step, world_size):
@@ -86,29 +85,28 @@ def require_fit(request, platform):
 
 @pytest.fixture
 def scale(request, platform):
-    """``full`` or ``small``: where a size alone does not say which of two models it is for."""
+    """Return ``full`` or ``small``, for cases whose size alone does not decide between two models."""
     return scale_of(platform, suite_of(request.config))
 
 
 @pytest.fixture
 def narrow(request, platform, scale):
-    """The dtype of training at this scale: fp32 at the small one, else bf16, or fp16 where the device has no bf16."""
+    """Return the dtype of training: fp32 at the small scale, else bf16, or fp16 if the device has no bf16."""
     if scale == "small":
         return "fp32"
     machine = suite_of(request.config).machine
-    known = {*platform.tflops, *platform.native}
+    dtypes = {*platform.tflops, *platform.native}
     for dtype in ("bf16", "fp16"):
-        if machine.natively(dtype) if platform.name == machine.name else dtype in known or not known:
+        if machine.natively(dtype) if platform.name == machine.name else dtype in dtypes or not dtypes:
             return dtype
     return "fp32"
 
 
 @pytest.fixture
 def at_size(scale, narrow):
-    """Settings of a training step at this scale, to be given to TrainStep: a strategy with its options, and more.
-
-    Small steps are as they are written.  At full size products are in 16 bits, FSDP gathers in them, and activations
-    are computed again unless ``checkpointing`` says otherwise, so that a model fits on the cards of the reports.
+    """Return a function that makes a training step's settings at this scale: a strategy with its options, and more.
+    Small steps keep their settings.  At full size products are in 16 bits, FSDP gathers in 16 bits, and activations are
+    computed again unless ``checkpointing`` says otherwise, so that a model fits on the cards of the reports.
     """
 
     def settings(strategy, options=None, checkpointing="full"):

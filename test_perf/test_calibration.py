@@ -1,7 +1,8 @@
-"""What ``perfsuite calibrate`` needs beside kernels and collectives: depths, contention, groups along axes of meshes.
+"""Cases that ``perfsuite calibrate`` needs besides kernels and collectives: depths, contention, groups along mesh
+axes.
 
-A step of 1, 2 and 4 layers tells a block in steady state by its slope, and the head, the optimizer and the host by what
-remains.  At the small scale all of it is run only where it is asked for.
+Steps of 1, 2 and 4 layers give the time of a block by their slope, and that of head, optimizer and host by the rest.
+At the small scale all of them are extended cases.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCKS = {
     "llama2-7b": {"dtype": "bf16", "overrides": {"sequence_length": 2048}},
     "gpt3-13b": {"dtype": "bf16"},
 }
-"""How the models whose blocks are measured are trained on one card."""
+"""Settings of the models on one card."""
 
 
 @EXTENDED
@@ -39,7 +40,7 @@ def test_depth(perf, model, layers, require_fit):
 @sizes(param="model", full=["llama2-7b", "gpt3-13b"], small=["gpt2-tiny"])
 @pytest.mark.parametrize("layers", [1, 2], ids="l{}".format)
 def test_depth_of_larger_batches(perf, model, layers, require_fit):
-    """The same at four times the batch: what does not grow with it is the optimizer's."""
+    """The same with four times the batch: the part that does not grow is the optimizer's."""
     case = BLOCKS[model]
     overrides = {**case.get("overrides", {}), "layers": layers}
     workload = workloads.TrainStep(model=model, micro_batch_size=4, **{**case, "overrides": overrides})
@@ -51,7 +52,7 @@ def test_depth_of_larger_batches(perf, model, layers, require_fit):
 @sizes(param="side", full=[8192], small=[256])
 @pytest.mark.parametrize("part", ["both", "products", "message"])
 def test_contention(perf, side, part):
-    """Products beside an all-reduce, and each alone."""
+    """Products and an all-reduce at the same time, and each alone."""
     full = {"products": 16, "message_bytes": 256 * MIB, "dtype": "bf16"}
     small = {"products": 8, "message_bytes": MIB, "dtype": "fp32"}
     case = full if side == 8192 else small
@@ -63,6 +64,6 @@ def test_contention(perf, side, part):
 @pytest.mark.parametrize("axis", ["dp", "tp"])
 @pytest.mark.parametrize("message_bytes", [MIB, 64 * MIB], ids=["1MiB", "64MiB"])
 def test_axis(perf, mesh, axis, message_bytes):
-    """Groups along an axis, all at once: those along dp stand as far apart as tp is wide."""
+    """Groups along an axis, all at once; neighbours along dp are tp ranks apart."""
     workload = workloads.AxisCollective(collective="all_reduce", mesh=mesh, axis=axis, message_bytes=message_bytes)
     perf(workload, on=MeshShape.parse(mesh).world_size)

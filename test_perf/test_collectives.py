@@ -1,9 +1,9 @@
 """Latency and bandwidth of every collective over message sizes and world sizes.
 
-The sizes are S as nccl-tests counts it (docs metrics).  Gradients are summed in fp32 or bf16, so these two are swept
-over all sizes; the other dtypes at one.  Operations that only move bytes do not depend on the dtype.  Pairs are at
-distance half the world (rank r and r + n/2), so that on several hosts they are on two.  On few cores all world sizes
-of the two that most trainings wait for are swept by default, of the others the smallest and the largest.
+Sizes are S as nccl-tests counts it (perfsuite docs metrics).  Gradients are summed in fp32 or bf16, so these two are
+swept over all sizes; the other dtypes have one.  Operations that only move bytes do not depend on the dtype.  Pairs are
+half the world apart (rank r and r + n/2), so that on several hosts they span two.  On few cores the two most frequent
+collectives of training run with all world sizes, the others with the smallest and the largest.
 """
 
 from __future__ import annotations

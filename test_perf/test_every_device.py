@@ -1,6 +1,6 @@
-"""The same kernel on every device of the host at once: a slow one shows beside the others.
+"""The same kernel on every device of the host at once, to find slow devices.
 
-Nothing is sent: the summary names the median device, the slowest, the spread, and the devices out of line.
+There is no communication; the summary lists the median device, the slowest one, the spread, and the outliers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from perfsuite import acceptance, dtypes, sizes, world_sizes
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryTriad
 
-# On a CPU all ranks share the one device: there it is only run when it is asked for.
+# On a CPU all ranks share the one device, so these are extended cases.
 pytestmark = [world_sizes(2, extended=[2], full=[2, 4, 8], more=True), acceptance()]
 
 
@@ -27,5 +27,5 @@ def test_memory_everywhere(perf, ranks, buffer_bytes):
 
 @sizes(full=["1GiB"], small=["64MiB"], param="buffer_bytes")
 def test_host_link_everywhere(perf, ranks, buffer_bytes):
-    """All links at once: devices behind one switch share it."""
+    """All links at once; devices behind one switch share its link."""
     perf(HostDeviceCopy(buffer_bytes=buffer_bytes), on=ranks)

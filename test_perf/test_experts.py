@@ -1,4 +1,4 @@
-"""Experts: mixtures beside a dense model of equal active parameters, and what routing costs (report 004)."""
+"""Experts: mixtures compared with a dense model of equal active parameters, and the cost of routing (report 004)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MESHES = {
     "mixtral-8x7b": "dp4-ep8",
     "mixtral-64": "dp8-ep8",
 }
-"""As many ranks as the report has cards, or an eighth of them; as many experts' groups as there are ranks in a node."""
+"""Ranks: the report's number of cards, or an eighth; ep spans a node."""
 EXTENDED = pytest.mark.extended
 ROUTINGS = {
     "top2": {},
@@ -26,7 +26,7 @@ ROUTINGS = {
 
 
 def layer(shape, mesh, **case):
-    """Samples on all ranks, tokens of each, features of a token and of an expert."""
+    """Return a layer for (samples on all ranks, tokens of each, features of a token and of an expert)."""
     batch_size, sequence_length, width, hidden = shape
     return workloads.MoeLayer(
         mesh=mesh,
@@ -46,7 +46,7 @@ def layer(shape, mesh, **case):
     extended=["moe-tiny-dense", "moe-tiny-64"],
 )
 def test_experts_and_dense(perf, model, require_fit):
-    """Report 004: throughput, memory and MFU of 8 and of 64 experts beside a dense model of equal active parameters."""
+    """Report 004: throughput, memory and MFU of 8 and of 64 experts and of a dense model of equal active parameters."""
     small = {"dtype": "fp32"} if model.startswith("moe-tiny") else {"dtype": "bf16", "checkpointing": "full"}
     mesh, ranks = MESHES[model], MeshShape.parse(MESHES[model]).world_size
     workload = workloads.TrainStep(model=model, strategy="hybrid", mesh=mesh, builds=("memory",), **small)
@@ -56,17 +56,16 @@ def test_experts_and_dense(perf, model, require_fit):
 
 @sizes(
     param="shape",
-    # Mixtral's experts: the report says neither sizes nor length.
+    # Mixtral's experts: the report states neither sizes nor length.
     full=[f"{batch}x2048x4096x14336" for batch in (32, 64, 128, 256)],
     small=[f"{batch}x16x64x128" for batch in (32, 64, 128, 256)],
     extended=[f"{batch}x16x64x128" for batch in (64, 128, 256)],
 )
 @pytest.mark.parametrize("routing", ["top2", *(pytest.param(name, marks=EXTENDED) for name in list(ROUTINGS)[1:])])
 def test_routing(perf, shape, routing):
-    """Report 004: one layer on 8 ranks with 8 experts each, forward and backward; what the all-to-alls take of it.
-
-    Beside the report's top 2: one expert per token, a capacity beyond which rows are dropped, and an expert with four
-    times the mean load.
+    """Report 004: one layer on 8 ranks with 8 experts each, forward and backward, and the time of its all-to-alls.  In
+    addition to the report's top 2: one expert per token, a capacity that drops rows, and an expert with four times the
+    mean load.
     """
     perf(layer(shape, "ep8", experts=64, **ROUTINGS[routing]), on=8)
 
@@ -76,5 +75,5 @@ def test_routing(perf, shape, routing):
 @pytest.mark.parametrize("routing", ["top2", pytest.param("capacity", marks=EXTENDED)])
 @pytest.mark.parametrize("implementation", ["deepspeed", pytest.param("perfsuite", marks=EXTENDED)])
 def test_deepspeed_experts(perf, shape, mesh, routing, implementation):
-    """DeepSpeed's layer and perfsuite's, of the same sizes on the same four ranks, dropless and with a capacity."""
+    """DeepSpeed's layer and perfsuite's with the same sizes on the same four ranks, dropless and with a capacity."""
     perf(layer(shape, mesh, experts=8, implementation=implementation, **ROUTINGS[routing]), on=4)

@@ -1,6 +1,6 @@
-"""Kernels beside the dense product: fp8, wide results, attention, grouped products, launching, and all the memory.
+"""Kernels besides the dense product: fp8, wide results, attention, grouped products, launching, and memory capacity.
 
-Shapes of a model of your own: ``--perf-shapes FILE``, a line ``test_attention_kernel 2x32x8x4096x128`` each.
+Run shapes of another model with ``--perf-shapes FILE``, one line per shape: ``test_attention_kernel 2x32x8x4096x128``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_grouped_matmul(perf, shape, dtype, way, skew):
 
 @acceptance()
 def test_kernel_launch(perf):
-    """The smallest kernel: what the host takes to start one."""
+    """The smallest kernel: the host's time to start one."""
     perf(KernelLaunch())
 
 

@@ -1,4 +1,4 @@
-"""How many samples fit on one card, and how fast the step is then (the batch columns of reports 001 and 004)."""
+"""Largest number of samples that fit on one card, and the step's speed (the batch columns of reports 001 and 004)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from perfsuite.plugin.state import suite_of
 from perfsuite.published.recipes import find
 
 PUBLISHED = {"latte-xl": "001-latte-xl-b2-w16-1x1"}
-"""Recipe whose dtype, strategy and program a model has: report 001 says how many of its samples fit on a card."""
+"""Recipe with the dtype, strategy and program of a model; report 001 prints the samples that fit on a card."""
 CPU_BUDGET_BYTES = 16 * MIB
-"""Of a rank on a CPU, and of a simulated device, which computes on one.  A share of the host's memory would make the
-result another number on every host.
-"""
+"""Budget of a rank on a CPU, and of a simulated device, which computes on one. It is fixed, because a share of the
+host's memory would give every host another result."""
 
 
 @pytest.fixture
 def budget_bytes(request, platform):
-    """What a rank may allocate: --perf-memory-budget, else 16 MiB on the host's cores, all there is elsewhere."""
+    """Return the bytes that a rank may allocate: --perf-memory-budget, else 16 MiB on a CPU, None elsewhere."""
     written = request.config.getoption("perf_memory_budget")
     if written is None:
         machine = suite_of(request.config).machine
@@ -31,7 +30,7 @@ def budget_bytes(request, platform):
 @sizes(param="model", full=["gpt2", "gpt2-xl", "latte-xl"], small=["gpt2-tiny"])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_largest_batch(perf, model, checkpointing, *, budget_bytes, narrow, require_fit):
-    """What computing activations again buys in samples."""
+    """Samples gained by computing activations again."""
     if model in PUBLISHED:
         recipe = find(PUBLISHED[model]).parameters
         case = {name: recipe[name] for name in ("dtype", "strategy", "program")}
@@ -48,7 +47,7 @@ def test_largest_batch(perf, model, checkpointing, *, budget_bytes, narrow, requ
 @world_sizes(2, more="whole")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_largest_batch_spread(perf, ranks, model, strategy, *, budget_bytes, at_size, require_fit):
-    """What spreading the state over the cards buys in samples."""
+    """Samples gained by spreading the state over the cards."""
     workload = workloads.LargestBatch(model=model, memory_budget_bytes=budget_bytes, **at_size(strategy))
     require_fit(workload, ranks.world_size)
     perf(workload, on=ranks)

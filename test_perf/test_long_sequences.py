@@ -1,4 +1,4 @@
-"""Long sequences: what splitting them saves and costs, and the ways to attend over a split one (report 004)."""
+"""Long sequences: savings and cost of splitting them, and the methods of attention over a split one (report 004)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perfsuite import sizes, workloads
 from perfsuite.base.mesh import MeshShape
 
 TINY = {"model": "gpt2-tiny", "overrides": {"layers": 1, "width": 64, "heads": 4, "words": 128}, "global_batch_size": 4}
-# Twenty heads of its width instead of 25, which four ranks do not divide; so does the padded vocabulary.
+# Twenty heads of its width instead of 25, as four ranks divide them; four also divide the padded vocabulary.
 XL = {
     "model": "gpt2-xl",
     "overrides": {"heads": 20, "words_multiple": 128},
@@ -34,12 +34,12 @@ LONG = [256, 512, 1024, 2048, 4096]
 
 
 def extended(names, *plain):
-    """All of them, those that are not ``plain`` left out of a short run."""
+    """Return all names; those that are not ``plain`` are extended cases."""
     return [name if name in plain else pytest.param(name, marks=pytest.mark.extended) for name in names]
 
 
 def step(scale, length, mesh, **case):
-    """One sample on a rank at a time, as many times as make up the batch; of small cases all at once."""
+    """Return a step of one sample per rank at a time, repeated to the batch; small cases run all at once."""
     model = TINY if scale == "small" else XL
     overrides = {**model["overrides"], "context": length, "sequence_length": length}
     accumulation = 1 if scale == "small" else model["global_batch_size"] // MeshShape.parse(mesh).replicas
@@ -51,9 +51,8 @@ def step(scale, length, mesh, **case):
 @sizes(param="length", full=[2048, 4096, 8192, 16384, 32768, 65536, 131072], small=LONG, extended=LONG[1:])
 @pytest.mark.parametrize("way", extended(WAYS, "tensor", "sequence"))
 def test_long_sequences(perf, length, way, scale, require_fit):
-    """Report 004: memory and throughput by length, with sequence parallelism and without; context parallelism beyond.
-
-    On as many cards each: tensor parallel alone, tokens split between its products too, tokens split everywhere.
+    """Report 004: memory and throughput by length, with and without sequence parallelism, and with context parallelism.
+    On the same number of cards: tensor parallel alone, tokens also split between its products, tokens split everywhere.
     """
     axis, options = WAYS[way]
     ranks, batch = (2, {"global_batch_size": 1}) if scale == "small" else (4, {})
@@ -67,7 +66,7 @@ def test_long_sequences(perf, length, way, scale, require_fit):
 def test_attention(perf, length, method, scale, require_fit):
     """Report 004: one length on four cards, each with whole samples, or all with a part of every sample."""
     axis, attention, options = METHODS[method]
-    # Twelve pairs of steps more: small ones leave the exposed part to test_tensor_parallel.
+    # The exposed build runs twelve pairs of steps; for the small scale test_tensor_parallel has it.
     builds = ("memory", "traffic") if scale == "small" else ("memory", "exposed", "traffic")
     workload = step(scale, length, f"{axis}4", attention=attention, options=options, builds=builds)
     require_fit(workload, 4)

@@ -1,7 +1,6 @@
 """Bandwidth of device memory (copy and triad as STREAM counts them) and of the link between host and device.
 
-The size of 1 MiB stays in a cache and says so in the record; from 256 MiB on the figure is the memory's on most
-devices, and where it is not, the record says so too.
+1 MiB fits in a cache; from 256 MiB on the bandwidth is the memory's on most devices.  The record says which it is.
 """
 
 from __future__ import annotations

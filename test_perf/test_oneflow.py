@@ -1,6 +1,6 @@
-"""Report 003: OneFlow's GPT, 18 cases of data, tensor, 2D and pipeline parallelism, each called by what it is.
+"""Report 003: OneFlow's GPT, 18 cases of data, tensor, 2D and pipeline parallelism, named by their settings.
 
-``2D_2x4x1_16_1536x16`` is of group 2D, has dp 2, tp 4 and pp 1, a global batch of 16, 16 layers of 1536 features.  2048
+``2D_2x4x1_16_1536x16`` is in group 2D, has dp 2, tp 4 and pp 1, a global batch of 16, 16 layers of 1536 features.  2048
 tokens, words padded to 128 x tp, activations computed again, 16 bits; the micro-batch is the report's.  Torch chooses
 the kernel of attention.  A name with ``-math`` computes it by plain products, as OneFlow 0.3.5 did: the report's run.
 """
@@ -16,7 +16,7 @@ from perfsuite.published.recipes.reports_000_to_003 import ONEFLOW_TEST, oneflow
 
 _RECIPES = [recipe for recipe in recipes() if recipe.test == ONEFLOW_TEST]
 NAMES = [recipe.words for recipe in _RECIPES if recipe.beside]
-"""Of the report's cases."""
+"""Names of the report's cases."""
 FULL = [*NAMES, *(recipe.words for recipe in _RECIPES if not recipe.beside)]
 SMALL = [
     "DP_1x1x1_2_64x4",
@@ -38,13 +38,13 @@ SMALL = [
 
 
 def ranks(case):
-    """Of a case: dp x tp x pp."""
+    """Return the ranks of a case: dp x tp x pp."""
     return math.prod(map(int, case.rsplit("_", 3)[1].split("x")))
 
 
 @sizes(param="case", full=FULL, small=SMALL, extended=[case for case in SMALL if ranks(case) > 1], ranks=ranks)
 def test_oneflow(perf, case, scale, require_fit):
-    """One case of the report, or a small one called by its rule."""
+    """One case of the report, or a small one named by the same rule."""
     plain, _, attention = case.partition("-")
     if scale == "full":
         recipe = find(f"003-{plain}" if attention else f"003-{plain}-auto")
@@ -55,7 +55,7 @@ def test_oneflow(perf, case, scale, require_fit):
     from perfsuite.reports.tables.case_names import case_name  # collecting needs no tables
 
     name = case_name(plain)
-    accumulation = name.pp  # as many micro-batches as stages: each more is a message more between all of them
+    accumulation = name.pp  # as many micro-batches as stages; more would only add messages
     shape = MeshShape.of(pp=name.pp, dp=name.dp, tp=name.tp)
     workload = workloads.TrainStep(
         model=f"gpt-{name.width}x{name.layers}",

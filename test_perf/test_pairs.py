@@ -1,7 +1,7 @@
-"""Every pair of ranks by itself, as a matrix: the link that is slower than its like is named.
+"""Every pair of ranks by itself, as a matrix, to find slow links.
 
-``one``: each sends to each other one alone; ``both``: the two send to each other at the same time.  Between nodes pairs
-work in rounds, all at once: of 512 ranks one pair after the other would be 261,632 turns.
+``one``: each rank sends to each other one alone; ``both``: the two send to each other at the same time.  Between nodes
+pairs send in rounds, all at once: 512 ranks have 261,632 pairs.
 """
 
 from __future__ import annotations

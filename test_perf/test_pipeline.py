@@ -1,7 +1,7 @@
-"""Pipelines: schedules and micro-batches, stage counts, interleaving, data parallelism beside them (report 004).
+"""Pipelines: schedules and micro-batches, stage counts, interleaving, with data parallelism (report 004).
 
-The bubble is read off the timeline of torch's own runtime.  Emulated stages sleep instead of computing: there it is a
-test of the measurement, also on a machine with two cores.
+The bubble is measured in the timeline of torch's own runtime.  Emulated stages sleep instead of computing: they test
+the measurement, also on a machine with two cores.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.published.recipes.report_004 import XL
 
 TINY = {"layers": 8, "width": 64, "words": 128, "context": 32}
-"""Of gpt2-tiny: as many layers as the most stages of the small cases."""
+"""Overrides of gpt2-tiny: as many layers as the most stages of the small cases."""
 
 
 def count_ranks(mesh):
-    """Of a mesh."""
+    """Return the ranks of a mesh."""
     return MeshShape.parse(mesh).world_size
 
 
 def pipeline(mesh, *, schedule, num_micro_batches, stages_per_rank=None, **case):
-    """A case on this mesh and its number of ranks; models that fill the mesh's devices, a tiny one on few ranks."""
+    """Return a case on this mesh and its ranks: models that fill the mesh's devices, a tiny one on few ranks."""
     ranks = count_ranks(mesh)
     full = {8: {**XL, "micro_batch_size": 4}, 16: {"model": "gpt3-13b", "dtype": "bf16"}}
     model = full.get(ranks, {"model": "gpt2-tiny", "overrides": TINY})
@@ -32,7 +32,7 @@ def pipeline(mesh, *, schedule, num_micro_batches, stages_per_rank=None, **case)
 
 
 def counts(schedule):
-    """Micro-batches of a schedule; a plain run of the tiny model has the counts that a report has, and eight."""
+    """Return the micro-batches of a schedule; plain runs of the tiny model have the report's counts, and eight."""
     plain = (4, 8) if schedule == "naive" else (8,)
     marks = {count: () if count in plain else pytest.mark.extended for count in (4, 8, 16)}
     return [pytest.param(schedule, count, id=f"{schedule}-m{count}", marks=marks[count]) for count in marks]
@@ -45,7 +45,7 @@ def counts(schedule):
 )
 def test_schedules(perf, mesh, schedule, num_micro_batches, require_fit):
     """Report 004: throughput, bubble and memory by schedule and micro-batches, four stages."""
-    # A build of its own takes as long again: of the tiny model's counts that no report has there is none.
+    # A memory build doubles the time, so the tiny model's counts that no report has are without it.
     unpublished = num_micro_batches == 4 and schedule != "naive"
     builds = () if mesh == "pp4" and unpublished else ("memory",)
     workload, ranks = pipeline(mesh, schedule=schedule, num_micro_batches=num_micro_batches, builds=builds)
@@ -64,7 +64,7 @@ def test_schedules(perf, mesh, schedule, num_micro_batches, require_fit):
     ],
 )
 def test_newer_schedules(perf, mesh, schedule, require_fit):
-    """What breadth first, split backwards and placement in a V change."""
+    """Effect of breadth first, split backwards and placement in a V."""
     workload, ranks = pipeline(mesh, schedule=schedule, num_micro_batches=8)
     require_fit(workload, ranks)
     perf(workload, on=ranks)
@@ -95,7 +95,7 @@ def test_interleaving(perf, mesh, stages_per_rank, require_fit):
 
 @sizes(param="model", full=["llama2-7b"], small=["llama2-tiny"])
 def test_beside_data_parallelism(perf, model, at_size, require_fit):
-    """Two pipelines, their stages spread over both."""
+    """Two pipelines whose stages are spread over both."""
     layers = {"llama2-tiny": {"layers": 4}}.get(model, {})
     case = at_size("hybrid", {"schedule": "1f1b"})
     workload, ranks = pipeline("pp2-dp2", model=model, overrides=layers, schedule="1f1b", num_micro_batches=4, **case)
@@ -105,5 +105,5 @@ def test_beside_data_parallelism(perf, model, at_size, require_fit):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_emulated(perf, schedule):
-    """Stages that sleep: measured bubble against simulated bubble, whatever else the cores do."""
+    """Stages that sleep: measured bubble against simulated bubble, on busy cores too."""
     perf(workloads.EmulatedPipeline(mesh="pp4", schedule=schedule, num_micro_batches=8, action_ms=3), on=4)

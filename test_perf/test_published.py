@@ -1,7 +1,7 @@
-"""The published runs that no other test has: reports 000 to 002, data-parallel tables and whole models of report 004.
+"""Published runs without another test: reports 000 to 002, data-parallel tables and whole models of report 004.
 
-Recipes are data (perfsuite/published/recipes): there stands which rows of the reports a case is, and what no report
-says of it.  What cannot fit is not begun: the reason says what it would take.
+A recipe (perfsuite/published/recipes) lists the rows that a case reproduces and the settings that no report states.  A
+case that cannot fit is skipped with the hardware that it needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from perfsuite.published.recipes.recipe import TEST
 
 
 def ranks(name):
-    """Of a recipe."""
+    """Return the ranks of a recipe."""
     return find(name).world_size
 
 

@@ -1,4 +1,4 @@
-"""A product on every device for minutes: how much of its rate is left once everything is warm?
+"""A product on every device for minutes: the share of its rate that remains when all devices are warm.
 
 It is the last case of the acceptance run.  Other runs leave it out unless -k soak or its node id selects it.
 """

@@ -1,8 +1,8 @@
 """Training steps as in the reference reports: Open-Sora (000), Latte (001), LLaMA 2 (002), data-parallel GPT (004).
 
-What the reports ran is test_published.py's; here are small siblings of it, more ranks than the reports had, and what no
-report has.  A user's own data sets are read from ``--perf-data DIR``, which has a folder per model
-(``DIR/latte-l/dataset.json``); losses on them are not comparable with anybody else's.
+test_published.py has the runs of the reports; here are their small siblings, other numbers of ranks, and models without
+a report.  ``--perf-data DIR`` reads a user's data sets, one folder per model (``DIR/latte-l/dataset.json``); losses on
+different data sets are not comparable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from perfsuite import dtypes, sizes, workloads, world_sizes
 
 TARGET_LOSS = 5.6
-"""Of the tiny GPT, whose 512 words are ln 512 = 6.24 at first."""
+"""Target of the tiny GPT, whose loss of 512 words starts at ln 512 = 6.24."""
 
 every_rank = world_sizes(2, more="whole")
 PUBLISHED = {
@@ -21,7 +21,7 @@ PUBLISHED = {
     "latte-xl": "001-latte-xl-b2-w16-1x8",
     "gpt2-xl": "004-gpt2-xl-fsdp-b32-1x8",
 }
-"""Recipe of a full-size model: cases on numbers of ranks that its report does not have are set up alike."""
+"""Recipe of a full-size model; cases on other numbers of ranks have its settings."""
 
 
 @sizes(param="model", full=["opensora"], small=["opensora-tiny"])
@@ -41,7 +41,7 @@ def test_opensora(perf, ranks, model, data_for, *, as_published, require_fit):
 @sizes(param="model", full=["opensora"], small=["opensora-tiny"])
 @every_rank
 def test_opensora_encoders(perf, ranks, model, at_size, require_fit):
-    """A step with frozen encoders and nothing else beside the model: pixels and words in."""
+    """A step with frozen encoders and no other part of a training program."""
     encoders = "t5xxl-sdvae" if model == "opensora" else "tiny-text-picture"
     case = at_size("fsdp", {"reshard": False}, checkpointing="none")
     workload = workloads.TrainStep(model=model, program={"encoders": encoders}, builds=("memory",), **case)
@@ -66,7 +66,7 @@ def test_latte(perf, ranks, model, data_for, *, as_published, require_fit):
 @sizes(param="model", full=["latte-l"], small=["latte-tiny"])
 @pytest.mark.parametrize("num_workers", [0, 2, 8, 16], ids="workers{}".format)
 def test_latte_loaders(perf, model, num_workers, data_for, platform, *, as_published, require_fit):
-    """Report 001: does it matter how many processes decode the videos?  At full size in the dtype of the report."""
+    """Report 001: effect of the number of processes that decode the videos; at full size in the report's dtype."""
     if platform.family == "cpu" and num_workers > 2:
         pytest.skip(f"{num_workers} loader processes and the step would share the cores of one CPU")
     dtype = as_published(PUBLISHED[model]).dtype if model in PUBLISHED else "fp32"
@@ -102,7 +102,7 @@ def test_llama2(perf, ranks, model, dtype, data_for, *, require_fit):
 @world_sizes(2, extended=[2], full=[8], more="whole")
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_llama2_deepspeed(perf, ranks, model, strategy, *, at_size, require_fit):
-    """Report 002's model and local batch under every stage of ZeRO that spreads something."""
+    """Report 002's model and local batch under every ZeRO stage that spreads state."""
     workload = workloads.TrainStep(model=model, micro_batch_size=3, builds=("memory",), **at_size(strategy))
     require_fit(workload, ranks.world_size)
     perf(workload, on=ranks)
@@ -111,7 +111,7 @@ def test_llama2_deepspeed(perf, ranks, model, strategy, *, at_size, require_fit)
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
 @world_sizes(1, 2, 4, 8, extended=[8], full=[])
 def test_ddp(perf, ranks, model, at_size, require_fit):
-    """Report 004: weak scaling of the 1.5B GPT, and what its communication costs."""
+    """Report 004: weak scaling of the 1.5B GPT, and the cost of its communication."""
     workload = workloads.TrainStep(model=model, micro_batch_size=4, builds=("exposed",), **at_size("ddp"))
     require_fit(workload, ranks.world_size)
     perf(workload, on=ranks)
@@ -120,7 +120,7 @@ def test_ddp(perf, ranks, model, at_size, require_fit):
 @sizes(param="model", full=["gpt2-xl"], small=["gpt2-tiny"])
 @world_sizes(1, 2, 4, 8)
 def test_ddp_strong(perf, ranks, model, scale, *, at_size, require_fit):
-    """Report 004: the same batch on more and more cards; of the full size four samples at a time."""
+    """Report 004: the same batch on more and more cards; at full size four samples at a time."""
     accumulation = 1 if scale == "small" else max(1, 32 // ranks.world_size // 4)
     workload = workloads.TrainStep(model=model, global_batch_size=32, accumulation=accumulation, **at_size("ddp"))
     require_fit(workload, ranks.world_size)
@@ -152,7 +152,7 @@ def test_zero_redundancy(perf, ranks, model, at_size, require_fit):
 @every_rank
 @pytest.mark.parametrize("strategy", ["zero0", "zero1", "zero2", "zero3"])
 def test_deepspeed(perf, ranks, model, strategy, *, at_size, require_fit):
-    """What each stage of ZeRO spreads."""
+    """Every stage of ZeRO."""
     workload = workloads.TrainStep(model=model, micro_batch_size=4, builds=("memory",), **at_size(strategy))
     require_fit(workload, ranks.world_size)
     perf(workload, on=ranks)
@@ -162,7 +162,7 @@ def test_deepspeed(perf, ranks, model, strategy, *, at_size, require_fit):
 @every_rank
 @pytest.mark.parametrize("accumulation", [1, 4], ids="gas{}".format)
 def test_accumulation(perf, ranks, model, accumulation, *, at_size, require_fit):
-    """Gradients are exchanged once per step, however many micro-batches it has."""
+    """Gradients are exchanged once per step, for any number of micro-batches."""
     workload = workloads.TrainStep(model=model, accumulation=accumulation, **at_size("fsdp"))
     require_fit(workload, ranks.world_size)
     perf(workload, on=ranks)
@@ -174,7 +174,7 @@ def test_accumulation(perf, ranks, model, accumulation, *, at_size, require_fit)
     [pytest.param(False, id="eager"), pytest.param(True, id="compiled", marks=pytest.mark.extended)],
 )
 def test_compiled(perf, model, compiled, narrow, require_fit):
-    """What torch.compile on every block buys on one card.  The small size compiles nothing but its own twin."""
+    """Speed-up by torch.compile on every block on one card; the small model is its own twin and compiles once."""
     workload = workloads.TrainStep(model=model, micro_batch_size=2, dtype=narrow, compiled=compiled)
     require_fit(workload, 1)
     perf(workload)
@@ -183,7 +183,7 @@ def test_compiled(perf, model, compiled, narrow, require_fit):
 @sizes(param="model", full=["gpt2-tiny"], small=["gpt2-tiny"])
 @world_sizes(2)
 def test_time_to_target(perf, ranks, model, require_fit):
-    """How long training takes to a loss, from seeded values: small at either scale, since losses of sizes differ."""
+    """Time to a loss from seeded values; the model is small at either scale, because losses of sizes differ."""
     workload = workloads.TrainStep(
         model=model,
         strategy="ddp",

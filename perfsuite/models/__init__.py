@@ -1,4 +1,4 @@
-"""What is trained: torch-free configurations by name, and the torch modules that they build.
+"""Training models: torch-free configurations by name, and the torch modules built from them.
 
 >>> find("llama2-7b").parameters
 6738415616
@@ -36,37 +36,35 @@ __all__ = [
 MODELS: Mapping[str, Model] = MappingProxyType(
     {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}
 )
-"""Every model that the suite trains by name, in its published or small size."""
+"""Models that the suite trains, by name, in their published or small sizes."""
 PROJECTED: Mapping[str, Model] = MappingProxyType({model.name: model for model in decoder.MODELS})
-"""Models that the suite has no module of, by name: projections alone know them."""
+"""Models for projections only, by name: the suite has no torch module of them."""
 
 
 def find(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """The configuration of this name with some of its fields replaced.
-
-    Raises InvalidParameter for a name or field that there is not, and for sizes that do not fit each other.
-    """
+    """Return the configuration of this name with fields replaced; InvalidParameter for unknown or conflicting ones."""
     if name in MODELS or name in PROJECTED:
         return _replaced(MODELS.get(name) or PROJECTED[name], overrides)
     if _is_file(name):
-        raise InvalidParameter(f"model {name} is a file, which perfsuite project and advise alone read; give a name")
+        raise InvalidParameter(
+            f"model {name} is a file; only perfsuite project and advise read files, so give a model's name"
+        )
     raise InvalidParameter(f"model {name!r} is unknown; {did_you_mean(name, sorted({*MODELS, *PROJECTED}))}")
 
 
 def find_trained(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """Return what :func:`find` does; InvalidParameter for a model that the suite has no module of."""
+    """Return a configuration as :func:`find` does; InvalidParameter also for a model without a module in the suite."""
     if name in PROJECTED:
         raise InvalidParameter(
-            f"model {name} is for perfsuite project and advise only, the suite has no module of it; choose one of "
+            f"model {name} is for perfsuite project and advise only: the suite has no module of it; choose one of "
             f"{', '.join(sorted(MODELS))}"
         )
     return find(name, overrides)
 
 
 def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """Return what :func:`find` does, also for the path of a ``config.json`` or of a folder that has one.
-
-    Raises ConfigurationError for a file that has no model.
+    """Return the configuration of a model by name, as :func:`find` does, or that of a ``config.json`` or its folder.
+    Raises ConfigurationError for a file that does not describe a model.
     """
     if name in MODELS or name in PROJECTED or not _is_file(name):
         return find(name, overrides)
@@ -77,7 +75,7 @@ def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Mod
 
 @functools.lru_cache(maxsize=16)
 def trained_like(model: Model) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the fewest overrides that give the suite's own model the sizes of another; None if none does.
+    """Return the suite's model and the fewest overrides that give it the sizes of ``model``; None if no model fits.
 
     >>> trained_like(dataclasses.replace(PROJECTED["qwen2.5-32b"], input_biases=False, layers=80, width=8192, heads=64))
     ('llama2-70b', {'hidden': 27648, 'words': 152064})
@@ -96,25 +94,25 @@ def trained_like(model: Model) -> tuple[str, dict[str, Any]] | None:
 
 
 def _is_file(name: str) -> bool:
-    """Whether a name is that of a file or folder, there or not."""
+    """Return whether a name is that of a file or folder, existing or not."""
     return "/" in name or name.endswith(".json") or os.path.exists(name)
 
 
 def _replaced(model: Model, overrides: Mapping[str, Any] | None) -> Model:
     if not overrides:
         return model
-    known = [field.name for field in dataclasses.fields(model) if field.name not in ("name", "notes")]
-    unknown = sorted(set(overrides) - set(known))
+    names = [field.name for field in dataclasses.fields(model) if field.name not in ("name", "notes")]
+    unknown = sorted(set(overrides) - set(names))
     if unknown:
-        raise InvalidParameter(f"model {model.name} has no field {', '.join(unknown)}; it has {', '.join(known)}")
+        raise InvalidParameter(f"model {model.name} has no field {', '.join(unknown)}; choose from {', '.join(names)}")
     return dataclasses.replace(model, **overrides)
 
 
 def stated(parameters: Mapping[str, Any], tp: int = 1) -> dict[str, Any]:
-    """What a case's ``model`` and ``overrides`` set up, under the names that reports have for it.
+    """Return the sizes that a case's ``model`` and ``overrides`` set, under the names that reports use.
 
-    Empty for a model of somebody else's, or of an older perfsuite.  Length and vocabulary are those of language models:
-    what a token of a video is differs from report to report.
+    Empty for an unknown model.  Only language models have a sequence length and a vocabulary here: reports define the
+    tokens of a video in different ways.
 
     >>> stated({"model": "gpt-1536x16"}, tp=8)["vocabulary"], stated({"model": "opensora"}).get("sequence_length")
     (51200, None)

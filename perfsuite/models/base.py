@@ -1,4 +1,4 @@
-"""What every model configuration offers without torch: its inputs, its size and its work; build.py makes its module."""
+"""Base class of model configurations, without torch: inputs, parameters and operations of a model."""
 
 from __future__ import annotations
 
@@ -11,77 +11,68 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 
 Checkpointing = Literal["none", "full", "selective"]
-"""none: all activations are kept; full: every block runs again in the backward; selective: only what is not a matrix
-product or attention runs again."""
+"""none: keep all activations; full: compute every block again in the backward; selective: compute again all operations
+except matrix products and attention."""
 AttentionMethod = Literal["auto", "math", "flash"]
-"""auto: what torch chooses on the device; math: plain products, the scores of all pairs in memory; flash: the kernel
-that keeps no scores."""
+"""auto: the kernel that torch chooses; math: plain products, with all attention scores in memory; flash: the kernel
+that stores no scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleTensor:
     """One tensor of a training sample, without the batch dimension."""
 
-    name: str
-    """Keyword of the module's ``forward``."""
+    name: str  # Keyword of the module's ``forward``
     shape: tuple[int, ...]
     below: int = 0
-    """Whole numbers from 0 to below - 1; 0: fp32 numbers from the standard normal distribution."""
+    """Values are integers from 0 to below - 1.  0: they are fp32 numbers from the standard normal distribution."""
     stored: bool = True
-    """Comes from the data set; otherwise drawn anew for every sample (noise and time of a diffusion model)."""
-    pixels: bool = False
-    """(3, frames, height, width) of a video: 0 to 255 in a data set, -1 to 1 in a batch."""
+    """Comes from the data set; else it is drawn for every sample (noise and its level in diffusion)."""
+    pixels: bool = False  # The tensor is a video (3, frames, height, width): 0 to 255 in a data set, -1 to 1 in a batch
 
 
 class Sampled(Protocol):
-    """What a data set is read for: a model, or the encoders before one."""
+    """The owner of a data set's samples: a model, or the encoders before one."""
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
 
     @property
     def parts(self) -> tuple[SampleTensor, ...]:
-        """The tensors of one sample."""
+        """Tensors of one sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ABC):
-    """A configuration: plain numbers."""
+    """The sizes of a model."""
 
     name: str
-    """As in MODELS: llama2-7b."""
+    """Key in MODELS, such as llama2-7b."""
     layers: int
-    """Blocks."""
+    """Number of blocks."""
     width: int
     """Features of a token between blocks (D)."""
     heads: int
     """Attention heads; divide ``width``."""
 
     def __post_init__(self) -> None:
-        for field in ("layers", "width", "heads"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
-                raise InvalidParameter(
-                    f"{field}={value!r} of model {self.name} is no size; choose a whole number from 1"
-                )
+        require_sizes(self.name, layers=self.layers, width=self.width, heads=self.heads)
         if self.width % self.heads:
-            legal = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
-            near = sorted(legal, key=lambda heads: abs(heads - self.heads))[:4]
             raise InvalidParameter(
                 f"heads={self.heads} does not divide width={self.width} of model {self.name}; "
-                f"choose {', '.join(map(str, sorted(near)))}"
+                f"choose {', '.join(map(str, sorted(divisors(self.width, self.heads)[:4])))}"
             )
 
     @property
     @abstractmethod
     def parts(self) -> tuple[SampleTensor, ...]:
-        """The tensors of one sample."""
+        """Tensors of one sample."""
 
     @property
     @abstractmethod
     def tokens_per_sample(self) -> int:
-        """Tokens that go through the blocks for one sample: S."""
+        """Tokens of one sample in the blocks (S)."""
 
     @property
     def vocabulary(self) -> int:
@@ -89,21 +80,21 @@ class Model(ABC):
         return 0
 
     def padded(self, parts: int) -> Model:
-        """The configuration whose vocabulary, where one is padded, divides into so many equal parts."""
+        """Return the configuration with a vocabulary, if it is a padded one, that ``parts`` divides."""
         return self
 
     def built_for(self, tp: int) -> Model:
-        """Return the configuration that ``tp`` ranks share in a projection, its words padded where that is needed."""
+        """Return the configuration for ``tp`` ranks in a projection: with padded words if tp does not divide them."""
         return self.padded(tp)
 
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Numbers in all parameters, fixed embeddings that are stored as parameters included."""
+        """Number of parameters; fixed embeddings count if they are stored as parameters."""
 
     @property
     def active_parameters(self) -> int:
-        """Numbers that a token meets: all, unless it is sent to some of many experts."""
+        """Parameters that compute one token: all in a dense model, less the unused experts in a mixture."""
         return self.parameters
 
     @property
@@ -113,16 +104,15 @@ class Model(ABC):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Remarks for whoever projects the model."""
+        """Remarks to print with a projection of the model."""
         return ()
 
     @property
     @abstractmethod
     def block_flops(self) -> float:
-        """Operations of one sample in the forward of all blocks: what full checkpointing runs twice.
-
-        2mkn for every product of m x k by k x n, attention counted in full even where a causal kernel skips half of
-        it; nothing else (norms, activations, the loss) counts.
+        """Operations of one sample in the forward of all blocks; full checkpointing runs them twice.  Counts 2mkn for
+        every product of m x k by k x n.  Attention is counted in full, even if a causal kernel skips half of it.
+        Norms, activations and the loss are not counted.
         """
 
     @property
@@ -132,28 +122,37 @@ class Model(ABC):
 
     @abstractmethod
     def twin(self, shape: MeshShape | None = None) -> Model:
-        """A sibling of the same architecture that takes milliseconds on one core, for checks against one process.
-
-        Its sizes are such that every axis of a mesh of this shape divides what it divides of the model.
+        """Return a small model of the same architecture, for checks against one process: milliseconds on one core.
+        Every axis of a mesh of this shape divides its sizes as it divides those of the model.
         """
 
 
 def require_checkpointing(checkpointing: str) -> None:
     """Raise InvalidParameter unless ``checkpointing`` is one of the three kinds."""
-    kinds = get_args(Checkpointing)
-    if checkpointing not in kinds:
-        raise InvalidParameter(f"checkpointing={checkpointing!r} is unknown; choose {', '.join(kinds)}")
+    _require("checkpointing", checkpointing, get_args(Checkpointing))
 
 
 def require_attention(attention: str) -> None:
     """Raise InvalidParameter unless ``attention`` is one of the three methods."""
-    methods = get_args(AttentionMethod)
-    if attention not in methods:
-        raise InvalidParameter(f"attention={attention!r} is unknown; choose {', '.join(methods)}")
+    _require("attention", attention, get_args(AttentionMethod))
+
+
+def _require(name: str, value: str, legal: tuple[str, ...]) -> None:
+    if value not in legal:
+        raise InvalidParameter(f"{name}={value!r} is unknown; choose {', '.join(legal)}")
 
 
 def require_sizes(owner: str, **sizes: int) -> None:
     """Raise InvalidParameter unless every size is a whole number of at least 1."""
     for name, value in sizes.items():
         if not isinstance(value, int) or value < 1:
-            raise InvalidParameter(f"{name}={value!r} of model {owner} is no size; choose a whole number from 1")
+            raise InvalidParameter(f"{name}={value!r} of model {owner} is not valid; choose a whole number from 1")
+
+
+def divisors(size: int, near: int) -> list[int]:
+    """Return the divisors of ``size``, those nearest to ``near`` first.
+
+    >>> divisors(12, 5)
+    [4, 6, 3, 2, 1, 12]
+    """
+    return sorted((count for count in range(1, size + 1) if size % count == 0), key=lambda count: abs(count - near))

@@ -1,4 +1,4 @@
-"""The torch module of a configuration; imported where torch is."""
+"""Build the torch module of a configuration; imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfsuite.models.moe_module import MoeModule
 
 
 def build(model: Model, checkpointing: Checkpointing = "none", attention: AttentionMethod = "auto") -> TrainingModule:
-    """The whole model with its loss, on the default device, with torch's own initial values."""
+    """Return the whole model with its loss, on torch's default device, with torch's initial values."""
     if isinstance(model, Latte):
         return LatteModule(model, checkpointing, attention)
     if isinstance(model, Stdit):
@@ -27,10 +27,10 @@ def build(model: Model, checkpointing: Checkpointing = "none", attention: Attent
 def build_layers(
     model: Model, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
 ) -> LanguageModule:
-    """The stage of a language model that has these layers; None: the whole model with its loss."""
+    """Return the stage of a language model with these layers; ``layers=None``: the whole model with its loss."""
     if isinstance(model, Gpt):
         return GptModule(model, checkpointing, attention, layers)
     if isinstance(model, Moe):
         return MoeModule(model, checkpointing, attention, layers)
-    assert isinstance(model, Llama), f"no module is known of {type(model).__name__}"
+    assert isinstance(model, Llama), f"the suite has no module for {type(model).__name__}"
     return LlamaModule(model, checkpointing, attention, layers)

@@ -5,9 +5,9 @@
     {"samples": 704, "parts": [{"name": "latents", "file": "latents.bin", "dtype": "float16",
                                 "shape": [4, 16, 32, 32], "rows": 704}]}
 
-Sample i is row i modulo ``rows`` of every part, so that large tensors that need no variety (captions) may have fewer
-rows than there are samples.  A part of dtype ``video`` is a folder of video files, a row each in the order of their
-names.  perfsuite writes such a folder by itself; a user's own has the same form.
+Sample i is row i modulo ``rows`` of every part, so large tensors that need no variety (captions) may have fewer rows
+than there are samples.  A part of dtype ``video`` is a folder of video files: one row per file, in the order of their
+names.  perfsuite generates such folders, and reads those of users in the same form.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from perfsuite.models.base import Sampled, SampleTensor
 INDEX = "dataset.json"
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float16", "float32")
 VIDEO = "video"
-_FEW_ROWS = 16
-"""Rows of generated captions: a megabyte each at the published size."""
-_FEW_VIDEOS = 64
-"""Generated video files: coding one takes a third of a second at the published size."""
+_FEW_ROWS = 16  # Rows of generated captions, which take a megabyte each at the published size
+_FEW_VIDEOS = 64  # Generated video files, which take a third of a second each at the published size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +40,9 @@ class TensorFile:
     """The file of one tensor of all samples."""
 
     name: str
-    file: str
-    """Its file; of video files their folder."""
-    dtype: str
-    """Of numpy's, or ``video``."""
-    shape: tuple[int, ...]
-    """Of one row."""
+    file: str  # Name of its file, or of the folder of its video files
+    dtype: str  # A numpy dtype, or ``video``
+    shape: tuple[int, ...]  # Shape of one row
     rows: int
 
     @property
@@ -58,14 +53,14 @@ class TensorFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A folder that was read and found whole."""
+    """A folder that was read and is complete."""
 
     directory: Path
     samples: int
     tables: tuple[TensorFile, ...]
 
     def open(self) -> Mapping[str, Any]:
-        """Rows by part, memory-mapped or video files: nothing is read before a row is asked for."""
+        """Return the rows by part, memory-mapped or as video files; a row is read on access."""
         return {table.name: self._rows(table) for table in self.tables}
 
     def _rows(self, table: TensorFile) -> Any:
@@ -76,10 +71,9 @@ class Dataset:
 
 
 def generate(model: Sampled, directory: Path, samples: int, *, as_video: bool = False) -> Dataset:
-    """The folder with ``samples`` random samples for ``model``, written unless it is there already.
-
-    ``as_video``: pixels are in video files, which reading decodes; else they are raw frames.  The folder appears under
-    its name only once it is whole: whoever else writes the same meanwhile loses nothing.
+    """Return the folder with ``samples`` random samples for ``model``; writes it unless it exists already.
+    ``as_video``: write pixels as video files, which are decoded on reading, else as raw frames.  The folder gets its
+    name once it is complete, so several processes may write the same one.
     """
     with contextlib.suppress(InvalidParameter):
         dataset = read(directory, model)
@@ -96,7 +90,7 @@ def generate(model: Sampled, directory: Path, samples: int, *, as_video: bool = 
         (draft / INDEX).write_text(json.dumps({"samples": samples, "parts": parts}, indent=1))
         try:
             os.replace(draft, directory)
-        except OSError:  # another process was faster, or an older and different one is in the way
+        except OSError:  # another process was faster, or a different folder has this name
             if not _holds(directory, model, samples):
                 shutil.rmtree(directory)
                 os.replace(draft, directory)
@@ -147,12 +141,9 @@ def part_names(directory: Path) -> frozenset[str]:
 
 
 def read(directory: Path, model: Sampled) -> Dataset:
-    """The data set in ``directory``, checked against what ``model`` needs.
-
-    Raises InvalidParameter for a folder that is missing, not described, cut short, or of another shape.
-    """
+    """Return the data set in ``directory``; InvalidParameter if it is missing, damaged, or does not fit ``model``."""
     if not directory.is_dir():
-        raise InvalidParameter(f"data={str(directory)!r} is no folder; give one that has {INDEX}, or 'synthetic'")
+        raise InvalidParameter(f"data={str(directory)!r} is not a folder; give one that has {INDEX}, or 'synthetic'")
     index = directory / INDEX
     try:
         described = json.loads(index.read_text())
@@ -166,7 +157,7 @@ def read(directory: Path, model: Sampled) -> Dataset:
             "name, file, dtype, shape and rows"
         ) from None
     if samples < 1:
-        raise InvalidParameter(f"{index}: samples={samples} leaves nothing to train on; it is at least 1")
+        raise InvalidParameter(f"{index}: samples={samples} is below 1; add samples")
     for part in _stored(model):
         _check(part, tables, directory, model)
     names = {part.name for part in _stored(model)}
@@ -180,11 +171,11 @@ def _check(part: SampleTensor, tables: tuple[TensorFile, ...], directory: Path, 
         raise InvalidParameter(
             f"data set {directory} has no part {part.name!r}, which model {model.name} needs; it has {there}"
         )
-    known = (*_DTYPES, VIDEO) if part.pixels else _DTYPES
-    if table.dtype not in known or table.rows < 1:
+    dtypes = (*_DTYPES, VIDEO) if part.pixels else _DTYPES
+    if table.dtype not in dtypes or table.rows < 1:
         raise InvalidParameter(
             f"{directory / INDEX}: part {part.name} has dtype {table.dtype!r} and {table.rows} rows; "
-            f"choose one of {', '.join(known)} and at least 1 row"
+            f"choose one of {', '.join(dtypes)} and at least 1 row"
         )
     if table.shape != part.shape:
         raise InvalidParameter(

@@ -1,4 +1,4 @@
-"""Decoders of published families, for projections only: sizes, parameters and operations.
+"""Decoders of published model families, for projections only: sizes, parameters and operations.
 
 Sources: the configurations that the makers publish, and the modules that read them in Hugging Face's transformers.
 """
@@ -12,33 +12,25 @@ from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.language import LanguageModel, Split
+from perfsuite.models.language import GroupedModel, Split
 
 _LARGEST: Mapping[str, int] = MappingProxyType(
     {"layers": 4096, "heads": 1 << 16, "kv_heads": 1 << 16, "experts": 1 << 14}
 )
-"""Sizes beyond these are refused, and all others beyond 2^24: no model has them, and a projection would take hours."""
+"""Largest sizes; 2^24 for all others.  No model exceeds them, and a projection of a larger one would take hours."""
 _FROM_ONE = ("layers", "width", "heads", "kv_heads", "hidden", "words", "sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder(LanguageModel):
+class Decoder(GroupedModel):
     """A decoder with one kind of attention and one kind of MLP; a size of 0 means that the model has no such part.
 
     >>> MODELS[-1].name, MODELS[-1].parameters, MODELS[-1].active_parameters
     ('deepseek-v3', 671026419200, 37552297472)
     """
 
-    kv_heads: int
-    """Heads of keys and values; divide ``heads``."""
-    hidden: int
-    """Features between the matrices of an MLP without experts (F)."""
-    words: int
-    """Rows of the embedding (V)."""
-    sequence_length: int = 4096
-    """Tokens of a sample (S)."""
     context: int = 0
-    """Learned positions."""
+    """Number of learned positions."""
     head_width: int = 0
     """Features of a head's queries and keys (E); 0: D / H."""
     gated: bool = True
@@ -58,9 +50,9 @@ class Decoder(LanguageModel):
     mlp_biases: bool = False
     """Whether the matrices of an MLP have biases."""
     query_rank: int = 0
-    """Latent attention: features that queries are made from; 0: from the token."""
+    """Latent attention: features that queries are computed from; 0: from the token."""
     key_rank: int = 0
-    """Latent attention: features that keys and values are made from."""
+    """Latent attention: features that keys and values are computed from."""
     rope_width: int = 0
     """Latent attention: features of a key that all heads share."""
     value_width: int = 0
@@ -72,13 +64,13 @@ class Decoder(LanguageModel):
     expert_hidden: int = 0
     """Features between the matrices of an expert."""
     shared_hidden: int = 0
-    """Features of the experts that compute every token."""
+    """Features of the shared experts, which compute every token."""
     dense_layers: int = 0
-    """First layers without experts."""
+    """Layers without experts, before all others."""
     router_biases: bool = False
     """Whether a router has a bias for each expert."""
     notes: tuple[str, ...] = ()
-    """Remarks of the file that the sizes come from."""
+    """Remarks on the file that the sizes come from."""
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType({})
 
@@ -101,10 +93,7 @@ class Decoder(LanguageModel):
             )
 
     def _require_heads(self) -> None:
-        if self.heads % self.kv_heads:
-            raise InvalidParameter(
-                f"kv_heads={self.kv_heads} does not divide heads={self.heads} of model {self.name}; choose a divisor"
-            )
+        self._require_kv_heads()
         if not self.head_width and self.width % self.heads:
             raise InvalidParameter(
                 f"heads={self.heads} does not divide width={self.width} of model {self.name}; choose a divisor, or "
@@ -129,26 +118,6 @@ class Decoder(LanguageModel):
             )
 
     @property
-    def different_tokens(self) -> int:
-        """All words."""
-        return self.words
-
-    @property
-    def tokens_per_sample(self) -> int:
-        """S."""
-        return self.sequence_length
-
-    @property
-    def vocabulary(self) -> int:
-        """V."""
-        return self.words
-
-    @property
-    def key_heads(self) -> int:
-        """``kv_heads``."""
-        return self.kv_heads
-
-    @property
     def features(self) -> int:
         """Features of a head's queries and keys (E)."""
         return self.head_width or self.width // self.heads
@@ -160,7 +129,7 @@ class Decoder(LanguageModel):
 
     @property
     def split_widths(self) -> Mapping[str, int]:
-        """The features between the matrices of MLPs and experts."""
+        """Features between the matrices of MLPs and experts."""
         if not self.experts:
             return {"hidden": self.hidden}
         sizes = {"expert_hidden": self.expert_hidden, "shared_hidden": self.shared_hidden}
@@ -194,86 +163,49 @@ class Decoder(LanguageModel):
 
     @property
     def _met_by_a_token(self) -> int:
-        """Numbers in the matrices of all blocks that one token meets."""
+        """Numbers in the matrices of all blocks that compute one token."""
         sparse, routed = self._sparse_layers, self._mlp(self.top_k * self.expert_hidden + self.shared_hidden)
         mlps = (self.layers - sparse) * self._mlp(self.hidden) + sparse * (routed + self.width * self.experts)
         return self.layers * self._attention + mlps
 
     @property
     def active_parameters(self) -> int:
-        """All but the experts that do not compute a token."""
+        """Parameters without the experts that do not compute a token."""
         ends = (self.words * (1 if self.tied else 2) + self.context + 1 + self.layer_norms) * self.width
         routers = self._sparse_layers * self.experts * self.router_biases
         return self._met_by_a_token + self.layers * self.vectors + routers + ends
 
     @property
     def parameters(self) -> int:
-        """All."""
+        """Parameters with all experts."""
         return self.active_parameters + self._sparse_layers * self._mlp(
             (self.experts - self.top_k) * self.expert_hidden
         )
 
     @property
     def block_flops(self) -> float:
-        """2 S per number that a token meets, and 2 S^2 H for each feature of keys and values."""
+        """2 S per number that computes a token, and 2 S^2 H for each feature of keys and values."""
         tokens = self.sequence_length
         features = self.features + (self.value_width if self.key_rank else self.features)
         return 2.0 * tokens * self._met_by_a_token + self.layers * 2.0 * tokens**2 * self.heads * features
 
-    @property
-    def forward_flops(self) -> float:
-        """The blocks and 2 S D V for the logits."""
-        return self.block_flops + 2.0 * self.sequence_length * self.width * self.words
-
     def twin(self, shape: MeshShape | None = None) -> Decoder:
-        """Raise InvalidParameter: the suite trains no decoder of this kind."""
+        """Raise InvalidParameter: the suite has no module of a decoder to train."""
         raise InvalidParameter(f"model {self.name} is for projections only: the suite has no module of it")
 
 
 MODELS = (
     Decoder(
-        name="qwen2.5-32b",
-        layers=64,
-        width=5120,
-        heads=40,
-        kv_heads=8,
-        hidden=27648,
-        words=152064,
-        input_biases=True,
+        name="qwen2.5-32b", layers=64, width=5120, heads=40, kv_heads=8, hidden=27648, words=152064, input_biases=True
     ),
     Decoder(
-        name="qwen3-30b-a3b",
-        layers=48,
-        width=2048,
-        heads=32,
-        kv_heads=4,
-        head_width=128,
-        head_norms=True,
-        hidden=768,
-        words=151936,
-        experts=128,
-        top_k=8,
-        expert_hidden=768,
+        name="qwen3-30b-a3b", layers=48, width=2048, heads=32, kv_heads=4, head_width=128, head_norms=True,
+        hidden=768, words=151936, experts=128, top_k=8, expert_hidden=768,
     ),
     Decoder(
-        name="deepseek-v3",
-        layers=61,
-        width=7168,
-        heads=128,
-        kv_heads=128,
-        head_width=192,
-        hidden=18432,
-        words=129280,
-        query_rank=1536,
-        key_rank=512,
-        rope_width=64,
-        value_width=128,
-        experts=256,
-        top_k=8,
-        expert_hidden=2048,
-        shared_hidden=2048,
-        dense_layers=3,
-        router_biases=True,
+        name="deepseek-v3", layers=61, width=7168, heads=128, kv_heads=128, head_width=192, hidden=18432,
+        words=129280, query_rank=1536, key_rank=512, rope_width=64, value_width=128, experts=256, top_k=8,
+        expert_hidden=2048, shared_hidden=2048, dense_layers=3, router_biases=True,
     ),
-)
-"""Without the module of DeepSeek-V3 that predicts one more token."""
+)  # fmt: skip
+"""DeepSeek-V3 is without its module that predicts one more token."""

@@ -1,4 +1,4 @@
-"""Lines that say which model is projected: its parameter count, its sizes, and the words that padding adds."""
+"""Describe a model in text and JSON: parameters, sizes, padded words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfsuite.models.language import LanguageModel
 
 
 def counts(model: Model, layout: str) -> dict[str, Any]:
-    """Return the parameters, the words that a layout pads and the notes of a model, for JSON.
+    """Return the parameters, the words padded for a layout and the notes of a model, for JSON.
 
     >>> from perfsuite.models import find
     >>> counts(find("gpt3-13b"), "dp2-tp8")["padded_words"]
@@ -27,7 +27,7 @@ def counts(model: Model, layout: str) -> dict[str, Any]:
 
 
 def describe(model: Model, sizes: Iterable[int]) -> Iterator[str]:
-    """Yield the model in one line, then one line for words padded at any of these sizes of tp, then its notes.
+    """Yield one line for the model, one line for words padded at these sizes of tp, then the model's notes.
 
     >>> from perfsuite.models import find
     >>> for line in describe(find("gpt2-xl"), (1, 5)): print(line)

@@ -1,9 +1,9 @@
 """Diffusion transformers for video: Latte and Open-Sora's STDiT.
 
-Both see latents of a frozen image encoder (8 times smaller than the picture, 4 channels) cut into patches of 2 x 2, and
-predict the noise in them.  Latte alternates blocks that attend within a frame and blocks that attend over time; STDiT
-does both in every block and attends to the words of a caption as well.  Their data are latents and, for STDiT, embedded
-captions; frozen encoders that make them in the step are none of the model's (:mod:`perfsuite.models.encoders`).
+Both take latents of a frozen image encoder (8 times smaller than the picture, 4 channels), cut them into patches of
+2 x 2 and predict the noise in them.  Latte alternates blocks that attend within a frame and blocks that attend over
+time; every block of STDiT does both and attends to the words of a caption as well.  Their data are latents and, for
+STDiT, embedded captions.  The frozen encoders are a separate part of the step (:mod:`perfsuite.models.encoders`).
 
 Sources: Ma et al. 2024 (Latte, unconditional L/2 and XL/2), Open-Sora 1.0 (STDiT-XL/2).  Unconditional Latte has
 457,094,176 and 673,994,912 parameters, the "457MB" and "673MB" of the published report.
@@ -18,17 +18,14 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model, SampleTensor, require_sizes
 
-PATCH = 2
-"""Side of a patch in latent pixels."""
-NOISE_LEVELS = 1000
-"""Steps of the diffusion."""
-TIME_FEATURES = 256
-"""Sines and cosines that a noise level is told in."""
+PATCH = 2  # Side of a patch in latent pixels
+NOISE_LEVELS = 1000  # Steps of the diffusion
+TIME_FEATURES = 256  # Sines and cosines that encode a noise level
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dit(Model):
-    """What the two have in common."""
+    """Common base of Latte and STDiT."""
 
     frames: int = 16
     """Frames of a video (F)."""
@@ -47,7 +44,8 @@ class Dit(Model):
             )
         if self.width % 4:
             raise InvalidParameter(
-                f"width={self.width} of model {self.name} is not a multiple of 4, as positions in two dimensions need"
+                f"width={self.width} of model {self.name} is not a multiple of 4, which positions in two dimensions "
+                "need; choose a multiple of 4"
             )
 
     @property
@@ -62,7 +60,7 @@ class Dit(Model):
 
     @property
     def parts(self) -> tuple[SampleTensor, ...]:
-        """The video's latents from the data set; noise and noise level are drawn for every sample."""
+        """Latents from the data set, and noise and noise level, which are drawn for every sample."""
         latents = (self.channels, self.frames, self.side, self.side)
         return (
             SampleTensor(name="latents", shape=latents),
@@ -82,23 +80,22 @@ class Dit(Model):
 
     @property
     def _time_weights(self) -> int:
-        """Numbers in the matrices of the embedding of the noise level."""
         return TIME_FEATURES * self.width + self.width**2
 
     @property
     def _edge_flops(self) -> float:
-        """What both do outside their blocks: patches in, noise level, patches out."""
+        """Operations outside the blocks: patches in, noise level, patches out."""
         per_token = 2.0 * self.width * (self.pixels_in + self.pixels_out)
         return self.tokens_per_sample * per_token + 2.0 * self._time_weights
 
     @property
     def _within_frames(self) -> float:
-        """Operations of the scores of one attention within frames and what is done with them."""
+        """Operations of one attention within frames: scores and weighted values."""
         return 4.0 * self.frames * self.patches**2 * self.width
 
     @property
     def _over_time(self) -> float:
-        """The same for one attention over time."""
+        """Operations of one attention over time."""
         return 4.0 * self.patches * self.frames**2 * self.width
 
 
@@ -108,7 +105,7 @@ class Latte(Dit):
 
     @property
     def parameters(self) -> int:
-        """18 D^2 + 15 D in a block; patches, positions (fixed, but parameters), noise level, modulated output."""
+        """18 D^2 + 15 D in a block; patches, positions (fixed parameters), noise level, modulated output."""
         width = self.width
         block = 18 * width**2 + 15 * width
         ends = (self.pixels_in + 1) * width + (width + 1) * self.pixels_out
@@ -124,11 +121,11 @@ class Latte(Dit):
 
     @property
     def forward_flops(self) -> float:
-        """Blocks, both ends, and the modulation of the output."""
+        """Operations of blocks, both ends, and the modulation of the output."""
         return self.block_flops + self._edge_flops + 4.0 * self.width**2
 
     def twin(self, shape: MeshShape | None = None) -> Latte:
-        """Two blocks of 48 features on 2 frames of 2 x 2 patches."""
+        """Return two blocks of 48 features on 2 frames of 2 x 2 patches."""
         return dataclasses.replace(self, layers=2, width=48, heads=4, frames=2, side=4)
 
 
@@ -147,12 +144,12 @@ class Stdit(Dit):
 
     @property
     def parts(self) -> tuple[SampleTensor, ...]:
-        """As :attr:`Dit.parts`, and the embedded caption."""
+        """Tensors of :attr:`Dit.parts`, and the embedded caption."""
         return (*super().parts, SampleTensor(name="caption", shape=(self.caption_length, self.caption_width)))
 
     @property
     def parameters(self) -> int:
-        """20 D^2 + 23 D in a block; patches in and out, noise level and its six signals, caption; positions are not."""
+        """20 D^2 + 23 D in a block; patches in and out, noise level and its six signals, caption; no positions."""
         width = self.width
         block = 20 * width**2 + 23 * width
         ends = (self.pixels_in + 1) * width + (width + 1) * self.pixels_out + 2 * width
@@ -170,13 +167,13 @@ class Stdit(Dit):
 
     @property
     def forward_flops(self) -> float:
-        """Blocks, both ends, the signals of the noise level, and the caption's embedding."""
+        """Operations of blocks, both ends, the signals of the noise level, and the caption's embedding."""
         signals = 12.0 * self.width**2
         caption = 2.0 * self.caption_length * (self.caption_width * self.width + self.width**2)
         return self.block_flops + self._edge_flops + signals + caption
 
     def twin(self, shape: MeshShape | None = None) -> Stdit:
-        """Two blocks of 48 features on 2 frames of 2 x 2 patches and 3 words."""
+        """Return two blocks of 48 features on 2 frames of 2 x 2 patches and 3 words."""
         return dataclasses.replace(
             self, layers=2, width=48, heads=4, frames=2, side=4, caption_length=3, caption_width=16
         )

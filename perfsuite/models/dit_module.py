@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perfsuite.models.attention_module import Core
 from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.dit import NOISE_LEVELS, PATCH, TIME_FEATURES, Dit, Latte, Stdit
-from perfsuite.models.layers import Block, TrainingModule, attend
+from perfsuite.models.layers import Block, Core, TrainingModule, attend
 
 
 class Attention(nn.Module):
@@ -28,7 +27,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Each row of the batch attends to itself."""
+        """Return (B, S, D): each row of the batch attends to itself."""
         result: torch.Tensor = self.project(attend(self.core, *self.qkv(x).chunk(3, dim=-1), heads=self.heads))
         return result
 
@@ -45,7 +44,7 @@ class CrossAttention(nn.Module):
         self.project = nn.Linear(config.width, config.width)
 
     def forward(self, x: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
-        """(B, N, D)."""
+        """Return (B, N, D)."""
         key, value = self.key_value(caption).chunk(2, dim=-1)
         result: torch.Tensor = self.project(attend(self.core, self.query(x), key, value, heads=self.heads))
         return result
@@ -55,24 +54,20 @@ def _mlp(first: int, hidden: int, last: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(first, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, last))
 
 
-def _time_embedding(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
-
-
 def _modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Layer norm without parameters, then a shift and scale that the noise level decides: (B, N, D), (B, 1, D)."""
+    """Return the layer norm without parameters, shifted and scaled by the noise level: (B, N, D), (B, 1, D)."""
     return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale) + shift
 
 
 def _within_frames(attention: Attention, x: torch.Tensor, frames: int) -> torch.Tensor:
-    """Tokens of one frame attend to each other: (B, N, D)."""
+    """Attend among the tokens of a frame: (B, N, D)."""
     b, n, d = x.shape
     mixed: torch.Tensor = attention(x.reshape(b * frames, n // frames, d))
     return mixed.reshape(b, n, d)
 
 
 def _over_time(attention: Attention, x: torch.Tensor, frames: int) -> torch.Tensor:
-    """Tokens of one place attend to each other over the frames: (B, N, D)."""
+    """Attend among the tokens of one place in all frames: (B, N, D)."""
     b, n, d = x.shape
     places = x.reshape(b, frames, n // frames, d).transpose(1, 2)
     mixed: torch.Tensor = attention(places.reshape(-1, frames, d))
@@ -93,7 +88,7 @@ class LatteBlock(Block):
         self.modulation = nn.Linear(config.width, 6 * config.width)
 
     def compute(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """(B, N, D) tokens and the (B, D) noise level to (B, N, D)."""
+        """Return (B, N, D) for (B, N, D) tokens and a (B, D) noise level."""
         x, level = inputs
         signals = self.modulation(F.silu(level))[:, None].chunk(6, dim=-1)
         shift1, scale1, gate1, shift2, scale2, gate2 = signals
@@ -115,7 +110,7 @@ class StditBlock(Block):
         self.table = nn.Parameter(torch.randn(6, config.width) / config.width**0.5)
 
     def compute(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """(B, N, D) tokens, (B, 6, D) signals of the noise level, (B, M, D) words to (B, N, D)."""
+        """Return (B, N, D) for (B, N, D) tokens, (B, 6, D) signals of the noise level and (B, M, D) words."""
         x, signals, caption = inputs
         shift1, scale1, gate1, shift2, scale2, gate2 = (self.table + signals).chunk(6, dim=1)
         x = x + gate1 * _within_frames(self.attention, _modulate(x, shift1, scale1), self.frames)
@@ -126,31 +121,32 @@ class StditBlock(Block):
 
 
 class DitModule(TrainingModule):
-    """Error of the predicted noise; the variance that is predicted beside it takes no part in the loss."""
+    """Base of both models; the loss is the error of the predicted noise, without the predicted variance."""
 
     def __init__(self, config: Dit) -> None:
         super().__init__()
         self.config = config
         self.patch = nn.Linear(config.pixels_in, config.width)
-        self.time = _time_embedding(config.width)
+        width = config.width
+        self.time = nn.Sequential(nn.Linear(TIME_FEATURES, width), nn.SiLU(), nn.Linear(width, width))
         self.output = nn.Linear(config.width, config.pixels_out)
-        # Made at the first forward and no buffer: a model built on the meta device has no values to keep.
+        # Computed at the first forward and not a buffer: a model on the meta device has no values to keep.
         self._signal: torch.Tensor | None = None
 
     def predict(self, tokens: torch.Tensor, level: torch.Tensor, caption: torch.Tensor | None) -> torch.Tensor:
-        """(B, N, numbers of a patch), (B, D), (B, M, words' features) to (B, N, numbers predicted for a patch)."""
+        """Return (B, N, numbers per patch) for such patches, (B, D) noise levels and a (B, M, features) caption."""
         raise AssertionError("a subclass predicts")
 
     def forward(
         self, latents: torch.Tensor, noise: torch.Tensor, level: torch.Tensor, caption: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Mean squared error of (B, C, F, side, side) latents under ``noise`` of the (B,) noise levels."""
+        """Return the mean squared error for (B, C, F, side, side) latents under ``noise`` at (B,) noise levels."""
         if self._signal is None:
             betas = torch.linspace(1e-4, 2e-2, NOISE_LEVELS, device=latents.device)
             self._signal = (1 - betas).cumprod(0)
         kept = self._signal[level][:, None, None, None, None]
         mixed = kept.sqrt() * latents + (1 - kept).sqrt() * noise
-        narrow = self.patch.weight.dtype  # of the weights themselves, where a strategy has cast them
+        narrow = self.patch.weight.dtype  # dtype of the weights, which a strategy may have cast
         embedded = self.time(_sinusoids(level, TIME_FEATURES).to(narrow))
         predicted = self.predict(_to_patches(mixed).to(narrow), embedded, caption)
         return F.mse_loss(predicted[..., : self.config.pixels_in].float(), _to_patches(noise))
@@ -169,7 +165,7 @@ class LatteModule(DitModule):
         self.modulation = nn.Linear(config.width, 2 * config.width)
 
     def predict(self, tokens: torch.Tensor, level: torch.Tensor, caption: torch.Tensor | None) -> torch.Tensor:
-        """Positions in time join where the first block over time begins."""
+        """Predict (B, N, numbers per patch); positions in time are added before the first block over time."""
         frames = self.config.frames
         x = self.patch(tokens) + self.places.repeat(1, frames, 1)
         for index, block in enumerate(self.blocks.children()):
@@ -193,7 +189,7 @@ class StditModule(DitModule):
         self._positions: torch.Tensor | None = None
 
     def predict(self, tokens: torch.Tensor, level: torch.Tensor, caption: torch.Tensor | None) -> torch.Tensor:
-        """Positions are fixed sines and cosines of place and frame."""
+        """Predict (B, N, numbers per patch); positions are fixed sines and cosines of place and frame."""
         config = self.config
         if self._positions is None:
             places = torch.arange(config.patches, device=tokens.device)
@@ -214,14 +210,14 @@ class StditModule(DitModule):
 
 
 def _to_patches(video: torch.Tensor) -> torch.Tensor:
-    """(B, C, F, side, side) to (B, N, C x 2 x 2), frame by frame."""
+    """Cut (B, C, F, side, side) into (B, N, C x 2 x 2), frame by frame."""
     b, _, f, side, _ = video.shape
     cut = video.reshape(b, -1, f, side // PATCH, PATCH, side // PATCH, PATCH)
     return cut.permute(0, 2, 3, 5, 1, 4, 6).reshape(b, f * (side // PATCH) ** 2, -1)
 
 
 def _sinusoids(places: torch.Tensor, features: int) -> torch.Tensor:
-    """Cosines and sines of (n,) places at geometric rates: (n, features)."""
+    """Return the cosines and sines of (n,) places at geometric rates: (n, features)."""
     count = features // 2
     rates = torch.exp(-math.log(10000.0) * torch.arange(count, device=places.device) / count)
     angles = places.float()[:, None] * rates

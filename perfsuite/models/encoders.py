@@ -1,6 +1,6 @@
-"""Frozen encoders before a video model: captions to features, pictures to latents.  They are run and never trained.
+"""Frozen encoders before a video model: captions to features, pictures to latents.
 
-They are no part of a model: a training step holds them beside it, whole on every rank, whatever the strategy spreads.
+They are not trained and not part of a model: no strategy spreads them, so every rank holds them whole.
 
 Sources: T5 v1.1 XXL, whose encoder has 4,762,310,656 parameters (Raffel et al. 2020; d_model 4096, d_ff 10240, 64
 heads, 24 layers), and the image encoder of Stable Diffusion with its quantising convolution, 34,163,664 parameters
@@ -17,12 +17,9 @@ from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.models.base import Model, SampleTensor
 from perfsuite.models.dit import Dit
 
-HEAD_FEATURES = 64
-"""Features of one head of the text encoder."""
-DISTANCES = 32
-"""Classes of distances that the text encoder tells apart."""
-SHRINK = 8
-"""Pixels along one side of a latent."""
+HEAD_FEATURES = 64  # Features of one head of the text encoder
+DISTANCES = 32  # Classes of distances between words in the text encoder
+SHRINK = 8  # Pixels along one side of a latent
 LATENT_CHANNELS = 4
 
 
@@ -32,22 +29,19 @@ class TextEncoder:
 
     layers: int
     width: int
-    """Features of a word (D)."""
     hidden: int
-    """Features inside the MLP."""
     heads: int
     words: int
-    """Rows of the vocabulary."""
 
     @property
     def parameters(self) -> int:
-        """4 D E + 3 D x hidden + 2 D in a layer, E = heads x 64; the vocabulary, distances and a last norm."""
+        """4 D E + 3 D x hidden + 2 D per layer with E = heads x 64, and the vocabulary, distances and last norm."""
         inside = self.heads * HEAD_FEATURES
         layer = 4 * self.width * inside + 3 * self.width * self.hidden + 2 * self.width
         return self.layers * layer + self.words * self.width + DISTANCES * self.heads + self.width
 
     def forward_flops(self, length: int) -> float:
-        """Operations for one caption of ``length`` words, 2mkn for every product."""
+        """Return the operations for one caption of ``length`` words, 2mkn for every product."""
         inside = self.heads * HEAD_FEATURES
         products = 2.0 * length * (4 * self.width * inside + 3 * self.width * self.hidden)
         return self.layers * (products + 4.0 * length**2 * inside)
@@ -55,13 +49,12 @@ class TextEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """One convolution: what it maps, and where."""
+    """The channels, kernel and scale of one convolution."""
 
     into: int
     out: int
     kernel: int
-    shrink: int
-    """How many times smaller than the picture its output is."""
+    shrink: int  # Side of the picture over the side of the output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +64,11 @@ class PictureEncoder:
     channels: tuple[int, int, int, int]
 
     def groups(self, channels: int) -> int:
-        """Groups of a norm over so many channels."""
+        """Return the groups of a norm over this many channels."""
         return min(32, channels)
 
     def convolutions(self) -> Iterator[Convolution]:
-        """All of them, in no particular order."""
+        """Yield all convolutions, in no particular order."""
         first, last = self.channels[0], self.channels[-1]
         yield Convolution(into=3, out=first, kernel=3, shrink=1)
         for level, out in enumerate(self.channels):
@@ -92,7 +85,7 @@ class PictureEncoder:
 
     @property
     def parameters(self) -> int:
-        """Convolutions with biases, two numbers per normed channel, and one attention of 4 c^2 + 4 c."""
+        """Numbers in convolutions with biases, two per normed channel, and one attention of 4 c^2 + 4 c."""
         convolutions = sum(layer.into * layer.out * layer.kernel**2 + layer.out for layer in self.convolutions())
         last = self.channels[-1]
         normed = 0
@@ -102,7 +95,7 @@ class PictureEncoder:
         return convolutions + 2 * normed + 4 * last**2 + 4 * last
 
     def forward_flops(self, side: int) -> float:
-        """Operations for one picture of ``side`` x ``side`` pixels, 2mkn for every product."""
+        """Return the operations for one picture of ``side`` x ``side`` pixels, 2mkn for every product."""
         total = sum(
             2.0 * layer.into * layer.out * layer.kernel**2 * (side // layer.shrink) ** 2
             for layer in self.convolutions()
@@ -120,23 +113,22 @@ def _residual(into: int, out: int, shrink: int) -> Iterator[Convolution]:
 
 @dataclass(frozen=True, kw_only=True)
 class Unencoded:
-    """Samples of a model as they are before its encoders."""
+    """Samples of a model before they are encoded."""
 
-    name: str
-    """Of the model."""
+    name: str  # Name of the model
     parts: tuple[SampleTensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoders:
-    """The encoders before a model: always one for pictures, with or without one for text."""
+    """The encoders before a model: one for pictures, and possibly one for text."""
 
     picture: PictureEncoder
     text: TextEncoder | None = None
 
     @property
     def parameters(self) -> int:
-        """Of both.
+        """Number of parameters of both encoders.
 
         >>> ENCODERS["t5xxl-sdvae"].parameters, ENCODERS["sdvae"].parameters
         (4796474320, 34163664)
@@ -144,7 +136,7 @@ class Encoders:
         return self.picture.parameters + (self.text.parameters if self.text else 0)
 
     def inputs(self, model: Dit) -> Unencoded:
-        """What a data set for ``model`` has before it is encoded: a video for latents, words for a caption."""
+        """Return the samples of a data set for ``model`` before encoding: a video for latents, words for a caption."""
         side, words = SHRINK * model.side, self.text.words if self.text else 0
         raw = {"latents": SampleTensor(name="video", shape=(3, model.frames, side, side), pixels=True)}
         if words:
@@ -156,7 +148,7 @@ class Encoders:
         return Unencoded(name=model.name, parts=tuple(raw.get(part.name, part) for part in model.parts))
 
     def forward_flops(self, model: Dit) -> float:
-        """Operations for one sample of ``model``: every frame by the one, the caption by the other."""
+        """Return the operations for one sample of ``model``: of all frames and of the caption."""
         frames = model.frames * self.picture.forward_flops(SHRINK * model.side)
         length = next((part.shape[0] for part in model.parts if part.name == "caption"), 0)
         return frames + (self.text.forward_flops(length) if self.text else 0.0)
@@ -176,11 +168,11 @@ ENCODERS: Mapping[str, Encoders] = MappingProxyType(
         "tiny-picture": Encoders(picture=_TINY),
     }
 )
-"""By name: those of Open-Sora, that of Latte, and siblings of milliseconds."""
+"""Encoders by name: of Open-Sora, of Latte, and small ones for tests."""
 
 
 def find_encoders(name: str, model: Model) -> Encoders | None:
-    """The encoders of this name, None for ``none``; InvalidParameter where ``model`` cannot have them."""
+    """Return the encoders of this name, None for ``none``; raises InvalidParameter if ``model`` cannot have them."""
     if name == "none":
         return None
     if name not in ENCODERS:
@@ -188,7 +180,7 @@ def find_encoders(name: str, model: Model) -> Encoders | None:
     encoders = ENCODERS[name]
     if not isinstance(model, Dit):
         raise InvalidParameter(
-            f"encoders={name!r} give latents of a video, and model {model.name} takes none; leave encoders out"
+            f"encoders={name!r} encode videos, and model {model.name} does not take videos; leave encoders out"
         )
     if model.channels != LATENT_CHANNELS:
         raise InvalidParameter(

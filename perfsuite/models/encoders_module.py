@@ -1,4 +1,4 @@
-"""The frozen encoders in torch.
+"""Frozen encoders in torch.
 
 Shapes: B batch, M words, D features of a word, F frames, c channels, S side of a picture.
 """
@@ -12,20 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perfsuite.models.encoders import (
-    DISTANCES,
-    HEAD_FEATURES,
-    LATENT_CHANNELS,
-    Encoders,
-    PictureEncoder,
-    TextEncoder,
-)
+from perfsuite.models.encoders import DISTANCES, HEAD_FEATURES, LATENT_CHANNELS, Encoders, PictureEncoder, TextEncoder
 from perfsuite.models.layers import materialize
 
-_FARTHEST = 128
-"""Distance in words from which on all are of one class."""
-_LATENT_SCALE = 0.18215
-"""Brings latents to unit variance; published with the encoder."""
+_FARTHEST = 128  # Distances of at least this many words share one class
+_LATENT_SCALE = 0.18215  # Factor to unit variance, published with the encoder
 
 
 class _Norm(nn.Module):
@@ -52,13 +43,13 @@ class _TextLayer(nn.Module):
         self.down = nn.Linear(config.hidden, config.width, bias=False)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """(B, M, D) and the (1, heads, M, M) bias of the scores to (B, M, D)."""
+        """Return (B, M, D) for (B, M, D) and the (1, heads, M, M) bias of the scores."""
         normed = self.norm(x)
         q, k, v = (
             project(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        # T5's scores are not scaled: its initial values do that.
+        # T5 does not scale its scores; its initial values do.
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.type_as(q), scale=1.0)
         x = x + self.project(mixed.transpose(1, 2).flatten(2))
         normed = self.mlp_norm(x)
@@ -75,7 +66,7 @@ class _Text(nn.Module):
         self.norm = _Norm(config.width)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """(B, M) numbers of words to (B, M, D)."""
+        """Return (B, M, D) for (B, M) token ids."""
         places = torch.arange(words.shape[1], device=words.device)
         bias = self.distances(_distance_class(places[None] - places[:, None])).permute(2, 0, 1)[None]
         x = self.words(words)
@@ -86,7 +77,7 @@ class _Text(nn.Module):
 
 
 def _distance_class(distance: torch.Tensor) -> torch.Tensor:
-    """Class of each distance: exact up to a quarter of the classes, then ever wider, the two directions apart."""
+    """Return the class of each distance: exact up to a quarter of the classes, then ever wider, per direction."""
     half = DISTANCES // 2
     exact = half // 2
     away = distance.abs()
@@ -150,7 +141,7 @@ class _Picture(nn.Module):
         self.stages = nn.Sequential(*stages)
 
     def forward(self, video: torch.Tensor) -> torch.Tensor:
-        """(B, 3, F, S, S) pixels to (B, 4, F, S / 8, S / 8) latents, frame by frame: the mean of their distribution."""
+        """Return (B, 4, F, S / 8, S / 8) latents of (B, 3, F, S, S) pixels, frame by frame: the distribution's mean."""
         b, _, f, _, _ = video.shape
         moments: torch.Tensor = self.stages(video.transpose(1, 2).flatten(0, 1))
         latents = moments[:, :LATENT_CHANNELS] * _LATENT_SCALE
@@ -158,7 +149,7 @@ class _Picture(nn.Module):
 
 
 class FrozenEncoders(nn.Module):
-    """The encoders of a model; no gradient ever reaches them, and nothing switches them to training."""
+    """The encoders of a model, always in evaluation mode and without gradients."""
 
     def __init__(self, config: Encoders) -> None:
         super().__init__()
@@ -169,7 +160,7 @@ class FrozenEncoders(nn.Module):
 
     @torch.no_grad()
     def forward(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A batch with latents for its (B, 3, F, S, S) ``video``, and features for its (B, M) ``words``."""
+        """Return the batch with latents in place of a (B, 3, F, S, S) ``video`` and features for (B, M) ``words``."""
         encoded = dict(batch)
         narrow = next(self.picture.parameters()).dtype
         encoded["latents"] = self.picture(encoded.pop("video").to(narrow))
@@ -179,7 +170,7 @@ class FrozenEncoders(nn.Module):
 
 
 def build_encoders(config: Encoders, device: torch.device, dtype: torch.dtype, *, seed: int) -> FrozenEncoders:
-    """The encoders on ``device``, in ``dtype`` from the start: at no moment is there a wider copy."""
+    """Return the encoders on ``device``, created in ``dtype``, so that no wider copy takes memory."""
     with torch.device("meta"):
         encoders = FrozenEncoders(config).to(dtype)
     materialize(encoders, device, seed=seed, prefix="encoders.")

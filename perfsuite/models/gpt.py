@@ -1,8 +1,8 @@
-"""GPT-2 and GPT-3 shapes: learned positions, layer norms before attention and MLP, tied embeddings.
+"""Sizes of GPT-2 and GPT-3: learned positions, layer norms before attention and MLP, tied embeddings.
 
 Sources: GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1), OneFlow's published GPT benchmark (hidden
-size x layers; 2048 tokens; vocabulary padded to a multiple of 128 times the ranks that share it).  GPT-3 13B is printed
-with a width of 5140, which its 40 heads do not divide; 5120 is what everybody builds.
+size x layers; 2048 tokens; vocabulary padded to a multiple of 128 times the ranks that share it).  The GPT-3 paper
+prints a width of 5140 for 13B, which its 40 heads do not divide; the usual 5120 is used here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import require_sizes
-from perfsuite.models.language import LanguageModel, Split, twin_sizes
+from perfsuite.models.language import TRANSFORMER, LanguageModel, Split, twin_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,27 +29,18 @@ class Gpt(LanguageModel):
     """
 
     words: int = 50257
-    """Different tokens of the data."""
     words_multiple: int = 1
-    """The token embedding, which is also the output projection, has the next multiple of this in rows (V)."""
+    """The token embedding, which is also the output projection, is padded to a multiple of this many rows (V)."""
     context: int = 1024
-    """Learned positions."""
+    """Number of learned positions."""
     sequence_length: int = 0
-    """Tokens of a sample (S), at most ``context``; 0: all of it."""
+    """Tokens of a sample (S), at most ``context``; 0: as many as ``context``."""
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
         {
-            "tokens": "tied",
-            "positions": "positions",
-            "blocks.*.norm1": "sequence",
-            "blocks.*.attention": "gathered",
-            "blocks.*.attention.qkv": "column",
-            "blocks.*.attention.project": "row",
-            "blocks.*.norm2": "sequence",
-            "blocks.*.mlp": "gathered",
-            "blocks.*.mlp.expand": "column",
-            "blocks.*.mlp.contract": "row",
-            "norm": "sequence",
+            **TRANSFORMER,
+            **{"tokens": "tied", "positions": "positions"},
+            **dict.fromkeys(("blocks.*.attention.qkv", "blocks.*.mlp.expand"), "column"),
         }
     )
 
@@ -63,11 +54,6 @@ class Gpt(LanguageModel):
             )
 
     @property
-    def different_tokens(self) -> int:
-        """``words``."""
-        return self.words
-
-    @property
     def tokens_per_sample(self) -> int:
         """S."""
         return self.sequence_length or self.context
@@ -77,15 +63,13 @@ class Gpt(LanguageModel):
         """V."""
         return math.ceil(self.words / self.words_multiple) * self.words_multiple
 
-    def _padding(self, tp: int) -> str:
-        return f"words_multiple={128 * tp}"
-
     def padding(self, tp: int) -> Mapping[str, int]:
-        """Return the override with which :meth:`padded` makes ``tp`` divide the words."""
+        """Return the override with which :meth:`padded` makes ``tp`` divide the words; empty if it does already."""
         return {"words_multiple": 128} if self.padded(tp).vocabulary % tp else {}
 
     def padded(self, parts: int) -> Gpt:
-        """A vocabulary that is padded gets as many rows in every part.
+        """Return the configuration with ``parts`` times the multiple of a padded vocabulary, so that ``parts`` divides
+        it.
 
         >>> gpt = next(gpt for gpt in MODELS if gpt.name == "gpt-1536x16")
         >>> [gpt.padded(parts).vocabulary for parts in (1, 2, 4, 8, 16, 32)]
@@ -108,22 +92,14 @@ class Gpt(LanguageModel):
 
     @property
     def forward_flops(self) -> float:
-        """The blocks and 2 S D V for the logits."""
+        """Operations of the blocks and 2 S D V for the logits."""
         return self.block_flops + 2.0 * self.tokens_per_sample * self.width * self.vocabulary
 
     def twin(self, shape: MeshShape | None = None) -> Gpt:
-        """Two blocks, their heads of 12 features."""
+        """Return two blocks with heads of 12 features."""
         heads, tokens, words = twin_sizes(shape)
-        return dataclasses.replace(
-            self,
-            layers=2,
-            width=12 * heads,
-            heads=heads,
-            words=words,
-            words_multiple=1,
-            context=tokens,
-            sequence_length=0,
-        )
+        sizes: dict[str, Any] = {"layers": 2, "width": 12 * heads, "heads": heads, "words": words, "context": tokens}
+        return dataclasses.replace(self, **sizes, words_multiple=1, sequence_length=0)
 
 
 _ONEFLOW: Mapping[str, int] = {"words_multiple": 128, "context": 2048}
@@ -138,9 +114,9 @@ MODELS = (
     Gpt(name="gpt-2304x24", layers=24, width=2304, heads=24, **_ONEFLOW),
     Gpt(name="gpt-3072x16", layers=16, width=3072, heads=32, **_ONEFLOW),
     Gpt(name="gpt-3072x32", layers=32, width=3072, heads=32, **_ONEFLOW),
-    # Called as OneFlow's are: sizes that eight ranks along tp and four stages divide.
+    # Named like OneFlow's models; eight ranks of tp and four stages divide its sizes.
     Gpt(name="gpt-64x4", layers=4, width=64, heads=8, words=250, words_multiple=8, context=32),
     Gpt(name="gpt2-tiny", layers=2, width=128, heads=4, words=512, context=64),
-    # As small as its own twin, so that a compiler has one thing to compile.
+    # As small as its own twin, so that compilation takes little time.
     Gpt(name="gpt2-micro", layers=2, width=48, heads=4, words=64, context=16),
 )

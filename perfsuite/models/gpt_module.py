@@ -12,18 +12,15 @@ from perfsuite.models.language_module import Attention, LanguageModule, Transfor
 
 
 class TiedEmbedding(nn.Embedding):
-    """Token embedding that is also the output projection.
-
-    Both uses go through ``forward``: strategies that gather parameters do so when the module that owns them is called.
-    """
+    """Token embedding and output projection in one module: strategies gather parameters when it is called."""
 
     def forward(self, inputs: torch.Tensor, *, project: bool = False) -> torch.Tensor:
-        """(B, S) tokens to (B, S, D), or (B, S, D) features to (B, S, V) logits."""
+        """Return (B, S, D) for (B, S) tokens, or (B, S, V) logits for (B, S, D) features."""
         return F.linear(inputs, self.weight) if project else super().forward(inputs)
 
 
 class GptAttention(Attention):
-    """Queries, keys and values of a head stand side by side in one matrix: rows of it can be dealt out by heads."""
+    """One matrix has queries, keys and values of a head in adjacent rows, so that ranks can share it by heads."""
 
     def __init__(self, config: Gpt, attention: AttentionMethod) -> None:
         super().__init__(attention)
@@ -38,7 +35,7 @@ class GptAttention(Attention):
 
 
 class GptMlp(nn.Module):
-    """Two matrices and a GELU between them."""
+    """Two matrices with a GELU between them."""
 
     def __init__(self, config: Gpt) -> None:
         super().__init__()
@@ -63,7 +60,7 @@ class GptBlock(Transformer):
 
 
 class GptModule(LanguageModule):
-    """A GPT: the first and the last stage of a pipeline have a copy of the embedding each."""
+    """A GPT; the first and the last stage of a pipeline hold a copy of the embedding each."""
 
     config: Gpt
 
@@ -79,15 +76,15 @@ class GptModule(LanguageModule):
             self.norm = nn.LayerNorm(config.width)
 
     def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
-        """A layer."""
+        """Return a new layer."""
         return GptBlock(self.config, checkpointing, attention)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Words and positions."""
+        """Return the sum of word and position embeddings."""
         x: torch.Tensor = self.tokens(tokens) + self.positions(self.positions_of_tokens(tokens.device))
         return x
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
-        """The last norm and the tied projection."""
+        """Return the logits from the last norm and the tied projection."""
         logits: torch.Tensor = self.tokens(self.norm(x), project=True)
         return logits

@@ -1,6 +1,6 @@
-"""Read the ``config.json`` of a Hugging Face model as a :class:`Decoder`: for projections, without transformers.
+"""Read the ``config.json`` of a Hugging Face model as a :class:`Decoder`, for projections, without transformers.
 
-A file is refused where its count would be a guess; fields that are not understood are listed in the model's notes.
+A file is refused if its parameters cannot be counted exactly; unknown fields are listed in the model's notes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perfsuite.record.codec import plain_json
 _MOST_BYTES = 1 << 20
 _LARGEST = 1 << 24
 _TOKENS = 8192
-"""Most tokens of a sample: a file has the positions of the finished model, and pretraining has shorter samples."""
+"""Most tokens of a sample: a file has the positions of the finished model, and pretraining uses shorter samples."""
 _SIZES = {
     "hidden_size": "width",
     "num_hidden_layers": "layers",
@@ -47,24 +47,18 @@ _BIASES = ("input_biases", "output_bias")
 
 @dataclass(frozen=True, kw_only=True)
 class FileFields:
-    """How the configurations of one architecture are read."""
+    """The fields of one architecture's configurations."""
 
-    architecture: str
-    """As in the field ``architectures``."""
-    sizes: Mapping[str, str]
-    """Field of the file -> field of the decoder: without it there is no count."""
-    optional: Mapping[str, str]
-    """The same of sizes that may be absent."""
-    flags: Mapping[str, tuple[str, ...]]
-    """Field of the file -> fields of the decoder that are true with it."""
-    defaults: tuple[str, ...] = ()
-    """Fields of the file that are true where they are absent."""
+    architecture: str  # Name in the field ``architectures``
+    sizes: Mapping[str, str]  # Required sizes: field of the file -> field of the decoder
+    optional: Mapping[str, str]  # Optional sizes: field of the file -> field of the decoder
+    flags: Mapping[str, tuple[str, ...]]  # Field of the file -> fields of the decoder that it sets to true
+    defaults: tuple[str, ...] = ()  # Fields of the file that are true if they are absent
     always: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the decoder that every model of the architecture has."""
+    """Values of decoder fields in every model of the architecture."""
     expected: Mapping[str, Any] = field(default_factory=dict)
-    """Field of the file -> the value that is read; any other changes the count."""
-    besides: tuple[str, ...] = ()
-    """Fields of the file that :func:`_complete` reads, or that say nothing new."""
+    """Field of the file -> the supported value; any other changes the count."""
+    other_fields: tuple[str, ...] = ()  # Fields of the file that :func:`_complete` reads, or that add nothing
 
 
 _HEADS = {"head_dim": "head_width"}
@@ -82,7 +76,7 @@ _DEEPSEEK = FileFields(
     flags={},
     always={"router_biases": True},
     expected={**_EVERY_LAYER, "topk_method": "noaux_tc"},
-    besides=(
+    other_fields=(
         *("topk_method", "first_k_dense_replace", "n_shared_experts", "qk_nope_head_dim"),
         *("num_key_value_heads", "head_dim", "qk_head_dim"),
     ),
@@ -107,11 +101,7 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
             flags={},
         ),
         "qwen2": FileFields(
-            architecture="Qwen2ForCausalLM",
-            sizes=_GROUPED,
-            optional=_HEADS,
-            flags={},
-            always={"input_biases": True},
+            architecture="Qwen2ForCausalLM", sizes=_GROUPED, optional=_HEADS, flags={}, always={"input_biases": True}
         ),
         "qwen3": FileFields(
             architecture="Qwen3ForCausalLM",
@@ -137,7 +127,7 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
                 "qkv_bias": False,
                 "use_qk_norm": True,
             },
-            besides=("mlp_only_layers",),
+            other_fields=("mlp_only_layers",),
         ),
         "gpt_neox": FileFields(
             architecture="GPTNeoXForCausalLM",
@@ -159,13 +149,7 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
             optional={"n_inner": "hidden"},
             flags={},
             defaults=("tie_word_embeddings",),
-            always={
-                "gated": False,
-                "layer_norms": True,
-                "input_biases": True,
-                "output_bias": True,
-                "mlp_biases": True,
-            },
+            always={"gated": False, "layer_norms": True, "input_biases": True, "output_bias": True, "mlp_biases": True},
         ),
         "deepseek_v3": _DEEPSEEK,
         "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}, expected=_EVERY_LAYER),
@@ -175,7 +159,7 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
         "nemotron": replace(_LLAMA, architecture="NemotronForCausalLM", always={"gated": False, "layer_norms": True}),
     }
 )
-"""By ``model_type``."""
+"""Architectures by ``model_type``."""
 _SAME: Mapping[str, str] = MappingProxyType(
     {
         "kimi_k2": "deepseek_v3",
@@ -184,9 +168,9 @@ _SAME: Mapping[str, str] = MappingProxyType(
         "qwen3_vl_moe_text": "qwen3_moe",
     }
 )
-"""Model types whose language models have the fields and the modules of another."""
+"""Model types whose language models have the fields and modules of another type."""
 _SYNONYMS: Mapping[str, str] = MappingProxyType({"num_experts": "num_local_experts"})
-"""Names that releases of transformers write for one field."""
+"""Other names of fields in some releases of transformers."""
 _NESTED = ("text_config", "language_config", "llm_config")
 _WITHOUT_COUNT = re.compile(
     r"architectures|model_type|_?name_or_path|auto_map|tokenizer_class|transformers_version|(torch_)?dtype|use_cache|"
@@ -199,19 +183,16 @@ _WITHOUT_COUNT = re.compile(
     r"n_group|scoring_func|routed_scaling_factor|ep_size|router_aux_loss_coef|router_jitter_noise|summary_\w+|"
     r"output_(attentions|hidden_states|router_logits|past|scores)|return_dict\w*|task_specific_params|is_llama_config|"
     r"chunk_size_feed_forward|id2label|label2id|num_labels|problem_type|is_decoder|finetuning_task|prefix|torchscript|"
-    # How text is generated: older files have it.
+    # Settings of text generation, in older files.
     r"m(in|ax)_length|temperature|typical_p|top_[kp]|do_sample|num_beam\w*|\w+_penalty|\w+_ngram_size|early_stopping|"
     r"num_return_sequences|remove_invalid_values|\w*suppress_tokens|bad_words_ids|use_bfloat16|tf_legacy_loss|"
     r"tie_encoder_decoder"
 )
-"""Fields that change no count and no operation, or that notes speak of."""
+"""Fields that change neither parameters nor operations, or that the notes mention."""
 
 
 def read_config(path: Path) -> Decoder:
-    """Return the model of a ``config.json``, or of a folder that has one.
-
-    Raises ConfigurationError, in one line, where the file has no model that can be counted.
-    """
+    """Return the model of a ``config.json`` or its folder; raises ConfigurationError if it cannot be counted."""
     file = path / "config.json" if os.path.isdir(path) else path
     where, config, notes = _text_part(str(file), _object(file))
     kind, family = _family(where, config, notes)
@@ -229,7 +210,7 @@ def read_config(path: Path) -> Decoder:
 
 
 def _positions(where: str, config: Mapping[str, Any]) -> int:
-    """Return the tokens that the model was made for, before a scaling of rotary positions."""
+    """Return the tokens of the model before rotary positions were scaled."""
     name = "max_position_embeddings"
     positions = _TOKENS if config.get(name) is None else _size(where, config, name, 1)
     for scaling in (config.get("rope_scaling"), config.get("rope_parameters")):
@@ -257,12 +238,12 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _text_part(file: str, plain: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
-    """(where, its fields, notes) of the language model in a file."""
+    """Return (where, fields, notes) of the language model in a file."""
     for name in _NESTED:
         config = plain.get(name)
         if isinstance(config, dict) and ("hidden_size" in config or not plain.keys() & {"hidden_size", "n_embd"}):
             config = dict(config)
-            if plain.get("tie_word_embeddings") is not None:  # the output projection is outside of the nested model
+            if plain.get("tie_word_embeddings") is not None:  # the output projection is outside the nested model
                 config["tie_word_embeddings"] = plain["tie_word_embeddings"]
             others = sorted(key for key, value in plain.items() if isinstance(value, dict) and key.endswith("_config"))
             left = ", ".join(key for key in others if key not in (name, "quantization_config")) or "the other modules"
@@ -303,9 +284,8 @@ def _sizes(where: str, family: FileFields, config: Mapping[str, Any]) -> dict[st
         raise ConfigurationError(
             f"{where} has no {', '.join(missing)}, which {family.architecture} needs; write {missing[0]} into the file"
         )
-    sizes = {ours: _size(where, config, name, 1) for name, ours in family.sizes.items()}
-    given = {name: ours for name, ours in family.optional.items() if config.get(name) is not None}
-    return {**sizes, **{ours: _size(where, config, name, 1) for name, ours in given.items()}}
+    optional = {name: field for name, field in family.optional.items() if config.get(name) is not None}
+    return {field: _size(where, config, name, 1) for name, field in {**family.sizes, **optional}.items()}
 
 
 def _flags(where: str, family: FileFields, config: Mapping[str, Any]) -> dict[str, bool]:
@@ -328,7 +308,7 @@ def _flags(where: str, family: FileFields, config: Mapping[str, Any]) -> dict[st
 
 
 def _complete(where: str, kind: str, config: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Add the sizes that follow from others, and refuse lists of layers that a decoder cannot have."""
+    """Add the sizes that follow from others; raises ConfigurationError for unsupported lists of layers."""
     values.setdefault("kv_heads", values["heads"])
     values.setdefault("hidden", 4 * values["width"])
     if kind == "mixtral":
@@ -359,17 +339,17 @@ def _complete(where: str, kind: str, config: Mapping[str, Any], values: dict[str
 
 
 def _remarks(family: FileFields, config: Mapping[str, Any]) -> list[str]:
-    """Notes on fields that the projection does not follow."""
+    """Return notes on fields that the projection ignores."""
     notes = []
     window = config.get("sliding_window")
     used = config.get("use_sliding_window", family.architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"))
     if window and used and "sliding_attention" in (config.get("layer_types") or ["sliding_attention"]):
-        notes.append(f"sliding_window={_shown(window)} is not priced: attention is counted over all tokens of a sample")
+        notes.append(f"sliding_window={_shown(window)} is ignored: attention is counted over all tokens of a sample")
     if config.get("num_nextn_predict_layers"):
         notes.append("num_nextn_predict_layers: the layers that predict more than one token are not counted")
     if config.get("quantization_config"):
         notes.append("quantization_config: parameters are counted as before quantization")
-    read = {*family.sizes, *family.optional, *family.flags, *family.expected, *_EXPECTED, *family.besides}
+    read = {*family.sizes, *family.optional, *family.flags, *family.expected, *_EXPECTED, *family.other_fields}
     named = {name for name, value in config.items() if value not in (None, [], {}) and name not in read}
     others = sorted(name for name in named if not _WITHOUT_COUNT.fullmatch(name))
     if others:
@@ -388,7 +368,7 @@ def _size(where: str, config: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def _shown(value: object) -> str:
-    """Return a value as JSON has it, short."""
+    """Return a value as short JSON."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value)

@@ -7,14 +7,13 @@ from abc import abstractmethod
 import torch
 from torch import nn
 
-from perfsuite.models.attention_module import Core
 from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.language import LanguageModel
-from perfsuite.models.layers import Block, TrainingModule, cross_entropy
+from perfsuite.models.layers import Block, Core, TrainingModule, cross_entropy
 
 
 class Transformer(Block):
-    """Attention and an MLP, each behind a norm and beside a residual."""
+    """Attention and an MLP, each with a norm before it and a residual connection."""
 
     norm1: nn.Module
     attention: nn.Module
@@ -22,15 +21,15 @@ class Transformer(Block):
     mlp: nn.Module
 
     def compute(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """(B, S, D), and what attention takes besides, to (B, S, D)."""
-        x, *besides = inputs
-        x = x + self.attention(self.norm1(x), *besides)
+        """Return (B, S, D) for (B, S, D) and the extra inputs of attention."""
+        x, *extra_inputs = inputs
+        x = x + self.attention(self.norm1(x), *extra_inputs)
         result: torch.Tensor = x + self.mlp(self.norm2(x))
         return result
 
 
 class Attention(nn.Module):
-    """Causal self-attention; subclasses have the projections."""
+    """Causal self-attention; subclasses define the projections."""
 
     project: nn.Module
 
@@ -39,23 +38,20 @@ class Attention(nn.Module):
         self.core: nn.Module = Core(attention)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """(B, S, H, E) queries and (B, S, K, E) keys and values to (B, S, D)."""
+        """Return (B, S, D) for (B, S, H, E) queries and (B, S, K, E) keys and values."""
         mixed = self.core(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         result: torch.Tensor = self.project(mixed.transpose(1, 2).flatten(2))
         return result
 
 
 class LanguageModule(TrainingModule):
-    """The whole model takes (B, S + 1) tokens and gives their mean loss; a range of its layers is a stage.
-
-    A stage takes (B, S) tokens where it has the first layer and (B, S, D) elsewhere; it gives (B, S, V) logits where it
-    has the last layer and (B, S, D) elsewhere.  Its parameters have the names that they have in the whole model.
+    """The whole model maps (B, S + 1) tokens to their mean loss; a range of its layers is a stage.  The first stage
+    takes (B, S) tokens, others (B, S, D); the last stage returns (B, S, V) logits, others (B, S, D). Parameters of a
+    stage have the names of the whole model.
     """
 
-    besides = 0
-    """Tensors that every block takes beside (B, S, D)."""
-    places: torch.Tensor | None = None
-    """Where in the sequence the tokens stand that this rank has; None: it has all, in order."""
+    extra_inputs = 0  # Number of inputs of a block in addition to (B, S, D)
+    places: torch.Tensor | None = None  # Positions of this rank's tokens in the sequence; None: all, in order
 
     def __init__(
         self, config: LanguageModel, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
@@ -69,37 +65,37 @@ class LanguageModule(TrainingModule):
 
     @abstractmethod
     def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
-        """A layer."""
+        """Return a new layer."""
 
     @abstractmethod
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(B, S) to (B, S, D)."""
+        """Return (B, S, D) for (B, S) tokens."""
 
     @abstractmethod
     def head(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to (B, S, V)."""
+        """Return (B, S, V) logits for (B, S, D)."""
 
-    def inputs_beside(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """What every block takes beside (B, S, D)."""
+    def block_inputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return the inputs of every block in addition to (B, S, D)."""
         return ()
 
     def positions_of_tokens(self, device: torch.device) -> torch.Tensor:
-        """(S,): where this rank's tokens stand in the sequence."""
+        """Return the (S,) positions of this rank's tokens in the sequence."""
         if self.places is None:
             return torch.arange(self.config.tokens_per_sample, device=device)
         return self.places.to(device)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Return the mean loss of the whole model, or the output of a stage."""
         if self.whole:
             return cross_entropy(self.compute(tokens[:, :-1]), tokens[:, 1:])
         return self.compute(tokens)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
-        """The embedding, the layers and the head, as far as the module has them."""
+        """Compute the embedding, the layers and the head, as far as the module has them."""
         if self.first:
             x = self.embed(x)
-        besides = self.inputs_beside(x.device)
+        extra_inputs = self.block_inputs(x.device)
         for block in self.blocks.children():
-            x = block(x, *besides)
+            x = block(x, *extra_inputs)
         return self.head(x) if self.last else x

@@ -1,6 +1,6 @@
-"""LLaMA 2 and 3 shapes: rotary positions, RMS norms, SwiGLU, grouped queries, untied embeddings, no biases.
+"""Sizes of LLaMA 2 and 3: rotary positions, RMS norms, SwiGLU, grouped queries, untied embeddings, no biases.
 
-Source: Touvron et al. 2023 (LLaMA 2), Grattafiori et al. 2024 (LLaMA 3) and the published configurations.
+Sources: Touvron et al. 2023 (LLaMA 2), Grattafiori et al. 2024 (LLaMA 3) and the published configurations.
 """
 
 from __future__ import annotations
@@ -14,41 +14,23 @@ from typing import ClassVar
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import require_sizes
-from perfsuite.models.language import LanguageModel, Split, multiple, twin_sizes
+from perfsuite.models.language import TRANSFORMER, GroupedModel, Split, multiple, twin_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama(LanguageModel):
-    """A LLaMA configuration.
+class Llama(GroupedModel):
+    """A LLaMA configuration; the published context is 4096 tokens, that of LLaMA 3 8192.
 
     >>> Llama(name="llama2-7b", layers=32, width=4096, heads=32, kv_heads=32, hidden=11008).parameters
     6738415616
     """
 
-    kv_heads: int
-    """Heads of keys and values; divide ``heads``."""
-    hidden: int
-    """Features between the MLP's matrices (F)."""
-    words: int = 32000
-    """Rows of the embedding and of the output projection (V)."""
-    sequence_length: int = 4096
-    """Tokens of a sample (S); the published context is 4096, that of LLaMA 3 8192."""
-
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
         {
+            **TRANSFORMER,
             "tokens": "words",
-            "blocks.*.norm1": "sequence",
-            "blocks.*.attention": "gathered",
-            "blocks.*.attention.query": "column",
-            "blocks.*.attention.key": "column",
-            "blocks.*.attention.value": "column",
-            "blocks.*.attention.project": "row",
-            "blocks.*.norm2": "sequence",
-            "blocks.*.mlp": "gathered",
-            "blocks.*.mlp.gate": "column",
-            "blocks.*.mlp.expand": "column",
-            "blocks.*.mlp.contract": "row",
-            "norm": "sequence",
+            **dict.fromkeys((f"blocks.*.attention.{part}" for part in ("query", "key", "value")), "column"),
+            **dict.fromkeys(("blocks.*.mlp.gate", "blocks.*.mlp.expand"), "column"),
             "output": "head",
         }
     )
@@ -57,40 +39,17 @@ class Llama(LanguageModel):
         super().__post_init__()
         sizes = {"hidden": self.hidden, "words": self.words, "sequence_length": self.sequence_length}
         require_sizes(self.name, kv_heads=self.kv_heads, **sizes)
-        if self.heads % self.kv_heads:
-            raise InvalidParameter(
-                f"kv_heads={self.kv_heads} does not divide heads={self.heads} of model {self.name}; choose a divisor"
-            )
+        self._require_kv_heads()
         if self.width // self.heads % 2:
             raise InvalidParameter(
-                f"width={self.width} over heads={self.heads} of model {self.name} is odd; "
-                "rotary positions turn pairs of features, so choose an even number per head"
+                f"width={self.width} over heads={self.heads} of model {self.name} is odd; rotary positions turn pairs "
+                "of features, so choose sizes with an even number of features per head"
             )
-
-    @property
-    def different_tokens(self) -> int:
-        """All words."""
-        return self.words
-
-    @property
-    def key_heads(self) -> int:
-        """``kv_heads``."""
-        return self.kv_heads
 
     @property
     def split_widths(self) -> Mapping[str, int]:
-        """The features between the MLP's matrices."""
+        """Features between the MLP's matrices."""
         return {"hidden": self.hidden}
-
-    @property
-    def tokens_per_sample(self) -> int:
-        """S."""
-        return self.sequence_length
-
-    @property
-    def vocabulary(self) -> int:
-        """V."""
-        return self.words
 
     @property
     def _block_weights(self) -> int:
@@ -104,17 +63,12 @@ class Llama(LanguageModel):
 
     @property
     def block_flops(self) -> float:
-        """2 S per number in a matrix, and 4 S^2 D for attention: grouped queries share keys, not scores."""
+        """2 S per number in a matrix and 4 S^2 D for attention; grouped queries share keys but not scores."""
         tokens = self.sequence_length
         return self.layers * (2.0 * tokens * self._block_weights + 4.0 * tokens**2 * self.width)
 
-    @property
-    def forward_flops(self) -> float:
-        """The blocks and 2 S D V for the logits."""
-        return self.block_flops + 2.0 * self.sequence_length * self.width * self.words
-
     def twin(self, shape: MeshShape | None = None) -> Llama:
-        """Two blocks, their heads of 12 features; keys are shared in pairs where the model shares them."""
+        """Return two blocks with heads of 12 features; pairs of heads share keys if the model's heads do."""
         heads, tokens, words = twin_sizes(shape)
         return dataclasses.replace(
             self,

@@ -26,8 +26,8 @@ class LlamaAttention(Attention):
         self.project = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) and the (S, E / 2) cosines and sines of the positions to (B, S, D)."""
-        # Heads are counted from what the projection gave: a rank may have some of them.
+        """Return (B, S, D) for (B, S, D) and the (S, E / 2) cosines and sines of the positions."""
+        # The size of the projection gives the number of heads: a rank may have some of them.
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_features)) for project in (self.query, self.key, self.value)
         )
@@ -35,7 +35,7 @@ class LlamaAttention(Attention):
 
 
 class LlamaMlp(nn.Module):
-    """SwiGLU."""
+    """A SwiGLU MLP."""
 
     def __init__(self, config: Llama) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class LlamaModule(LanguageModule):
     """A LLaMA."""
 
     config: Llama
-    besides = 2
+    extra_inputs = 2
 
     def __init__(
         self, config: Llama, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
@@ -75,44 +75,44 @@ class LlamaModule(LanguageModule):
         if self.last:
             self.norm = nn.RMSNorm(config.width, eps=_EPSILON)
             self.output = nn.Linear(config.width, config.words, bias=False)
-        # Made at the first forward and no buffer: a model built on the meta device has no values to keep.
+        # Computed at the first forward and not a buffer: a model on the meta device has no values to keep.
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
-        """A layer."""
+        """Return a new layer."""
         return LlamaBlock(self.config, checkpointing, attention, self.new_mlp(self.config))
 
     def new_mlp(self, config: Llama) -> nn.Module:
-        """What follows attention in a layer."""
+        """Return the MLP of a layer."""
         return LlamaMlp(config)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Words alone: blocks turn by the positions."""
+        """Return the word embeddings; blocks apply the positions."""
         x: torch.Tensor = self.tokens(tokens)
         return x
 
-    def inputs_beside(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Cosines and sines of the positions."""
+    def block_inputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return the cosines and sines of the positions."""
         if self._angles is None:
             features = self.config.width // self.config.heads
             self._angles = rotary_angles(self.positions_of_tokens(device), features)
         return self._angles
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
-        """The last norm and the output projection."""
+        """Return the logits from the last norm and the output projection."""
         logits: torch.Tensor = self.output(self.norm(x))
         return logits
 
 
 def rotary_angles(positions: torch.Tensor, features: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, (S, features / 2) each, of Su et al. 2021 (RoFormer) at (S,) positions."""
+    """Return the cosines and sines, (S, features / 2) each, of Su et al. 2021 (RoFormer) at (S,) positions."""
     turns = torch.arange(0, features, 2, device=positions.device, dtype=torch.float32) / features
     angles = positions.float()[:, None] * _ROTARY_BASE**-turns
     return angles.cos(), angles.sin()
 
 
 def _turn(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn the two halves of each head of (B, S, H, E) by the angles of its position, in fp32."""
+    """Rotate the halves of each head of (B, S, H, E) by the angles of its position, in fp32."""
     first, second = x.float().chunk(2, dim=-1)
     cosines, sines = cosines[:, None], sines[:, None]  # the same for all heads
     turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)

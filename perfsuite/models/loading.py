@@ -1,7 +1,7 @@
-"""Batches on the rank: drawn on the spot, or read from a data set by torch's DataLoader.
+"""Batches on the rank: random ones, or read from a data set by torch's DataLoader.
 
-A sample is chosen by its number in the whole run, never by a rank's seed: step s, micro-batch m, replica r and place b
-give number ((s x accumulation + m) x replicas + r) x micro_batch_size + b, taken modulo the samples there are.
+The number of a sample in the whole run chooses it, never a rank's seed: step s, micro-batch m, replica r and place b
+give number ((s x accumulation + m) x replicas + r) x micro_batch_size + b, modulo the number of samples.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from perfsuite.models.base import Sampled, SampleTensor
 from perfsuite.models.dataset import Dataset
 
 _PR_SET_PDEATHSIG = 1
-_DIFFERENT_BATCHES = 4
-"""Synthetic batches that are made before the first step and used in turn."""
+_DIFFERENT_BATCHES = 4  # Synthetic batches that are made before the first step and used in turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Which samples one replica sees."""
+    """The samples of one replica."""
 
-    replica: int
-    """From 0."""
+    replica: int  # Number of the replica, from 0
     replicas: int
-    """How many there are."""
     micro_batch_size: int
 
     def numbers(self) -> Iterator[list[int]]:
-        """Numbers of the samples of its micro-batches, without end.
+        """Yield the numbers of the samples of its micro-batches, without end.
 
         >>> numbers = Share(replica=1, replicas=2, micro_batch_size=2).numbers()
         >>> next(numbers), next(numbers)
@@ -51,7 +48,7 @@ class Share:
 
 
 def draw(part: SampleTensor, number: int) -> torch.Tensor:
-    """The random value of ``part`` in sample ``number``."""
+    """Return the random value of ``part`` in sample ``number``."""
     generator = torch.Generator().manual_seed(number * 31 + len(part.name))
     if part.below:
         return torch.randint(0, part.below, part.shape, generator=generator)
@@ -59,12 +56,12 @@ def draw(part: SampleTensor, number: int) -> torch.Tensor:
 
 
 def synthetic_batch(model: Sampled, numbers: list[int]) -> dict[str, torch.Tensor]:
-    """Samples of these numbers, all of them random, stacked."""
+    """Return random samples of these numbers, stacked."""
     return {part.name: torch.stack([draw(part, number) for number in numbers]) for part in model.parts}
 
 
 class Synthetic(Iterator[Mapping[str, torch.Tensor]]):
-    """A few batches on the device, over and over: data cost nothing."""
+    """A few batches on the device, used in turn: loading data takes no time."""
 
     def __init__(self, model: Sampled, share: Share, device: torch.device) -> None:
         numbers = share.numbers()
@@ -85,7 +82,7 @@ class Synthetic(Iterator[Mapping[str, torch.Tensor]]):
 
 
 class Rows(TorchDataset[dict[str, torch.Tensor]]):
-    """Samples of a data set; noise and noise level of a sample are drawn when it is read."""
+    """Samples of a data set; noise and noise level are drawn when a sample is read."""
 
     def __init__(self, model: Sampled, dataset: Dataset) -> None:
         self._drawn = [part for part in model.parts if not part.stored]
@@ -95,7 +92,7 @@ class Rows(TorchDataset[dict[str, torch.Tensor]]):
         self._arrays: Mapping[str, Any] | None = None
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        if self._arrays is None:  # each loader process maps the files for itself
+        if self._arrays is None:  # each loader process maps the files
             self._arrays = self._dataset.open()
         index = number % self._dataset.samples
         sample = {}
@@ -113,13 +110,13 @@ class Files(Iterator[Mapping[str, torch.Tensor]]):
     ) -> None:
         self._device = device
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="pin_memory_device is deprecated")  # from torch 2.8 on
+            warnings.filterwarnings("ignore", message="pin_memory_device is deprecated")  # torch 2.8 and newer
             self._batches = self._read(model, dataset, share, num_workers)
 
     def _read(self, model: Sampled, dataset: Dataset, share: Share, num_workers: int) -> Iterator[Any]:
         pins = self._device.type != "cpu"
-        # fork whatever the rank's own start method was: with another one the loaders would start a server of their own,
-        # which outlives a rank that is killed.  They touch no device, so a fork is safe.
+        # Always fork: other start methods run a server for the loaders, which stays if the rank is killed. Loaders use
+        # no device, so a fork is safe.
         return iter(
             DataLoader(
                 Rows(model, dataset),
@@ -128,14 +125,14 @@ class Files(Iterator[Mapping[str, torch.Tensor]]):
                 multiprocessing_context="fork" if num_workers else None,
                 worker_init_fn=_end_with_rank,
                 pin_memory=pins,
-                pin_memory_device=self._device.type if pins else "",  # without it torch 2.5 pins for CUDA alone
+                pin_memory_device=self._device.type if pins else "",  # needed by torch 2.5 for devices other than CUDA
             )
         )
 
     def __next__(self) -> Mapping[str, torch.Tensor]:
         try:
             batch: Mapping[str, torch.Tensor] = next(self._batches)
-        except InvalidParameter as error:  # out of a loader process torch brings its traceback along
+        except InvalidParameter as error:  # torch adds the traceback of the loader process
             raise InvalidParameter(str(error).rstrip().rpartition("InvalidParameter: ")[2]) from None
         return {name: values.to(self._device, non_blocking=True) for name, values in batch.items()}
 
@@ -157,5 +154,5 @@ class _Endless:
 def _end_with_rank(_: int) -> None:
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the rank died before the line above
+    if os.getppid() != parent:  # the rank ended before prctl
         os._exit(1)

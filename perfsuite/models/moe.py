@@ -1,4 +1,4 @@
-"""Mixtures of experts: a LLaMA whose MLPs are many, of which a router chooses a few for every token.
+"""Mixtures of experts: a LLaMA with several MLPs in each block; a router chooses a few of them for every token.
 
 Source: Jiang et al. 2024 (Mixtral 8x7B).
 """
@@ -13,13 +13,13 @@ from typing import ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.base import require_sizes
+from perfsuite.models.base import divisors, require_sizes
 from perfsuite.models.language import Split, multiple
 from perfsuite.models.llama import Llama
 from perfsuite.models.routing import Routing, hot_tokens, nearest_skew
 
 EXPERT_FEATURES: Mapping[str, int] = MappingProxyType({"gate": 2, "expand": 2, "contract": 1})
-"""The dimension of each (E, ., .) matrix of a layer's experts that has an expert's F features."""
+"""Dimension with an expert's F features, for each (E, ., .) matrix of a layer's experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class Moe(Llama):
     top_k: int = 2
     """Experts that compute a token (k)."""
     capacity_factor: float | None = None
-    """None: dropless, as Mixtral; else an expert takes at most this times its even share and drops the others."""
+    """None: dropless, as in Mixtral; else an expert takes at most this times its even share and drops the rest."""
     group_tokens: int = 0
-    """Neighbouring tokens of a sample that share an expert's capacity; divides ``sequence_length``; 0: all of it."""
+    """Neighbouring tokens that share an expert's capacity; divides ``sequence_length``; 0: the whole sample."""
     balance_weight: float = 0.01
     """Weight of the balance loss E x sum of f_e P_e, the mean over samples, of each block; 0: none."""
     skew: float | None = None
-    """Rows of the fullest expert over the mean, 1 to E / k, imposed on the router's choice; None: as it chooses."""
+    """Rows of the fullest expert over the mean, 1 to E / k, imposed on the router's choice; None: not imposed."""
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
         {
@@ -60,12 +60,12 @@ class Moe(Llama):
             )
         if self.capacity_factor is not None and not self.capacity_factor > 0:
             raise InvalidParameter(
-                f"capacity_factor={self.capacity_factor!r} of model {self.name} leaves no room; choose for example "
+                f"capacity_factor={self.capacity_factor!r} of model {self.name} is not above 0; choose for example "
                 "1.25, or None to drop nothing"
             )
         if not self.balance_weight >= 0:
             raise InvalidParameter(
-                f"balance_weight={self.balance_weight!r} of model {self.name} rewards imbalance; choose 0 or more"
+                f"balance_weight={self.balance_weight!r} of model {self.name} is below 0; choose 0 or more"
             )
         self._require_groups()
         if self.skew is not None:
@@ -74,16 +74,15 @@ class Moe(Llama):
     def _require_groups(self) -> None:
         tokens, group = self.sequence_length, self.group_tokens
         if not isinstance(group, int) or group < 0 or (group and tokens % group):
-            legal = [size for size in range(1, tokens + 1) if tokens % size == 0]
-            near = sorted(sorted(legal, key=lambda size: abs(size - group))[:4]) if isinstance(group, int) else legal
+            near = sorted(divisors(tokens, group)[:4]) if isinstance(group, int) else sorted(divisors(tokens, 0))
             raise InvalidParameter(
                 f"group_tokens={group!r} does not divide sequence_length={tokens} of model {self.name}; "
-                f"choose {', '.join(map(str, near))}, or 0 for all of it"
+                f"choose {', '.join(map(str, near))}, or 0 for the whole sample"
             )
 
     @property
     def routing(self) -> Routing:
-        """What the torch module is told."""
+        """Settings of the torch module's router."""
         hot = None
         if self.skew is not None:
             hot = hot_tokens(self.name, self.sequence_length, self.experts, self.top_k, self.skew)
@@ -104,27 +103,27 @@ class Moe(Llama):
 
     @property
     def _block_weights(self) -> int:
-        """Numbers in the matrices that one token meets in a block: 2 D^2 + 2 D K, E D of the router, k experts."""
+        """Numbers in the matrices that compute one token in a block: 2 D^2 + 2 D K, E D of the router, k experts."""
         attention = self.width * (2 * self.width + 2 * self.key_width)
         return attention + self.width * self.experts + self.top_k * self._expert_weights
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token meets: all but E - k experts of every block.  What FLOPs are counted by."""
+        """Active parameters: all parameters except the E - k unused experts per block.  FLOPs are counted by them."""
         return super().parameters
 
     @property
     def parameters(self) -> int:
-        """All."""
+        """Parameters with all experts."""
         return self.active_parameters + self.layers * (self.experts - self.top_k) * self._expert_weights
 
     def dense(self) -> Llama:
-        """A LLaMA with one MLP as wide as k experts: its parameters are this one's active ones less the routers'."""
+        """Return a LLaMA with one MLP as wide as k experts: its parameters are the active ones less the routers'."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Llama)}
         return Llama(**{**fields, "name": f"{self.name}-dense", "hidden": self.top_k * self.hidden})
 
     def twin(self, shape: MeshShape | None = None) -> Moe:
-        """Two blocks with a few experts, as many for every rank of ep, and a capacity for the tokens of each rank."""
+        """Return two blocks with few experts, the same number on every rank of ep, and a capacity per rank's tokens."""
         dense = self.dense().twin(shape)
         ep, cp, tp = (shape.size(axis) if shape else 1 for axis in ("ep", "cp", "tp"))
         top_k = min(self.top_k, 2)
@@ -149,18 +148,11 @@ _TINY = Moe(
 
 MODELS = (
     _MIXTRAL,
-    # 64 experts of a quarter, of which a token meets 8: as many active parameters (and 1.9 times as many in all).
+    # 64 experts of a quarter of the size, 8 of them for a token: as many active parameters, 1.9 times as many in all.
     dataclasses.replace(_MIXTRAL, name="mixtral-64", experts=64, top_k=8, hidden=3584),
-    # Report 004 says 1.3T and 175B active of 64 experts, top 2, and 1.6T of 64; every other size is ours.
+    # Report 004 prints 1.3T and 175B active of 64 experts, top 2, and 1.6T of 64; perfsuite chose every other size.
     Moe(
-        name="moe-1.3t",
-        layers=96,
-        width=18944,
-        heads=148,
-        kv_heads=148,
-        hidden=3328,
-        sequence_length=2048,
-        experts=64,
+        name="moe-1.3t", layers=96, width=18944, heads=148, kv_heads=148, hidden=3328, sequence_length=2048, experts=64
     ),
     Moe(name="moe-1.6t", layers=64, width=10240, heads=80, kv_heads=8, hidden=12544, sequence_length=2048, experts=64),
     _TINY,
@@ -168,4 +160,4 @@ MODELS = (
     _MIXTRAL.dense(),
     _TINY.dense(),
 )
-"""Dense siblings of equal active parameters among them."""
+"""Mixtures, and dense models with as many active parameters."""

@@ -3,8 +3,8 @@
 Shapes: B samples, S tokens of a sample on this rank, D width, F features of an expert, E experts, k of a token;
 n = B S tokens, G of them in a group, R rows (a row is one token on its way to one expert).
 
-A layer works alone: router, experts, and all rows stay where they are.  Expert parallelism slices the experts and sets
-``dispatch``, which moves rows to where their experts are and back; how tokens choose, drop and add up stays here.
+A layer works on one rank without communication.  Expert parallelism slices the experts and sets ``dispatch``, which
+moves rows to their experts and back.
 """
 
 from __future__ import annotations
@@ -21,50 +21,43 @@ from perfsuite.models.experts_module import Experts
 from perfsuite.models.llama import Llama
 from perfsuite.models.llama_module import LlamaModule
 from perfsuite.models.moe import Moe
-from perfsuite.models.routes_module import Route, dropless, imposed, within_capacity
 from perfsuite.models.routing import Routing
 
 Dispatch = Callable[[torch.Tensor, torch.Tensor, Experts], tuple[torch.Tensor, torch.Tensor]]
-"""(R, D) rows sorted by expert and (E,) rows of each to (R, D) computed rows and (E on this rank,) rows computed."""
+"""(R, D) rows sorted by expert and (E,) rows of each -> (R, D) computed rows and (E on this rank,) rows computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """What this rank holds of every sample where a sequence is split over ranks, and how to see the rest."""
+    """This rank's part of every sample if ranks share a sequence."""
 
-    places: torch.Tensor
-    """(S,) positions of this rank's tokens in the whole sample."""
-    length: int
-    """Tokens of the whole sample."""
+    places: torch.Tensor  # (S,) positions of this rank's tokens in the whole sample
+    length: int  # Tokens of the whole sample
     add_up: Callable[[torch.Tensor], None]
-    """Replaces a tensor by its sum over all ranks that hold parts of the same samples."""
-    averaged: int = 1
-    """Of those ranks, how many have their gradients averaged and not added up."""
+    """Replace a tensor by its sum over all ranks that hold parts of the same samples."""
+    averaged: int = 1  # The number of those ranks whose gradients are averaged and not summed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What routing was like in one forward; tensors, so that nothing waits for the device."""
+    """Figures of routing in one forward, as tensors, so that the host does not wait for the device."""
 
-    imbalance: torch.Tensor
-    """Rows of the fullest expert on this rank over the mean of all experts."""
-    dropped_share: torch.Tensor
-    """Rows that no expert took, of all that this rank's tokens asked for."""
-    balance_loss: torch.Tensor
-    """E x sum of f_e P_e without its weight; 1 where routing is even."""
+    imbalance: torch.Tensor  # Rows of the fullest expert on this rank over the mean of all experts
+    dropped_share: torch.Tensor  # Share of this rank's rows that no expert took
+    balance_loss: torch.Tensor  # E x sum of f_e P_e without its weight; 1 for even routing
 
 
 class Router(nn.Module):
-    """How much of every token each expert should have; called as a module, so that who gathers weights knows when."""
+    """Probabilities of the experts of each token; a module of its own, so that strategies can gather its weights."""
 
     def __init__(self, width: int, experts: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to (B, S, E) probabilities, in fp32."""
+        """Return (B, S, E) probabilities of (B, S, D), in fp32."""
         weight: torch.Tensor = self.weight
-        if hasattr(weight, "to_local"):  # the same on all ranks of tp, whose tokens differ: gradients add up
+        if hasattr(weight, "to_local"):  # all ranks of tp hold it and see different tokens, so gradients add up
             from torch.distributed.tensor import Partial
 
             weight = weight.to_local(grad_placements=[Partial()])
@@ -72,7 +65,7 @@ class Router(nn.Module):
 
 
 class MoeMlp(nn.Module):
-    """Every token goes through the k experts that the router gives most to; their outputs are added by its weights."""
+    """Every token goes to the k experts that the router prefers; their outputs are added with its weights."""
 
     def __init__(self, width: int, hidden: int, routing: Routing) -> None:
         super().__init__()
@@ -80,55 +73,48 @@ class MoeMlp(nn.Module):
         self.router = Router(width, routing.experts)
         self.experts = Experts(routing.experts, width, hidden)
         self.dispatch: Dispatch = alone
-        self.split: Split | None = None
-        """None: this rank holds whole samples."""
+        self.split: Split | None = None  # This rank's part of split samples; None: it holds whole samples
         self.loss_factor: float | torch.Tensor = 1.0
-        """What the micro-batch's mean loss is multiplied by before its backward; the balance loss is, too."""
-        self.figures: Figures | None = None
-        """Of the latest forward."""
+        """Factor of the micro-batch's mean loss before its backward, and of the balance loss."""
+        self.figures: Figures | None = None  # Figures of the latest forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to the same."""
+        """Return (B, S, D) for (B, S, D)."""
         shape, routing = x.shape, self.routing
         probabilities = self.router(x)
         weights, chosen = self._choose(probabilities)
         balance = self._balance_loss(probabilities, chosen)
         if routing.balance_weight:
             weighted = balance * routing.balance_weight
-            x = _Beside.apply(x, weighted, self.loss_factor)  # type: ignore[no-untyped-call] # torch does not type it
+            x = _AddLoss.apply(x, weighted, self.loss_factor)  # type: ignore[no-untyped-call] # torch does not type it
         tokens = x.reshape(-1, shape[-1])
-        route = self._route(chosen)
+        route = dropless(chosen, routing.experts) if routing.capacity is None else within_capacity(chosen, routing)
         padded = torch.cat((tokens, tokens.new_zeros(1, shape[-1])))
         rows, load = self.dispatch(padded[route.source], route.counts, self.experts)
         rows = torch.cat((rows, rows.new_zeros(1, shape[-1])))
-        # Gathered, not added by index: the order of a sum is then the same in every run.
+        # Rows are gathered and not added by index, so that the order of sums is the same in every run.
         chosen_rows = rows[route.target].view(*chosen.shape, shape[-1])
         self._note(load, chosen, route, balance)
         mixed: torch.Tensor = (chosen_rows * weights.to(x.dtype)[..., None]).sum(dim=-2)
         return mixed.view(shape).type_as(x)
 
     def _choose(self, probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and experts of every token, (B, S, k); the k weights sum to 1, a single one is its probability."""
+        """Return weights and experts of every token, (B, S, k); several weights sum to 1, one is its probability."""
         routing = self.routing
         if routing.hot_tokens is None:
             weights, chosen = probabilities.topk(routing.top_k, dim=-1)
         else:
-            places = self._places(probabilities)
-            chosen = imposed(places, routing)
-            chosen = chosen.expand(*probabilities.shape[:-1], -1)
+            device = probabilities.device
+            whole = torch.arange(probabilities.shape[1], device=device)
+            places = whole if self.split is None else self.split.places.to(device)
+            chosen = imposed(places, routing).expand(*probabilities.shape[:-1], -1)
             weights = probabilities.gather(-1, chosen)
         return (weights / weights.sum(dim=-1, keepdim=True) if routing.top_k > 1 else weights), chosen
 
-    def _places(self, probabilities: torch.Tensor) -> torch.Tensor:
-        if self.split is not None:
-            return self.split.places.to(probabilities.device)
-        return torch.arange(probabilities.shape[1], device=probabilities.device)
-
     def _balance_loss(self, probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Mean over samples of E x sum over e of f_e P_e: f_e the share of rows that chose e, P_e its mean probability.
-
-        Taken sample by sample, so that it does not depend on which samples come together.  Of a sequence that is split,
-        this is the rank's part, times the ranks over which gradients are averaged: parts add up where gradients do.
+        """Return the mean over samples of E x sum over e of f_e P_e.  f_e is the share of rows that chose e, P_e the
+        mean probability of e.  Computed per sample, so that it does not depend on the batch.  For a split sequence this
+        is the rank's part, times the number of ranks over which gradients are averaged: parts add up like gradients.
         """
         counts = torch.zeros_like(probabilities[:, 0]).scatter_add_(
             1, chosen.flatten(1), torch.ones_like(chosen.flatten(1), dtype=probabilities.dtype)
@@ -141,35 +127,22 @@ class MoeMlp(nn.Module):
         shares, means = counts / (length * self.routing.top_k), probabilities.sum(dim=1) / length
         return averaged * self.routing.experts * (shares * means).sum(dim=-1).mean()
 
-    def _route(self, chosen: torch.Tensor) -> Route:
-        if self.routing.capacity is None:
-            return dropless(chosen, self.routing.experts)
-        return within_capacity(chosen, self.routing)
-
     def _note(self, load: torch.Tensor, chosen: torch.Tensor, route: Route, balance: torch.Tensor) -> None:
-        """Keep what routing was like.  With a capacity buffers are full whatever was chosen: then it is the choice."""
+        """Keep the figures of routing; with a capacity, buffers are full, so the imbalance is that of the choice."""
+        mean = chosen.numel() / self.routing.experts
         if self.routing.capacity is not None:
             load = torch.zeros_like(route.counts).index_add(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
-            mean = chosen.numel() / self.routing.experts
-        else:
-            mean = self._mean_load(load, chosen)
+        else:  # every rank sends as many rows
+            mean *= getattr(self.dispatch, "sources", 1)
         parts = 1 if self.split is None else self.split.length / chosen.shape[1] / self.split.averaged
         kept = (route.target < len(route.source)).float().mean()
         self.figures = Figures(
             imbalance=load.max() / mean, dropped_share=1 - kept, balance_loss=balance.detach() * parts
         )
 
-    def _mean_load(self, load: torch.Tensor, chosen: torch.Tensor) -> float:
-        """Rows of an expert, the mean over all, where every rank sends as many."""
-        sources = getattr(self.dispatch, "sources", 1)
-        return float(sources * chosen.numel() / self.routing.experts)
 
-
-class _Beside(torch.autograd.Function):
-    """Passes a tensor through; in the backward the loss beside it gets its gradient.
-
-    So a block's loss needs no way to the end of the model, which may be on another rank.
-    """
+class _AddLoss(torch.autograd.Function):
+    """Returns its input; its backward adds the gradient of a second loss, which so does not need the model's end."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
@@ -182,7 +155,7 @@ class _Beside(torch.autograd.Function):
 
 
 def alone(rows: torch.Tensor, counts: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-    """All experts are here."""
+    """Compute rows whose experts are all on this rank."""
     return experts(rows, counts), counts
 
 
@@ -190,29 +163,25 @@ class MoeModule(LlamaModule):
     """A mixture of experts."""
 
     def new_mlp(self, config: Llama) -> nn.Module:
-        """Router and experts."""
+        """Return the router and experts of a layer."""
         assert isinstance(config, Moe)
         return MoeMlp(config.width, config.hidden, config.routing)
 
 
 def moe_layers(module: nn.Module) -> Iterator[MoeMlp]:
-    """Every mixture of experts in ``module``, first to last."""
+    """Yield every mixture of experts in ``module``, first to last."""
     return (part for part in module.modules() if isinstance(part, MoeMlp))
 
 
 def set_loss_factor(module: nn.Module, factor: float | torch.Tensor) -> None:
-    """Tell the balance losses what a micro-batch's mean loss is multiplied by before its backward.
-
-    That is 1 over the micro-batches, times the scale of fp16, and 1 over the ranks where gradients are only summed.
-    """
+    """Set the factor of the balance losses to that of a micro-batch's mean loss before its backward."""
     for layer in moe_layers(module):
         layer.loss_factor = factor
 
 
 def router_figures(module: nn.Module) -> Figures | None:
-    """Of the latest forward: the least even layer, means of what was dropped and of the balance loss.
-
-    None for a module without experts, or before its first forward.  Nothing waits for the device.
+    """Return the figures of the latest forward: the least even layer, and means over layers of the other figures.  None
+    for a module without experts, or before its first forward.  The host does not wait for the device.
     """
     of_layers = [layer.figures for layer in moe_layers(module) if layer.figures is not None]
     if not of_layers:
@@ -222,3 +191,68 @@ def router_figures(module: nn.Module) -> Figures | None:
         dropped_share=torch.stack([figures.dropped_share for figures in of_layers]).mean(),
         balance_loss=torch.stack([figures.balance_loss for figures in of_layers]).mean(),
     )
+
+
+# -- routes: from the experts that tokens chose to rows sorted by expert, and back -------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """The token of each row, and the row of each token's choices."""
+
+    source: torch.Tensor  # (R,) token of each row, sorted by expert; n, one beyond the last token, for an empty row
+    target: torch.Tensor  # (n k,) row of each choice; R, one beyond the last row, for a dropped choice
+    counts: torch.Tensor  # (E,) rows of each expert
+
+
+def dropless(chosen: torch.Tensor, experts: int) -> Route:
+    """Return a route with a row for every choice of (B, S, k)."""
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    target = torch.empty_like(order)
+    target[order] = torch.arange(len(order), device=order.device)
+    # bincount would wait for the device to know the length of its result.
+    counts = torch.zeros(experts, dtype=flat.dtype, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    return Route(source=order // chosen.shape[-1], target=target, counts=counts)
+
+
+def within_capacity(chosen: torch.Tensor, routing: Routing) -> Route:
+    """Return a route with the same number of rows for every expert and group: excess choices are dropped, free rows are
+    empty.  First choices come before second ones and early tokens before late ones, as in GShard and DeepSpeed.
+    """
+    capacity, experts, k = routing.capacity, routing.experts, chosen.shape[-1]
+    assert capacity is not None, "dropless routing has no capacity"
+    tokens = chosen.numel() // k
+    groups = tokens // routing.group_tokens
+    ranked = chosen.reshape(groups, routing.group_tokens, k).transpose(1, 2).reshape(groups, -1)  # (groups, k G)
+    places = F.one_hot(ranked, experts).cumsum(dim=1).gather(2, ranked[..., None]).squeeze(-1) - 1
+    group = torch.arange(groups, device=chosen.device)[:, None]
+    rows = experts * groups * capacity
+    slots = torch.where(places < capacity, (ranked * groups + group) * capacity + places, rows)
+    target = slots.view(groups, k, -1).transpose(1, 2).reshape(-1)
+    source = torch.full((rows + 1,), tokens, device=chosen.device)
+    source[target] = torch.arange(tokens * k, device=chosen.device) // k
+    counts = torch.full((experts,), groups * capacity, device=chosen.device)
+    return Route(source=source[:-1], target=target, counts=counts)
+
+
+def imposed(places: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the experts of the tokens at these ``places`` of a sample, (S, k): a pattern in place of a router's
+    choice.
+
+    n tokens of a sample's T, evenly spaced, choose expert 0; the other rows are dealt to experts 1 to E - 1 in turn.
+    So expert 0 has n E / (T k) times the mean load in every sample, in any split of the samples.
+
+    >>> from perfsuite.models.moe import Moe
+    >>> sizes = dict(layers=1, width=8, heads=2, kv_heads=2, hidden=8, sequence_length=4, experts=4)
+    >>> imposed(torch.arange(4), Moe(name="m", skew=1.0, **sizes).routing).tolist()
+    [[1, 2], [0, 3], [1, 2], [0, 3]]
+    """
+    count, of = routing.hot_tokens, routing.sequence_length
+    assert count is not None, "no imbalance is imposed"
+    before = places * count // of
+    is_hot = (places + 1) * count // of - before
+    dealt = routing.top_k * places - before
+    turn = torch.arange(routing.top_k, device=places.device) - is_hot[:, None]
+    others = 1 + (dealt[:, None] + turn) % max(routing.experts - 1, 1)
+    return torch.where(turn < 0, 0, others)

@@ -1,11 +1,10 @@
-"""Video files of a data set: written by the suite for its own cases, decoded when a sample is read.
+"""Video files of a data set: written for generated data sets, decoded when a sample is read.
 
-Decoding is PyAV's (the extra ``video``), which has FFmpeg in it.
+Decoding uses PyAV (the extra ``video``), which includes FFmpeg.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +17,12 @@ from perfsuite.base.errors import InvalidParameter
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_CODECS = ("libx264", "mpeg4")
-"""The first that FFmpeg was built with writes the suite's own files."""
-_RATE = 24
-"""Frames of a second."""
+_CODECS = ("libx264", "mpeg4")  # Codecs to write with, in order of preference
+_RATE = 24  # Frames per second
 
 
 def has_codec() -> bool:
-    """Whether video files can be decoded here."""
+    """Return whether video files can be decoded here."""
     return importlib.util.find_spec("av") is not None
 
 
@@ -39,11 +36,11 @@ def require_files(folder: Path, rows: int) -> None:
     """Raise InvalidParameter unless ``folder`` has ``rows`` video files and they can be decoded here."""
     files = len(_files(folder)) if folder.is_dir() else -1
     if files < rows:
-        state = f"has {files} video files" if files >= 0 else "is no folder"
+        state = f"has {files} video files" if files >= 0 else "is not a folder"
         raise InvalidParameter(f"{folder} {state}, and the data set counts {rows}; copy them again")
     if not has_codec():
         raise InvalidParameter(
-            f"{folder} has video files, which PyAV decodes, and PyAV is not installed; "
+            f"{folder} has video files, and PyAV, which decodes them, is not installed; "
             "install it with pip install 'perfsuite[video]', or give raw frames of dtype uint8"
         )
 
@@ -56,7 +53,7 @@ class Clips(Sequence["npt.NDArray[np.uint8]"]):
     """The video files of a folder as rows of one shape."""
 
     def __init__(self, folder: Path, shape: tuple[int, ...]) -> None:
-        """``shape``: (3, frames, height, width) of a row."""
+        """Read rows of ``shape``: (3, frames, height, width)."""
         self._files = _files(folder)
         self._shape = shape
 
@@ -64,14 +61,14 @@ class Clips(Sequence["npt.NDArray[np.uint8]"]):
         return len(self._files)
 
     def __getitem__(self, index: Any) -> Any:
-        """The first frames of one file, scaled to the shape's height and width; 0 to 255."""
+        """Return the first frames of one file, scaled to the shape's height and width; 0 to 255."""
         av, file = _av(), self._files[index]
         _, frames, height, width = self._shape
         try:
             with av.open(str(file)) as container:
                 if not container.streams.video:
                     raise InvalidParameter(f"{file} has no video in it; give a video file, or leave it out")
-                container.streams.video[0].thread_type = "NONE"  # as many threads as loaders, and no more
+                container.streams.video[0].thread_type = "NONE"  # one thread per loader
                 decoded = []
                 for frame in container.decode(video=0):
                     decoded.append(frame.reformat(width=width, height=height, format="rgb24").to_ndarray())
@@ -87,14 +84,15 @@ class Clips(Sequence["npt.NDArray[np.uint8]"]):
 
 
 def write(file: Path, shape: tuple[int, ...], *, seed: int) -> None:
-    """A video of (3, frames, height, width): waves that travel, with some noise, so that there is something to code."""
+    """Write a video of (3, frames, height, width): moving waves with some noise, so that coding has work to do."""
     av = _av()
     _, frames, height, width = shape
     random = np.random.default_rng(seed)
     across, down = np.meshgrid(np.arange(width), np.arange(height))
     waves = random.uniform(0.01, 0.2, (3, 3))
     with av.open(str(file), "w", format="mp4") as container:
-        stream = container.add_stream(_codec(), rate=_RATE)
+        codec = next(name for name in _CODECS if name in av.codecs_available)
+        stream = container.add_stream(codec, rate=_RATE)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.thread_count = 1
         for time in range(frames):
@@ -103,8 +101,3 @@ def write(file: Path, shape: tuple[int, ...], *, seed: int) -> None:
             frame = av.VideoFrame.from_ndarray(picture.clip(0, 255).astype(np.uint8), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-
-
-@functools.cache
-def _codec() -> str:
-    return next(name for name in _CODECS if name in _av().codecs_available)

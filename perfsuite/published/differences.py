@@ -1,16 +1,17 @@
-"""How a run differs from a published row: settings that both state and differ in, and those that only one states.
+"""Differences between a run and a published row: settings that both state and differ in, or that only one states.
 
-A recipe may fill what its row leaves unsaid, and says why (:attr:`Recipe.ours`); a case is then compared with the
-recipe there.  No difference means: every setting of either side, defaults included, is the same or ours; what of them
-nobody knows, :func:`equality` says.
+A recipe may set a value that its row does not state, with a reason (:attr:`Recipe.reasons`); a case is then compared
+with the recipe.  Without a difference every setting of both sides, defaults included, agrees or has a reason;
+:func:`equality` lists the unknown ones.
 
-A setting has one name, whether a report states it or a case has it as parameters.  A training step: model and its
+A setting has one name, whether a report states it or a case has it as parameter.  A training step: model and its
 shape, sequence_length, vocabulary, dtype, strategy and its options, mesh, micro_batch_size, num_micro_batches,
 global_batch_size, checkpointing, data, ...; other workloads: their fields.  Every run: devices, nodes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,21 +29,17 @@ from perfsuite.published.recipes import Recipe, recipe_of
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """A case as it ran, or would."""
+    """A case that ran, or would run."""
 
-    workload: str
-    """Class with or without its module, or in snake case."""
-    parameters: Mapping[str, Any]
-    """Fields of the workload."""
+    workload: str  # Class with or without its module, or in snake case
+    parameters: Mapping[str, Any]  # Fields of the workload
     world_size: int
-    platform: str = ""
-    """Empty: of any."""
-    nodes: int | None = None
-    """Hosts; None where nobody noted them."""
+    platform: str = ""  # Empty: any platform
+    nodes: int | None = None  # Hosts; None if unknown
 
 
 def differences(run: Ran | Recipe, row: PublishedRun) -> tuple[str, ...]:
-    """How ``run`` differs from a published row, one phrase for each setting, sorted by name.
+    """Return the differences of ``run`` from a published row, one phrase per setting, sorted by name.
 
     >>> from perfsuite.published.lookup import select
     >>> row = select(platform="s4000", model="llama2-7b")[0]
@@ -58,23 +55,23 @@ def differences(run: Ran | Recipe, row: PublishedRun) -> tuple[str, ...]:
 
 
 def equality(run: Ran | Recipe, row: PublishedRun) -> str:
-    """Whether ``run`` is the published one, in words.
+    """Return in words whether ``run`` is the published one.
 
     >>> from perfsuite.published.lookup import select
     >>> row = select(platform="v100", model="gpt-1536x16")[0]
     >>> equality(recipe_of("003/results", row.line), row)
-    'equal as far as the report says: gradient clipping, EMA of the weights, loss scale not said'
+    'equal as far as the report says: gradient clipping, EMA of the weights, loss scale not stated'
     """
     phrases = differences(run, row)
-    return f"differs: {'; '.join(phrases)}" if phrases else f"equal{said(row, run)}"
+    return f"differs: {'; '.join(phrases)}" if phrases else f"equal{not_stated(row, run)}"
 
 
-def said(row: PublishedRun, run: Ran | Recipe) -> str:
-    """What nobody knows of a row, of the settings that ``run`` has: the end of a sentence, or nothing."""
+def not_stated(row: PublishedRun, run: Ran | Recipe) -> str:
+    """Return the unknown settings of a row among those of ``run``, as the end of a sentence, or nothing."""
     recipe = recipe_of(f"{row.report}/{row.table}", row.line)
     settings = _settings_of_run(run)
     unknown = [words for name, words in (recipe.unknown if recipe else {}).items() if name in settings]
-    return f" as far as the report says: {', '.join(unknown)} not said" if unknown else ""
+    return f" as far as the report says: {', '.join(unknown)} not stated" if unknown else ""
 
 
 def _compared(run: Ran | Recipe, row: PublishedRun) -> Iterator[str]:
@@ -85,25 +82,25 @@ def _compared(run: Ran | Recipe, row: PublishedRun) -> Iterator[str]:
         recipe = run
     settings = _settings_of_run(run)
     filled = settings if recipe is run else _settings_of_run(recipe) if recipe else {}
-    ours = recipe.ours if recipe else {}
+    reasons = recipe.reasons if recipe else {}
     stated, by_name = _settings_of_row(row)
-    stated = {**{name: value for name, value in by_name.items() if name not in ours}, **stated}
+    stated = {**{name: value for name, value in by_name.items() if name not in reasons}, **stated}
     local = stated.pop("local_batch_size", None)
     if local is not None:
         samples = int(settings["micro_batch_size"] * settings["num_micro_batches"])
         if local != samples:
             yield f"local_batch_size {local}, not {samples}"
-    for name in sorted(set(stated) | set(settings) | (set(filled) & set(ours))):
-        theirs, own = stated.get(name), settings.get(name)
-        partly = isinstance(theirs, _Partly)
-        if own is not None and theirs is not None and not _agrees(theirs, own):
-            yield f"{name} {theirs}, not {own}"
-        elif theirs is not None and own is None:
-            yield f"{name} {theirs}, unsaid here"
-        elif (theirs is None or partly) and name not in ours:
-            yield f"{name} {own}, {'only partly' if partly else 'not'} said by the report"
-        elif (theirs is None or partly) and not _agrees(filled.get(name), own):
-            yield f"{name} {filled.get(name)} (ours: {ours[name]}), not {own}"
+    for name in sorted(set(stated) | set(settings) | (set(filled) & set(reasons))):
+        published, own = stated.get(name), settings.get(name)
+        partly = isinstance(published, _Partly)
+        if own is not None and published is not None and not _agrees(published, own):
+            yield f"{name} {published}, not {own}"
+        elif published is not None and own is None:
+            yield f"{name} {published}, not set here"
+        elif (published is None or partly) and name not in reasons:
+            yield f"{name} {own}, {'only partly' if partly else 'not'} stated by the report"
+        elif (published is None or partly) and not _agrees(filled.get(name), own):
+            yield f"{name} {filled.get(name)} (ours: {reasons[name]}), not {own}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +108,14 @@ class _Partly:
     """A setting that a row states in part."""
 
     text: str
-    allows: Callable[[Any], bool]
-    """Whether a value is possible."""
+    allows: Callable[[Any], bool]  # Return whether a value is possible
 
     def __str__(self) -> str:
         return self.text
 
 
-def _agrees(theirs: Any, own: Any) -> bool:
-    return theirs.allows(own) if isinstance(theirs, _Partly) else plain(theirs) == plain(own)
+def _agrees(published: Any, own: Any) -> bool:
+    return published.allows(own) if isinstance(published, _Partly) else plain(published) == plain(own)
 
 
 # ---- of a case or a recipe ----
@@ -137,39 +133,39 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "num_workers": 0,
     }
 )
-"""Of a training step's fields, where a recipe leaves them out."""
+"""Defaults of a training step's fields."""
 _PROGRAM: Mapping[str, Any] = MappingProxyType({field.name: field.default for field in dataclasses.fields(Program)})
-"""Of a training program's settings, where a case leaves them out."""
+"""Defaults of a training program's settings."""
 _NOT_SET_UP = (
     "micro_batch_size", "global_batch_size", "accumulation", "builds", "loss_steps", "target_loss", "program",
 )  # fmt: skip
-"""Fields of a training step that are counted as batches, or that say what is looked at beside it."""
+"""Fields of a training step that are counted as batches, or that select untimed builds."""
 _SHAPED = (
     "layers", "width", "heads", "words", "words_multiple", "context", "sequence_length", "frames", "experts", "top_k",
 )  # fmt: skip
-"""Fields of a model that show in its shape."""
+"""Fields of a model that its shape includes."""
 
 
 def _settings_of_run(run: Ran | Recipe) -> dict[str, Any]:
-    """Settings by the parameters of a run's workload; what is None or off is not set."""
-    given = {name: value for name, value in run.parameters.items() if value is not None}
-    mesh = given.pop("mesh", "")
+    """Return the settings of a run's workload; a value of None or off is not set."""
+    parameters = {name: value for name, value in run.parameters.items() if value is not None}
+    mesh = parameters.pop("mesh", "")
     shape = MeshShape.on(run.world_size, mesh)
     settings: dict[str, Any] = {"devices": run.world_size, "mesh": _written(dict(shape.axes))}
     if run.nodes is not None:
         settings["nodes"] = run.nodes
     if snake(run.workload) != "train_step":
-        return {**settings, **given}
-    fields = {**DEFAULTS, **given}
+        return {**settings, **parameters}
+    fields = {**DEFAULTS, **parameters}
     overrides = fields.pop("overrides", {})
     options = {name: value for name, value in fields.pop("options", {}).items() if value is not None}
-    if "data" in options:  # a training step has a field of that name
+    if "data" in options:  # a training step has a field of this name
         options["data_axes"] = options.pop("data")
     if fields["data"] not in ("generated", "video"):
         del fields["dataset_samples"]
     if fields["data"] == "synthetic":
         del fields["num_workers"]
-    # micro x accumulation x replicas = global, whichever of them is given
+    # micro x accumulation x replicas = global
     steps, replicas = fields.get("accumulation", 1), shape.replicas
     micro, whole = fields.get("micro_batch_size"), fields.get("global_batch_size")
     if micro is None:
@@ -188,7 +184,7 @@ def _settings_of_run(run: Ran | Recipe) -> dict[str, Any]:
 
 
 def _of_program(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What the training program does beside the model; settings that say nothing of this case are left out."""
+    """Return the settings of the training program without those that do not apply to the case."""
     settings = {**_PROGRAM, **fields.get("program", {})}
     settings = {name: "none" if value is None else value for name, value in settings.items()}
     if fields["dtype"] != "fp16":
@@ -197,20 +193,16 @@ def _of_program(fields: Mapping[str, Any]) -> dict[str, Any]:
         settings["loss_scale"] = "dynamic"
     if not settings["ema_on_host"]:
         del settings["ema_on_host"]
-    if settings["encoders"] == "none" and not _takes_videos(str(fields.get("model", ""))):
+    takes_videos = False
+    with contextlib.suppress(PerfsuiteError):
+        takes_videos = isinstance(models.find(str(fields.get("model", ""))), Dit)
+    if settings["encoders"] == "none" and not takes_videos:
         del settings["encoders"]
     return settings
 
 
-def _takes_videos(name: str) -> bool:
-    try:
-        return isinstance(models.find(name), Dit)
-    except PerfsuiteError:
-        return False
-
-
 def _written(axes: Mapping[str, int]) -> str:
-    """A mesh as text, axes of one rank left out."""
+    """Return a mesh as text, without axes of one rank."""
     kept = [f"{axis}{axes[axis]}" for axis in AXES if axes.get(axis, 1) > 1]
     return "-".join(kept) or "1"
 
@@ -218,7 +210,7 @@ def _written(axes: Mapping[str, int]) -> str:
 def _of_model(name: str, overrides: Mapping[str, Any], tp: int) -> dict[str, Any]:
     try:
         model = models.find(name, overrides).padded(tp)
-    except (PerfsuiteError, TypeError):  # somebody else's, or of another perfsuite
+    except (PerfsuiteError, TypeError):  # not a model of this perfsuite
         return {}
     routed = {"experts": model.experts, "top_k": getattr(model, "top_k", 0)} if model.experts else {}
     shape = models.stated({"model": name, "overrides": overrides}, tp)
@@ -228,14 +220,13 @@ def _of_model(name: str, overrides: Mapping[str, Any], tp: int) -> dict[str, Any
 # ---- of a published row ----
 
 _NAMES_NO_SETTING = ("config", "device", "component", "collective", "parameters", "active_parameters")
-"""What distinguishes rows of a table and sets up nothing, or follows from the model."""
+"""Settings that distinguish rows but do not change the run, or follow from the model."""
 _RENAMED = {"accumulation": "num_micro_batches", "stages": "pp", "sp": "cp"}
 
 
 def _settings_of_row(row: PublishedRun) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a published row says of its run by name, its table's own settings included, and what its model's name says.
-
-    A recipe may have the second otherwise for a reason.
+    """Return the settings of a published row by name, those of its table included, and those that its model's name
+    implies.  A recipe may change the second with a reason.
     """
     settings: dict[str, Any] = {
         _RENAMED.get(name, name): value for name, value in row.parameters.items() if name not in _NAMES_NO_SETTING
@@ -252,7 +243,7 @@ def _settings_of_row(row: PublishedRun) -> tuple[dict[str, Any], dict[str, Any]]
         settings["dtype"] = _Partly(text="amp", allows=("bf16", "fp16").__contains__)
     if settings.get("strategy") == "sp":
         settings.update(strategy="hybrid", sequence_parallel=True)
-    if method := settings.pop("method", ""):  # report 004: a plain kernel, a fused one, a fused one over a ring
+    if method := settings.pop("method", ""):  # report 004: a plain kernel, a fused one, a fused one in a ring
         settings.update({"attention": "math" if method == "standard" else "flash"})
         settings.update({"context": "ring"} if method == "ring" else {})
     settings.update(_mesh(settings))
@@ -263,7 +254,7 @@ def _settings_of_row(row: PublishedRun) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _mesh(settings: dict[str, Any]) -> dict[str, Any]:
-    """The mesh by its axes, taken out of ``settings``; a part of it where the axes have fewer ranks than there are."""
+    """Return the mesh, with its axes removed from ``settings``; a part of it if the axes lack ranks."""
     axes = {axis: settings.pop(axis) for axis in AXES if axis in settings}
     devices = settings.get("devices", 0)
     if settings.get("strategy") in ("ddp", "fsdp"):
@@ -279,7 +270,7 @@ def _mesh(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row_batches(settings: dict[str, Any]) -> dict[str, Any]:
-    """Batches in the three numbers that a case has, as far as they follow; taken out of ``settings``."""
+    """Return the three batch sizes of a case as far as they follow, removed from ``settings``."""
     local, vague = settings.pop("local_batch_size", None), settings.pop("batch_size", None)
     mesh, devices = settings.get("mesh"), settings.get("devices")
     replicas = MeshShape.parse(mesh).replicas if isinstance(mesh, str) else None

@@ -1,9 +1,8 @@
-"""The published reference tables: every figure of five reports as printed, with its source, meaning and label.
+"""The published reference tables: every figure of five reports as printed, with source, meaning and label.
 
-A figure is a reference and never a gate: it is shown beside what was measured.  Labels: M measured and plausible, M?
-measured but mislabelled or anomalous, R ratios usable and absolutes not, X contradictory.  The files under
-``baselines/published/`` hold figures and short headings, no sentences; each table carries a digest of its cells, so a
-slip of an editor's hand is found.
+Figures are shown for comparison and never judge a run.  Labels: M measured and plausible, M? measured but mislabelled
+or anomalous, R only ratios usable, X contradictory.  The files under ``baselines/published/`` hold figures and short
+headings, no sentences; each table has a digest of its cells, which shows accidental edits.
 """
 
 from __future__ import annotations
@@ -17,54 +16,39 @@ from typing import Any
 from perfsuite import models
 from perfsuite.base.mesh import MeshShape
 from perfsuite.published.numbers import printed
-from perfsuite.published.records import (
-    Label,
-    PublishedReport,
-    PublishedRow,
-    PublishedTable,
-    directory,
-    read_all,
-)
+from perfsuite.published.records import Label, PublishedReport, PublishedRow, PublishedTable, directory, read_all
 from perfsuite.published.roles import ROLES
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """One row of a published table: the run that it is of, and where it stands."""
+    """One row of a published table: its run and its place."""
 
     report: str
     table: str
     line: int
-    source: str
-    """File, heading and line."""
+    source: str  # File, heading and line
     platforms: tuple[str, ...]
     hardware: str
     model: str
     workload: str
-    parameters: Mapping[str, Any]
-    """Configuration of its run."""
+    parameters: Mapping[str, Any]  # Configuration of the run
     world_size: int | None
-    name: str
-    """What the report calls the row; empty where it has no name."""
-    out_of_memory: Mapping[str, Label]
-    """Metrics in whose place the report says that the run did not fit, with their labels."""
+    name: str  # Name of the row in the report; empty without one
+    out_of_memory: Mapping[str, Label]  # Metrics replaced by a note that the run did not fit, with their labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFigure(PublishedRun):
-    """One published figure with everything that is needed to show it beside a measurement."""
+    """One published figure with all data for a comparison with a measurement."""
 
     metric: str
     column: str
-    text: str
-    """As printed."""
-    value: float
-    """The printed number."""
-    unit: str
-    """What the number's unit really is."""
+    text: str  # As printed
+    value: float  # The printed number
+    unit: str  # The real unit of the number
     unit_published: str
-    metric_value: float
-    """In the unit of ``metric``."""
+    metric_value: float  # Value in the unit of ``metric``
     convention: str
     label: Label
     reason: str
@@ -76,12 +60,12 @@ class PublishedFigure(PublishedRun):
 
 @functools.cache
 def shipped() -> tuple[PublishedReport, ...]:
-    """The reports that perfsuite ships, read once."""
+    """Return the reports that perfsuite ships, read once."""
     return read_all(directory())
 
 
 def figures(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedFigure]:
-    """Every measured figure that has a metric, in report order."""
+    """Yield every measured figure that has a metric, in report order."""
     for table, row, run in _rows(reports):
         for column in table.columns:
             cell = table.cell(row, column) if column.metric else None
@@ -109,7 +93,7 @@ def _shipped_figures() -> tuple[PublishedFigure, ...]:
 
 
 def rows(reports: tuple[PublishedReport, ...]) -> Iterator[PublishedRun]:
-    """Every row that is of a run, in report order, also where its figures are blank; headings of groups are none."""
+    """Yield every row that is a run, in report order, also without figures; headings of groups are not runs."""
     for table, row, run in _rows(reports):
         if any(table.cell(row, column) for column in table.columns if column.role != "case"):
             yield run
@@ -148,7 +132,7 @@ def _run(report: PublishedReport, table: PublishedTable, row: PublishedRow) -> P
 
 
 def _parameters(table: PublishedTable, row: PublishedRow) -> dict[str, Any]:
-    """Configuration of a row's run: of the table, as stated around it, in its columns and by the row itself."""
+    """Return the configuration of a row's run: from the table, the text around it, its columns, and the row itself."""
     parameters: dict[str, Any] = dict(table.parameters)
     parameters.update({stated.role: stated.text for stated in table.stated if _is_setting(stated.role)})
     for column in table.columns:
@@ -162,7 +146,7 @@ def _parameters(table: PublishedTable, row: PublishedRow) -> dict[str, Any]:
 
 
 def _is_setting(role: str) -> bool:
-    """Whether a role sets up a run; numbers of parameters follow from the model and are left out."""
+    """Return whether a role is a setting of a run; numbers of parameters follow from the model and are not."""
     return ROLES[role].kind == "configuration" and ROLES[role].dimension != "size"
 
 
@@ -175,12 +159,14 @@ def lookup(
     metric: str = "",
     reports: tuple[PublishedReport, ...] | None = None,
 ) -> list[PublishedFigure]:
-    """Published figures of the run that a case is: same platform, workload, model and number of ranks.
+    """Return the published figures of a case's run: same platform, workload, model and number of ranks.
 
-    ``workload`` is a class's import path or name, or its name in snake case (``train_step``).  A parameter that the
-    report and the case both state must agree; a mesh counts as the sizes of its axes, and a model that perfsuite knows
-    as its width, layers, heads, length and vocabulary.  A report that names a model
-    matches a case that names it too, or that has its width, layers and heads.  Nothing found is an empty list.
+    ``workload`` is a class's import path or name, or its name in snake case (``train_step``).  Parameters that report
+    and
+    case both state must agree.  A mesh counts as the sizes of its axes, a model of perfsuite as its width, layers,
+    heads,
+    length and vocabulary.  A report that names a model matches a case with that name, or with its width, layers and
+    heads.
 
     >>> [str(figure.text) for figure in lookup("s4000", "train_step", {"model": "opensora"}, 8, metric="step_time_s")]
     ['3.950', '3949.72']
@@ -200,7 +186,7 @@ def lookup(
 def select(
     *, platform: str = "", model: str = "", metric: str = "", world_size: int | None = None
 ) -> list[PublishedFigure]:
-    """Shipped figures by any of platform, model, metric and number of ranks; what is left out matches everything."""
+    """Return the shipped figures by platform, model, metric and number of ranks; absent arguments match everything."""
     return [
         figure
         for figure in _shipped_figures()
@@ -224,9 +210,7 @@ def _agrees(figure: PublishedFigure, settings: Mapping[str, Any]) -> bool:
 
 
 def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that a case states (not None), a mesh taken apart into the sizes of dp, tp and pp, and the shape of
-    its model: a run of another length or vocabulary is another run.
-    """
+    """Return the parameters that a case states (not None), the sizes of dp, tp and pp and the model's shape."""
     settings = {name: value for name, value in parameters.items() if value is not None}
     options = settings.get("options")
     if isinstance(options, Mapping) and "schedule" in options:
@@ -242,13 +226,13 @@ def _settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def snake(workload: str) -> str:
-    """A workload as the reports' tables name it: ``train_step`` of ``perfsuite.workloads.training:TrainStep``."""
+    """Return a workload's name in the reports' tables: ``train_step`` of ``perfsuite.workloads.training:TrainStep``."""
     name = workload.rpartition(":")[2].rpartition(".")[2]
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 def plain(value: Any) -> str:
-    """Names compare without case and punctuation, numbers as numbers: llama2_7b is Llama2-7B, 8 is 8.0."""
+    """Return a value for comparison: llama2_7b is Llama2-7B, and 8 is 8.0."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{float(value):g}"
     return "".join(letter for letter in str(value).lower() if letter.isalnum())

@@ -1,7 +1,7 @@
-"""Printed numbers as what they are: intervals of the values that round to the printed digits, in exact fractions.
+"""Printed numbers as intervals of the values that round to the printed digits, in exact fractions.
 
-``18.9`` may have been anything from 18.85 to 18.95.  A rule that divides two printed numbers divides their intervals,
-so a table that was rounded correctly is never accused of its rounding.
+``18.9`` may be anything from 18.85 to 18.95.  A rule that divides two printed numbers divides their intervals, so that
+a correctly rounded table passes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from fractions import Fraction
 _NUMBER = re.compile(
     r"(?<![\w.])(?P<sign>[-+]?)(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)(?P<exponent>[eE][-+]?[0-9]+)?"
 )
-_LARGEST = 30
-"""Decimal places before or after the point that a figure may have; beyond that it is no measurement."""
+_LARGEST = 30  # Largest number of decimal places before or after the point of a figure
 _BOUND = re.compile(r"^\s*(?:[<>≤≥~≈]|<=|>=)")
 _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ _-]of[ _-]memory|无法运行|显存不足", re.IGNORECASE)
 _BLANK = frozenset({"", "-", "--", "---", "—", "/", "n/a", "na", "nan", "none", "null", "tbd"})
@@ -33,13 +32,13 @@ class Interval:
 
     @classmethod
     def exactly(cls, value: Fraction | float) -> Interval:
-        """The interval of one number; a float counts as the shortest decimal that prints like it."""
+        """Return the interval of one number; a float counts as the shortest decimal that prints like it."""
         exact = value if isinstance(value, Fraction) else Fraction(str(value))
         return cls(low=exact, high=exact)
 
     @property
     def middle(self) -> Fraction:
-        """Half way between the ends: the printed number."""
+        """Middle of both ends: the printed number."""
         return (self.low + self.high) / 2
 
     def __add__(self, other: Interval) -> Interval:
@@ -49,23 +48,23 @@ class Interval:
         return Interval(low=self.low - other.high, high=self.high - other.low)
 
     def __mul__(self, other: Interval) -> Interval:
-        if self.low >= 0 and other.low >= 0:  # nearly always, and half the work
+        if self.low >= 0 and other.low >= 0:  # the usual case, with half the work
             return Interval(low=self.low * other.low, high=self.high * other.high)
         ends = [a * b for a in (self.low, self.high) for b in (other.low, other.high)]
         return Interval(low=min(ends), high=max(ends))
 
     def over(self, other: Interval) -> Interval | None:
-        """The quotient; None where the divisor may be zero or negative, so that nothing can be said."""
+        """Return the quotient; None if the divisor may be zero or negative."""
         if other.low <= 0:
             return None
         return self * Interval(low=1 / other.high, high=1 / other.low)
 
     def meets(self, other: Interval) -> bool:
-        """Whether some number lies in both."""
+        """Return whether some number is in both."""
         return self.low <= other.high and other.low <= self.high
 
     def gap(self, expected: Interval) -> Fraction:
-        """How far outside ``expected`` this is, as a share of its middle; 0 when the two meet.
+        """Return the distance from ``expected`` as a share of its middle; 0 if the two meet.
 
         >>> printed("58.2").numbers[0].interval.gap(Interval.exactly(58.0)) == Fraction(15, 5800)
         True
@@ -85,7 +84,7 @@ class Interval:
 
 
 def total(parts: list[Interval]) -> Interval:
-    """The sum; 0 without parts."""
+    """Return the sum; 0 without parts."""
     return Interval(low=sum((part.low for part in parts), Fraction(0)), high=sum((p.high for p in parts), Fraction(0)))
 
 
@@ -94,21 +93,18 @@ class Number:
     """One number as it was printed."""
 
     value: Fraction
-    last_place: Fraction
-    """Weight of the last printed digit."""
-    digits: int
-    """Significant digits: from the first that is not zero to the last printed."""
-    filler: int = 0
-    """Zeros at the end of a whole number, which may stand for digits that were rounded away."""
+    last_place: Fraction  # Weight of the last printed digit
+    digits: int  # Significant digits: from the first that is not zero to the last printed
+    filler: int = 0  # Zeros at the end of a whole number, possibly digits that were rounded away
 
     @property
     def interval(self) -> Interval:
-        """Everything that rounds to the printed digits, ties either way."""
+        """Values that round to the printed digits, ties either way."""
         return Interval(low=self.value - self.last_place / 2, high=self.value + self.last_place / 2)
 
     @property
     def rounded(self) -> Interval:
-        """The interval of a measured figure: 3810 may be 3814 to three digits, 9000 may be 8951 to two, 1000 not 700.
+        """Interval of a measured figure: 3810 may be 3814 to three digits, 9000 may be 8951 to two, 1000 not 700.
 
         >>> printed("3810").numbers[0].rounded.ends, printed("3811").numbers[0].rounded.ends
         ('3805 to 3815', '3810 to 3812')
@@ -124,27 +120,27 @@ class Printed:
 
     text: str
     numbers: tuple[Number, ...]
-    bounded: bool
-    """The text is a bound or an estimate (``> 80 GB``): no interval can be given."""
+    bounded: bool  # Whether the text is a bound or an estimate (``> 80 GB``), so that it has no interval
 
     @property
     def blank(self) -> bool:
-        """Nothing is printed, or a placeholder such as ``-``."""
+        """Whether the cell is empty, or has a placeholder such as ``-``."""
         return self.text.strip().lower() in _BLANK
 
     @property
     def out_of_memory(self) -> bool:
-        """The cell says that the run did not fit."""
+        """Whether the cell says that the run did not fit."""
         return bool(_OUT_OF_MEMORY.search(self.text))
 
     def number(self, index: int = 0) -> Number | None:
-        """The number at this place in the text; None where there is none or only a bound."""
+        """Return the number at this place in the text; None if there is none or only a bound."""
         return None if self.bounded or index >= len(self.numbers) else self.numbers[index]
 
 
 @functools.lru_cache(maxsize=4096)
 def printed(text: str) -> Printed:
-    """Read a cell.  Digits that follow a letter belong to a name; ``15-33`` is two numbers, ``1,812`` is one.
+    """Return the numbers of a cell.  Digits after a letter belong to a name; ``15-33`` is two numbers, ``1,812`` is
+    one.
 
     >>> [float(number.value) for number in printed("44.2/48.0").numbers]
     [44.2, 48.0]

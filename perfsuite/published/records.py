@@ -1,6 +1,6 @@
-"""The files under ``baselines/published/``: their records (reports, tables, columns, rows, labels) and their reader.
+"""Records and reader of the files under ``baselines/published/``: reports, tables, columns, rows, labels.
 
-Each slip in a file is a BaselineError that names file, place and reason.
+Each error in a file is a BaselineError that names file, place and reason.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from perfsuite.published.numbers import Printed, printed
 from perfsuite.published.roles import ROLES
 from perfsuite.record.codec import from_json, plain_json
 
-SCHEMA = 1
-"""Version of the files; a reader refuses a higher one."""
+SCHEMA = 1  # Version of the files; a higher one is refused
 
 Label = Literal["M", "M?", "R", "X"]
 LABELS: tuple[Label, ...] = ("M", "M?", "R", "X")
-"""Measured; measured but mislabelled or anomalous; ratios usable, absolutes not; contradictory.  From best to worst."""
+"""Measured; measured but mislabelled or anomalous; only ratios usable; contradictory.  From best to worst."""
 
 Basis = Literal["rules", "outside"]
 Kind = Literal["result", "claim", "configuration", "environment", "advice"]
@@ -31,69 +30,52 @@ Kind = Literal["result", "claim", "configuration", "environment", "advice"]
 
 @dataclass(frozen=True, kw_only=True)
 class LabelJudgement:
-    """A label and why."""
+    """A label and its reason."""
 
     label: Label
     reason: str
-    basis: Basis = "rules"
-    """``rules``: the audit finds it by itself; ``outside``: it takes knowledge that is not in the report."""
+    basis: Basis = "rules"  # ``rules``: the audit finds it; ``outside``: it needs knowledge that the report lacks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Something that holds for a whole table or row: printed around it, or known from elsewhere."""
+    """A fact about a whole table or row: printed around it, or from another source."""
 
     role: str
-    text: str
-    """As printed."""
+    text: str  # As printed
     unit: str = ""
-    line: int = 0
-    """Line of the report; 0 for knowledge from elsewhere."""
-    source: str = ""
-    """Where knowledge from elsewhere comes from."""
+    line: int = 0  # Line of the report; 0 for facts from another source
+    source: str = ""  # The other source
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedColumn:
-    """One column: what is printed over it, and what its figures really are."""
+    """One column: its printed title and the real meaning of its figures."""
 
     name: str
-    role: str = "setting"
-    """What the report says it is: a role of the audit."""
-    title: str = ""
-    """As printed."""
+    role: str = "setting"  # Meaning by the report: a role of the audit
+    title: str = ""  # As printed
     unit_published: str = ""
-    unit: str = ""
-    """What the unit really is; empty: as published."""
-    convention: str = ""
-    """How the figure was counted."""
-    metric: str = ""
-    """Metric of perfsuite that it can be shown beside; empty: none."""
-    scale: float = 1.0
-    """Figure x scale is in the metric's unit."""
-    of: str = ""
-    """For a second number within the cells of another column: that column."""
-    index: int = 0
-    """Which number of the cell."""
-    prose: bool = False
-    """The cells are sentences and are not copied."""
-    judgement: LabelJudgement | None = None
-    """Where it differs from the table's."""
+    unit: str = ""  # The real unit; empty: as published
+    convention: str = ""  # How the figure was counted
+    metric: str = ""  # perfsuite's metric of the same meaning; empty: none
+    scale: float = 1.0  # Figure x scale is in the metric's unit
+    of: str = ""  # Column whose cells have this second number
+    index: int = 0  # Number of the figure in the cell
+    prose: bool = False  # Whether the cells are sentences, which are not copied
+    judgement: LabelJudgement | None = None  # Where it differs from the table's
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRow:
     """One row."""
 
-    line: int
-    """Line of the report."""
-    cells: tuple[Any, ...]
-    """By printed column: null, text, or [text, number or numbers]."""
+    line: int  # Line of the report
+    cells: tuple[Any, ...]  # By printed column: null, text, or [text, number or numbers]
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Configuration of the run, by audit role or workload parameter."""
     known: tuple[Stated, ...] = ()
-    judgement: LabelJudgement | None = None
-    """Where it differs from the table's."""
+    judgement: LabelJudgement | None = None  # Where it differs from the table's
     cell_judgements: Mapping[str, Any] = field(default_factory=dict)
     """Column -> judgement, where it differs from the row's."""
 
@@ -108,42 +90,33 @@ class PublishedTable:
     rows: tuple[PublishedRow, ...]
     kind: Kind = "result"
     layout: Literal["table", "lines"] = "table"
-    """``lines``: figures picked out of lines of text; the first column is perfsuite's own name for each."""
-    heading: str = ""
-    """Nearest heading of the report."""
-    line: int = 0
-    """Line of the report with the column titles."""
-    platforms: tuple[str, ...] = ()
-    """Platforms that it is a reference for; several where the report does not say which."""
+    """``lines``: figures from lines of text; the first column is perfsuite's name for each."""
+    heading: str = ""  # Nearest heading of the report
+    line: int = 0  # Line of the report with the column titles
+    platforms: tuple[str, ...] = ()  # Platforms of the figures; several if the report does not say which
     hardware: str = ""
     model: str = ""
-    workload: str = ""
-    """Workload in snake case: train_step, ..."""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Configuration of every run of the table."""
-    stated: tuple[Stated, ...] = ()
-    """Printed above or below the table."""
-    known: tuple[Stated, ...] = ()
-    """Known from elsewhere."""
-    run_set: str = ""
-    """Tables with one run set describe the same runs."""
+    workload: str = ""  # Workload in snake case, such as train_step
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # Configuration of every run of the table
+    stated: tuple[Stated, ...] = ()  # Facts printed above or below the table
+    known: tuple[Stated, ...] = ()  # Facts from another source
+    run_set: str = ""  # Tables with the same run set describe the same runs
     judgement: LabelJudgement = LabelJudgement(label="M", reason="")
-    digest: str = ""
-    """SHA-256 of the cells, see :func:`digest`."""
+    digest: str = ""  # SHA-256 of the cells, see :func:`digest`
 
     @property
     def printed_columns(self) -> tuple[PublishedColumn, ...]:
-        """The columns that the report prints, in its order."""
+        """Columns that the report prints, in its order."""
         return tuple(column for column in self.columns if not column.of)
 
     def cell(self, row: PublishedRow, column: PublishedColumn) -> Printed | None:
-        """What is printed; None for an empty cell."""
+        """Return the printed cell; None for an empty one."""
         names = [column.name for column in self.printed_columns]
         raw = row.cells[names.index(column.of or column.name)]
         return printed(raw if isinstance(raw, str) else raw[0]) if raw is not None else None
 
     def judge(self, row: PublishedRow | None = None, column: PublishedColumn | None = None) -> LabelJudgement:
-        """The label of a cell, a row, a column or the table: the nearest one wins."""
+        """Return the label of a cell, a row, a column or the table: the nearest one wins."""
         if row and column and column.name in row.cell_judgements:
             return from_json(LabelJudgement, row.cell_judgements[column.name])
         return (row and row.judgement) or (column and column.judgement) or self.judgement
@@ -154,19 +127,15 @@ class PublishedReport:
     """One report."""
 
     schema: int
-    report: str
-    """Three digits."""
+    report: str  # Number of three digits
     file: str
     title: str
     tables: tuple[PublishedTable, ...]
-    sha256: str = ""
-    """Of the report's file."""
+    sha256: str = ""  # SHA-256 of the report's file
 
 
 def digest(table: PublishedTable) -> str:
-    """SHA-256 over the printed cells: columns joined by a bar, rows by a newline; sentences that are not copied count
-    as empty.
-    """
+    """Return the SHA-256 of the printed cells: columns joined by a bar, rows by a newline, sentences as empty text."""
     rows = [
         ["" if raw is None else raw if isinstance(raw, str) else str(raw[0]) for raw in row.cells] for row in table.rows
     ]
@@ -174,7 +143,7 @@ def digest(table: PublishedTable) -> str:
 
 
 def read_report(path: Path) -> PublishedReport:
-    """One report's file; BaselineError names file, place and reason when it is damaged or of a newer schema."""
+    """Return one report's file; raises BaselineError, with file, place and reason, if it is damaged or newer."""
     try:
         plain = plain_json(content(path).decode())
     except OSError as error:
@@ -187,7 +156,7 @@ def read_report(path: Path) -> PublishedReport:
         raise BaselineError(f"{path}: {error}; restore the file") from None
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or "tables" not in plain:
-        raise BaselineError(f"{path}: no file of published tables (it lacks schema and tables); give one that is")
+        raise BaselineError(f"{path}: not a file of published tables (it lacks schema and tables); give such a file")
     if schema > SCHEMA:
         raise BaselineError(f"{path}: schema {schema} is newer than {SCHEMA}; update perfsuite to read it")
     try:
@@ -206,7 +175,7 @@ def _check(table: PublishedTable) -> None:
         if column.role not in ROLES:
             raise ValueError(f"table {table.id}: column {column.name} has the unknown role {column.role!r}")
         if column.of and column.of not in names:
-            raise ValueError(f"table {table.id}: column {column.name} is part of {column.of!r}, which is no column")
+            raise ValueError(f"table {table.id}: column {column.name} is part of {column.of!r}, which is not a column")
     if len(set(names)) != len(names):
         raise ValueError(f"table {table.id}: two columns have one name")
     for stated in (*table.stated, *table.known, *(fact for row in table.rows for fact in row.known)):
@@ -224,7 +193,7 @@ def _check_row(table: PublishedTable, row: PublishedRow) -> None:
         raise ValueError(f"{where}: {len(row.cells)} cells for {len(table.printed_columns)} columns")
     for name, judgement in row.cell_judgements.items():
         if name not in {column.name for column in table.columns}:
-            raise ValueError(f"{where}: a label for {name!r}, which is no column")
+            raise ValueError(f"{where}: a label for {name!r}, which is not a column")
         from_json(LabelJudgement, judgement)
     for column, raw in zip(table.printed_columns, row.cells, strict=True):
         if raw is None or isinstance(raw, str):
@@ -237,10 +206,10 @@ def _check_row(table: PublishedTable, row: PublishedRow) -> None:
 
 
 def directory() -> Path:
-    """Return the folder of the shipped tables.  Raises BaselineError where there are none."""
+    """Return the folder of the shipped tables; raises BaselineError if it is missing."""
     return shipped("baselines/published", "published", "*.json", BaselineError)
 
 
 def read_all(place: Path) -> tuple[PublishedReport, ...]:
-    """Every report of a directory, by name."""
+    """Return every report of a directory, by name."""
     return tuple(read_report(path) for path in sorted(place.glob("*.json")))

@@ -1,4 +1,4 @@
-"""Roles: what the figures of a table's column mean, and the units they may be printed in."""
+"""Roles: the meaning of the figures in a table's column, and their units."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from perfsuite.published.numbers import Interval
 
 @dataclass(frozen=True)
 class Role:
-    """What the figures of a column mean."""
+    """Meaning of the figures of a column."""
 
     about: str
     dimension: Literal[
         "text", "count", "number", "time", "rate", "memory", "share", "flops", "bandwidth", "size", "message"
     ]
     kind: Literal["configuration", "measured", "derived", "other"] = "other"
-    """``configuration`` distinguishes runs, ``measured`` was read off a clock or an allocator, ``derived`` computed."""
+    """``configuration`` distinguishes runs, ``measured`` is from a clock or an allocator, ``derived`` is computed."""
 
     @property
     def exact(self) -> bool:
-        """Counts are exact; everything else was rounded when it was printed."""
+        """Whether figures are exact: counts are, all others are rounded."""
         return self.dimension == "count"
 
 
@@ -83,7 +83,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         "optimizer_time": Role("part of the step: optimizer", "time", "measured"),
         "compute_time": Role("part of the step: computation", "time", "measured"),
         "communication_time": Role("part of the step: communication", "time", "measured"),
-        "remainder_time": Role("what no other part of the step holds", "time", "derived"),
+        "remainder_time": Role("rest of the step besides its other parts", "time", "derived"),
         "loss": Role("loss", "number", "measured"),
         "memory": Role("peak memory of a device", "memory", "measured"),
         "memory_baseline": Role("peak memory of a device without the feature under test", "memory", "measured"),
@@ -115,7 +115,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         "available_devices": Role("devices of the largest machine that was there", "count"),
     }
 )
-"""Every role that a column may have."""
+"""Roles of columns."""
 
 PARTS = (
     "part", "data_time", "forward_time", "backward_time", "optimizer_time", "compute_time", "communication_time",
@@ -123,8 +123,7 @@ PARTS = (
 )  # fmt: skip
 """Roles of the parts of a step."""
 
-DEGREES = ("dp", "tp", "pp", "cp", "sp", "ep")
-"""Roles of the sizes of a mesh."""
+DEGREES = ("dp", "tp", "pp", "cp", "sp", "ep")  # Roles of the sizes of a mesh
 
 NEVER_ZERO = frozenset(
     {
@@ -134,7 +133,7 @@ NEVER_ZERO = frozenset(
         *("latency", "training_time", "whole", "memory", "bandwidth", "algbw", "busbw", "tflops"),
     }
 )
-"""Roles of which 0 is not a figure: the run failed, or the value is below the printed digits."""
+"""Roles for which 0 is not a figure: the run failed, or the value is below the printed digits."""
 
 _K, _M, _G = Fraction(10**3), Fraction(10**6), Fraction(10**9)
 
@@ -163,11 +162,12 @@ SCALES: Mapping[str, Mapping[str, tuple[Fraction | int, ...]]] = MappingProxyTyp
 DEFAULT_UNITS: Mapping[str, str] = MappingProxyType(
     {"time": "s", "memory": "GB", "share": "", "flops": "TFLOPS", "bandwidth": "GB/s", "size": "", "message": "B"}
 )
-"""Unit of a column that names none."""
+"""Unit of a column without one."""
 
 
 def scale(dimension: str, unit: str) -> Interval:
-    """Factor from a unit to SI; an ambiguous unit (GB) gives an interval.  KeyError for an unknown unit.
+    """Return the factor from a unit to SI; an interval for an ambiguous unit (GB).  Raises KeyError for an unknown
+    unit.
 
     >>> scale("time", "ms").low == scale("time", "ms").high == Fraction(1, 1000)
     True

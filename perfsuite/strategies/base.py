@@ -1,4 +1,4 @@
-"""What a strategy is: options that need no torch, a rule about meshes, and a trainer on every rank."""
+"""Base class of strategies: options without torch, supported meshes, and a trainer on every rank."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ from perfsuite.strategies.traffic import Call
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer
 
-EXACT_TOLERANCE = 1e-5
-"""Relative error that sums in another order make in fp32."""
-NARROW_TOLERANCE = 2e-2
-"""Relative error where products or gradients keep 8 to 11 bits."""
+EXACT_TOLERANCE = 1e-5  # Largest relative error of fp32 sums in another order
+NARROW_TOLERANCE = 2e-2  # Largest relative error if products or gradients keep 8 to 11 bits
 
 
 def parity_tolerance(dtype: str) -> float:
-    """Relative error that is allowed against one process that computes in the same dtype."""
+    """Return the relative error allowed against one process that computes in the same dtype."""
     return EXACT_TOLERANCE if dtype == "fp32" else NARROW_TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
-    """Options of one way to train; subclasses are frozen dataclasses and know nothing of time."""
+    """Options of one strategy, in a frozen dataclass."""
 
     name: ClassVar[str]
     process: ClassVar[Process | None] = None
-    """Declared when it needs processes of its own."""
+    """Requirements on processes, if it needs separate ones."""
     preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that take long to import, beside torch and what every optimizer needs."""
+    """Modules that are slow to import, in addition to torch and the modules that every optimizer needs."""
     axes: ClassVar[tuple[str, ...]] = DATA_PARALLEL
-    """Axes of a mesh that it can train along."""
+    """Axes of a mesh along which it can train."""
     ignorable: ClassVar[bool] = True
-    """Its collectives can be made to do nothing, by which communication is told from computation."""
+    """Its collectives can be replaced by ones that do nothing, to measure exposed communication."""
 
     def require(self, shape: MeshShape) -> None:
         """Raise InvalidParameter unless it can train on a mesh of this shape."""
@@ -53,53 +51,47 @@ class Strategy(ABC):
             )
 
     def check_plan(self, plan: Plan, shape: MeshShape) -> None:
-        """Raise InvalidParameter where options contradict ``plan`` on a mesh of this shape; by default nothing can."""
+        """Raise InvalidParameter if options contradict ``plan`` on a mesh of this shape; by default none do."""
         return None
 
     def find_schedule(self, shape: MeshShape, num_micro_batches: int) -> Schedule | None:
-        """The order in which stages train the micro-batches of a step; None where the mesh has no stages.
-
-        Raises InvalidParameter, with the legal counts, where there is no such order.
-        """
+        """Return the order of a step's micro-batches, None without stages; InvalidParameter if there is none."""
         return None
 
     def twin(self, model: Model, shape: MeshShape, num_micro_batches: int) -> Model:
-        """A small sibling of ``model`` that still fills the mesh, for checks against one process."""
+        """Return a small model of the same architecture that still fills the mesh, for checks against one process."""
         return model.twin(shape)
 
     def needs_accelerator(self) -> str:
-        """The option that no CPU can have; empty, as by default, where there is none."""
+        """Return the option that needs an accelerator; empty, as by default, if there is none."""
         return ""
 
     def narrows(self, plan: Plan) -> bool:
-        """Whether parameters themselves are used in the plan's dtype; otherwise autocast narrows products alone."""
+        """Return whether parameters are used in the plan's dtype; otherwise autocast casts products only."""
         return False
 
     def tolerance(self, plan: Plan) -> float:
-        """Relative error of loss and gradients that is allowed against one process in the same dtype."""
+        """Return the relative error of loss and gradients allowed against one process in the same dtype."""
         return parity_tolerance(plan.dtype)
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
-        """What ``rank`` posts in one step, by closed form; None where there is none, as by default."""
+        """Return the collectives that ``rank`` posts in one step, by closed form; None, as by default, without one."""
         return None
 
     def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any] | None:
-        """The fields of :class:`perfsuite.record.result.Training` that the strategy decides.
-
-        None, as by default, where the record has no words for what the strategy or its options do.
-        """
+        """Return the fields of a record's ``Training`` that the strategy decides; None if these cannot express it."""
         return None
 
     @abstractmethod
     def build(self, rank: Rank, plan: Plan) -> Trainer:
-        """On every rank: the model on the rank's device, spread as the strategy does; imports torch."""
+        """Return the trainer of this rank: the model on its device, spread by the strategy; imports torch."""
 
 
 def require_hsdp(shape: MeshShape, strategy: str) -> None:
-    """Raise InvalidParameter where one of dp_replicate and dp_shard comes without the other."""
+    """Raise InvalidParameter if the mesh has only one of dp_replicate and dp_shard."""
     if ("dp_replicate" in shape.names) != ("dp_shard" in shape.names):
         raise InvalidParameter(
-            f"mesh {shape} has one of dp_replicate and dp_shard; strategy {strategy} needs both, or dp alone"
+            f"mesh {shape} has only one of dp_replicate and dp_shard; strategy {strategy} needs both, or dp alone"
         )
 
 

@@ -1,7 +1,7 @@
-"""Data parallelism of a part of a model beside other parallelisms, by FSDP2: its values spread, or a copy on each rank.
+"""Data parallelism of a part of a model by FSDP2, together with other parallelisms.
 
-Imported on ranks only.  Experts are spread over the ranks that have the same ones, everything else also over ``ep`` and
-``cp``: every one of those ranks has seen other tokens.
+Imported on ranks only.  Experts are spread over the ranks that hold the same experts, everything else also over ``ep``
+and ``cp``, whose ranks train different tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from perfsuite.strategies.plan import Plan
 
 
 class DataParallel:
-    """What spreads the parts of one module, a layer at a time."""
+    """Spreads the layers of one module."""
 
     def __init__(self, rank: Rank, plan: Plan, *, replicate: bool, reshard: bool) -> None:
-        """``replicate``: a copy on each rank; ``reshard``: gathered values are freed after a layer's forward.
-
-        In bf16 and fp16 it works also where there is nobody to share with: FSDP2 keeps the wide copy that the optimizer
-        steps, and everything that is computed and sent is narrow.
+        """``replicate``: keep a copy on each rank; ``reshard``: free gathered values after a layer's forward.  In bf16
+        and fp16 FSDP2 is used even on one rank: it keeps a wide copy for the optimizer and computes in the narrow
+        dtype.
         """
         shape = rank.shape
         shared, own = (*SHARDED, "ep", "cp"), (*SHARDED, "cp")
@@ -39,8 +38,9 @@ class DataParallel:
         self._kept: set[nn.Parameter] = set()
         self._reshard = reshard
         if self.active:
-            # Experts that no other rank has, where torch cannot leave parameters out: spread over this rank alone.
-            self._spreads_experts = self._spreads_experts or not leaves_out_parameters(rank)
+            # Old torch cannot leave parameters out: then experts without a copy are spread over this rank alone.
+            ignores = "ignored_params" in inspect.signature(fsdp_api(rank).fully_shard).parameters  # 2.5 does not
+            self._spreads_experts = self._spreads_experts or not ignores
             self._spread = _spreader(rank, plan, replicate=replicate)
             self._mesh = _mesh(rank, shared, replicate=replicate)
             self._own_mesh = _mesh(rank, own, replicate=replicate)
@@ -57,25 +57,20 @@ class DataParallel:
         self._spread(layer, self._mesh, self._kept, self._reshard)
 
     def spread_rest(self, module: nn.Module) -> None:
-        """Spread what the module has beside its layers: its backward comes right after its forward, so it stays."""
+        """Spread the parameters outside layers; they stay gathered, as their backward follows their forward at once."""
         if self.active:
             self._spread(module, self._mesh, self._kept, False)
 
 
-def leaves_out_parameters(rank: Rank) -> bool:
-    """Whether torch's fully_shard takes parameters to ignore; that of 2.5 does not."""
-    return "ignored_params" in inspect.signature(fsdp_api(rank).fully_shard).parameters
-
-
 def _mesh(rank: Rank, axes: tuple[str, ...], *, replicate: bool) -> DeviceMesh:
-    """One dimension over ``axes``; a second one before it where dp_replicate keeps copies of what is spread."""
+    """Return a mesh of one dimension over ``axes``; if dp_replicate keeps copies, it is a second dimension before."""
     if replicate or rank.shape.size("dp_replicate") == 1:
         return rank.submesh("dp_replicate", *axes)
     names = rank.submesh(*axes).mesh_dim_names
     assert names is not None
     root: Any = rank.mesh
     with warnings.catch_warnings():
-        # torch 2.11 and newer warn of slices with a flattened dimension; FSDP2 takes nothing but slices of one mesh.
+        # torch 2.11 and newer warn of slices with a flattened dimension, but FSDP2 needs slices of one mesh.
         warnings.filterwarnings("ignore", message="Slicing a flattened dim")
         sliced: DeviceMesh = root["dp_replicate", names[0]]
     return sliced
@@ -86,7 +81,7 @@ def _spreader(rank: Rank, plan: Plan, *, replicate: bool) -> Any:
     options: dict[str, Any] = {}
     if plan.half:
         narrow = getattr(torch, DTYPES[plan.dtype])
-        # Inputs are as narrow as they are meant to be: angles of positions stay wide.
+        # Inputs have the right dtype already: angles of positions stay wide.
         options["mp_policy"] = api.MixedPrecisionPolicy(
             param_dtype=narrow, reduce_dtype=narrow, cast_forward_inputs=False
         )

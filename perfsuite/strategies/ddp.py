@@ -1,4 +1,7 @@
-"""torch's DistributedDataParallel: every rank holds the whole model, gradients are averaged in buckets."""
+"""torch's DistributedDataParallel, and ZeroRedundancyOptimizer, which also spreads the optimizer's state.
+
+Every rank holds the whole model; gradients are averaged in buckets.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,15 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.base import NARROW_TOLERANCE, Strategy, require_choice
-from perfsuite.strategies.data_traffic import ddp_traffic
 from perfsuite.strategies.plan import Plan
-from perfsuite.strategies.traffic import Call
+from perfsuite.strategies.traffic import Call, ddp_traffic, zero_redundancy_traffic
 
 if TYPE_CHECKING:
     import torch
 
     from perfsuite.strategies.trainer import Trainer
 
-_ONE_BUCKET_MIB = 1 << 20
-"""Larger than any model: all gradients travel together once the last one is ready."""
+_ONE_BUCKET_MIB = 1 << 20  # Larger than any model: one bucket holds all gradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,43 +30,43 @@ class Ddp(Strategy):
     """Options of DistributedDataParallel."""
 
     bucket_mib: float = 25.0
-    """Gradients that travel together, MiB."""
+    """Size of a gradient bucket in MiB."""
     overlap: bool = True
-    """Buckets travel while the backward goes on; False: one bucket after it."""
+    """Send buckets during the backward; False: one bucket after it."""
     static_graph: bool = False
     """Promise that every step uses the same parameters in the same order."""
     compression: Literal["none", "fp16", "bf16"] = "none"
-    """dtype in which gradients travel."""
+    """dtype in which gradients are sent."""
 
     name: ClassVar[str] = "ddp"
 
     def __post_init__(self) -> None:
         require_choice("ddp", "compression", self.compression, ("none", "fp16", "bf16"))
         if not self.bucket_mib > 0:
-            raise InvalidParameter(f"bucket_mib={self.bucket_mib!r} of strategy ddp is no size; choose more than 0")
+            raise InvalidParameter(f"bucket_mib={self.bucket_mib!r} of strategy ddp is not valid; choose more than 0")
 
     def tolerance(self, plan: Plan) -> float:
-        """Compressed gradients are rounded."""
+        """Return the allowed error, which is larger for compressed gradients."""
         return super().tolerance(plan) if self.compression == "none" else NARROW_TOLERANCE
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
-        """Every gradient once, in buckets."""
+        """Return the messages: every gradient once, in buckets."""
         tally = ddp_traffic(
             plan, shape, bucket_bytes=self.bucket_bytes, item_bytes=4 if self.compression == "none" else 2
         )
         return None if tally is None else tally.calls()
 
     def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
-        """Nothing is spread; gradients may travel narrow or late."""
+        """Return overlap and dtype of the gradients; nothing is spread."""
         return {"overlap": self.overlap, "gradient_dtype": "fp32" if self.compression == "none" else self.compression}
 
     @property
     def bucket_bytes(self) -> float:
-        """Gradients that travel together, bytes."""
+        """Size of a bucket in bytes."""
         return (self.bucket_mib if self.overlap else _ONE_BUCKET_MIB) * 2**20
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
-        """The wrapped model and AdamW."""
+        """Return a trainer of the wrapped model with AdamW."""
         from perfsuite.strategies.trainer import Trainer, make_optimizer, new_whole_module
 
         module = new_whole_module(rank, plan)
@@ -82,8 +83,51 @@ class Ddp(Strategy):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ZeroRedundancy(Strategy):
+    """Options of ZeroRedundancyOptimizer."""
+
+    bucket_mib: float = 25.0
+    """Size of a gradient bucket in MiB."""
+
+    name: ClassVar[str] = "zero_redundancy"
+    preload: ClassVar[tuple[str, ...]] = ("torch.distributed.optim",)
+
+    def __post_init__(self) -> None:
+        if not self.bucket_mib > 0:
+            raise InvalidParameter(
+                f"bucket_mib={self.bucket_mib!r} of strategy zero_redundancy is not valid; choose more than 0"
+            )
+
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """Return the messages of DDP, and every parameter's new value."""
+        tally = zero_redundancy_traffic(plan, shape, bucket_bytes=self.bucket_mib * 2**20)
+        return None if tally is None else tally.calls()
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
+        """Return the sharding: the optimizer's state is spread."""
+        return {"sharding": "optimizer"}
+
+    def build(self, rank: Rank, plan: Plan) -> Trainer:
+        """Return a trainer of the wrapped model; each rank's AdamW keeps its parameters' state and sends new values."""
+        import torch
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        from perfsuite.strategies.trainer import Trainer, new_whole_module
+
+        module = new_whole_module(rank, plan)
+        unit = wrap(module, rank, Ddp(bucket_mib=self.bucket_mib))
+        optimizer: Any = ZeroRedundancyOptimizer(
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            optimizer_class=torch.optim.AdamW,
+            process_group=rank.group(),
+            lr=plan.learning_rate,
+        )
+        return Trainer(rank, plan, module=module, unit=unit, optimizer=optimizer, hold=hold(unit))
+
+
 def wrap(module: torch.nn.Module, rank: Rank, options: Ddp) -> Any:
-    """DistributedDataParallel around ``module`` over all ranks."""
+    """Return DistributedDataParallel around ``module`` over all ranks."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -95,7 +139,7 @@ def wrap(module: torch.nn.Module, rank: Rank, options: Ddp) -> Any:
         gradient_as_bucket_view=True,
         static_graph=options.static_graph,
     )
-    if dist.get_backend(group).rpartition(":")[2] == "fake":  # its calls return nothing that the reducer could wait for
+    if dist.get_backend(group).rpartition(":")[2] == "fake":  # the reducer cannot wait for its calls
         _register(wrapper, None, _keep)
     elif options.compression != "none":
         _register(wrapper, group, _compressing(options.compression))
@@ -103,12 +147,12 @@ def wrap(module: torch.nn.Module, rank: Rank, options: Ddp) -> Any:
 
 
 def hold(wrapper: Any) -> Callable[[bool], AbstractContextManager[None]]:
-    """Gradients are averaged in the last micro-batch of a step and only added up in the others."""
+    """Average gradients in the last micro-batch of a step, and only sum them in the others."""
     return lambda last: nullcontext() if last else wrapper.no_sync()
 
 
 def _register(wrapper: Any, state: object, hook: Callable[[Any, Any], Any]) -> None:
-    hook.__annotations__ = {}  # DDP compares annotations with its classes; here they are text
+    hook.__annotations__ = {}  # DDP compares annotations with classes; here they are text
     wrapper.register_comm_hook(state, hook)
 
 
@@ -121,9 +165,8 @@ def _keep(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
 
 
 def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
-    """A hook that sends a bucket in a narrower dtype.
-
-    torch's own are called from one of another name: DDP refuses its bf16 hook by name on backends that do know bf16.
+    """Return a hook that sends a bucket in a narrower dtype.  It wraps torch's own hooks under another name: DDP
+    refuses its bf16 hook by name on some backends that support bf16.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

@@ -1,8 +1,7 @@
-"""Expert parallelism: each rank along ``ep`` has some of the experts, and rows travel to theirs and back.
+"""Expert parallelism: each rank along ``ep`` holds some of the experts; rows are sent to their experts and back.
 
-``ep`` is a data axis: its ranks see different samples, and what is no expert they hold all of.  Along ``tp`` the
-experts' hidden features are split, and tokens as well, as sequence parallelism leaves them.
-Torch is imported on ranks only.
+``ep`` is a data axis: its ranks train different samples and hold all parameters except experts.  Along ``tp`` the
+experts' hidden features are split, and tokens as in sequence parallelism.  Torch is imported on ranks only.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
 
 
 def require(model: Model, shape: MeshShape, *, sequence_parallel: bool = True, zigzag: bool = True) -> None:
-    """Raise InvalidParameter unless the model's experts can be spread over a mesh of this shape.
-
-    ``zigzag``: along cp a rank holds two chunks of a sequence, from its beginning and from its end.
+    """Raise InvalidParameter unless the model's experts can be spread over a mesh of this shape.  ``zigzag``: along cp
+    a rank holds two chunks of a sequence, one from its beginning and one from its end.
     """
     ep, tp = shape.size("ep"), shape.size("tp")
     if not isinstance(model, Moe):
@@ -59,7 +57,7 @@ def require(model: Model, shape: MeshShape, *, sequence_parallel: bool = True, z
 
 
 def _require_groups(model: Moe, shape: MeshShape, *, zigzag: bool) -> None:
-    """Tokens that share a capacity must be on one rank, or another mesh would drop others."""
+    """Raise InvalidParameter unless tokens that share a capacity are on one rank: otherwise drops would differ."""
     cp, tp, tokens = shape.size("cp"), shape.size("tp"), model.sequence_length
     if model.capacity_factor is None or cp * tp == 1:
         return
@@ -81,16 +79,15 @@ def _divisors(number: int) -> str:
 
 
 def apply(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -> None:
-    """Slice the experts of ``module`` over ep and tp and let their rows travel, as the two functions below do in turn.
-
-    ``places``: (S / cp,) positions of this rank's tokens in a sample where cp splits it, before tp does; None: all.
+    """Slice the experts of ``module`` over ep and tp and connect their rows, by :func:`keep_own` and :func:`connect`.
+    ``places``: (S / cp,) positions of this rank's tokens in a sample that cp splits, before tp does; None: all.
     """
     keep_own(module, rank)
     connect(module, rank, places)
 
 
 def keep_own(module: nn.Module, rank: Rank) -> None:
-    """Keep this rank's part of every layer's experts; on the meta device, so that no rank ever makes the others."""
+    """Keep this rank's part of every layer's experts; on the meta device no rank allocates the others."""
     from perfsuite.models.moe_module import moe_layers
 
     shape, at = rank.shape, rank.shape.coordinates(rank.rank)
@@ -101,7 +98,7 @@ def keep_own(module: nn.Module, rank: Rank) -> None:
 
 
 def connect(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -> None:
-    """Let rows travel to the experts, of which every rank has its part and their values."""
+    """Connect the dispatch of rows; every rank has its part of the experts and their values."""
     from perfsuite.models.moe_module import moe_layers
 
     for layer in moe_layers(module):
@@ -110,14 +107,14 @@ def connect(module: nn.Module, rank: Rank, places: torch.Tensor | None = None) -
 
 
 def expert_modules(module: nn.Module) -> Iterator[Experts]:
-    """Parts of ``module`` whose parameters differ along ep, so that their gradients are added up without it."""
+    """Yield the parts of ``module`` whose parameters differ along ep, so that ep does not sum their gradients."""
     from perfsuite.models.moe_module import moe_layers
 
     return (layer.experts for layer in moe_layers(module))
 
 
 def record(rank: Rank, modules: Sequence[nn.Module]) -> None:
-    """Record what routing was like in the latest forward of the rank's modules; nothing where there are no experts."""
+    """Record the figures of routing in the latest forward of the rank's modules; nothing without experts."""
     from perfsuite.models.moe_module import router_figures
 
     figures_of_layers = [figures for figures in map(router_figures, modules) if figures is not None]
@@ -134,13 +131,13 @@ def record(rank: Rank, modules: Sequence[nn.Module]) -> None:
 
 
 def _lay_out_over_tp(layer: MoeMlp, rank: Rank) -> None:
-    """Tell DTensor that the router is the same along tp and the experts' features are split."""
+    """Wrap the layer in DTensors: the router is replicated along tp and the experts' features are split."""
     if rank.shape.size("tp") == 1:
         return
     from torch import nn
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    mesh = rank.submesh("tp")  # torch 2.5 takes no slice of a slice
+    mesh = rank.submesh("tp")  # torch 2.5 cannot slice a slice
     weight = layer.router.weight.detach()
     layer.router.weight = nn.Parameter(DTensor.from_local(weight, mesh, [Replicate()], run_check=False))
     for name, dim in EXPERT_FEATURES.items():

@@ -1,11 +1,11 @@
-"""Rows of tokens to the ranks that have their experts, and back.  Imported on ranks only.
+"""Sends rows of tokens to the ranks of their experts, and back.  Imported on ranks only.
 
 Shapes: R rows of D features on this rank, E experts, W ranks along ep, T along tp.
 
-Over ep a row goes to the rank of its expert: an all-to-all whose parts are as uneven as the routing.  Over tp every
-rank needs all rows of its tp group, of which each computes with its slice of the features: an uneven all-gather, for
-which stands an all-to-all of the rows repeated T times; the partial sums come back the same way and are added.
-Routing with a capacity makes all parts equal and known beforehand, so that no counts have to be exchanged.
+Over ep a row goes to the rank of its expert: an all-to-all with parts as uneven as the routing.  Over tp every rank
+needs all rows of its tp group and computes with its slice of the features: an uneven all-gather, implemented as an
+all-to-all of the rows repeated T times.  The partial sums return the same way and are added.  Routing with a capacity
+makes all parts equal, so that no counts are exchanged.
 """
 
 from __future__ import annotations
@@ -24,31 +24,26 @@ from perfsuite.models.experts_module import Experts
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """Rows by the rank they come from or go to."""
+    """Number of rows per source or destination rank."""
 
-    sent: list[int]
-    """Of this rank, to each rank along ep."""
-    received: list[int]
-    """From each rank along ep."""
-    gathered: list[int]
-    """From each rank along tp, after ep."""
-    counts: torch.Tensor
-    """(T W, E / W): rows of each of this rank's experts by where they come from, in the order of arrival."""
+    sent: list[int]  # From this rank to each rank along ep
+    received: list[int]  # From each rank along ep
+    gathered: list[int]  # From each rank along tp, after ep
+    counts: torch.Tensor  # (T W, E / W): rows of each of this rank's experts by source, in the order of arrival
 
 
 class Dispatcher:
-    """One layer's way to its experts."""
+    """Moves the rows of one layer."""
 
     def __init__(self, ep: dist.ProcessGroup | None, tp: dist.ProcessGroup | None, *, even: bool) -> None:
-        """``even``: every rank sends every expert as many rows."""
+        """``even``: every rank sends every expert the same number of rows."""
         self._ep, self._tp, self._even = ep, tp, even
         self._ep_ranks = 1 if ep is None else ep.size()
         self._tp_ranks = 1 if tp is None else tp.size()
-        self.sources = self._ep_ranks * self._tp_ranks
-        """Ranks whose rows meet at an expert."""
+        self.sources = self._ep_ranks * self._tp_ranks  # Number of ranks whose rows an expert computes
 
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
-        """(R, D) rows sorted by expert, (E,) rows of each, to (R, D) computed rows and the (E / W,) computed here."""
+        """Return (R, D) rows after their experts, and the (E / W,) rows computed here; ``counts``: (E,) rows each."""
         parts = self._parts(rows, counts)
         if self._ep is not None:
             rows = self.move(rows, parts.received, parts.sent, self._ep)
@@ -67,13 +62,13 @@ class Dispatcher:
         return rows, load
 
     def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-        """One all-to-all of rows; its backward is the one the other way."""
+        """Return the rows of one all-to-all; its backward is the reverse one."""
         moved = functional.all_to_all_single_autograd(rows.contiguous(), received, sent, group)
         arrived: torch.Tensor = functional.wait_tensor(moved)  # type: ignore[no-untyped-call] # torch does not type it
         return arrived
 
     def exchanging(self) -> AbstractContextManager[None]:
-        """Entered round the exchange of counts."""
+        """Return a context around the exchange of counts."""
         return nullcontext()
 
     def _parts(self, rows: torch.Tensor, counts: torch.Tensor) -> _Parts:
@@ -97,7 +92,7 @@ class Dispatcher:
                 gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
                 gather(gathered, received, group=self._tp)
             sums = [counted.view(parts, -1).sum(dim=1) for counted, parts in ((counts, ranks), (received, ranks))]
-            # One wait for the device.
+            # One synchronization with the device.
             numbers = torch.cat((*sums, gathered.view(tp_ranks, -1).sum(dim=1))).tolist()
         return _Parts(
             sent=numbers[:ranks],
@@ -108,7 +103,7 @@ class Dispatcher:
 
 
 def _by_expert(counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The order in which rows that came source by source, each sorted by expert, are sorted by expert; rows of each."""
+    """Return the order that sorts rows by expert, and the rows of each; rows came by source, sorted by expert."""
     sources, experts = counts.shape
     numbers = torch.arange(experts, device=counts.device).repeat(sources)
     expert = torch.repeat_interleave(numbers, counts.flatten(), output_size=rows)
@@ -116,21 +111,16 @@ def _by_expert(counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Ten
 
 
 class WatchedDispatcher(Dispatcher):
-    """Tells ``watch`` when rows begin (True) and end (False) to travel, in the forward and in the backward."""
+    """A dispatcher that calls ``watch`` when messages begin (True) and end (False), in forward and backward."""
 
     def __init__(
-        self,
-        ep: dist.ProcessGroup | None,
-        tp: dist.ProcessGroup | None,
-        *,
-        even: bool,
-        watch: Callable[[bool], None],
+        self, ep: dist.ProcessGroup | None, tp: dist.ProcessGroup | None, *, even: bool, watch: Callable[[bool], None]
     ) -> None:
         super().__init__(ep, tp, even=even)
         self._watch = watch
 
     def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-        """The same between two edges; their backwards run in the other order."""
+        """Return the rows of one all-to-all, with an edge before and after it."""
         begun: torch.Tensor = _Edge.apply(rows, self._watch, True)  # type: ignore[no-untyped-call] # torch does not
         moved = super().move(begun, received, sent, group)
         ended: torch.Tensor = _Edge.apply(moved, self._watch, False)  # type: ignore[no-untyped-call] # torch does not
@@ -138,14 +128,14 @@ class WatchedDispatcher(Dispatcher):
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Counts travel as well."""
+        """Watch the exchange of counts as well."""
         self._watch(True)
         yield
         self._watch(False)
 
 
 class _Edge(torch.autograd.Function):
-    """Passes rows through and says that they begin or end to travel."""
+    """Returns its input and calls ``watch`` at the begin or end of messages."""
 
     @staticmethod
     def forward(context: Any, rows: torch.Tensor, watch: Callable[[bool], None], begins: bool) -> torch.Tensor:

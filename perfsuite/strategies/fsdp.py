@@ -1,4 +1,6 @@
-"""torch's FSDP2 (fully_shard): parameters, gradients and optimizer state are spread; blocks are gathered when used."""
+"""torch's FSDP2 (fully_shard): parameters, gradients and optimizer state are spread; a block is gathered for its
+use.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,27 @@ from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies.base import Strategy, require_hsdp
-from perfsuite.strategies.data_traffic import fsdp_traffic
 from perfsuite.strategies.plan import Plan
-from perfsuite.strategies.traffic import Call
+from perfsuite.strategies.traffic import Call, fsdp_traffic
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer
 
 _AVERAGES = (2, 13)
-"""torch from which on FSDP2 is known to average over gloo; where it is told to sum instead, the result is the same."""
+"""First torch in which FSDP2 is tested to average over gloo; older ones sum instead, with the same result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fsdp(Strategy):
-    """Options of fully_shard.  On a mesh with dp_replicate and dp_shard it is HSDP: copies of what is spread."""
+    """Options of fully_shard.  On a mesh with dp_replicate and dp_shard it is HSDP: copies of the spread parameters."""
 
     reshard: bool = True
-    """Gathered parameters are freed after a block's forward and gathered again for its backward (ZeRO-3); False keeps
+    """Free gathered parameters after a block's forward and gather them again for its backward (ZeRO-3); False keeps
     them (ZeRO-2)."""
     mixed_precision: bool = False
-    """In bf16 and fp16: parameters are gathered in that dtype and gradients reduced in fp32; False: autocast."""
+    """In bf16 and fp16: gather parameters in that dtype and reduce gradients in fp32; False: autocast."""
     offload: bool = False
-    """Parameters, gradients and optimizer state live in host memory."""
+    """Keep parameters, gradients and optimizer state in host memory."""
 
     name: ClassVar[str] = "fsdp"
     preload: ClassVar[tuple[str, ...]] = ("torch.distributed.fsdp",)
@@ -44,31 +45,31 @@ class Fsdp(Strategy):
         require_hsdp(shape, self.name)
 
     def check_plan(self, plan: Plan, shape: MeshShape) -> None:
-        """Raise InvalidParameter for mixed precision without a narrower dtype, or a norm of what is offloaded."""
+        """Raise InvalidParameter for mixed precision without a narrow dtype, and for clipping with offload."""
         if self.mixed_precision and not plan.half:
             raise InvalidParameter(
-                f"mixed_precision of strategy fsdp with dtype={plan.dtype!r} mixes nothing; choose bf16 or fp16"
+                f"mixed_precision of strategy fsdp has no effect with dtype={plan.dtype!r}; choose bf16 or fp16"
             )
         if self.offload and plan.clip is not None:
             raise InvalidParameter(
-                f"clip={plan.clip:g} needs the norm of gradients that offload of strategy fsdp keeps in host memory, "
-                "where no collective reaches them; leave one of them out"
+                f"clip={plan.clip:g} does not work with offload of strategy fsdp: collectives cannot sum the norm of "
+                "gradients in host memory; leave one of them out"
             )
 
     def narrows(self, plan: Plan) -> bool:
-        """With mixed precision."""
+        """Return whether mixed precision is on."""
         return self.mixed_precision
 
     def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
-        """Parameters gathered, gradients scattered."""
+        """Return the messages: parameters gathered, gradients scattered."""
         return fsdp_traffic(plan, shape, reshard=self.reshard, mixed_precision=self.mixed_precision)
 
     def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any] | None:
-        """Parameters are spread, and freed between forward and backward or not; offloading has no word."""
+        """Return the sharding; None with offload, which the record cannot express."""
         return None if self.offload else {"sharding": "parameters" if self.reshard else "gradients"}
 
     def build(self, rank: Rank, plan: Plan) -> Trainer:
-        """Blocks get their values one at a time and are spread at once: no rank ever holds the whole model."""
+        """Return a trainer; blocks get values and are spread one by one, so that no rank holds the whole model."""
         import torch
 
         from perfsuite.models.layers import materialize
@@ -99,27 +100,24 @@ class Fsdp(Strategy):
 
 
 def fsdp_api(rank: Rank) -> Any:
-    """torch's FSDP2 from where this torch has it; UnsupportedCase where it cannot run on the rank's device."""
+    """Return torch's FSDP2 module; raises UnsupportedCase if it cannot run on the rank's device."""
     import torch
     from torch.distributed import fsdp
 
     api: Any = fsdp
-    if not hasattr(api, "fully_shard"):  # torch 2.5 has it in another place
+    if not hasattr(api, "fully_shard"):  # torch 2.5 has it here
         from torch.distributed._composable import fsdp as api
     if rank.device.type == "cpu" and not hasattr(api.FSDPModule, "set_force_sum_reduction_for_comms"):
-        # 2.5.0 raises (no streams), 2.7.1 sums where it should average (pytorch issue 162338).
+        # 2.5.0 raises (no streams), 2.7.1 sums instead of averaging (pytorch issue 162338).
         raise UnsupportedCase(
-            f"torch {torch.__version__} cannot run strategy fsdp on a cpu: it needs an accelerator's streams or "
-            f"averages gradients wrongly over gloo; use a newer torch (2.13 is tested)"
+            f"torch {torch.__version__} cannot run strategy fsdp on a cpu: it needs an accelerator's streams, or its "
+            f"averages of gradients over gloo are wrong; use a newer torch (2.13 is tested)"
         )
     return api
 
 
 def sharder(rank: Rank) -> Callable[..., None]:
-    """torch's fully_shard, such that gradients are averaged.
-
-    Over gloo torch 2.8.0 sums where it should average (pytorch issue 162338): there it is told to sum, and divides.
-    """
+    """Return torch's fully_shard with averaged gradients; over gloo torch 2.8.0 sums (pytorch issue 162338)."""
     import torch
 
     fully_shard: Callable[..., None] = fsdp_api(rank).fully_shard
@@ -134,7 +132,7 @@ def sharder(rank: Rank) -> Callable[..., None]:
 
 
 def reduce_in_last(module: Any) -> Callable[[bool], AbstractContextManager[None]]:
-    """Gradients are reduced in the last micro-batch of a step and only added up in the others."""
+    """Reduce gradients in the last micro-batch of a step, and only sum them in the others."""
 
     @contextmanager
     def hold(last: bool) -> Iterator[None]:

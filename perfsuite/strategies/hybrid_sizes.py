@@ -1,4 +1,9 @@
-"""Sizes of a hybrid mesh without torch: what a rank has of tokens, layers and parameters."""
+"""Sizes and messages of one rank of a hybrid mesh, without torch; perfsuite docs model-parallel derives every line.
+
+b samples of a micro-batch, m micro-batches, S tokens, D width, K features of all keys, E experts, k of them for a
+token, i bytes of an element; X = b (S / cp) D i, the activations of a tensor-parallel group.  Full checkpointing runs
+the forward of a block again, except the last sum of a dense block, which the backward does not need.
+"""
 
 from __future__ import annotations
 
@@ -11,47 +16,55 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel, Split
-from perfsuite.models.moe import EXPERT_FEATURES
+from perfsuite.models.moe import EXPERT_FEATURES, Moe
 from perfsuite.schedules import Schedule, balance
-from perfsuite.strategies.context.places import ContextMethod
-from perfsuite.strategies.parameter_shapes import ParameterShapes, Shapes, find_shapes
+from perfsuite.strategies.context.places import SPREADS_HEADS, ContextMethod
 from perfsuite.strategies.plan import Plan
+from perfsuite.strategies.traffic import (
+    ATTENTION,
+    DATA,
+    MLP,
+    OTHER,
+    PIPELINE,
+    Call,
+    ParameterShapes,
+    Shapes,
+    Tally,
+    find_shapes,
+    padded_bytes,
+)
 
-SHARDED = ("dp", "dp_shard")
-"""Axes of data parallelism along which parameters are spread; dp_replicate keeps copies."""
+_COUNT_BYTES = 8
+_FP32 = 4
+SHARDED = ("dp", "dp_shard")  # Axes of data parallelism along which parameters are spread; dp_replicate keeps copies
 
 
 @dataclass(frozen=True, kw_only=True)
 class HybridSizes:
-    """What follows from a plan, the options of strategy hybrid and a rank's place in the mesh."""
+    """Sizes that follow from a plan, the options of strategy hybrid and a rank's place in the mesh."""
 
     plan: Plan
     shape: MeshShape
     rank: int
     schedule: Schedule | None
-    """None without stages."""
     sequence_parallel: bool
     loss_parallel: bool
     context: ContextMethod
-    """zigzag, ring, ulysses, torch or deepspeed."""
-    replicate: bool
-    """Parameters are copied along the data axes and not spread."""
-    reshard: bool
-    """Gathered parameters are freed after a layer's forward."""
-    async_tensor: bool = False
-    """Messages along tp overlap with products."""
+    replicate: bool  # Copy parameters along the data axes instead of spreading them
+    reshard: bool  # Free gathered parameters after a layer's forward
+    async_tensor: bool = False  # Overlap messages along tp with products
 
     @property
     def model(self) -> LanguageModel:
-        """What is trained."""
+        """The model that is trained."""
         assert isinstance(self.plan.model, LanguageModel)
         return self.plan.model
 
     @functools.cached_property
     def shapes(self) -> ParameterShapes:
-        """Of all parameters of the model."""
+        """Shapes of all parameters of the model."""
         shapes = find_shapes(self.model)
-        assert shapes is not None, f"the shapes of {self.model.name} are not known"
+        assert shapes is not None, f"the shapes of {self.model.name} are unknown"
         return shapes
 
     @property
@@ -66,39 +79,39 @@ class HybridSizes:
 
     @property
     def spreads(self) -> bool:
-        """Whether FSDP2 has the parameters: over ranks that share them, in 16 bits over one as well."""
+        """Whether FSDP2 manages the parameters: if several ranks share them, and in 16 bits always."""
         return self.plan.half or self.ranks("dp_replicate", *SHARDED, "ep", "cp") > 1
 
     @property
     def item_bytes(self) -> int:
-        """Of one element of what is computed and sent (i)."""
+        """Bytes of one element that is computed and sent (i)."""
         return 2 if self.plan.half else 4
 
     @property
     def repeats(self) -> int:
-        """How often the forward of a block is run again."""
+        """Repeats of a block's forward in the backward."""
         return 0 if self.plan.checkpointing == "none" else 1
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on the ranks of a tensor-parallel group: b S / cp."""
+        """Tokens of a micro-batch in one tensor-parallel group: b S / cp."""
         return self.plan.micro_batch_size * self.model.tokens_per_sample // self.cp
 
     @property
     def whole_bytes(self) -> int:
-        """What the ranks of a tensor-parallel group have of a micro-batch together: X = b (S / cp) D i."""
+        """Bytes of the activations of a micro-batch in one tensor-parallel group: X = b (S / cp) D i."""
         return self.tokens * self.model.width * self.item_bytes
 
     def axis(self, *names: str) -> str:
-        """Those of ``names`` that have several ranks, joined as the mesh orders them; "" where none has."""
+        """Return those of ``names`` with several ranks, joined in the mesh's order; "" if there are none."""
         return "-".join(name for name in self.shape.names if name in names and self.shape.size(name) > 1)
 
     def ranks(self, *names: str) -> int:
-        """Ranks along all of ``names`` together."""
+        """Return the product of the ranks along ``names``."""
         return math.prod(self.shape.size(name) for name in names)
 
     def stages(self) -> list[tuple[int, range]]:
-        """This rank's stages and the layers of each."""
+        """Return this rank's stages and the layers of each."""
         if self.schedule is None:
             return [(0, range(self.model.layers))]
         split = split_layers(self.plan.model, self.schedule.num_stages)
@@ -106,19 +119,19 @@ class HybridSizes:
         return [(stage, split[stage]) for stage in self.schedule.stages_of(place)]
 
     def kind(self, name: str) -> Split | None:
-        """How tensor parallelism treats the parameter ``name``; layers are called ``blocks.*``."""
+        """Return how tensor parallelism splits the parameter ``name``; layers are called ``blocks.*``."""
         return self.model.parallelize.get(name.rpartition(".")[0])
 
     def is_summed(self, name: str) -> bool:
-        """Whether every rank of tp has all of it and sees its own tokens alone: a norm, or a router."""
+        """Return whether every rank of tp holds all of it but sees only its own tokens: a norm, or a router."""
         return self.kind(name) == "sequence" or name.endswith("router.weight")
 
     def split(self, unit: Shapes) -> Shapes:
-        """This rank's parts of ``unit`` along tp."""
+        """Return this rank's parts of ``unit`` along tp."""
         return {name: self.part_of(name, shape) for name, shape in unit.items()}
 
     def part_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """This rank's part of a parameter along tp."""
+        """Return the shape of this rank's part of a parameter along tp."""
         kind = self.kind(name)
         if kind == "row":
             return (shape[0], shape[1] // self.tp) if len(shape) > 1 else shape
@@ -127,7 +140,7 @@ class HybridSizes:
         return shape
 
     def experts(self) -> Shapes:
-        """This rank's part of the (E, ., .) matrices of a layer's experts: some of them, some of their features."""
+        """Return the shapes of this rank's experts (E, ., .) of a layer: some of them, some of their features."""
         parts = {}
         for name, shape in self.shapes.experts.items():
             sizes = list(shape)
@@ -137,7 +150,7 @@ class HybridSizes:
         return parts
 
     def own_rows(self, rows: int, at: Mapping[str, int]) -> int:
-        """Of ``rows`` those that FSDP2 leaves on this rank: equal chunks, the last ones shorter or empty."""
+        """Return the number of ``rows`` that FSDP2 leaves on this rank: equal chunks, the last ones may be empty."""
         if self.replicate:
             return rows
         ranks, index = 1, 0
@@ -147,9 +160,188 @@ class HybridSizes:
         chunk = -(-rows // ranks)
         return max(0, min(chunk, rows - index * chunk))
 
+    # -- traffic ----------------------------------------------------------------------------------------------
 
+    def calls(self) -> tuple[Call, ...]:
+        """Return the calls of all of the rank's stages in one step.
+
+        Attention gathers and scatters twice in each layer, and so does the MLP: of two layers of 128 features and one
+        sample
+        of 64 tokens in fp32, X is 32 KiB.
+
+        >>> from perfsuite.models import find
+        >>> from perfsuite.base.mesh import MeshShape
+        >>> from perfsuite.strategies import STRATEGIES, Plan
+        >>> plan = Plan(model=find("llama2-tiny", {}), dtype="fp32", micro_batch_size=1)
+        >>> form = STRATEGIES["hybrid"].traffic(plan, MeshShape.parse("tp2"), 0)
+        >>> [(call.collective, call.calls, call.message_bytes) for call in form if call.part == "attention"]
+        [('all_gather', 4, 131072), ('reduce_scatter', 4, 131072)]
+
+        In a ring of two, keys and values (8 KiB each here) are sent once in the forward and once in the backward, and
+        their
+        gradients twice:
+
+        >>> form = STRATEGIES["hybrid"].traffic(plan, MeshShape.parse("cp2"), 0)
+        >>> [(call.calls, call.message_bytes) for call in form if call.collective == "send"]
+        [(8, 131072)]
+        """
+        tally, whole = Tally(), []
+        for stage, layers in self.stages():
+            for _ in layers:
+                self._add_block(tally)
+            first, last = layers.start == 0, layers.stop == self.model.layers
+            self._add_ends(tally, first=first, last=last)
+            whole += self._add_units(tally, layers, first=first, last=last)
+            self._add_neighbours(tally, stage)
+        for size in whole if self.spreads else [sum(whole)] if whole else []:  # FSDP2 sums them one by one
+            tally.add(self.axis("tp"), "all_reduce", OTHER, 1, size)
+        self._add_tied(tally)
+        if self.plan.dtype == "fp16":
+            self._add_scale(tally)
+        return tally.calls()
+
+    # -- one block -----------------------------------------------------------------------------------------------
+
+    def _add_block(self, tally: Tally) -> None:
+        times, again = self.plan.accumulation, self.repeats
+        self._add_part(tally, ATTENTION, times, gathers=again, sums=again)
+        if isinstance(self.model, Moe):
+            self._add_experts(tally, self.model, times * (1 + again), backwards=times)
+        else:
+            self._add_part(tally, MLP, times, gathers=again, sums=0)
+        if self.cp > 1:
+            self._add_context(tally, times, again)
+
+    def _add_part(self, tally: Tally, part: str, times: int, *, gathers: int, sums: int) -> None:
+        """Add a part with one gather before and one sum after it, some of them repeated in the backward."""
+        axis, size = self.axis("tp"), self.whole_bytes
+        if self.sequence_parallel:  # the backward of a gather is a reduce-scatter and vice versa
+            tally.add(axis, "all_gather", part, times * (2 + gathers), size)
+            tally.add(axis, "reduce_scatter", part, times * (2 + sums), size)
+        else:  # no gather; sums of the forward's output and of the input's gradient
+            tally.add(axis, "all_reduce", part, times * (2 + sums), size)
+
+    def _add_context(self, tally: Tally, times: int, again: int) -> None:
+        axis, key_features = self.axis("cp"), self.model.key_width // self.tp
+        if self.context in SPREADS_HEADS:
+            for features in (self.model.width // self.tp, key_features):  # query and output, key and value
+                tally.add(
+                    axis, "all_to_all", ATTENTION, 2 * times * (2 + again), self.tokens * features * self.item_bytes
+                )
+            return
+        both = 2 * self.tokens * key_features
+        for way in ("send", "receive"):
+            tally.add(axis, way, ATTENTION, times * (self.cp - 1) * (2 + again), both * self.item_bytes)
+            tally.add(axis, way, ATTENTION, times * self.cp, both * _FP32)
+
+    def _add_experts(self, tally: Tally, model: Moe, forwards: int, *, backwards: int) -> None:
+        """Add the dispatch of rows in forward and backward; counts are sent first unless all parts are equal."""
+        ep, tp, tokens = self.axis("ep"), self.axis("tp"), self.tokens // self.tp
+        routing = model.routing
+        even = routing.capacity is not None
+        rows = tokens * routing.top_k
+        if routing.capacity is not None:
+            rows = tokens // routing.group_tokens * routing.capacity * routing.experts
+        size, calls = rows * model.width * self.item_bytes, 2 * (forwards + backwards)
+        tally.add(ep, "all_to_all", MLP, calls, size, uneven=not even)
+        tally.add(tp, "all_to_all", MLP, calls, self.tp * size, uneven=not even)
+        if not even:
+            tally.add(ep, "all_to_all", MLP, forwards, model.experts * _COUNT_BYTES)
+            tally.add(tp, "all_gather", MLP, forwards, self.tp * model.experts * _COUNT_BYTES)
+        if routing.balance_weight:
+            for axis in (self.axis("cp"), tp):
+                counts = self.plan.micro_batch_size * model.experts * _FP32
+                tally.add(axis, "all_reduce", MLP, forwards, counts)
+
+    # -- the rest of a stage -------------------------------------------------------------------------------------
+
+    def _add_ends(self, tally: Tally, *, first: bool, last: bool) -> None:
+        axis, times = self.axis("tp"), self.plan.accumulation
+        sizes = [self.whole_bytes] if first else []
+        if first and "positions.weight" in self.shapes.first:
+            sizes.append(self.whole_bytes // self.plan.micro_batch_size)
+        if last:
+            sizes.append(self.whole_bytes)
+        for size in sizes:
+            if self.sequence_parallel:
+                tally.add(axis, "all_gather", OTHER, times, size)
+                tally.add(axis, "reduce_scatter", OTHER, times, size)
+            else:
+                tally.add(axis, "all_reduce", OTHER, times, size)
+        if last and self.loss_parallel:
+            tally.add(axis, "all_reduce", OTHER, 3 * times, self.tokens * _FP32)
+        elif last:
+            tally.add(axis, "all_gather", OTHER, times, self.tokens * self.model.vocabulary * self.item_bytes)
+
+    def _add_units(self, tally: Tally, layers: range, *, first: bool, last: bool) -> list[int]:
+        """Add the messages of FSDP2; return the bytes of each gradient that the ranks of tp sum."""
+        root = self.shapes.root(first=first, last=last)
+        blocks = {f"blocks.*.{name}": shape for name, shape in self.shapes.block.items()}
+        once = 1 if self.schedule else self.plan.accumulation
+        gathers = once * (2 if self.reshard else 1)
+        whole = []
+        for unit, count, times in ((blocks, len(layers), gathers), (root, 1, once)):
+            for _ in range(count):
+                self._add_unit(tally, self.split(unit), ("ep", "cp"), times)
+            if self.sequence_parallel:
+                sizes = [math.prod(shape) * self.item_bytes for name, shape in unit.items() if self.is_summed(name)]
+                whole += sizes * count
+        if self.model.experts:
+            for _ in layers:
+                self._add_unit(tally, self.experts(), ("cp",), gathers)
+        return whole
+
+    def _add_unit(self, tally: Tally, unit: Shapes, others: tuple[str, ...], gathers: int) -> None:
+        axes = (*SHARDED, *others)
+        shapes = list(unit.values())
+        if not shapes:
+            return
+        if self.replicate:
+            whole = padded_bytes(shapes, 1, self.item_bytes)
+            tally.add(self.axis("dp_replicate", *axes), "all_reduce", DATA, 1, whole)
+            return
+        ranks = self.ranks(*axes)
+        size = padded_bytes(shapes, ranks, self.item_bytes)
+        tally.add(self.axis(*axes), "all_gather", DATA, gathers, size)
+        tally.add(self.axis(*axes), "reduce_scatter", DATA, 1, size)
+        tally.add(self.axis("dp_replicate"), "all_reduce", DATA, 1, size // ranks)
+
+    # -- between stages ------------------------------------------------------------------------------------------
+
+    def _add_neighbours(self, tally: Tally, stage: int) -> None:
+        if self.schedule is None:
+            return
+        places = self.schedule.rank_of_stage
+        size = self.whole_bytes // (self.tp if self.sequence_parallel else 1)
+        for other in (stage - 1, stage + 1):
+            if 0 <= other < len(places) and places[other] != places[stage]:
+                for way in ("send", "receive"):
+                    tally.add("pp", way, PIPELINE, self.plan.accumulation, size)
+
+    def _add_tied(self, tally: Tally) -> None:
+        """Add the exchange of the tied embedding's gradient between the first and the last stage."""
+        if self.schedule is None or not self.shapes.tied or self.schedule.num_stages == 1:
+            return
+        ends = (self.schedule.rank_of_stage[0], self.schedule.rank_of_stage[-1])
+        at = self.shape.coordinates(self.rank)
+        if ends[0] != ends[1] and at["pp"] in ends:
+            rows, width = self.shapes.first[self.shapes.tied]
+            rows = self.own_rows(rows // self.tp, at)
+            for way in ("send", "receive"):
+                tally.add("pp", way, PIPELINE, 1, rows * width * _FP32)
+
+    def _add_scale(self, tally: Tally) -> None:
+        """Add the all-reduce that detects an overflow on any rank of the mesh."""
+        axis = self.axis(*self.shape.names)
+        names = axis.split("-")
+        data = any(name.startswith("dp") for name in names) and not {"pp", "tp"} & set(names)
+        part = PIPELINE if names == ["pp"] else DATA if data else OTHER
+        tally.add(axis, "all_reduce", part, 1, _FP32)
+
+
+@functools.lru_cache(maxsize=64)  # the closed form of each rank needs the same split
 def split_layers(model: Model, num_stages: int) -> tuple[range, ...]:
-    """The layers of each stage of a pipeline, so that the most expensive stage is as cheap as can be.
+    """Return the layers of each stage, such that the most expensive stage costs least.
 
     The cost of a block and of the head is its operations; looking up an embedding has none.  GPT-2's head, 50257 words
     wide, costs as much as four and a half of its blocks:
@@ -158,18 +350,12 @@ def split_layers(model: Model, num_stages: int) -> tuple[range, ...]:
     >>> [len(layers) for layers in split_layers(find("gpt2"), 4)]
     [3, 4, 4, 1]
 
-    Raises InvalidParameter for a model that has no stages and for more stages than layers.
+    Raises InvalidParameter for a model without stages and for more stages than layers.
     """
     if not isinstance(model, LanguageModel):
         raise InvalidParameter(
-            f"model {model.name} cannot be split into stages: its blocks need more than what the block before gives; "
-            "choose a GPT or a LLaMA"
+            f"model {model.name} cannot be split into stages: its blocks need other inputs than the previous block's "
+            "output; choose a GPT or a LLaMA"
         )
     costs = (model.block_flops / model.layers,) * model.layers
-    return _balance(costs, num_stages, model.forward_flops - model.block_flops)
-
-
-@functools.lru_cache(maxsize=64)
-def _balance(costs: tuple[float, ...], num_stages: int, head: float) -> tuple[range, ...]:
-    # Kept: the closed form of each rank asks for the same split.
-    return balance(costs, num_stages, head=head)
+    return balance(costs, num_stages, head=model.forward_flops - model.block_flops)

@@ -1,10 +1,9 @@
-"""Rank side of the hybrid strategy: this rank's layers, each parallelism applied to them, and one step of them.
+"""Rank side of strategy hybrid: this rank's layers, with each parallelism applied to them, and one step of them.
 
-Imported on ranks only.  A layer is split by expert, tensor and data parallelism in this order: a later one works on
-what the earlier ones left on this rank; context parallelism replaces the core of its attention, checkpointing is its
-own.  With an axis pp torch's pipeline runtime orders the micro-batches, without it they follow each other.  A GPT's
-embedding is also its head: the first and the last stage have a copy each, and the gradients of both are added up before
-the optimizer steps.
+Imported on ranks only.  Expert, tensor and data parallelism split a layer in this order; each splits the parts that
+the previous one left on this rank.  Context parallelism replaces the core of attention.  With an axis pp torch's
+pipeline runtime orders the micro-batches, else they run one after the other.  A GPT's embedding is also its head: the
+first and the last stage hold a copy each, and their gradients are summed before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from perfsuite.models.build import build_layers
 from perfsuite.models.language_module import LanguageModule
-from perfsuite.models.layers import cross_entropy, materialize
+from perfsuite.models.layers import cross_entropy, local, materialize
 from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies import data, expert
 from perfsuite.strategies.context.apply import apply as apply_context
@@ -30,18 +29,14 @@ from perfsuite.strategies.fsdp import reduce_in_last
 from perfsuite.strategies.hybrid_sizes import HybridSizes
 from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
 from perfsuite.strategies.tensor import TensorParallel, overlap_messages
-from perfsuite.strategies.trainer import Batch, Copies, Trainer, compile_blocks, local, make_optimizer, whole
+from perfsuite.strategies.trainer import Batch, Copies, Trainer, compile_blocks, make_optimizer, whole
 
-# One dynamic loss scale for all ranks of a mesh: in fp16 all of them step, or none.
-
-_GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
-"""As torch's GradScaler has them."""
+_GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000  # Values of torch's GradScaler
 
 
 class MeshScaler:
-    """What torch's GradScaler does, whose ranks would each look at their own parameters alone.
-
-    A stage that overflows keeps all others from stepping; parameters may be spread over several meshes.
+    """One dynamic loss scale for all ranks of a mesh: in fp16 all ranks step, or none.  torch's GradScaler would check
+    each rank's own parameters only, and does not support parameters on several meshes.
     """
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup, *, init_scale: float) -> None:
@@ -51,23 +46,22 @@ class MeshScaler:
         self._found = torch.zeros((), dtype=torch.float32, device=device)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """``loss`` times the scale."""
+        """Return ``loss`` times the scale."""
         return loss * self._scale
 
     def get_scale(self) -> float:
-        """The scale."""
+        """Return the scale."""
         return float(self._scale)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale and step, unless one of any rank is no finite number; a collective."""
+        """Divide the gradients by the scale, and step unless a gradient of any rank is not finite; a collective."""
         self._found.zero_()
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    gradient: Any = parameter.grad
-                    mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-                    by_dtype.setdefault(mine.dtype, []).append(mine)
+                    gradient = local(parameter.grad)
+                    by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for gradients in by_dtype.values():
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._scale.reciprocal())
         dist.all_reduce(self._found, dist.ReduceOp.MAX, group=self._group)
@@ -75,18 +69,17 @@ class MeshScaler:
             optimizer.step()
 
     def update(self, fixed: float | None = None) -> None:
-        """A smaller scale after an overflow, a larger one after many steps without; or the ``fixed`` one."""
+        """Reduce the scale after an overflow, raise it after many steps without; a ``fixed`` scale stays."""
         if fixed is not None:
             return
         torch._amp_update_scale_(self._scale, self._steps_since, self._found, _GROWTH, _BACKOFF, _INTERVAL)
 
 
-_FIRST_SCALE = 2.0**10
-"""Loss scale in fp16: sums travel narrow and overflow before an activation's gradient does."""
+_FIRST_SCALE = 2.0**10  # First loss scale in fp16; sums of narrow gradients overflow before gradients of activations do
 
 
 class HybridTrainer(Trainer):
-    """The layers of one rank and their optimizer; all methods are called on all ranks alike."""
+    """The layers of one rank and their optimizer; all ranks call the same methods."""
 
     def __init__(self, rank: Rank, sizes: HybridSizes) -> None:
         plan, schedule = sizes.plan, sizes.schedule
@@ -115,9 +108,8 @@ class HybridTrainer(Trainer):
     def forward_and_backward(
         self, batches: Iterator[Batch], first_forward: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> torch.Tensor | None:
-        """All micro-batches, as the schedule has them where there is one; the mean loss on ranks that have one.
-
-        Forwards of a pipeline overlap: ``first_forward`` is not entered there.
+        """Run all micro-batches, in the schedule's order if there is one; return the mean loss on ranks that have one.
+        ``first_forward`` is not entered in a pipeline, whose forwards overlap.
         """
         if self.pipeline is None:
             loss = super().forward_and_backward(batches, first_forward)
@@ -131,7 +123,7 @@ class HybridTrainer(Trainer):
 
     def _pipelined(self, pipeline: Pipeline, batches: Iterator[Batch]) -> torch.Tensor | None:
         tokens = self._nothing
-        self.weigh_beside()
+        self.scale_balance_losses()
         with self.rank.span("data"):
             if self.needs_data:
                 tokens = torch.cat([batch["tokens"] for batch in islice(batches, self.plan.accumulation)])
@@ -142,7 +134,7 @@ class HybridTrainer(Trainer):
         return whole(loss) / self.loss_scale() if self.plan.dtype == "fp16" else whole(loss)
 
     def _inputs_and_targets(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's places of (B, S + 1) tokens; copies, as torch 2.5 and 2.7 compare even the stride of inputs."""
+        """Return this rank's places of (B, S + 1) tokens, as copies: torch 2.5 and 2.7 compare strides of inputs."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         places = next(iter(self.modules.values())).places
         if places is not None and self.needs_data:
@@ -150,7 +142,7 @@ class HybridTrainer(Trainer):
         return inputs.clone(memory_format=torch.contiguous_format), targets.contiguous()
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean loss of this rank's tokens of a micro-batch."""
+        """Return the mean loss of this rank's tokens of a micro-batch."""
         inputs, targets = self._inputs_and_targets(batch["tokens"])
         with self._split_loss():
             return cross_entropy(self.modules[0](inputs), targets)
@@ -169,7 +161,7 @@ class HybridTrainer(Trainer):
         return loss_parallel() if split else nullcontext()
 
     def _complete_gradients(self) -> None:
-        """Sum what no FSDP2 has summed, and take the mean over ep of what the tokens of all its ranks have added to."""
+        """Sum the gradients that FSDP2 did not sum, and divide those of experts, which ep has summed, by ep."""
         ep = self.rank.shape.size("ep")
         unsummed = []
         for parameter in self.module.parameters():
@@ -185,9 +177,8 @@ class HybridTrainer(Trainer):
             self._sum_over_tp(unsummed)
 
     def _sum_over_tp(self, parameters: list[nn.Parameter]) -> None:
-        """Sum the gradients of what every rank of tp has whole in one message: there are many, and they are small.
-
-        Source: Megatron-LM, distributed/finalize_model_grads.py, which joins those of its norms as well.
+        """Sum in one message the gradients that every rank of tp holds whole: they are many and small.  Source:
+        Megatron-LM, distributed/finalize_model_grads.py, which joins the gradients of its norms as well.
         """
         gradients: list[Any] = [parameter.grad for parameter in parameters]
         parts = [gradient.to_local() for gradient in gradients]
@@ -214,45 +205,42 @@ class HybridTrainer(Trainer):
     # -- looking inside ------------------------------------------------------------------------------------------
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Of all this rank's layers; the name of a tied parameter may come twice."""
+        """Yield the parameters of all this rank's layers; a tied one may come twice."""
         for module in self.modules.values():
             yield from module.named_parameters()
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Name and whole fp32 gradient of every parameter of this rank's layers; a collective."""
+        """Yield name and whole fp32 gradient of every parameter of this rank's layers; a collective."""
         experts = {name for name, parameter in self.named_parameters() if id(parameter) in self._experts}
         for name, gradient in super().gradients():
-            gather = gradient is not None and name in experts and self.rank.shape.size("ep") > 1
-            yield name, self._of_all_experts(gradient) if gather else gradient
-
-    def _of_all_experts(self, gradient: torch.Tensor | None) -> torch.Tensor:
-        assert gradient is not None
-        parts = [torch.empty_like(gradient) for _ in range(self.rank.shape.size("ep"))]
-        dist.all_gather(parts, gradient.contiguous(), group=self.rank.group("ep"))
-        return torch.cat(parts)
+            if gradient is not None and name in experts and self.rank.shape.size("ep") > 1:
+                parts = [torch.empty_like(gradient) for _ in range(self.rank.shape.size("ep"))]
+                dist.all_gather(parts, gradient.contiguous(), group=self.rank.group("ep"))
+                gradient = torch.cat(parts)  # noqa: PLW2901
+            yield name, gradient
 
     def _tied(self) -> list[nn.Parameter]:
-        """This rank's copies of the parameter that the first and the last stage share; none where nothing is tied."""
+        """Return this rank's copies of the parameter that the first and the last stage share."""
         tied = [name for name, split in self.sizes.model.parallelize.items() if split == "tied"]
         names = {f"{name}.weight" for name in tied}
         return [parameter for name, parameter in self.named_parameters() if name in names]
 
     def copies(self) -> tuple[Copies, ...]:
-        """The first and the last stage's tied embedding, and the parameters that every rank of tp has whole."""
+        """Return the tied embedding of both end stages, and the parameters that every rank of tp holds whole."""
         copies = []
         if self.pipeline is not None and any(split == "tied" for split in self.sizes.model.parallelize.values()):
             sums = [_sum(parameter) for parameter in self._tied()]
-            copies.append(Copies(what="the tied embedding", sums=sums, group=self.pipeline.group))
+            copies.append(Copies(name="the tied embedding", sums=sums, group=self.pipeline.group))
         if self.rank.shape.size("tp") > 1:
             same = [parameter for parameter in self.module.parameters() if _is_copy(parameter)]
             if same:
                 total = torch.stack([_sum(parameter) for parameter in same]).sum()
-                what = "the parameters that tensor parallelism does not split"
-                copies.append(Copies(what=what, sums=[total], group=self.rank.group("tp")))
+                name = "the parameters that tensor parallelism does not split"
+                copies.append(Copies(name=name, sums=[total], group=self.rank.group("tp")))
         return tuple(copies)
 
     def close(self) -> None:
-        """Let go of everything, so that its memory is free."""
+        """Free the pipeline, the model and the optimizer."""
         if self.pipeline is not None:
             self.pipeline.close()
         self.modules.clear()
@@ -264,19 +252,25 @@ def _sum(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _is_copy(parameter: nn.Parameter) -> bool:
-    """Whether every rank of tp has the same of it: the last dimension of a mesh with tp is tp."""
+    """Return whether all ranks of tp hold the same values; in a mesh with tp, tp is the last dimension."""
     spread: Any = parameter
     names = spread.device_mesh.mesh_dim_names if isinstance(spread, DTensor) else ()
     return "tp" not in (names or ()) or isinstance(spread.placements[-1], Replicate)
 
 
 def _build(rank: Rank, sizes: HybridSizes, layers: range) -> LanguageModule:
-    """A stage with every parallelism that the mesh has; layer by layer, so that no rank ever holds a whole stage."""
+    """Return a stage with every parallelism of the mesh, built layer by layer: no rank ever holds a whole stage."""
     plan = sizes.plan
     with torch.device("meta"):
         module = build_layers(plan.model, plan.checkpointing, plan.attention, layers)
     spreader = data.DataParallel(rank, plan, replicate=sizes.replicate, reshard=sizes.reshard)
-    parallel = _tensor_parallel(rank, sizes)
+    parallel = None
+    if sizes.tp > 1:
+        mesh = rank.submesh("tp")
+        split = {"sequence_parallel": sizes.sequence_parallel, "loss_parallel": sizes.loss_parallel}
+        parallel = TensorParallel(mesh=mesh, **split)
+        if sizes.async_tensor:
+            overlap_messages(mesh)
     if sizes.cp > 1:
         apply_context(module, rank, sizes.context, plan.attention)
     compile_blocks(module, rank, plan)
@@ -296,17 +290,8 @@ def _build(rank: Rank, sizes: HybridSizes, layers: range) -> LanguageModule:
     return module
 
 
-def _tensor_parallel(rank: Rank, sizes: HybridSizes) -> TensorParallel | None:
-    if sizes.tp == 1:
-        return None
-    mesh = rank.submesh("tp")
-    if sizes.async_tensor:
-        overlap_messages(mesh)
-    return TensorParallel(mesh=mesh, sequence_parallel=sizes.sequence_parallel, loss_parallel=sizes.loss_parallel)
-
-
 def _edges(sizes: HybridSizes) -> Edges:
-    """What passes between the stages of a language model, and the logits."""
+    """Return the tensors between the stages of a language model, and the logits."""
     plan, size = sizes.plan, sizes.plan.micro_batch_size
     length = plan.model.tokens_per_sample // sizes.cp
     between = length // sizes.tp if sizes.sequence_parallel else length

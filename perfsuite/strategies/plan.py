@@ -1,4 +1,4 @@
-"""What a strategy trains; no torch."""
+"""The plan of a training step, without torch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from perfsuite.models.base import AttentionMethod, Checkpointing, Model
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is trained, and how much of it at a time: the same for every strategy."""
+    """Model, batch and precision of a training step; the same for every strategy."""
 
     model: Model
     dtype: str
-    """fp32, tf32, or the dtype of matrix products under autocast: bf16, fp16."""
+    """fp32, tf32, or bf16 or fp16: the dtype of products under autocast."""
     micro_batch_size: int
     """Samples of one forward on one rank."""
     accumulation: int = 1
-    """Micro-batches whose gradients are added up before the optimizer steps."""
+    """Micro-batches whose gradients are summed before the optimizer steps."""
     checkpointing: Checkpointing = "none"
     attention: AttentionMethod = "auto"
     compiled: bool = False
     """torch.compile on every block."""
     learning_rate: float = 1e-4
-    """Of AdamW."""
     clip: float | None = None
-    """Largest L2 norm of all gradients together; None: they are not clipped."""
+    """Largest L2 norm of all gradients together; None: gradients are not clipped."""
     loss_scale: float | None = None
     """Fixed loss scale in fp16; None: a dynamic one."""
     seed: int = 0
-    """Initial values follow from it and from the parameters' names alone."""
+    """Initial values depend only on it and on the parameters' names."""
 
     @property
     def half(self) -> bool:
@@ -38,5 +37,5 @@ class Plan:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step that one replica trains: LBS x GAS."""
+        """Samples of one replica per step: LBS x GAS."""
         return self.micro_batch_size * self.accumulation

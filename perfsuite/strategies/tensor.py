@@ -1,8 +1,8 @@
-"""Tensor parallelism of a language model by torch's parallelize_module, as the model's table ``parallelize`` says.
+"""Tensor parallelism of a language model by torch's parallelize_module, from the model's table ``parallelize``.
 
-Imported on ranks only.  With sequence parallelism a rank has its tokens' share of what lies between the split parts,
-(B, S / tp, D), gathers it before them and scatters sums after them; without, every rank has all tokens and the sums are
-reduced (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models).
+Imported on ranks only.  With sequence parallelism a rank holds its share of the tokens between the split parts,
+(B, S / tp, D), gathers all tokens before them and scatters sums after them.  Without it every rank holds all tokens and
+sums are reduced (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models).
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ _BLOCK = "blocks.*."
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel:
-    """How a module's parts, which have their values already, are spread over the one dimension of ``mesh``."""
+    """Spreads the parts of a module, which have values already, over the one dimension of ``mesh``."""
 
     mesh: DeviceMesh
     sequence_parallel: bool
-    loss_parallel: bool
-    """Logits stay split by words, for torch's ``loss_parallel``."""
+    loss_parallel: bool  # Keep logits split by words, for torch's ``loss_parallel``
 
     @property
     def tokens(self) -> Placement:
-        """Of what lies between the split parts, (B, S, D)."""
+        """Placement of the (B, S, D) activations between the split parts."""
         return Shard(1) if self.sequence_parallel else Replicate()
 
     def split_block(self, module: LanguageModule, block: nn.Module) -> None:
@@ -46,34 +45,34 @@ class TensorParallel:
         for path, split in module.config.parallelize.items():
             if path.startswith(_BLOCK):
                 name = path.removeprefix(_BLOCK)
-                plan[name] = self._style(split, besides=module.besides if name == "attention" else 0)
+                plan[name] = self._style(split, extra_inputs=module.extra_inputs if name == "attention" else 0)
         self._parallelize(block, plan)
 
     def split_ends(self, module: LanguageModule) -> None:
-        """Spread what ``module`` has beside its layers."""
+        """Spread the parts of ``module`` outside its layers."""
         plan = {}
         for name, part in list(module.named_children()):
             split = module.config.parallelize.get(name)
             if split == "tied":
                 setattr(module, name, SplitEmbedding(part, self))
             elif split is not None:
-                plan[name] = self._style(split, besides=0)
+                plan[name] = self._style(split, extra_inputs=0)
         self._parallelize(module, plan)
 
     def _parallelize(self, module: nn.Module, plan: dict[str, Any]) -> None:
-        # Every rank has the values that it needs: nothing is sent.  torch before 2.7 always sends rank 0's.
-        known = inspect.signature(styles.parallelize_module).parameters
-        quiet: dict[str, Any] = {"src_data_rank": None} if "src_data_rank" in known else {}
+        # Every rank has its values, so none are sent; torch before 2.7 always sends those of rank 0.
+        parameters = inspect.signature(styles.parallelize_module).parameters
+        quiet: dict[str, Any] = {"src_data_rank": None} if "src_data_rank" in parameters else {}
         styles.parallelize_module(
             module, self.mesh, {name: style for name, style in plan.items() if style is not None}, **quiet
         )
 
-    def _style(self, split: Split, *, besides: int) -> Any:
-        """torch's style of a part, None where the part stays whole; ``besides``: inputs after the first."""
-        tokens, others = self.tokens, (None,) * besides
+    def _style(self, split: Split, *, extra_inputs: int) -> Any:
+        """Return torch's style of a part, None if it stays whole; ``extra_inputs``: inputs after the first."""
+        tokens, others = self.tokens, (None,) * extra_inputs
         placed, logits = Shard(0) if self.sequence_parallel else Replicate(), Shard(-1)
         made: dict[Split, Any] = {
-            # Gathered once, however many projections take it.
+            # Gathered once for all projections.
             "gathered": lambda: styles.PrepareModuleInput(
                 input_layouts=(tokens, *others), desired_input_layouts=(Replicate(), *others)
             ),
@@ -89,13 +88,12 @@ class TensorParallel:
         }
         if self.sequence_parallel:
             made["sequence"] = lambda: styles.SequenceParallel(use_local_output=True)
-        return made[split]() if split in made else None  # experts: their dispatcher moves rows between ranks
+        return made[split]() if split in made else None  # experts: their dispatcher moves rows
 
 
 def overlap_messages(mesh: DeviceMesh) -> None:
-    """Let the compiler cut products into pieces that travel while others are computed.
-
-    Process-wide.  Raises UnsupportedCase where torch has no symmetric memory for the device.
+    """Let the compiler split products into pieces whose messages overlap with computation.  The setting is
+    process-wide.  Raises UnsupportedCase if torch has no symmetric memory for the device.
     """
     try:
         from torch._inductor import config
@@ -110,16 +108,19 @@ def overlap_messages(mesh: DeviceMesh) -> None:
 
 
 class SplitEmbedding(TiedEmbedding):
-    """A tied embedding of which every rank has its share of the words."""
+    """A tied embedding; every rank holds its share of the words."""
 
     def __init__(self, whole: nn.Module, parallel: TensorParallel) -> None:
         assert isinstance(whole, TiedEmbedding)
         nn.Module.__init__(self)
-        self.weight = nn.Parameter(split_values(whole.weight, parallel.mesh, Shard(0)))
+        # This rank's part of values that every rank has; torch 2.7 and newer can leave out sending them.
+        parameters = inspect.signature(distribute_tensor).parameters
+        quiet: dict[str, Any] = {"src_data_rank": None} if "src_data_rank" in parameters else {}
+        self.weight = nn.Parameter(distribute_tensor(whole.weight.detach(), parallel.mesh, [Shard(0)], **quiet))
         self._parallel = parallel
 
     def forward(self, inputs: torch.Tensor, *, project: bool = False) -> torch.Tensor:
-        """(B, S) tokens to this rank's (B, S / tp, D), or those to (B, S, V) logits."""
+        """Return this rank's (B, S / tp, D) for (B, S) tokens, or (B, S, V) logits for (B, S / tp, D)."""
         mesh, tokens = self._parallel.mesh, self._parallel.tokens
         if not project:
             words = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
@@ -132,10 +133,3 @@ class SplitEmbedding(TiedEmbedding):
 def _local(x: torch.Tensor, placement: Placement) -> torch.Tensor:
     assert isinstance(x, DTensor)
     return x.redistribute(placements=[placement]).to_local()
-
-
-def split_values(values: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
-    """This rank's part of values that every rank has; nothing is sent where torch can leave it out (2.7 and newer)."""
-    known = inspect.signature(distribute_tensor).parameters
-    quiet: dict[str, Any] = {"src_data_rank": None} if "src_data_rank" in known else {}
-    return distribute_tensor(values.detach(), mesh, [placement], **quiet)

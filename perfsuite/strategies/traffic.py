@@ -1,24 +1,30 @@
-"""What a strategy posts in one step, told without torch: the closed form that a counted step is held against.
+"""Closed forms of the messages that a strategy posts in one step, without torch; counted steps are compared with
+them.
 
-A closed form is a tuple of :class:`Call`, one for each axis, collective and part; docs model-parallel derives them.
+A closed form is a tuple of :class:`Call`, one for each axis, collective and part; perfsuite docs model-parallel derives
+them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
-ATTENTION = "attention"
-"""Part of a step: attention of all blocks, forward and backward."""
-MLP = "mlp"
-"""Part of a step: the MLPs or experts of all blocks, their dispatch included."""
-DATA = "data"
-"""Part of a step: parameters gathered and gradients summed over the ranks that see other samples."""
-PIPELINE = "pipeline"
-"""Part of a step: what passes between stages, and waiting for it."""
-OTHER = "other"
-"""Part of a step: norms, embeddings, the loss, the optimizer."""
+from perfsuite.base.mesh import MeshShape
+from perfsuite.models.base import Model
+from perfsuite.models.gpt import Gpt
+from perfsuite.models.llama import Llama
+from perfsuite.strategies.plan import Plan
+
+ATTENTION = "attention"  # Part of a step: attention of all blocks, forward and backward
+MLP = "mlp"  # Part of a step: the MLPs or experts of all blocks with their dispatch
+DATA = "data"  # Part of a step: parameters gathered, and gradients summed over ranks with different samples
+PIPELINE = "pipeline"  # Part of a step: messages between stages, and waiting for them
+OTHER = "other"  # Part of a step: norms, embeddings, the loss, the optimizer
 PARTS = (ATTENTION, MLP, DATA, PIPELINE, OTHER)
 
 
@@ -26,21 +32,16 @@ PARTS = (ATTENTION, MLP, DATA, PIPELINE, OTHER)
 class Call:
     """Calls of one collective along one axis for one part of the step."""
 
-    axis: str
-    """Axis of the mesh, or several joined by dashes in the mesh's order: ``tp``, ``dp-ep-cp``."""
-    collective: str
-    """all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send or receive."""
-    part: str
-    """One of PARTS."""
+    axis: str  # Axis of the mesh, or several joined by dashes in the mesh's order: ``tp``, ``dp-ep-cp``
+    collective: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send or receive
+    part: str  # One of PARTS
     calls: int
-    message_bytes: int
-    """S of all calls together, as nccl-tests counts it."""
-    uneven: bool = False
-    """The bytes are this rank's mean share: exact only over all ranks together."""
+    message_bytes: int  # Size S of all calls together, as nccl-tests counts it
+    uneven: bool = False  # The bytes are this rank's mean share; only their sum over all ranks is exact
 
 
 class Tally:
-    """Calls added up by axis, collective and part; an axis that has one rank adds nothing.
+    """Sums of calls by axis, collective and part; an axis of one rank adds nothing.
 
     >>> tally = Tally()
     >>> tally.add("tp", "all_gather", "attention", 2, 512)
@@ -58,7 +59,7 @@ class Tally:
     def add(
         self, axis: str, collective: str, part: str, calls: int, message_bytes: int, *, uneven: bool = False
     ) -> None:
-        """``calls`` of ``message_bytes`` each."""
+        """Add ``calls`` of ``message_bytes`` each."""
         if axis and calls:
             key = (axis, collective, part)
             self._calls[key] += calls
@@ -67,41 +68,29 @@ class Tally:
                 self._uneven.add(key)
 
     def calls(self) -> tuple[Call, ...]:
-        """What was added, in the order in which each first came."""
+        """Return the sums in the order of their first call."""
         return tuple(
-            Call(
-                axis=key[0],
-                collective=key[1],
-                part=key[2],
-                calls=count,
-                message_bytes=self._bytes[key],
-                uneven=key in self._uneven,
-            )
+            Call(axis=axis, collective=name, part=part, calls=count, message_bytes=size, uneven=key in self._uneven)
             for key, count in self._calls.items()
+            for (axis, name, part), size in [(key, self._bytes[key])]
         )
 
 
 def padded_bytes(shapes: Sequence[tuple[int, ...]], ranks: int, item_bytes: int) -> int:
-    """Bytes of parameters of these shapes, the first dimension of each padded to a multiple of ``ranks``.
+    """Return the bytes of parameters of these shapes, their first dimensions padded to a multiple of ``ranks``.
 
-    So FSDP2 gathers and reduces them.
+    FSDP2 gathers and reduces parameters in this form.
 
     >>> padded_bytes([(5, 3), (8,)], 4, 4)
     128
     """
-    total = 0
-    for first, *rest in shapes:
-        row = 1
-        for size in rest:
-            row *= size
-        total += -(-first // ranks) * ranks * row
-    return total * item_bytes
+    return item_bytes * sum(-(-first // ranks) * ranks * math.prod(rest) for first, *rest in shapes)
 
 
 def buckets(sizes: Sequence[int], limit_bytes: float) -> int:
-    """Messages in which DDP sends gradients of these bytes, in the order in which they are ready.
+    """Return the number of DDP's messages for gradients of these bytes, in the order in which they are ready.
 
-    A bucket is closed by the gradient with which it reaches the limit.
+    The gradient that reaches the limit closes a bucket.
 
     >>> buckets([4, 4, 4], 8), buckets([4, 4, 4], 100), buckets([4, 4, 4], 1)
     (2, 1, 3)
@@ -113,3 +102,169 @@ def buckets(sizes: Sequence[int], limit_bytes: float) -> int:
         if filled >= limit_bytes:
             filled = 0
     return count
+
+
+# -- shapes of the parameters of language models, in the order of a forward ----------------------------------------
+
+Shapes = Mapping[str, tuple[int, ...]]  # Shape by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterShapes:
+    """Shapes of a model by stage; matrices are (out, in), as in torch."""
+
+    first: Shapes  # Embeddings, on the stage of the first layer
+    block: Shapes
+    last: Shapes
+    """Last norm and output projection, on the stage of the last layer; a tied embedding is in ``first`` too."""
+    experts: Shapes = field(default_factory=dict)  # Experts of every layer, (E, in, out); ``block`` has their router
+    tied: str = ""  # Name of the parameter that ``first`` and ``last`` both have
+
+    @property
+    def layer(self) -> Shapes:
+        """All parameters of a layer."""
+        return {**self.block, **self.experts}
+
+    def root(self, *, first: bool, last: bool) -> Shapes:
+        """Return the parameters of a stage outside its layers, a tied parameter once."""
+        return {**(self.first if first else {}), **(self.last if last else {})}
+
+
+def find_shapes(model: Model) -> ParameterShapes | None:
+    """Return the shapes of ``model``; None if it is neither a GPT nor a LLaMA.
+
+    >>> from perfsuite.models import find
+    >>> find_shapes(find("gpt2", {})).block["attention.qkv.weight"]
+    (2304, 768)
+    """
+    for kind in type(model).__mro__:
+        if kind in _SHAPES:
+            return _SHAPES[kind](model)
+    return None
+
+
+def _gpt(model: Gpt) -> ParameterShapes:
+    width = model.width
+
+    def linear(name: str, out: int, into: int) -> Shapes:
+        return {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
+
+    def norm(name: str) -> Shapes:
+        return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+    tokens = {"tokens.weight": (model.vocabulary, width)}
+    return ParameterShapes(
+        first={**tokens, "positions.weight": (model.context, width)},
+        block={
+            **norm("norm1"),
+            **linear("attention.qkv", 3 * width, width),
+            **linear("attention.project", width, width),
+            **norm("norm2"),
+            **linear("mlp.expand", 4 * width, width),
+            **linear("mlp.contract", width, 4 * width),
+        },
+        last={**tokens, **norm("norm")},
+        tied="tokens.weight",
+    )
+
+
+def _llama(model: Llama) -> ParameterShapes:
+    """Return the shapes of a LLaMA; experts replace the MLP, with matrices (in, out)."""
+    width, keys, hidden, experts = model.width, model.key_width, model.hidden, model.experts
+    mlp = {"gate": (hidden, width), "expand": (hidden, width), "contract": (width, hidden)}
+    dense = {f"mlp.{name}.weight": shape for name, shape in mlp.items()}
+    return ParameterShapes(
+        first={"tokens.weight": (model.words, width)},
+        block={
+            "norm1.weight": (width,),
+            "attention.query.weight": (width, width),
+            "attention.key.weight": (keys, width),
+            "attention.value.weight": (keys, width),
+            "attention.project.weight": (width, width),
+            "norm2.weight": (width,),
+            **({"mlp.router.weight": (experts, width)} if experts else dense),
+        },
+        experts={f"mlp.experts.{name}": (experts, into, out) for name, (out, into) in mlp.items()} if experts else {},
+        last={"norm.weight": (width,), "output.weight": (model.words, width)},
+    )
+
+
+_SHAPES: Mapping[type[Model], Callable[[Any], ParameterShapes]] = MappingProxyType({Gpt: _gpt, Llama: _llama})
+
+
+# -- data parallelism: DDP, ZeRO's optimizer, FSDP2 ---------------------------------------------------------------
+
+_FP32 = 4
+_HALF = 2
+
+
+def ddp_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float, item_bytes: int = _FP32) -> Tally | None:
+    """Return the tally of all gradients, sent once in buckets; None for models without known shapes.
+
+    Gradients are ready in the reverse order of the forward; bucket limits count the parameters' own bytes.
+
+    >>> from perfsuite.models import find
+    >>> plan = Plan(model=find("gpt2", {}), dtype="fp32", micro_batch_size=1)
+    >>> ddp_traffic(plan, MeshShape.of(dp=2), bucket_bytes=25 << 20).calls()[0].message_bytes == 4 * 124439808
+    True
+    """
+    shapes = find_shapes(plan.model)
+    if shapes is None:
+        return None
+    tally = Tally()
+    sizes = [math.prod(parameter) for parameter in reversed(_all(shapes, plan.model.layers))]
+    calls = buckets([_FP32 * size for size in sizes], bucket_bytes)
+    tally.add(_joined(shape), "all_reduce", DATA, 1, item_bytes * sum(sizes))
+    tally.add(_joined(shape), "all_reduce", DATA, calls - 1, 0)
+    return tally
+
+
+def zero_redundancy_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float) -> Tally | None:
+    """Return the tally of DDP, and every parameter's new value from the rank that has its state."""
+    tally, shapes = ddp_traffic(plan, shape, bucket_bytes=bucket_bytes), find_shapes(plan.model)
+    if tally is not None and shapes is not None:
+        for parameter in _all(shapes, plan.model.layers):
+            tally.add(_joined(shape), "broadcast", DATA, 1, _FP32 * math.prod(parameter))
+    return tally
+
+
+def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision: bool) -> tuple[Call, ...] | None:
+    """Return the calls of FSDP2: units are gathered for use, gradients are scattered once and summed over copies.
+
+    Blocks are gathered for the forward and, if freed after it, for the backward; the rest of the model once.  Every
+    micro-batch gathers, the last one reduces.  ``mixed_precision`` gathers in 16 bits and reduces in fp32.
+
+    >>> from perfsuite.models import find
+    >>> plan = Plan(model=find("llama2-tiny", {}), dtype="fp32", micro_batch_size=1)
+    >>> calls = fsdp_traffic(plan, MeshShape.of(dp=2), reshard=True, mixed_precision=False)
+    >>> [(call.collective, call.calls, call.message_bytes) for call in calls]
+    [('all_gather', 5, 3428864), ('reduce_scatter', 3, 1976832)]
+    """
+    shapes = find_shapes(plan.model)
+    if shapes is None:
+        return None
+    tally, times = Tally(), plan.accumulation
+    shard, replicate = ("dp_shard", "dp_replicate") if "dp_shard" in shape.names else ("dp", "")
+    ranks = shape.size(shard)
+    gathered = _HALF if mixed_precision else _FP32
+    root = list(shapes.root(first=True, last=True).values())
+    units = [(list(shapes.layer.values()), 2 if reshard else 1)] * plan.model.layers + [(root, 1)]
+    for unit, gathers in units:
+        tally.add(_axis(shape, shard), "all_gather", DATA, times * gathers, padded_bytes(unit, ranks, gathered))
+        tally.add(_axis(shape, shard), "reduce_scatter", DATA, 1, padded_bytes(unit, ranks, _FP32))
+        tally.add(_axis(shape, replicate), "all_reduce", DATA, 1, padded_bytes(unit, ranks, _FP32) // ranks)
+    return tally.calls()
+
+
+def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
+    """Return the shape of every parameter once, in the order of a forward."""
+    last = {name: parameter for name, parameter in shapes.last.items() if name != shapes.tied}
+    return [*shapes.first.values(), *list(shapes.layer.values()) * layers, *last.values()]
+
+
+def _axis(shape: MeshShape, name: str) -> str:
+    return name if name and shape.size(name) > 1 else ""
+
+
+def _joined(shape: MeshShape) -> str:
+    return "-".join(name for name, size in shape.axes if size > 1)

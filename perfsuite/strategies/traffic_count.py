@@ -1,7 +1,7 @@
-"""Counts what a step posts: every collective and message of this thread and its backward, by axis and part.
+"""Counts the collectives and messages of a step, of this thread and its backward, by axis and part.
 
-A mode of torch's dispatcher sees them below autograd and below DTensor, whoever posts them: a strategy, DTensor, DDP's
-reducer, FSDP2.  Sizes are nccl-tests' S; the group's ranks tell the axes of the mesh.  Imported on ranks only.
+A mode of torch's dispatcher sees them below autograd and below DTensor, from any source: a strategy, DTensor, DDP's
+reducer, FSDP2.  Sizes are nccl-tests' S; the group's ranks give the axes of the mesh.  Imported on ranks only.
 """
 
 from __future__ import annotations
@@ -43,62 +43,54 @@ _NAMES: Mapping[str, str] = MappingProxyType(
 """nccl-tests' names of torch's operators in ``c10d`` and ``_c10d_functional``."""
 _WITHOUT_MESSAGE = ("barrier", "monitored_barrier_")
 _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable.")
-"""Modules of torch that gather parameters and reduce gradients, whichever axes they do it along."""
+"""Modules of torch that gather parameters and reduce gradients, along any axes."""
 
 
-Key = tuple[str, str, str]
-"""Axis, collective and part."""
+Key = tuple[str, str, str]  # Axis, collective and part
 
 
 class Marks(Protocol):
-    """Tells which part of the step runs."""
+    """Has the part of the step that runs."""
 
     @property
     def part(self) -> str:
-        """Its name."""
+        """Name of the running part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Posted:
     """One collective or message as this rank posted it."""
 
-    axis: str
-    """Axes of its group, joined by dashes."""
+    axis: str  # Axes of its group, joined by dashes
     collective: str
-    part: str
-    """Part of the step that it belongs to."""
-    place: str
-    """Part of the step that waits for it."""
+    part: str  # Part of the step that it belongs to
+    place: str  # Part of the step that waits for it
     group: str
-    """Name of its group."""
     ranks: int
-    """Ranks of its group."""
     dtype: torch.dtype
-    elements: int
-    """S over the size of an element."""
+    elements: int  # Size S in elements
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """Elements received from and sent to each rank of an all_to_all."""
-    peer: int = -1
-    """Rank in the group: the other end of a message, the root of a broadcast or reduce."""
+    peer: int = -1  # Rank in the group: the peer of a message, the root of a broadcast or reduce
 
     @property
     def key(self) -> Key:
-        """What a record of traffic is kept by."""
+        """Key of its record of traffic."""
         return self.axis, self.collective, self.part
 
     @property
     def message_bytes(self) -> int:
-        """S."""
+        """Size S in bytes."""
         return self.elements * self.dtype.itemsize
 
     @property
     def even(self) -> bool:
-        """Whether every rank of an all_to_all sends and receives as much as this one; True of all others."""
+        """Whether every rank of an all_to_all sends and receives as much as this one; True for others."""
         return len({*self.splits[0], *self.splits[1]}) <= 1
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is posted while it is entered; groups of one rank or of the backend ``fake`` send nothing."""
+    """Counts collectives while it is entered; groups of one rank or of the backend ``fake`` send nothing."""
 
     def __init__(self, shape: MeshShape, rank: int, marks: Marks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -109,25 +101,25 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Note ``func`` where it communicates, then run it."""
+        """Count ``func`` if it communicates, then run it."""
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes back as the operators that DTensor makes of it
+            return NotImplemented  # DTensor calls back with its local operators
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         operator = func._schema.name.partition("::")[2]
-        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
-        given.update(kwargs)
-        communicates = given.keys() & {"process_group", "group_name"}
+        arguments = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        arguments.update(kwargs)
+        communicates = arguments.keys() & {"process_group", "group_name"}
         if not communicates or operator in _WITHOUT_MESSAGE:
             return
         if operator not in _NAMES:
             raise UnsupportedCase(
-                f"torch's operator {func} communicates in a way that nobody counts; leave out 'traffic'"
+                f"torch's operator {func} communicates in a way that cannot be counted; leave out 'traffic'"
             )
-        group = _group_of(given[communicates.pop()])
+        group = _group_of(arguments[communicates.pop()])
         if dist.get_backend(group).rpartition(":")[2] == "fake":
             return
         ranks = tuple(sorted(dist.get_process_group_ranks(group)))
@@ -136,7 +128,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         axis = self._axes.get(ranks) or f"ranks {','.join(map(str, ranks))}"
         part, place = self._part(axis)
         name, count = _NAMES[operator], len(ranks)
-        elements, dtype = _elements(name, given, count)
+        elements, dtype = _elements(name, arguments, count)
         self.posted.append(
             Posted(
                 axis=axis,
@@ -147,13 +139,13 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 ranks=count,
                 dtype=dtype,
                 elements=elements,
-                splits=_splits(given, count) if name == "all_to_all" else ((), ()),
-                peer=next((int(given[key]) for key in ("dst", "src", "root_rank") if key in given), -1),
+                splits=_splits(arguments, count) if name == "all_to_all" else ((), ()),
+                peer=next((int(arguments[key]) for key in ("dst", "src", "root_rank") if key in arguments), -1),
             )
         )
 
     def _part(self, axis: str) -> tuple[str, str]:
-        """Which part a collective along ``axis`` belongs to, and which waits for it."""
+        """Return the part that a collective along ``axis`` belongs to, and the part that waits for it."""
         if axis == "pp":
             return PIPELINE, PIPELINE
         here, axes = self._marks.part, axis.split("-")
@@ -162,12 +154,12 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _spreads_parameters():
             return DATA, here
         if any(name.startswith("dp") for name in axes):
-            return DATA, OTHER  # DDP's reducer posts inside a part and waits at the backward's end
+            return DATA, OTHER  # DDP's reducer posts inside a part and waits at the end of the backward
         return here, here
 
 
 def axes_by_ranks(shape: MeshShape, rank: int) -> Mapping[tuple[int, ...], str]:
-    """The axes, joined by dashes, of every group of several ranks that ``rank`` is in, by the group's ranks.
+    """Return the axes, joined by dashes, of every group of several ranks with ``rank``, by the group's ranks.
 
     >>> dict(axes_by_ranks(MeshShape.parse("dp2-tp2"), 1))
     {(1, 3): 'dp', (0, 1): 'tp', (0, 1, 2, 3): 'dp-tp'}
@@ -187,17 +179,17 @@ def _spreads_parameters() -> bool:
 
 
 def find_group(name: str) -> dist.ProcessGroup:
-    """The process group that torch registered under this name."""
+    """Return the process group that torch registered under this name."""
     registered: Any = dist.distributed_c10d
     group: dist.ProcessGroup = registered._resolve_process_group(name)
     return group
 
 
-def _group_of(given: Any) -> dist.ProcessGroup:
-    if isinstance(given, str):
-        return find_group(given)
-    # An operator gets torch's box around a group, one of newer torch the group itself.
-    group: dist.ProcessGroup = given if isinstance(given, dist.ProcessGroup) else dist.ProcessGroup.unbox(given)
+def _group_of(value: Any) -> dist.ProcessGroup:
+    if isinstance(value, str):
+        return find_group(value)
+    # Operators get torch's box around a group, in newer torch the group itself.
+    group: dist.ProcessGroup = value if isinstance(value, dist.ProcessGroup) else dist.ProcessGroup.unbox(value)
     return group
 
 
@@ -206,9 +198,9 @@ _OUTPUTS = ("output_tensor", "output_tensors", "outputs", "output", "out")
 _SPLIT_SIZES = (("output_split_sizes", _OUTPUTS), ("input_split_sizes", _INPUTS))
 
 
-def _tensors(given: Mapping[str, Any], names: Sequence[str]) -> list[torch.Tensor]:
-    """Those of the first argument among ``names`` that has any."""
-    for value in (given.get(name) for name in names):
+def _tensors(arguments: Mapping[str, Any], names: Sequence[str]) -> list[torch.Tensor]:
+    """Return the tensors of the first non-empty argument among ``names``."""
+    for value in (arguments.get(name) for name in names):
         if isinstance(value, torch.Tensor):
             return [value]
         if value:
@@ -216,22 +208,22 @@ def _tensors(given: Mapping[str, Any], names: Sequence[str]) -> list[torch.Tenso
     return []
 
 
-def _elements(name: str, given: Mapping[str, Any], ranks: int) -> tuple[int, torch.dtype]:
-    """Elements of S, and what they are: what all ranks gather or the root scatters, else what this rank gives."""
-    inputs = _tensors(given, _INPUTS)
-    if name == "scatter":  # only the root has the whole
-        mine = _tensors(given, _OUTPUTS)
-        return ranks * sum(tensor.numel() for tensor in mine), mine[0].dtype
+def _elements(name: str, arguments: Mapping[str, Any], ranks: int) -> tuple[int, torch.dtype]:
+    """Return the elements of S and their dtype: those that all ranks gather or the root scatters, else this rank's."""
+    inputs = _tensors(arguments, _INPUTS)
+    if name == "scatter":  # only the root has all of it
+        outputs = _tensors(arguments, _OUTPUTS)
+        return ranks * sum(tensor.numel() for tensor in outputs), outputs[0].dtype
     count = sum(tensor.numel() for tensor in inputs)
     return count * ranks if name in ("all_gather", "gather") else count, inputs[0].dtype
 
 
-def _splits(given: Mapping[str, Any], ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Elements of an all_to_all received from and sent to each rank; rows are split, the other sizes are a row's."""
+def _splits(arguments: Mapping[str, Any], ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the elements of an all_to_all received from and sent to each rank; the first dimension is split."""
     both = []
     for sizes, names in _SPLIT_SIZES:
-        rows, buffers = given.get(sizes) or (), _tensors(given, names) or _tensors(given, _INPUTS)
-        if len(buffers) == ranks:  # a tensor for each rank
+        rows, buffers = arguments.get(sizes) or (), _tensors(arguments, names) or _tensors(arguments, _INPUTS)
+        if len(buffers) == ranks:  # one tensor per rank
             both.append(tuple(buffer.numel() for buffer in buffers))
         elif rows:
             row = math.prod(buffers[0].shape[1:])

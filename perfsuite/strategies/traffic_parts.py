@@ -1,8 +1,8 @@
-"""Which part of a step runs, and for how long: marks at the edges of ``attention`` and ``mlp`` of every block.
+"""Times of the parts of a step, from marks at the edges of ``attention`` and ``mlp`` of every block.
 
-A mark is an autograd function that changes nothing: its forward runs when the part begins or ends, its backward when
-the part's backward ends or begins.  Parts nest (a checkpointed block runs its forward again inside the backward of its
-``mlp``); the innermost one has the time.  Imported on ranks only.
+A mark is an autograd function that returns its input: its forward runs when the part begins or ends, its backward when
+the part's backward ends or begins.  Parts nest: a checkpointed block runs its forward again inside the backward of its
+``mlp``.  Time counts for the innermost part.  Imported on ranks only.
 """
 
 from __future__ import annotations
@@ -20,41 +20,35 @@ from perfsuite.platforms.base import Clock
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.traffic import ATTENTION, MLP, OTHER, PARTS, PIPELINE
 
-_WAIT = "wait"
-"""Span in which a rank of a pipeline waits for its neighbours."""
+_WAIT = "wait"  # Span in which a rank of a pipeline waits for its neighbours
 
 
 class Parts:
-    """The parts that are open now, and when each change came."""
+    """The open parts, and the time of each change."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._open: list[tuple[str, bool]] = []
-        """Name, and whether it is the part's backward, outermost first."""
-        self._changes: list[tuple[object, str]] = []
-        """When, and the part that runs from then on."""
+        self._open: list[tuple[str, bool]] = []  # Name, and whether it is the part's backward; outermost first
+        self._changes: list[tuple[object, str]] = []  # Time, and the part that runs from then on
 
     @property
     def part(self) -> str:
-        """The innermost part that is open."""
+        """Name of the innermost open part."""
         return self._open[-1][0] if self._open else OTHER
 
     def enter(self, name: str, *, backward: bool) -> None:
-        """A part begins."""
+        """Begin a part."""
         self._open.append((name, backward))
         self._changes.append((self._clock.stamp(), self.part))
 
     def leave(self, name: str, *, backward: bool) -> None:
-        """A part ends, and with it what was begun inside of it and given up.
-
-        A checkpoint stops its second forward once it has computed what the backward needs.
-        """
+        """End a part and all parts in it; a checkpoint stops its second forward when the backward has its tensors."""
         while self._open and self._open.pop() != (name, backward):
             pass
         self._changes.append((self._clock.stamp(), self.part))
 
     def seconds(self, run: Callable[[], None]) -> Mapping[str, float]:
-        """Seconds of each part while ``run`` runs."""
+        """Return the seconds of each part during ``run``."""
         self._open.clear()
         self._changes = [(self._clock.stamp(), OTHER)]
         run()
@@ -69,7 +63,7 @@ class Parts:
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """A part that has no backward."""
+        """Return a context that is a part without a backward."""
         self.enter(name, backward=False)
         try:
             yield
@@ -78,7 +72,7 @@ class Parts:
 
 
 class MarkedRank:
-    """A rank whose waits for neighbouring stages are a part; everything else is the real rank's."""
+    """A rank whose waits for neighbouring stages are a part; all else is delegated to the real rank."""
 
     def __init__(self, rank: Rank, parts: Parts) -> None:
         self._rank = rank
@@ -88,12 +82,12 @@ class MarkedRank:
         return getattr(self._rank, name)
 
     def span(self, name: str, **attributes: int | str) -> AbstractContextManager[None]:
-        """A wait is a part; no other span is."""
+        """Return a part for a wait, and the real rank's span otherwise."""
         return self._parts.inside(PIPELINE) if name == _WAIT else self._rank.span(name, **attributes)
 
 
 class _Mark(torch.autograd.Function):
-    """Passes its input through and tells ``parts`` of it, in both directions."""
+    """Returns its input and marks a part's edge in ``parts``, in both directions."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, parts: Parts, name: str, begins: bool) -> torch.Tensor:
@@ -116,12 +110,12 @@ def _through(x: torch.Tensor, parts: Parts, name: str, begins: bool) -> torch.Te
 
 
 def _arrived(x: torch.Tensor) -> torch.Tensor:
-    """``x``, waited for where a collective still brings it: what a part sends, the part waits for."""
+    """Wait for a collective that produces ``x``: the part that sends also waits."""
     return x.wait() if isinstance(x, AsyncCollectiveTensor) else x
 
 
 def mark(module: nn.Module, parts: Parts) -> None:
-    """Mark ``attention`` and ``mlp`` of every block in ``module``; blocks without such parts stay as they are."""
+    """Mark ``attention`` and ``mlp`` of every block in ``module``; blocks without them stay unchanged."""
     for block in module.modules():
         if isinstance(block, Block):
             for name in (ATTENTION, MLP):
@@ -137,6 +131,6 @@ def _mark_edges(part: nn.Module, name: str, parts: Parts) -> None:
     def ends(module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         return _through(output, parts, name, False)
 
-    # Outside of the hooks that others put there: what those send belongs to the part.
+    # Outside the hooks of tensor parallelism, whose messages belong to the part.
     part.register_forward_pre_hook(begins, prepend=True)
     part.register_forward_hook(ends)

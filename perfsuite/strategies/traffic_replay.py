@@ -1,7 +1,7 @@
-"""What counted collectives take when nothing else runs: each is posted again on its group, with buffers of its size.
+"""Replay of counted collectives without computation: each is posted again on its group, with buffers of its size.
 
-Ranks of a group posted the same collectives in the same order, so they replay alike; what an uneven all_to_all sends
-follows from the data, so these are replayed one by one.  Messages are replayed to and fro at once.
+Ranks of a group posted the same collectives in the same order, so their replays match.  The sizes of an uneven
+all_to_all depend on the data, so these are replayed one by one.  Messages are replayed in both directions at once.
 Imported on ranks only.
 """
 
@@ -17,27 +17,24 @@ from perfsuite.base.collectives import receives_first
 from perfsuite.platforms.base import Clock
 from perfsuite.strategies.traffic_count import Key, Posted, find_group
 
-_BACK_TO_BACK = 5
-"""Calls between two readings of the clock."""
-_ROUNDS = 3
-"""Of which the median is taken."""
+_BACK_TO_BACK = 5  # Calls between two readings of the clock
+_ROUNDS = 3  # Repeats, of which the median counts
 MESSAGES = ("send", "receive")
 
 
 class Replay:
-    """The collectives of one rank's step, posted again."""
+    """Replays the collectives of one rank's step."""
 
     def __init__(self, device: torch.device, clock: Clock, uneven: frozenset[Key]) -> None:
-        """``uneven``: what some rank of the world posted with unequal splits."""
+        """``uneven``: collectives that some rank of the world posted with unequal splits."""
         self._device = device
         self._clock = clock
         self._uneven = uneven
 
     def seconds(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
-        """Seconds of one call of each; a collective, in which every rank gives all that it posted.
-
-        A message that is sent and one that is received go at once: the time is the sent one's, and the received one's
-        on a rank that sends none of that size.
+        """Return the seconds of one call of each collective; all ranks of a group replay the same ones.  A sent and a
+        received message go at once: the time counts for the sent one, or for the received one on a rank that sends none
+        of that size.
         """
         posted_s: dict[Posted, float] = {}
         for axis in sorted({post.axis for post in posted}):
@@ -60,7 +57,7 @@ class Replay:
         return {post: statistics.fmean(times) for post, times in samples.items()}
 
     def _time(self, call: Callable[[], None]) -> float:
-        call()  # the others are there now
+        call()  # the other ranks have arrived
         return statistics.median(self._round(call) for _ in range(_ROUNDS))
 
     def _round(self, call: Callable[[], None]) -> float:
@@ -96,7 +93,7 @@ class Replay:
         return torch.zeros(elements, dtype=posted.dtype, device=self._device)
 
     def _messages(self, posted: Sequence[Posted]) -> Mapping[Posted, float]:
-        """All messages of one size at once, one of each kind: to every rank that it went to and from every other."""
+        """Exchange all messages of one size at once, one per direction and peer."""
         posted_s: dict[Posted, float] = {}
         sizes = sorted({(post.message_bytes, str(post.dtype)) for post in posted})
         for size in sizes:
@@ -112,11 +109,11 @@ class Replay:
         group = find_group(posted[0].group)
         buffers = [self._buffer(post, post.elements) for post in posted]
         peers = [dist.get_global_rank(group, post.peer) for post in posted]
-        mine = dist.get_rank()
+        own_rank = dist.get_rank()
 
         def order(index: int) -> tuple[int, bool]:
             receives = posted[index].collective == "receive"
-            return peers[index], receives != receives_first(self._device.type, mine, peers[index])
+            return peers[index], receives != receives_first(self._device.type, own_rank, peers[index])
 
         ways = {"send": dist.isend, "receive": dist.irecv}
         operations = [

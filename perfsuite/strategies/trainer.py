@@ -1,9 +1,9 @@
-"""Rank side of every strategy: a model, an optimizer, and one way to step them and to look inside.
+"""Base of the rank side of strategies: a model, an optimizer, one step of them, and access to gradients and state.
 
 Imported on ranks only.  A micro-batch is a dict of tensors with the samples in the first dimension.  A global batch
-holds those of all replicas and all micro-batches, by the numbers of :class:`perfsuite.models.loading.Share`, so every
-strategy sees every sample once, whatever the mesh.  A replica is what trains a sample: one rank, or the stages of one
-pipeline; which one a rank belongs to follows from its place in the mesh.
+holds the micro-batches of all replicas, by the numbers of :class:`perfsuite.models.loading.Share`, so that every
+strategy sees every sample once on any mesh.  A replica trains whole samples: it is one rank, or all stages of a
+pipeline; the rank's place in the mesh decides which one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import nn
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.models.build import build
-from perfsuite.models.layers import Block, TrainingModule, materialize
+from perfsuite.models.layers import Block, TrainingModule, local, materialize
 from perfsuite.models.loading import Share
 from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies.plan import Plan
@@ -31,13 +31,11 @@ Batch = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """Something that several ranks hold the same of."""
+    """Parameters of which several ranks hold copies."""
 
-    what: str
-    sums: Sequence[torch.Tensor]
-    """This rank's sum of each of its copies, in fp64; none where it holds no copy."""
-    group: dist.ProcessGroup
-    """The ranks that hold them."""
+    name: str
+    sums: Sequence[torch.Tensor]  # This rank's sum of each of its copies, in fp64; empty if it holds no copy
+    group: dist.ProcessGroup  # Ranks that hold copies
 
 
 class Trainer:
@@ -56,11 +54,11 @@ class Trainer:
         sends_fp16: bool = False,
         replicates: bool = True,
     ) -> None:
-        """``unit`` is what is called: the wrapper around ``module``, or ``module`` itself where there is none.
+        """``unit`` is the module to call: the wrapper around ``module``, or ``module`` itself without one.
 
-        ``hold`` is :meth:`micro_batch` of a strategy that communicates; ``casts`` is False where the strategy casts
-        parameters by itself, so that autocast would have nothing to do.  ``sends_fp16``: gradients travel in fp16.
-        ``replicates``: every rank holds all parameters, so they can be compared between ranks.
+        ``hold`` is :meth:`micro_batch` of a strategy that communicates.  ``casts`` is False if the strategy casts
+        parameters, so that autocast is not needed.  ``sends_fp16``: gradients are sent in fp16.  ``replicates``: every
+        rank holds all parameters, so ranks can be compared.
         """
         self.rank = rank
         self._hold = hold
@@ -72,19 +70,17 @@ class Trainer:
         self.optimizer: Any = optimizer
         self.group = rank.group()
         self.share = Share(
-            replica=rank.shape.replica(rank.rank),
-            replicas=rank.shape.replicas,
-            micro_batch_size=plan.micro_batch_size,
+            replica=rank.shape.replica(rank.rank), replicas=rank.shape.replicas, micro_batch_size=plan.micro_batch_size
         )
-        # The dynamic loss scale without which small gradients vanish in fp16; it passes everything through elsewhere.
-        # Gradients that travel in fp16 start lower: the sum of a parameter's overflows before an activation's does.
+        # Small gradients vanish in fp16 without the dynamic loss scale; it is off in other dtypes. Gradients sent in
+        # fp16 need a lower start: the sum of a parameter's gradient overflows before an activation's.
         self.scaler: Any = torch.amp.GradScaler(
             rank.device.type,
             init_scale=plan.loss_scale or (2.0**10 if sends_fp16 else 2.0**16),
             enabled=sends_fp16 or plan.dtype == "fp16",
         )
         self.prepare: Callable[[Batch], Batch] = lambda batch: batch
-        """What is done to a micro-batch between data and forward."""
+        """Transforms a micro-batch between data and forward."""
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -96,12 +92,11 @@ class Trainer:
     def forward_and_backward(
         self, batches: Iterator[Batch], first_forward: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> torch.Tensor | None:
-        """All micro-batches of a step; the replica's mean loss, or None on a rank that has none.
-
-        ``first_forward`` is entered round the forward of the first one, where a rank runs one after the other.
+        """Run all micro-batches of a step; return the replica's mean loss, or None on a rank without a loss.
+        ``first_forward`` is entered around the first forward, on ranks that run forwards one after the other.
         """
         rank, count, losses = self.rank, self.plan.accumulation, []
-        self.weigh_beside()
+        self.scale_balance_losses()
         for micro in range(count):
             with rank.span("data", micro_batch=micro):
                 batch = next(batches)
@@ -114,24 +109,24 @@ class Trainer:
             losses.append(loss.detach())
         return losses[0] if count == 1 else torch.stack(losses).mean()
 
-    def weigh_beside(self) -> None:
-        """Losses that experts add inside of the model are scaled as a micro-batch's own is before its backward."""
+    def scale_balance_losses(self) -> None:
+        """Scale the balance losses of experts like a micro-batch's own loss before its backward."""
         if self.plan.model.experts:
             from perfsuite.models.moe_module import set_loss_factor
 
             set_loss_factor(self.module, self.loss_scale() / self.plan.accumulation)
 
     def loss_scale(self) -> float | torch.Tensor:
-        """What a loss is multiplied by in fp16, without waiting for the device; 1 elsewhere."""
+        """Return the loss scale in fp16, without waiting for the device; 1 in other dtypes."""
         scale: torch.Tensor = self.scaler.scale(torch.ones((), device=self.rank.device))
         return scale
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Round the forward and backward of one micro-batch; only the last one of a step communicates gradients."""
+        """Return the context of one micro-batch; only the last one of a step communicates gradients."""
         return nullcontext() if self._hold is None else self._hold(last)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean loss of a micro-batch."""
+        """Return the mean loss of a micro-batch."""
         with self.autocast():
             loss: torch.Tensor = self.unit(**batch)
         return loss
@@ -141,21 +136,21 @@ class Trainer:
         self.scaler.scale(loss / self.plan.accumulation).backward()
 
     def step(self) -> None:
-        """Clip the gradients where the plan says so, let the optimizer step and clear the gradients."""
+        """Clip the gradients if the plan says so, step the optimizer and clear the gradients."""
         self.clip()
         self.scaler.step(self.optimizer)
         self.scaler.update(self.plan.loss_scale)
         self.optimizer.zero_grad()
 
     def clip(self) -> None:
-        """Scale the gradients down to the plan's norm where theirs is larger; unscaled first in fp16."""
+        """Scale the gradients down to the plan's norm if theirs is larger; unscale them first in fp16."""
         if self.plan.clip is not None:
             self.scaler.unscale_(self.optimizer)
             trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
             nn.utils.clip_grad_norm_(trained, self.plan.clip)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Matrix products in the plan's dtype."""
+        """Return a context in which matrix products use the plan's dtype."""
         if not (self.plan.half and self._casts):
             return nullcontext()
         return torch.autocast(self.rank.device.type, dtype=getattr(torch, DTYPES[self.plan.dtype]))
@@ -163,40 +158,36 @@ class Trainer:
     # -- looking inside ------------------------------------------------------------------------------------------
 
     def loss_and_gradients(self, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
-        """Mean loss of a global batch, and whole gradients in fp32 under the names of the unsplit model.
-
-        Gradients are those of the parameters that this rank has a part of; they stay in place until :meth:`step`, which
-        must follow.  A collective.
+        """Return the mean loss of a global batch, and whole fp32 gradients under the names of the unsplit model; a
+        collective.  Gradients are those of parameters with a part on this rank.  They stay in place until :meth:`step`,
+        which must follow.
         """
-        mine = ({name: values[numbers] for name, values in batch.items()} for numbers in self.share.numbers())
-        loss = self.mean_loss(self.forward_and_backward(mine))
+        own = ({name: values[numbers] for name, values in batch.items()} for numbers in self.share.numbers())
+        loss = self.mean_loss(self.forward_and_backward(own))
         return loss, {name: value for name, value in self.gradients() if value is not None}
 
     def mean_loss(self, loss: torch.Tensor | None) -> float:
-        """What :meth:`forward_and_backward` gave, over all ranks that have a loss, told to every rank; a collective.
-
-        Their shares of the tokens are equal.
-        """
-        mine = (0.0, 0.0) if loss is None else (float(loss), 1.0)
-        total = torch.tensor(mine, dtype=torch.float64, device=self.rank.device)
+        """Return the mean of ``loss`` over the ranks with one, whose shares are equal, on every rank; a collective."""
+        own = (0.0, 0.0) if loss is None else (float(loss), 1.0)
+        total = torch.tensor(own, dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(total, group=self.group)
         return float(total[0] / total[1])
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters, or its parts of them, under the names of the unsplit model."""
+        """Return this rank's parameters, or its parts of them, under the names of the unsplit model."""
         return self.module.named_parameters()
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Name and whole fp32 gradient of every parameter that is trained; a collective."""
+        """Yield name and whole fp32 gradient of every trained parameter; a collective."""
         scale = self.scaler.get_scale()
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 gradient = parameter.grad
-                # Offloaded parts are gathered from the device: its backend takes no tensor of the host.
+                # Offloaded parts are gathered from the device: its backend cannot use host tensors.
                 yield name, None if gradient is None else whole(gradient.to(self.rank.device)).float() / scale
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
-        """What this rank keeps between steps: its parts of ``weights``, ``gradients`` and ``optimizer``."""
+        """Return the tensors kept between steps: this rank's parts of ``weights``, ``gradients`` and ``optimizer``."""
         parameters = list(self.module.parameters())
         states = self.states().values()
         return {
@@ -206,45 +197,37 @@ class Trainer:
         }
 
     def weights(self) -> list[torch.Tensor]:
-        """This rank's parts of all parameters, as they are kept between steps."""
+        """Return this rank's parts of all parameters, as kept between steps."""
         return [local(parameter) for parameter in self.module.parameters()]
 
     def states(self) -> Mapping[Any, Mapping[str, Any]]:
-        """The state that this rank's optimizer keeps, by parameter."""
-        # ZeroRedundancyOptimizer is one around the optimizer that has the state.
+        """Return the state of this rank's optimizer, by parameter."""
+        # ZeroRedundancyOptimizer wraps the optimizer with the state.
         optimizer = getattr(self.optimizer, "optim", self.optimizer)
         states: Mapping[Any, Mapping[str, Any]] = optimizer.state
         return states
 
     def copies(self) -> tuple[Copies, ...]:
-        """What several ranks hold the same of; empty where no parameter is held twice."""
+        """Return the parameters that several ranks hold; empty if no parameter is held twice."""
         if not self._replicates:
             return ()
         sums = torch.stack([local(parameter).detach().double().sum() for parameter in self.module.parameters()])
-        return (Copies(what="all parameters", sums=(sums.sum(),), group=self.group),)
+        return (Copies(name="all parameters", sums=(sums.sum(),), group=self.group),)
 
     def close(self) -> None:
-        """Let go of everything, so that its memory is free."""
+        """Free the model and the optimizer."""
         del self.unit, self.module, self.optimizer
         self._hold = None
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that may be spread over a mesh."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor that may be spread over a mesh; then a collective."""
+    """Return all of a tensor that may be spread over a mesh; a collective if it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def new_module(rank: Rank, plan: Plan) -> TrainingModule:
-    """The plan's model on the meta device, compiled where asked.
-
-    Raises UnsupportedCase where torch.compile has no compiler to work with.
-    """
-    rank.dtype(plan.dtype)  # fp32 and tf32 differ by a switch
+    """Return the plan's model on the meta device, compiled if asked; raises UnsupportedCase if that cannot be."""
+    rank.dtype(plan.dtype)  # sets the switch between fp32 and tf32
     with torch.device("meta"):
         module = build(plan.model, plan.checkpointing, plan.attention)
     compile_blocks(module, rank, plan)
@@ -252,7 +235,7 @@ def new_module(rank: Rank, plan: Plan) -> TrainingModule:
 
 
 def compile_blocks(module: TrainingModule, rank: Rank, plan: Plan) -> None:
-    """Compile every block where the plan says so; UnsupportedCase where torch.compile has nothing to work with."""
+    """Compile every block if the plan says so; raises UnsupportedCase if torch.compile cannot."""
     if plan.compiled:
         _require_compiler(rank.device)
         for block in module.blocks.children():
@@ -260,14 +243,14 @@ def compile_blocks(module: TrainingModule, rank: Rank, plan: Plan) -> None:
 
 
 def new_whole_module(rank: Rank, plan: Plan) -> TrainingModule:
-    """The plan's model with its values, all of it on this rank's device."""
+    """Return the plan's whole model with its values on this rank's device."""
     module = new_module(rank, plan)
     materialize(module, rank.device, seed=plan.seed)
     return module
 
 
 def make_optimizer(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """AdamW over what is trained; parameters of one mesh are stepped together, those of different ones are not."""
+    """Return AdamW over the trained parameters; only parameters of one mesh are stepped together."""
     groups: dict[str, list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -276,23 +259,25 @@ def make_optimizer(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
 
 
 def use_reentrant_checkpoints(module: TrainingModule) -> None:
-    """For strategies whose parameters have no values, and another shape, outside of a module's own forward."""
+    """Use reentrant checkpoints, for strategies that change the shapes of parameters outside a module's forward."""
     for block in module.blocks.children():
         assert isinstance(block, Block)
         block.reentrant = True
 
 
 def _require_compiler(device: torch.device) -> None:
-    # inductor compiles kernels of a CPU by CXX or g++; triton the launchers of a device's by CC, gcc or clang.
+    # inductor compiles CPU kernels by CXX or g++; triton the launchers of a device's kernels by CC, gcc or clang.
     language, variable, names = ("C++", "CXX", ("g++",)) if device.type == "cpu" else ("C", "CC", ("gcc", "clang"))
     named = os.environ.get(variable)
     if not any(map(shutil.which, (named,) if named else names)):
         missing = f"{variable}={named}" if named else f"{variable} is not set, and {' or '.join(names)}"
-        raise UnsupportedCase(f"torch.compile for {device.type} needs a {language} compiler: {missing} is not found")
+        raise UnsupportedCase(
+            f"torch.compile for {device.type} needs a {language} compiler: {missing} is not found; install one"
+        )
     from torch._inductor.codegen.common import get_scheduling_for_device, init_backend_registration
 
     init_backend_registration()
     if get_scheduling_for_device(device.type) is None:
         raise UnsupportedCase(
-            f"torch.compile has no code generator for {device.type}; install the vendor's, or leave out"
+            f"torch.compile has no code generator for {device.type}; install the vendor's, or leave compiled out"
         )

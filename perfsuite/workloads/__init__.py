@@ -1,4 +1,6 @@
-"""What is timed.  ``workloads.TrainStep`` is loaded when it is first used, so that collecting cases loads none."""
+"""Workloads of the suite.  ``workloads.TrainStep`` is imported at its first use, so that collecting cases imports
+none.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ _NAMES = MappingProxyType(
         "training.train_step": ("TrainStep",),
     }
 )
-"""Module -> workloads of the suite that are in it."""
+"""Module -> its workloads."""
 
 
 def __getattr__(name: str) -> Any:
-    """A workload by its class's name."""
+    """Return a workload class by its name."""
     for module, names in _NAMES.items():
         if name in names:
             return getattr(importlib.import_module(f"perfsuite.workloads.{module}"), name)

@@ -1,13 +1,12 @@
-"""Scaled dot product attention: one kernel, forward or backward, by the backend that is to compute it.
+"""Scaled dot product attention: one kernel, forward or backward, of a chosen backend.
 
 Shapes: B batch, H heads of queries, K heads of keys (K divides H), S tokens, E features of a head; in the check G heads
-of queries that share one of keys, R rows that are looked at.
+of queries that share one head of keys, R compared rows.
 
 The check compares some rows of the output or of the gradients with fp64, for every sample and head of keys.  The inputs
-are standard normal.  Every result is a sum of products, each of which a kernel may round to its dtype, so its error is
-about u times the root of the sum of their squares, with u = rounding of the dtype + sqrt(S) x that of fp32, in which
-sums are kept.  Eight times that is allowed: a right kernel keeps it, a skipped or a wrong key is of the order of the
-root itself.
+are standard normal.  Every result is a sum of products, and a kernel may round each to its dtype.  So its error is
+about u times the root of the sum of their squares, with u = rounding of the dtype + sqrt(S) x that of the fp32 sums.
+The limit is eight times that: a right kernel stays below it, and a missing or wrong key errs by about the root itself.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult, first_line
 from perfsuite.base.mesh import MeshShape
+from perfsuite.models.base import divisors
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import ROUNDING, require_dimensions
+from perfsuite.workloads.kernels import ROUNDING, require_choices, require_counts
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +32,7 @@ Backend = Literal["flash", "efficient", "math", "cudnn"]
 Direction = Literal["forward", "backward"]
 
 CONVENTION = "FlashAttention"
-_BACKENDS = {
-    "flash": "FLASH_ATTENTION",
-    "efficient": "EFFICIENT_ATTENTION",
-    "math": "MATH",
-    "cudnn": "CUDNN_ATTENTION",
-}
+_BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION"}
 _NO_KERNEL = ("No available kernel", "No viable backend", "requires", "not supported", "does not support")
 
 
@@ -46,53 +41,46 @@ class Attention(Workload):
     """``scaled_dot_product_attention`` of one layer, in the layout (B, H, S, E)."""
 
     batch_size: int
-    """B."""
+    """B: samples."""
     heads: int
-    """H, of the queries."""
+    """H: heads of queries."""
     kv_heads: int
-    """K, of keys and values; H / K queries share each (grouped query attention), H for none."""
+    """K: heads of keys and values, each shared by H / K heads of queries (grouped query attention)."""
     sequence_length: int
-    """S."""
+    """S: tokens."""
     head_width: int
-    """E."""
+    """E: features of a head."""
     dtype: str = "bf16"
     """fp32, bf16 or fp16."""
     causal: bool = True
-    """A token sees itself and those before it."""
+    """A token sees only itself and earlier tokens."""
     backend: Backend = "flash"
-    """The kernel; the case is skipped where the device has it not for these shapes."""
+    """The kernel; the case is skipped if the device lacks it for these shapes."""
     direction: Direction = "forward"
-    """``backward``: the three gradients alone, from the output of one forward."""
+    """``backward``: only the three gradients, from the output of one forward."""
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        require_dimensions(
-            batch_size=self.batch_size,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            sequence_length=self.sequence_length,
-            head_width=self.head_width,
-        )
+        require_counts(self, "batch_size", "heads", "kv_heads", "sequence_length", "head_width")
         if self.heads % self.kv_heads:
-            legal = [count for count in range(1, self.heads + 1) if not self.heads % count]
-            raise InvalidParameter(f"kv_heads={self.kv_heads} does not divide heads={self.heads}; choose from {legal}")
-        choices = (("backend", get_args(Backend)), ("direction", get_args(Direction)))
-        for name, known in (*choices, ("dtype", ("fp32", "bf16", "fp16"))):
-            if getattr(self, name) not in known:
-                raise InvalidParameter(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
+            choices = sorted(divisors(self.heads, 1))
+            raise InvalidParameter(
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads}; choose from {choices}"
+            )
+        require_choices(self, backend=get_args(Backend), direction=get_args(Direction), dtype=("fp32", "bf16", "fp16"))
 
     def native_dtype(self) -> str:
-        """The device must compute in it."""
+        """Return the dtype that the device must compute in."""
         return self.dtype
 
     def work(self, shape: MeshShape) -> Work:
-        """FlashAttention's convention: 4 B H S^2 E forward, half of it where causal, and 2.5 times that backward.
+        """Return FlashAttention's count: 4 B H S^2 E forward, half of it if causal, and 2.5 times that backward.
 
-        Two products forward; five backward, the scores again among them, whether or not the backend computes them
-        again.  Source: benchmarks/benchmark_flash_attention.py of Dao-AILab/flash-attention.
+        There are two products forward and five backward, because the scores count again in the backward of any backend.
+        Source: benchmarks/benchmark_flash_attention.py of Dao-AILab/flash-attention.
 
         >>> shape = MeshShape.of(dp=1)
         >>> sizes = dict(batch_size=2, heads=4, kv_heads=2, sequence_length=8, head_width=16)
@@ -104,11 +92,11 @@ class Attention(Workload):
         return Work(flops={CONVENTION: products * pairs * self.head_width * shape.world_size}, dtype=self.dtype)
 
     def build(self, rank: Rank) -> AttentionStep:
-        """Queries, keys and values on the device.  Raises UnsupportedCase where the backend has no kernel for them."""
+        """Return queries, keys and values on the device; raises UnsupportedCase if the backend has no kernel."""
         return AttentionStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless output or gradients are right, by some rows against fp64."""
+        """Raise WrongResult unless output or gradients are right, in some rows against fp64."""
         assert isinstance(step, AttentionStep)
         if self.direction == "forward":
             check_output(self, step)
@@ -138,7 +126,7 @@ class AttentionStep(Step):
         )
         self.out = self.upstream
         self.gradients: tuple[torch.Tensor, ...] = ()
-        # Chosen once for all iterations: the switch is the process's, and setting it would be timed.
+        # Set once for all iterations: the switch is process-wide, and setting it would be timed.
         self._chosen.enter_context(sdpa_kernel(getattr(SDPBackend, _BACKENDS[case.backend])))
         try:
             self.refill()
@@ -163,7 +151,7 @@ class AttentionStep(Step):
         return attend(self.query, self.key, self.value, is_causal=self._case.causal, **grouped)
 
     def run(self) -> None:
-        """One forward, or one backward from the kept output."""
+        """Run one forward, or one backward from the kept output."""
         import torch
 
         if self._case.direction == "forward":
@@ -174,7 +162,7 @@ class AttentionStep(Step):
             self.gradients = torch.autograd.grad(self.out, inputs, self.upstream, retain_graph=True)
 
     def refill(self) -> None:
-        """Normal numbers from their seeds, results to what no attention gives; before a backward, one forward."""
+        """Fill the inputs from their seeds and clear the results; before a backward, run one forward."""
         generator = self._rank.generator(1)
         for tensor in (self.query, self.key, self.value, self.upstream):
             tensor.requires_grad_(False).normal_(generator=generator)
@@ -186,33 +174,27 @@ class AttentionStep(Step):
             self.out = self._attend()
 
     def close(self) -> None:
-        """Free everything and let every backend compute again."""
+        """Free all tensors and allow every backend again."""
         self._chosen.close()
         del self.query, self.key, self.value, self.upstream, self.out, self.gradients
 
 
 _ROWS = 16
 _SLACK = 8.0
-_CHUNK_ROWS = 512
-"""Queries whose scores are held at a time, in fp64."""
+_CHUNK_ROWS = 512  # Queries whose fp64 scores are in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """One head of keys of one sample and the queries that look at it, in fp64."""
+    """One head of keys of one sample and its queries, in fp64."""
 
     case: Attention
     sample: int
-    place: int
-    """Of the head of keys."""
-    query: torch.Tensor
-    """(G, S, E)."""
-    key: torch.Tensor
-    """(S, E)."""
-    value: torch.Tensor
-    """(S, E)."""
-    upstream: torch.Tensor
-    """(G, S, E)."""
+    place: int  # Number of the head of keys
+    query: torch.Tensor  # (G, S, E)
+    key: torch.Tensor  # (S, E)
+    value: torch.Tensor  # (S, E)
+    upstream: torch.Tensor  # (G, S, E)
 
     @property
     def heads(self) -> slice:
@@ -221,7 +203,7 @@ class _Head:
         return slice(self.place * group, (self.place + 1) * group)
 
     def weights(self, rows: torch.Tensor) -> torch.Tensor:
-        """Softmax of the scores of the queries at ``rows``, (G, R, S)."""
+        """Return the softmax of the scores of the queries at ``rows``, (G, R, S)."""
         import torch
 
         scores = self.query[:, rows] @ self.key.T / math.sqrt(self.case.head_width)
@@ -231,20 +213,20 @@ class _Head:
         return scores.softmax(dim=-1)
 
     def score_gradients(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(weights, gradient of the scores, the size of what it is the difference of), (G, R, S) each."""
+        """Return (weights, gradient of the scores, magnitude of its terms), (G, R, S) each."""
         weights, toward = self.weights(rows), self.upstream[:, rows] @ self.value.T
         mean = (weights * toward).sum(dim=-1, keepdim=True)
         return weights, weights * (toward - mean), weights * (toward.abs() + mean.abs() + 1)
 
-    def compare(self, what: str, got: torch.Tensor, exact: torch.Tensor, squares: torch.Tensor) -> None:
-        """Raise WrongResult unless ``got`` is ``exact``, whose terms' squares sum to ``squares``."""
+    def compare(self, name: str, got: torch.Tensor, exact: torch.Tensor, squares: torch.Tensor) -> None:
+        """Raise WrongResult unless ``got`` is ``exact``, a sum of terms whose squares sum to ``squares``."""
         unit = self.case.rounding + math.sqrt(self.case.sequence_length) * ROUNDING["fp32"]
         excess = (got.cpu().double() - exact).abs() - _SLACK * unit * (exact.abs() + squares.sqrt())
-        wrong = ~(excess <= 0)  # written so that a NaN is wrong
+        wrong = ~(excess <= 0)  # a NaN is wrong too
         if bool(wrong.any()):
             index = tuple(wrong.nonzero()[0].tolist())
             raise WrongResult(
-                f"{what}, element {list(index)} of the rows looked at, of {self.case} "
+                f"{name}, element {list(index)} of the compared rows, of {self.case} "
                 f"({int(wrong.sum())} elements beyond rounding)",
                 expected=float(exact[index]),
                 got=float(got[index]),
@@ -252,17 +234,17 @@ class _Head:
 
 
 def check_output(case: Attention, step: AttentionStep) -> None:
-    """Rows of the output of every head."""
+    """Compare rows of the output of every head."""
     rows = _chosen_rows(case)
     for head in _heads(case, step):
         weights = head.weights(rows)
         got = step.out[head.sample, head.heads][:, rows]
-        what = f"output of sample {head.sample}, head {head.heads.start}"
-        head.compare(what, got, weights @ head.value, weights**2 @ head.value**2)
+        name = f"output of sample {head.sample}, head {head.heads.start}"
+        head.compare(name, got, weights @ head.value, weights**2 @ head.value**2)
 
 
 def check_gradients(case: Attention, step: AttentionStep) -> None:
-    """Rows of the gradients of queries, keys and values; of keys and values they come from all queries."""
+    """Compare rows of the gradients of queries, keys and values; those of keys and values sum over all queries."""
     if len(step.gradients) != 3:
         raise WrongResult(f"attention {case}: no gradients were computed")
     for head in _heads(case, step):
@@ -283,18 +265,18 @@ def _check_head(case: Attention, step: AttentionStep, head: _Head) -> None:
         key_squares += _over_queries(size[..., rows] ** 2, query**2)
         values += _over_queries(weights[..., rows], upstream)
         value_squares += _over_queries(weights[..., rows] ** 2, upstream**2)
-        mine = torch.isin(part, rows)
-        if mine.any():
-            key, got = head.key * scale, d_query[head.heads][:, part[mine]]
-            what = f"gradient of queries of sample {head.sample}, head {head.heads.start}"
-            head.compare(what, got, inner[:, mine] @ key, size[:, mine] ** 2 @ key**2)
+        among = torch.isin(part, rows)
+        if among.any():
+            key, got = head.key * scale, d_query[head.heads][:, part[among]]
+            name = f"gradient of queries of sample {head.sample}, head {head.heads.start}"
+            head.compare(name, got, inner[:, among] @ key, size[:, among] ** 2 @ key**2)
     where = f"of sample {head.sample}, head of keys {head.place}"
     head.compare(f"gradient of keys {where}", d_key[head.place][rows], keys, key_squares)
     head.compare(f"gradient of values {where}", d_value[head.place][rows], values, value_squares)
 
 
 def _over_queries(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """(R, E) out of (G, S, R) and (G, S, E)."""
+    """Return (R, E) for (G, S, R) weights and (G, S, E) rows."""
     return (weights.transpose(-1, -2) @ rows).sum(dim=0)
 
 
@@ -305,7 +287,7 @@ def _chosen_rows(case: Attention) -> torch.Tensor:
 
 
 def _heads(case: Attention, step: AttentionStep) -> Iterator[_Head]:
-    """Every head of keys; for a backward, which needs all scores, the first and the last one."""
+    """Yield every head of keys; for a backward, which needs all scores, only the first and the last one."""
     places = [(sample, place) for sample in range(case.batch_size) for place in range(case.kv_heads)]
     if case.direction == "backward":
         places = sorted({places[0], places[-1]})

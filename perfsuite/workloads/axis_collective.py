@@ -1,6 +1,6 @@
-"""One collective along one axis of a mesh: groups of ranks that may stand apart, all of them sending at once.
+"""One collective along one axis of a mesh: groups of ranks that may be apart, all sending at once.
 
-A training step sends so: along dp with tp inside, neighbours are tp ranks apart and as many groups share the network.
+Training steps communicate so: along dp with tp inside, neighbours are tp ranks apart and tp groups share the network.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KINDS = MappingProxyType({kind.name: kind for kind in (AllReduce, AllGather, Re
 
 @dataclass(frozen=True, kw_only=True)
 class AxisCollective(Workload):
-    """A collective of every group along ``axis``, all groups at once; the slowest tells the time."""
+    """A collective of every group along ``axis``, all groups at once; the time is that of the slowest."""
 
     collective: str
     """all_reduce, all_gather, reduce_scatter or all_to_all."""
     mesh: str
-    """Shape of the mesh: dp2-tp4."""
+    """Shape of the mesh, such as dp2-tp4."""
     axis: str
-    """Of the mesh, with several ranks."""
+    """Axis of the mesh, with several ranks."""
     message_bytes: int
     """Size S within a group, as nccl-tests counts it."""
     dtype: str = "fp32"
@@ -49,33 +49,33 @@ class AxisCollective(Workload):
         shape = MeshShape.parse(self.mesh)
         if shape.size(self.axis) < 2:
             several = ", ".join(name for name, size in shape.axes if size > 1) or "none: give a mesh of several ranks"
-            raise InvalidParameter(f"mesh {shape} has no several ranks along axis {self.axis!r}; choose {several}")
+            raise InvalidParameter(f"mesh {shape} has fewer than 2 ranks along axis {self.axis!r}; choose {several}")
         self.inner.require_ranks(shape.size(self.axis))
 
     @property
     def inner(self) -> Collective:
-        """What every group does."""
+        """The collective of one group."""
         return _KINDS[self.collective](message_bytes=self.message_bytes, dtype=self.dtype)
 
     def layout(self) -> str:
-        """The mesh."""
+        """Return the mesh."""
         return self.mesh
 
     def work(self, shape: MeshShape) -> Work:
-        """No bandwidth of one link: how groups share links is what is measured."""
+        """Return no bandwidth: groups share links, and that is measured."""
         return Work(dtype=self.dtype)
 
     def build(self, rank: Rank) -> Step:
-        """Buffers of this rank and the call over its group."""
+        """Return this rank's buffers and the call over its group."""
         return CollectiveStep(self.inner, _Along(rank, self.axis))
 
     def check(self, rank: Rank, step: Step) -> None:
-        """As the collective alone, among the ranks of the group."""
+        """Check as the collective does, among the ranks of the group."""
         self.inner.check_elements(_Along(rank, self.axis), step)
 
 
 class _Along:
-    """A rank as one of its group along an axis."""
+    """A rank as a member of its group along an axis."""
 
     def __init__(self, rank: Rank, axis: str) -> None:
         self._rank, self._axis = rank, axis
@@ -84,13 +84,13 @@ class _Along:
         self.rank = rank.shape.coordinates(rank.rank)[axis]
 
     def group(self) -> dist.ProcessGroup:
-        """That along the axis."""
+        """Return the group along the axis."""
         return self._rank.group(self._axis)
 
     def dtype(self, name: str) -> torch.dtype:
-        """torch's."""
+        """Return torch's dtype."""
         return self._rank.dtype(name)
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        """The rank's."""
+        """Return the rank's span."""
         return self._rank.span(name)

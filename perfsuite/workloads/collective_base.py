@@ -1,8 +1,8 @@
-"""What all collectives share: sizes, buffers, inputs with a closed form, and the check of every element.
+"""Base of the collectives: sizes, buffers, inputs with a closed form, and the check of every element.
 
-A collective fills five slots: its name (which fixes size and bandwidth factor, see docs metrics), whether its size
-is divided over the ranks and whether values are summed, ``extents`` (its buffers, where it does not send as much as it
-receives), ``operation`` (the call that is timed) and ``expected`` (where every element of the output comes from).
+A collective defines its name, which fixes size and bandwidth factor (perfsuite docs metrics), the sizes of input and
+output, its root if it has one, and ``operation``, the timed call.  Buffers and expected values follow from these; some
+collectives override ``extents`` and ``expected`` instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from perfsuite.base.collectives import receives_first
 from perfsuite.base.errors import InvalidParameter, WrongResult
@@ -25,20 +25,18 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-ALL = -1
-"""In a Segment: the sum over all ranks instead of one rank's values."""
-ROOT = 0
-"""Rank that rooted collectives start from or end at."""
+ALL = -1  # In a Segment: the sum over all ranks instead of one rank's values
+Size = Literal["all", "part"]
+Root = Literal["", "sends", "receives"]
+ROOT = 0  # Rank from which rooted collectives start or at which they end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A run of output elements: whose input they are, and from which place on."""
+    """A run of output elements: the rank of their input, and the first place."""
 
-    rank: int
-    """Rank whose inputs they are, or ALL for the sum over all ranks."""
-    start: int
-    """Endpoint of the first in that input."""
+    rank: int  # Rank of the inputs, or ALL for the sum over all ranks
+    start: int  # Place of the first element in that input
     length: int
 
 
@@ -47,53 +45,48 @@ class Extents:
     """Elements in the buffers of one rank."""
 
     source: int
-    """Input."""
-    target: int | None = None
-    """Output; None where the operation works in place."""
+    target: int | None = None  # None if the operation works in place
 
 
 class Member(Protocol):
-    """What an operation needs of a rank: its place in the group whose members take part, and the group."""
+    """A rank as an operation sees it: its place in a group, and the group."""
 
     rank: int
     world_size: int
     device: torch.device
 
     def group(self) -> dist.ProcessGroup:
-        """torch's."""
+        """Return torch's group."""
 
     def dtype(self, name: str) -> torch.dtype:
-        """torch's."""
+        """Return torch's dtype."""
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        """Marks a part of the operation."""
+        """Return the span of a part of the operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """One rank's end of an operation: its buffers and its group."""
+    """Buffers and group of one rank in an operation."""
 
-    rank: int
-    """Index in the group."""
-    ranks: int
-    """Size of the group."""
+    rank: int  # Index in the group
+    ranks: int  # Size of the group
     group: dist.ProcessGroup
     ranks_in_world: tuple[int, ...]
-    """Rank in the world by index in the group: torch's point-to-point and rooted calls want the former."""
+    """Rank in the world by index in the group; torch's point-to-point and rooted calls need it."""
     source: torch.Tensor
-    target: torch.Tensor
-    """Is ``source`` where the operation works in place."""
+    target: torch.Tensor  # The same as ``source`` if the operation works in place
     span: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Marks a part of the operation, as :meth:`perfsuite.record.workload.Rank.span`."""
 
     def chunks(self, buffer: torch.Tensor) -> list[torch.Tensor] | None:
-        """One equal view per rank on the root; None elsewhere, as torch's gather and scatter want it."""
+        """Return one equal view per rank on the root; None elsewhere, as torch's gather and scatter need it."""
         return list(buffer.chunk(self.ranks)) if self.rank == ROOT else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective(Workload):
-    """Base of the collectives that move a message."""
+    """Base of the collectives with a message."""
 
     message_bytes: int
     """Size S as nccl-tests counts it."""
@@ -101,67 +94,82 @@ class Collective(Workload):
     """Short name of the elements' dtype."""
 
     name: ClassVar[str]
-    """In perfsuite.base.collectives: fixes factor and bound of the bandwidth."""
+    """Name in perfsuite.base.collectives; fixes factor and bound of the bandwidth."""
     divided: ClassVar[bool] = False
-    """Whether S is the ranks' parts together, so that it divides by the number of ranks."""
+    """Whether S is the sum of the ranks' parts, so that the number of ranks must divide it."""
     summed: ClassVar[bool] = False
-    """Whether the ranks' values are added up."""
+    """Whether the ranks' values are summed."""
+    takes: ClassVar[Size] = "all"
+    """Input of a rank: S, or its part of S."""
+    gives: ClassVar[Size] = "all"
+    """Output of a rank: S, or its part of S."""
+    root: ClassVar[Root] = ""
+    """Whether only the root has an input, or only the root has an output; empty: all ranks have both."""
     in_place: ClassVar[bool] = False
-    """Whether the input is the output too."""
+    """Whether the operation works in place."""
     yardstick: ClassVar[Yardstick] = "message"
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)
         if self.dtype == "tf32":
-            raise InvalidParameter("dtype='tf32' is a way to multiply, not to store; choose 'fp32' for the same bytes")
+            raise InvalidParameter("dtype='tf32' applies to products only; choose 'fp32' for the same bytes")
         if not isinstance(self.message_bytes, int):
             raise InvalidParameter(f"message_bytes={self.message_bytes!r} is not a whole number of bytes; give an int")
         self._require_multiple(ITEM_BYTES[self.dtype], f"{self.dtype} elements")
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Its time and its bandwidths."""
+        """Time and bandwidths."""
         return ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
-    def _require_multiple(self, unit: int, what: str) -> None:
+    def _require_multiple(self, unit: int, meaning: str) -> None:
         if self.message_bytes < unit or self.message_bytes % unit:
             below = self.message_bytes // unit * unit
             legal = f"{below} or {below + unit}" if below > 0 else f"{unit}"
             raise InvalidParameter(
-                f"message_bytes={self.message_bytes} is not a positive multiple of {unit} ({what}); choose {legal}"
+                f"message_bytes={self.message_bytes} is not a positive multiple of {unit} ({meaning}); choose {legal}"
             )
 
     def require_ranks(self, ranks: int) -> None:
-        """Raise InvalidParameter unless the message can be spread over so many ranks."""
+        """Raise InvalidParameter unless the message can be spread over this many ranks."""
         if ranks < 2:
-            raise InvalidParameter(f"world_size={ranks} leaves {self.name} nobody to talk to; choose at least 2")
+            raise InvalidParameter(f"world_size={ranks} is too small for {self.name}; choose at least 2")
         if self.divided:
             self._require_multiple(ITEM_BYTES[self.dtype] * ranks, f"{ranks} ranks x {self.dtype} elements")
 
     def work(self, shape: MeshShape) -> Work:
-        """S bytes under the collective's name."""
+        """Return S bytes under the collective's name."""
         self.require_ranks(shape.world_size)
         return Work(collective=self.name, message_bytes=float(self.message_bytes), dtype=self.dtype)
 
     def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """Buffers of one rank when S is ``count`` elements: as much out as in unless a collective says otherwise."""
-        return Extents(source=count, target=None if self.in_place else count)
+        """Return the buffers of one rank if S is ``count`` elements."""
+        if self.in_place:
+            return Extents(source=count)
+        source, target = (count if size == "all" else count // ranks for size in (self.takes, self.gives))
+        has_source, has_target = (rank == ROOT or self.root != way for way in ("sends", "receives"))
+        return Extents(source=source * has_source, target=target * has_target)
 
     @abstractmethod
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """The call that is timed; everything that can be looked up or cut beforehand is."""
+        """Return the timed call; it does no setup."""
 
-    @abstractmethod
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """Where each element of the output comes from, in order; empty where the output means nothing."""
+        """Return the source of each element of the output, in order; empty if the output has no meaning."""
+        if self.root == "receives" and rank != ROOT:
+            return []
+        length = count // ranks if self.divided else count
+        start = rank * length if self.divided and self.takes == "all" else 0
+        sources = [ALL] if self.summed else [ROOT] if self.root == "sends" else range(ranks)
+        return [Segment(rank=source, start=start, length=length) for source in sources]
 
     def build(self, rank: Member) -> CollectiveStep:
-        """Buffers on the device and the call over all ranks' group."""
+        """Return buffers on the device and the call over the group of all ranks."""
         self.require_ranks(rank.world_size)
         return CollectiveStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """As :meth:`check_elements`."""
+        """Check as :meth:`check_elements`."""
         self.check_elements(rank, step)
 
     def check_elements(self, rank: Member, step: Step) -> None:
@@ -186,7 +194,7 @@ class Collective(Workload):
 def passing(
     dist: ModuleType, end: Endpoint, *, receive_from: int | None = None, send_to: int | None = None
 ) -> Callable[[], object]:
-    """One batch that fills the target from a rank of the group, sends the source to one, or does both at once."""
+    """Return a batch that receives the target from a rank of the group, sends the source to one, or does both."""
     operations = []
     if send_to is not None:
         operations.append(dist.P2POp(dist.isend, end.source, end.ranks_in_world[send_to], end.group))
@@ -203,7 +211,7 @@ def passing(
 
 
 class CollectiveStep(Step):
-    """One rank's buffers and its call."""
+    """One rank's buffers and call."""
 
     def __init__(self, workload: Collective, rank: Member) -> None:
         import torch
@@ -230,18 +238,18 @@ class CollectiveStep(Step):
         self.refill()
 
     def values(self, segment: Segment) -> list[int]:
-        """One period of what the segment must hold."""
+        """Return one period of the segment's expected values."""
         if segment.rank == ALL:
             return self.pattern.totals(start=segment.start)
         return self.pattern.values(rank=segment.rank, start=segment.start)
 
     def run(self) -> None:
-        """One collective."""
+        """Run one collective."""
         assert self._operation is not None, "the step is closed"
         self._operation()
 
     def refill(self) -> None:
-        """Inputs to the pattern of this rank, a separate output to what no pattern holds."""
+        """Fill the input with this rank's pattern, and a separate output with a value that no pattern has."""
         if self.end.target is not self.end.source:
             poison(self.end.target)
         fill(self.end.source, self.pattern.values(rank=self.end.rank))

@@ -1,17 +1,20 @@
-"""Grouped products: every expert multiplies its own rows, in one kernel or in one product after the other."""
+"""Grouped products: every expert multiplies its own rows, in one kernel or in one product after another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import require_dimensions, require_kernel, require_product
+from perfsuite.workloads.kernels import require_choices, require_counts, require_kernel, require_product
 from perfsuite.workloads.matmul import ProductStep
+
+if TYPE_CHECKING:
+    import torch
 
 Way = Literal["grouped", "loop"]
 
@@ -21,17 +24,17 @@ class GroupedMatmul(Workload):
     """C_g = A_g B_g for every group g: A_g has its share of ``rows`` rows and k columns, B_g is k x n."""
 
     groups: int
-    """Experts."""
+    """Number of experts."""
     rows: int
-    """Of all groups together: tokens times experts of a token."""
+    """Rows of all groups: tokens times experts of a token."""
     k: int
     """Columns of A."""
     n: int
     """Columns of C."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Of factors and result."""
+    """dtype of factors and result."""
     way: Way = "grouped"
-    """``torch._grouped_mm``, or a loop of products."""
+    """grouped: ``torch._grouped_mm``; loop: one product after another."""
     skew: float = 1.0
     """Rows of the busiest group over the mean; the other groups share the rest evenly."""
 
@@ -40,19 +43,17 @@ class GroupedMatmul(Workload):
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        require_dimensions(groups=self.groups, rows=self.rows, k=self.k, n=self.n)
-        for name, known in (("way", get_args(Way)), ("dtype", ("bf16", "fp16", "fp32"))):
-            if getattr(self, name) not in known:
-                raise InvalidParameter(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
+        require_counts(self, "groups", "rows", "k", "n")
+        require_choices(self, way=get_args(Way), dtype=("bf16", "fp16", "fp32"))
         if not 1 <= self.skew <= self.groups:
             raise InvalidParameter(f"skew={self.skew!r} is not from 1 to groups={self.groups}; choose between them")
 
     def native_dtype(self) -> str:
-        """The device must multiply it itself."""
+        """Return the dtype that the device must multiply itself."""
         return self.dtype
 
     def shares(self) -> list[int]:
-        """Rows of each group, ``rows`` in all.
+        """Return the rows of each group, ``rows`` in all.
 
         >>> GroupedMatmul(groups=4, rows=10, k=8, n=8, skew=2.0).shares()
         [5, 1, 2, 2]
@@ -62,19 +63,19 @@ class GroupedMatmul(Workload):
         return [busiest, *(end - start for start, end in pairwise(bounds))]
 
     def work(self, shape: MeshShape) -> Work:
-        """2 rows k n operations on each rank, however the rows are shared."""
+        """Return 2 rows k n operations per rank, for any shares."""
         return Work(flops={"exact": 2.0 * self.rows * self.k * self.n * shape.world_size}, dtype=self.dtype)
 
     def build(self, rank: Rank) -> GroupedStep:
-        """Factors on the device.  Raises UnsupportedCase where torch has no grouped product there."""
+        """Return factors on the device; raises UnsupportedCase if torch has no grouped product there."""
         import torch
 
         dtype = rank.dtype(self.dtype)
         if self.way == "grouped":
             a, b = (torch.ones(*shape, dtype=dtype, device=rank.device) for shape in ((32, 32), (2, 32, 32)))
             ends = torch.tensor([16, 32], dtype=torch.int32, device=rank.device)
-            what = f"grouped product of {self.dtype} (torch._grouped_mm)"
-            require_kernel(what, rank.device, lambda: torch._grouped_mm(a, b, offs=ends))
+            name = f"grouped product of {self.dtype} (torch._grouped_mm)"
+            require_kernel(name, rank.device, lambda: torch._grouped_mm(a, b, offs=ends))
         return GroupedStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
@@ -92,22 +93,16 @@ class GroupedStep(ProductStep):
     def __init__(self, workload: GroupedMatmul, rank: Rank) -> None:
         import torch
 
-        super().__init__(rank)
-        self._grouped = workload.way == "grouped"
-        dtype = rank.dtype(workload.dtype)
         self.bounds = [0, *accumulate(workload.shares())]
-        self._ends = torch.tensor(self.bounds[1:], dtype=torch.int32, device=rank.device)
-        self.a = torch.empty(workload.rows, workload.k, dtype=dtype, device=rank.device)
-        self.b = torch.empty(workload.groups, workload.k, workload.n, dtype=dtype, device=rank.device)
-        self.out = torch.empty(workload.rows, workload.n, dtype=dtype, device=rank.device)
-        self.refill()
+        ends = torch.tensor(self.bounds[1:], dtype=torch.int32, device=rank.device)
+        sizes = ((workload.rows, workload.k), (workload.groups, workload.k, workload.n), (workload.rows, workload.n))
+        a, b, out = (torch.empty(size, dtype=rank.dtype(workload.dtype), device=rank.device) for size in sizes)
 
-    def run(self) -> None:
-        """Every group once."""
-        import torch
+        def grouped(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+            self.out = torch._grouped_mm(a, b, offs=ends)
 
-        if self._grouped:
-            self.out = torch._grouped_mm(self.a, self.b, offs=self._ends)
-            return
-        for group, (start, end) in enumerate(pairwise(self.bounds)):
-            torch.mm(self.a[start:end], self.b[group], out=self.out[start:end])
+        def loop(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+            for group, (start, end) in enumerate(pairwise(self.bounds)):
+                torch.mm(a[start:end], b[group], out=out[start:end])
+
+        super().__init__(rank, a, b, out, grouped if workload.way == "grouped" else loop)

@@ -1,4 +1,4 @@
-"""What starting a kernel costs: the smallest kernel there is, one after the other."""
+"""Cost of starting a kernel: the smallest kernels, one after the other."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLaunch(Workload):
-    """x += 1 on one number, as Python starts it through torch.
+    """x += 1 on one number, started from Python through torch.
 
-    Back to back on one stream a device takes as long as the slower of host and kernel: ``latency_us`` is the device's
-    time per kernel, ``launch_us`` the host's for starting it.  Where both are equal the host is what is slow: how long
-    the kernel itself takes is then seen in a captured graph alone (``kernel_us``), and what is left is the price of
-    starting kernels one by one (``launch_cost_us``).
+    On one stream the slower of host and kernel decides the time: ``latency_us`` is the device's time per kernel,
+    ``launch_us`` the host's for starting it.  If both are equal, the host is the bottleneck: then only a captured graph
+    shows the time of the kernel itself (``kernel_us``), and the rest is the cost of starting kernels one by one
+    (``launch_cost_us``).
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("latency_us", "launch_us", "kernel_us", "launch_cost_us")
     yardstick: ClassVar[Yardstick] = "compute"
 
     def work(self, shape: MeshShape) -> Work:
-        """None worth counting."""
+        """Return no operations."""
         return Work()
 
     def build(self, rank: Rank) -> LaunchStep:
-        """One number on the device."""
+        """Return a step with one number on the device."""
         return LaunchStep(rank)
 
     def check(self, rank: Rank, step: Step) -> None:
@@ -57,9 +57,9 @@ class LaunchStep(Step):
         self.refill()
 
     def run(self) -> None:
-        """One kernel."""
+        """Run one kernel."""
         self.x.add_(1)
 
     def refill(self) -> None:
-        """Back to 0."""
+        """Set the number to 0."""
         self.x.zero_()

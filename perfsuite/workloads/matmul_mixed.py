@@ -1,4 +1,6 @@
-"""Matrix products whose factors and result differ in width: fp8 with scales, and 16-bit factors with an fp32 result."""
+"""Matrix products with factors and results of different width: fp8 with scales, and 16-bit factors with fp32
+results.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.workload import Rank, Step
-from perfsuite.workloads.kernels import require_kernel, require_product
+from perfsuite.workloads.kernels import require_choices, require_kernel, require_product
 from perfsuite.workloads.matmul import MatrixProduct, ProductStep
 
 if TYPE_CHECKING:
@@ -16,24 +18,22 @@ if TYPE_CHECKING:
 Scaling = Literal["tensor", "row"]
 
 _LARGEST_E4M3 = 448.0
-_E4M3_TILE = 16
-"""k and n are multiples of it (cuBLASLt's rule for fp8; torch refuses others)."""
+_E4M3_TILE = 16  # k and n are multiples of this (a rule of cuBLASLt and torch for fp8)
 _NARROW_ACCUMULATOR = 2.0**-13
 """Hopper's matrix units keep about 14 bits of a sum of fp8 products (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""
 
 _CUT_ACCUMULATOR = 2.0**-22
-"""Matrix units cut the sums of 16-bit products where fp32 rounds them; a result rounded to 16 bits is far off this."""
+"""Matrix units cut sums of 16-bit products instead of rounding them; a result rounded to 16 bits differs far more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledMatmul(MatrixProduct):
-    """C = (s_A A) (s_B B) in bf16, with A of m x k and B of k x n in fp8 (e4m3) and scales s in fp32.
-
-    B lies column by column, as ``torch._scaled_mm`` asks for.
+    """C = (s_A A) (s_B B) in bf16, with A of m x k and B of k x n in fp8 (e4m3) and fp32 scales s.  B lies column by
+    column, as ``torch._scaled_mm`` requires.
     """
 
     scaling: Scaling = "tensor"
-    """One scale for each factor, or one for every row of A and every column of B."""
+    """tensor: one scale per factor; row: one per row of A and per column of B."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,18 +41,17 @@ class ScaledMatmul(MatrixProduct):
             raise InvalidParameter(
                 f"fp8 needs k and n divisible by {_E4M3_TILE}; k={self.k}, n={self.n} breaks it; choose multiples"
             )
-        if self.scaling not in get_args(Scaling):
-            raise InvalidParameter(f"scaling={self.scaling!r} is unknown; choose {' or '.join(get_args(Scaling))}")
+        require_choices(self, scaling=get_args(Scaling))
 
     def native_dtype(self) -> str:
-        """fp8; scaling is not counted."""
+        """Return fp8; scaling is not counted."""
         return "fp8"
 
     def build(self, rank: Rank) -> ScaledStep:
-        """Factors and scales on the device.  Raises UnsupportedCase where torch cannot multiply them there."""
+        """Return factors and scales on the device; raises UnsupportedCase if torch cannot multiply them there."""
         import torch
 
-        rank.dtype("bf16")  # with TF32 off, like every case but tf32's
+        rank.dtype("bf16")  # turns TF32 off
         ones = torch.ones(1, 1, device=rank.device)
         probe = torch.ones(32, 32, device=rank.device).to(torch.float8_e4m3fn)
         scales = (ones, ones) if self.scaling == "tensor" else (ones.expand(32, 1).clone(), ones.expand(1, 32).clone())
@@ -81,11 +80,11 @@ class ScaledStep(Step):
         self.refill()
 
     def run(self) -> None:
-        """One product."""
+        """Compute one product."""
         self.out = scaled_product(self.a, self.b, self.scale_a, self.scale_b)
 
     def refill(self) -> None:
-        """Normal numbers, each divided by what makes the largest of its scale's 448; no product yet."""
+        """Fill the factors with normal numbers, scaled so that the largest of each scale is 448; clear the product."""
         import torch
 
         case, generator = self._workload, self._rank.generator(1)
@@ -101,7 +100,7 @@ class ScaledStep(Step):
 
 
 def scaled_product(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
-    """In bf16; sums are kept as short as the device likes, as in the forward of a training step in fp8."""
+    """Return the product in bf16, with the fast accumulation of a training step's forward in fp8."""
     import torch
 
     product = torch._scaled_mm
@@ -111,7 +110,7 @@ def scaled_product(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scal
 def _quantised(
     rows: int, columns: int, generator: torch.Generator, *, whole: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows x columns in e4m3, scale of 1 x 1 or rows x 1): their product is about standard normal."""
+    """Return (rows x columns in e4m3, scale of 1 x 1 or rows x 1); their product is about standard normal."""
     import torch
 
     exact = torch.empty(rows, columns, device=generator.device).normal_(generator=generator)
@@ -122,10 +121,10 @@ def _quantised(
 
 @dataclass(frozen=True, kw_only=True)
 class WideMatmul(MatrixProduct):
-    """C = A B with A of m x k and B of k x n in 16 bits, and C in fp32 as gradients are added up."""
+    """C = A B with A of m x k and B of k x n in 16 bits, and C in fp32, like summed gradients."""
 
     dtype: Literal["bf16", "fp16"] = "bf16"
-    """Of the factors."""
+    """dtype of the factors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,44 +132,29 @@ class WideMatmul(MatrixProduct):
             raise InvalidParameter(f"dtype={self.dtype!r} is not narrower than its result in fp32; choose bf16 or fp16")
 
     def native_dtype(self) -> str:
-        """That of the factors."""
+        """Return the dtype of the factors."""
         return self.dtype
 
-    def build(self, rank: Rank) -> WideStep:
-        """A, B and C on the device.  Raises UnsupportedCase where torch has no such product there."""
+    def build(self, rank: Rank) -> ProductStep:
+        """Return A, B and C on the device; raises UnsupportedCase if torch has no such product there."""
         import torch
 
-        probe = torch.ones(32, 32, dtype=rank.dtype(self.dtype), device=rank.device)
-        what = f"product of {self.dtype} with a result in fp32 (torch.mm(..., out_dtype=))"
-        require_kernel(what, rank.device, lambda: wide_product(probe, probe, torch.empty(32, 32, device=rank.device)))
-        return WideStep(self, rank)
+        device, dtype = rank.device, rank.dtype(self.dtype)
+        probe = torch.ones(32, 32, dtype=dtype, device=device)
+        name = f"product of {self.dtype} with a result in fp32 (torch.mm(..., out_dtype=))"
+        require_kernel(name, device, lambda: wide_product(probe, probe, torch.empty(32, 32, device=device)))
+        sizes = ((self.m, self.k), (self.k, self.n))
+        a, b = (torch.empty(rows, columns, dtype=dtype, device=device) for rows, columns in sizes)
+        return ProductStep(rank, a, b, torch.empty(self.m, self.n, device=device), wide_product)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless C is A B and not rounded to 16 bits."""
-        assert isinstance(step, WideStep)
+        assert isinstance(step, ProductStep)
         require_product("C", self, step.a, step.b, step.out, dtype="fp32", accumulator=_CUT_ACCUMULATOR)
 
 
-class WideStep(ProductStep):
-    """A and B in 16 bits, C in fp32."""
-
-    def __init__(self, workload: WideMatmul, rank: Rank) -> None:
-        import torch
-
-        super().__init__(rank)
-        dtype = rank.dtype(workload.dtype)
-        self.a = torch.empty(workload.m, workload.k, dtype=dtype, device=rank.device)
-        self.b = torch.empty(workload.k, workload.n, dtype=dtype, device=rank.device)
-        self.out = torch.empty(workload.m, workload.n, device=rank.device)
-        self.refill()
-
-    def run(self) -> None:
-        """One product."""
-        wide_product(self.a, self.b, self.out)
-
-
 def wide_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """A B into fp32."""
+    """Write A B into an fp32 ``out``."""
     import torch
 
     torch.mm(a, b, out_dtype=torch.float32, out=out)

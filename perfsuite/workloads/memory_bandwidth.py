@@ -1,4 +1,4 @@
-"""Memory bandwidth: device copy and triad as STREAM counts them, and copies between host and device."""
+"""Memory bandwidth: copy and triad on the device, as STREAM counts them, and copies between host and device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import format_bytes
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.kernels import require_choices
 from perfsuite.workloads.pattern import PRIME, Pattern, difference, fill, poison
 
 if TYPE_CHECKING:
@@ -19,16 +20,15 @@ if TYPE_CHECKING:
 
 Direction = Literal["host_to_device", "device_to_host"]
 
-_ITEM_BYTES = 4
-"""Buffers are fp32: the width of the elements does not change a streaming kernel's bandwidth."""
+_ITEM_BYTES = 4  # Buffers are fp32: the width of the elements does not change a streaming kernel's bandwidth
 _TRIAD_SCALAR = 3
-# Rank 1's values are a permutation of rank 0's: two inputs that differ nearly everywhere.
+# Values of rank 1 are a permutation of rank 0's, so the inputs differ nearly everywhere.
 _PATTERN = Pattern(world_size=2, summed=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Streaming(Workload):
-    """What all bandwidth workloads share: the size of one buffer and the check of the target."""
+    """Base of the bandwidth workloads: the size of a buffer and the check of the target."""
 
     buffer_bytes: int
     """Size S of each buffer; a multiple of 4."""
@@ -49,7 +49,7 @@ class _Streaming(Workload):
 
     @abstractmethod
     def expected(self) -> Sequence[int]:
-        """One period of what the target must hold."""
+        """Return one period of the target's expected values."""
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every element of the target is right."""
@@ -69,7 +69,7 @@ class MemoryCopy(_Streaming):
     """target = source in device memory: S bytes read, S written."""
 
     def work(self, shape: MeshShape) -> Work:
-        """2S on each rank."""
+        """Return 2S bytes per rank."""
         moved = 2.0 * self.buffer_bytes
         return Work(bytes_moved=moved, memory_path="device", footprint_bytes=moved)
 
@@ -78,7 +78,7 @@ class MemoryCopy(_Streaming):
         return _PATTERN.values(rank=0)
 
     def build(self, rank: Rank) -> StreamingStep:
-        """Two buffers on the device."""
+        """Return two buffers on the device."""
         source, target = _buffers(2, self.buffer_bytes, rank.device)
         return StreamingStep(lambda: target.copy_(source), target, (source,))
 
@@ -88,17 +88,17 @@ class MemoryTriad(_Streaming):
     """target = b + 3 c in device memory: 2S bytes read, S written."""
 
     def work(self, shape: MeshShape) -> Work:
-        """3S on each rank."""
+        """Return 3S bytes per rank: 2 reads and 1 write."""
         moved = 3.0 * self.buffer_bytes
         return Work(bytes_moved=moved, memory_path="device", footprint_bytes=moved)
 
     def expected(self) -> Sequence[int]:
-        """The sum b + 3 c, at most 448: exact in fp32."""
+        """Return b + 3 c, at most 448 and so exact in fp32."""
         b, c = (_PATTERN.values(rank=rank) for rank in (0, 1))
         return [b[index] + _TRIAD_SCALAR * c[index] for index in range(PRIME)]
 
     def build(self, rank: Rank) -> StreamingStep:
-        """Three buffers on the device."""
+        """Return three buffers on the device."""
         import torch
 
         b, c, target = _buffers(3, self.buffer_bytes, rank.device)
@@ -107,22 +107,19 @@ class MemoryTriad(_Streaming):
 
 @dataclass(frozen=True, kw_only=True)
 class HostDeviceCopy(_Streaming):
-    """A copy of S bytes over the link between host and device, one direction."""
+    """A copy of S bytes over the link between host and device, in one direction."""
 
     captured: ClassVar[bool] = False
     direction: Direction = "host_to_device"
-    """Which way."""
     pinned: bool = True
     """Whether the host's buffer is page-locked, so that the device reads it without a staging copy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.direction not in get_args(Direction):
-            choices = " or ".join(get_args(Direction))
-            raise InvalidParameter(f"direction={self.direction!r} is unknown; choose {choices}")
+        require_choices(self, direction=get_args(Direction))
 
     def work(self, shape: MeshShape) -> Work:
-        """S on each rank: the link is counted once, one direction."""
+        """Return S bytes per rank, counted once."""
         return Work(bytes_moved=float(self.buffer_bytes), memory_path=self.direction)
 
     def expected(self) -> Sequence[int]:
@@ -130,13 +127,13 @@ class HostDeviceCopy(_Streaming):
         return _PATTERN.values(rank=0)
 
     def build(self, rank: Rank) -> StreamingStep:
-        """One buffer on each side.  Raises UnsupportedCase where host and device share their memory."""
+        """Return one buffer on each side; raises UnsupportedCase if host and device share their memory."""
         if rank.device.type == "cpu":
-            raise UnsupportedCase("cpu has no separate device memory, so there is no link to copy over")
+            raise UnsupportedCase("cpu has no separate device memory, so it has no link to copy over")
         return self.between(rank.device)
 
     def between(self, device: torch.device) -> StreamingStep:
-        """The step over the link to ``device``."""
+        """Return the step over the link to ``device``."""
         import torch
 
         (on_device,) = _buffers(1, self.buffer_bytes, device)
@@ -144,7 +141,7 @@ class HostDeviceCopy(_Streaming):
         if self.pinned:
             on_host = on_host.pin_memory()
         source, target = (on_host, on_device) if self.direction == "host_to_device" else (on_device, on_host)
-        # A pinned copy is queued like a kernel and the device's events time it; an unpinned one blocks by itself.
+        # A pinned copy is queued and timed by device events; an unpinned one blocks.
         return StreamingStep(lambda: target.copy_(source, non_blocking=self.pinned), target, (source,))
 
 
@@ -158,12 +155,12 @@ class StreamingStep(Step):
         self.refill()
 
     def run(self) -> None:
-        """One pass over the buffers."""
+        """Run the kernel once."""
         assert self._kernel is not None, "the step is closed"
         self._kernel()
 
     def refill(self) -> None:
-        """Sources to their patterns, the target to what no source holds."""
+        """Fill the sources with their patterns, and the target with a value that no source has."""
         for rank, source in enumerate(self.sources):
             fill(source, _PATTERN.values(rank=rank))
         poison(self.target)

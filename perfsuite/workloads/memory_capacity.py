@@ -1,4 +1,4 @@
-"""How much device memory one process can have: blocks are taken until there is no more, and each holds what it got."""
+"""Device memory that one process can allocate: blocks are allocated until there is no more memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
     import torch
 
 _ITEM_BYTES = 4
-_SPARE_BLOCKS = 1
-"""Given back before anything is timed: checking takes memory too."""
+_SPARE_BLOCKS = 1  # Blocks that are freed before timing, as the check needs memory too
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCapacity(Workload):
-    """All memory that can be had in blocks of one size; one iteration writes all of it."""
+    """All available memory in blocks of one size; one iteration writes all of it."""
 
     block_bytes: int = 256 * MIB
-    """Size of a block: the capacity is known to within one."""
+    """Size of a block; the capacity is found to within one block."""
     limit_bytes: int | None = None
-    """Never take more; needed on a CPU, whose memory is everybody's."""
+    """Largest size to allocate; required on a CPU, whose memory all programs share."""
 
     metrics: ClassVar[tuple[str, ...]] = ("capacity_gib",)
     yardstick: ClassVar[Yardstick] = "memory"
@@ -35,7 +34,8 @@ class MemoryCapacity(Workload):
     def __post_init__(self) -> None:
         if self.block_bytes < _ITEM_BYTES or self.block_bytes % _ITEM_BYTES:
             raise InvalidParameter(
-                f"block_bytes={self.block_bytes} is no positive multiple of {_ITEM_BYTES} (fp32); choose e.g. 256 MiB"
+                f"block_bytes={self.block_bytes} is not a positive multiple of {_ITEM_BYTES} (fp32); "
+                "choose e.g. 256 MiB"
             )
         if self.limit_bytes is not None and self.limit_bytes < 2 * self.block_bytes:
             raise InvalidParameter(
@@ -43,17 +43,17 @@ class MemoryCapacity(Workload):
             )
 
     def work(self, shape: MeshShape) -> Work:
-        """How much is found out on the device: nothing to count before."""
+        """Return no operations: the size is found on the device."""
         return Work()
 
     def build(self, rank: Rank) -> CapacityStep:
-        """Blocks until there is no memory left.  Raises UnsupportedCase on a CPU without a limit."""
+        """Return blocks of all free memory; raises UnsupportedCase on a CPU without a limit."""
         if rank.device.type == "cpu" and self.limit_bytes is None:
-            raise UnsupportedCase("the memory of a CPU is everybody's: nobody takes all of it; give limit_bytes")
+            raise UnsupportedCase("all programs share the memory of a CPU, so it needs a limit; give limit_bytes")
         return CapacityStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless every block holds its own number at both ends: two that share memory would not."""
+        """Raise WrongResult unless every block holds its own number at both ends; blocks that share memory do not."""
         assert isinstance(step, CapacityStep)
         for place, block in enumerate(step.blocks):
             for end in (0, -1):
@@ -70,7 +70,7 @@ class CapacityStep(Step):
 
         size, limit = workload.block_bytes, workload.limit_bytes
         self.blocks: list[torch.Tensor] = []
-        # The buffers of the yardstick, 0.5 GiB on an accelerator, are memory that the process could have.
+        # The buffers of the yardstick, 0.5 GiB on an accelerator, count as available.
         held = 0 if rank.device.type == "cpu" else int(torch.get_device_module(rank.device).memory_allocated())
         while limit is None or (len(self.blocks) + 1) * size <= limit:
             try:
@@ -89,10 +89,10 @@ class CapacityStep(Step):
             block.fill_(place + 1)
 
     def refill(self) -> None:
-        """No block's number anywhere."""
+        """Set all blocks to 0."""
         for block in self.blocks:
             block.zero_()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free all blocks."""
         self.blocks.clear()

@@ -1,7 +1,7 @@
-"""One layer of experts over the axis ``ep``, forward and backward: what routing costs, the all-to-alls told apart.
+"""One layer of experts over the axis ``ep``, forward and backward: cost of routing, with separate all-to-alls.
 
 Shapes: B samples of S tokens on all ranks, D width, F features of an expert, E experts, k of a token.
-Checked against a plain loop over the experts: all of it where one process can hold that, else some tokens' output.
+Checked against a plain loop over the experts: the whole layer if one process can hold it, else some tokens' output.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from perfsuite.models.routing import nearest_skew
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
 from perfsuite.strategies import expert
+from perfsuite.workloads.kernels import require_choices
 
 if TYPE_CHECKING:
     from perfsuite.workloads.moe_layer_ranks import LayerStep
@@ -25,18 +26,17 @@ _DTYPES = ("fp32", "tf32", "bf16")
 _IMPLEMENTATIONS = ("perfsuite", "deepspeed")
 _AXES = ("dp", "ep")
 _COUNT_BYTES = 8
-_WHOLE = 2**22
-"""Numbers in all experts up to which every rank computes the whole layer for the check."""
+_WHOLE = 2**22  # Largest layer, by numbers in its experts, that every rank computes as a whole for the check
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeLayer(Workload):
-    """Forward and backward of a router and its experts, whose ranks along ``ep`` have as many each."""
+    """Forward and backward of a router and its experts; ranks along ``ep`` hold equal numbers of experts."""
 
     mesh: str
-    """Shape of the mesh, such as ep8, or dp2-ep4 for two groups beside each other."""
+    """Shape of the mesh, such as ep8, or dp2-ep4 for two independent groups."""
     batch_size: int
-    """Samples on all ranks together (B)."""
+    """Samples of all ranks (B)."""
     sequence_length: int
     """Tokens of a sample (S)."""
     width: int
@@ -44,25 +44,23 @@ class MoeLayer(Workload):
     hidden: int
     """Features of an expert (F)."""
     experts: int
-    """On all ranks along ep together (E)."""
+    """Experts of all ranks along ep (E)."""
     top_k: int = 2
     """Experts of one token."""
     capacity_factor: float | None = None
-    """An expert takes at most this times its even share of a sample's rows; None: all."""
+    """Largest share of an expert in a sample's rows, over its even share; None: no limit."""
     skew: float | None = None
     """Rows of the fullest expert over the mean, imposed; None: as the router chooses."""
     dtype: str = "fp32"
     """fp32, tf32 or bf16."""
     implementation: str = "perfsuite"
-    """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity is of a rank's tokens, not a sample's."""
+    """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity counts a rank's tokens."""
 
     aligned: ClassVar[bool] = True
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        for name, choices in (("dtype", _DTYPES), ("implementation", _IMPLEMENTATIONS)):
-            if getattr(self, name) not in choices:
-                raise InvalidParameter(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(choices)}")
+        require_choices(self, dtype=_DTYPES, implementation=_IMPLEMENTATIONS)
         if self.implementation == "deepspeed":
             self._require_deepspeed()
         self._require_mesh(MeshShape.parse(self.mesh))
@@ -70,19 +68,19 @@ class MoeLayer(Workload):
     def _require_deepspeed(self) -> None:
         if self.skew is not None:
             raise InvalidParameter(
-                f"skew={self.skew!r}: DeepSpeed's router cannot be told what to choose; leave it out"
+                f"skew={self.skew!r} does not work with DeepSpeed's router, which always chooses; leave it out"
             )
         if self.capacity_factor is not None and self.top_k != 2:
             raise InvalidParameter(
-                f"top_k={self.top_k} with capacity_factor={self.capacity_factor}: which tokens DeepSpeed drops is "
-                "known for top_k=2 alone; choose 2, or capacity_factor=None"
+                f"top_k={self.top_k} with capacity_factor={self.capacity_factor} cannot be checked: DeepSpeed's drops "
+                "are specified for top_k=2 only; choose 2, or capacity_factor=None"
             )
 
     def _require_mesh(self, shape: MeshShape) -> None:
         others = [axis for axis in shape.names if axis not in _AXES]
         if others:
             raise InvalidParameter(
-                f"mesh {shape} has axis {', '.join(others)}, along which a layer alone is not spread; "
+                f"mesh {shape} has axis {', '.join(others)}, which does not spread a single layer; "
                 f"give it {' and '.join(_AXES)}"
             )
         expert.require(self.config, shape)
@@ -95,7 +93,7 @@ class MoeLayer(Workload):
 
     @property
     def config(self) -> Moe:
-        """A model of this one layer; raises InvalidParameter for sizes that do not fit each other."""
+        """Model of this one layer; raises InvalidParameter for sizes that do not fit together."""
         return Moe(
             name="moe_layer",
             layers=1,
@@ -113,29 +111,22 @@ class MoeLayer(Workload):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The layer's time, its parts where they are told apart, and what routing was like.
-
-        Communication is told as it happens, not replayed: from a rank's sending until the last row has come, so with
-        the wait for ranks that compute longer.
+        """Time of the layer, its parts if they are measured, and figures of routing.  Communication is measured as it
+        happens, not replayed: from a rank's send until its last row arrives, so it includes the wait for ranks that
+        compute longer.
         """
-        parts = (
-            "compute_time_s",
-            "communication_time_s",
-            "communication_percent",
-            "communication_bytes",
-            "ep_busbw_gb_per_s",
-        )
-        own = parts if self.implementation == "perfsuite" else ()
+        times = ("compute_time_s", "communication_time_s", "communication_percent")
+        own = (*times, "communication_bytes", "ep_busbw_gb_per_s") if self.implementation == "perfsuite" else ()
         return ("step_time_s", *own, "expert_imbalance", "dropped_percent", "tflops_per_device")
 
     @property
     def process(self) -> Process | None:
-        """DeepSpeed keeps groups in its modules: whoever ran it can run nothing else."""
+        """Processes of its own for DeepSpeed, which keeps groups in modules, so that they can run nothing else."""
         return Process() if self.implementation == "deepspeed" else None
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """DeepSpeed takes long to import."""
+        """Modules that are slow to import."""
         return ("deepspeed",) if self.implementation == "deepspeed" else ()
 
     @property
@@ -144,18 +135,20 @@ class MoeLayer(Workload):
         return 3 * self.experts * self.width * self.hidden <= _WHOLE
 
     def layout(self) -> str:
-        """The mesh."""
+        """Return the mesh."""
         return self.mesh
 
     def native_dtype(self) -> str:
-        """Emulated products say nothing about a device."""
+        """Return the dtype that the device must multiply itself."""
         return self.dtype
 
     def message_bytes(self, shape: MeshShape) -> int:
-        """Bytes that one rank sends along ep in a forward and backward, the mean over ranks where routing is uneven.
+        """Return the bytes that one rank sends along ep in a forward and backward; the mean over ranks if routing is
+        uneven.
 
-        Rows go there and back, and their gradients as well: four all-to-alls of k rows for each of a rank's tokens, or
-        of all places with a capacity; without one, rows of each expert are told before, 8 bytes each.
+        Rows and their gradients are sent there and back: four all-to-alls of k rows for each of a rank's tokens, or of
+        all
+        places with a capacity.  Without a capacity the counts of rows are sent first, 8 bytes per expert.
 
         >>> layer = MoeLayer(mesh="ep2", batch_size=2, sequence_length=8, width=4, hidden=8, experts=4)
         >>> layer.message_bytes(MeshShape.parse("ep2")) == 4 * (8 * 2 * 4 * 4) + 4 * 8
@@ -171,7 +164,7 @@ class MoeLayer(Workload):
         return 4 * rows * self.width * ITEM_BYTES[self.dtype] + counts
 
     def work(self, shape: MeshShape) -> Work:
-        """6 operations for every number in the router and in k experts, for every token; what is dropped counts."""
+        """Return 6 operations per token for every number in the router and in k experts; dropped rows count."""
         self._require_mesh(shape)
         tokens = float(self.batch_size * self.sequence_length)
         active = self.width * self.experts + self.top_k * 3 * self.width * self.hidden
@@ -180,7 +173,7 @@ class MoeLayer(Workload):
         )
 
     def twin(self) -> MoeLayer | None:
-        """The same routing on a small layer, checked whole; None where this one is."""
+        """Return the same routing on a small layer, which is checked as a whole; None if this one is."""
         if self.checked_whole:
             return None
         shape, tokens = MeshShape.parse(self.mesh), 16
@@ -199,7 +192,7 @@ class MoeLayer(Workload):
         )
 
     def build(self, rank: Rank) -> LayerStep:
-        """Router, this rank's experts and its samples.  Raises UnsupportedCase where DeepSpeed is not installed."""
+        """Return router, this rank's experts and its samples; raises UnsupportedCase if DeepSpeed is not installed."""
         from perfsuite.workloads.moe_layer_ranks import LayerStep
 
         return LayerStep(self, rank)

@@ -1,4 +1,4 @@
-"""A layer of experts as it runs on one rank, and its check against a plain loop over the experts; imported there only.
+"""A layer of experts on one rank, and its check against a plain loop over the experts; imported on ranks only.
 
 Shapes: n tokens of this rank, D width, F features of an expert, E experts, k of a token.
 """
@@ -22,41 +22,37 @@ if TYPE_CHECKING:
     from perfsuite.workloads.moe_layer import MoeLayer
 
     Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    """Weights, experts, and whether the expert took it, (n, k) each."""
-    Weight = Callable[[str, int], torch.Tensor]
-    """A matrix of an expert."""
+    """Weights, experts, and whether the expert accepted the token, (n, k) each."""
+    Weight = Callable[[str, int], torch.Tensor]  # Returns a matrix of an expert
 
 
-WEIGHTS = ("gate", "expand", "contract")
-"""Matrices of an expert: D x F, D x F, F x D."""
+WEIGHTS = ("gate", "expand", "contract")  # Matrices of an expert: D x F, D x F, F x D
 
 
 class Layer(Protocol):
     """An implementation: a router and this rank's experts."""
 
-    normalizes_kept: bool
-    """Weights of a token sum to 1 over the experts that took it, not over those it chose."""
-    per_sample: bool
-    """Capacity is of a sample's tokens, not of a rank's."""
+    normalizes_kept: bool  # Weights of a token sum to 1 over the experts that accepted it, not over all chosen ones
+    per_sample: bool  # Capacity counts a sample's tokens, not a rank's
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to the same."""
+        """Return (B, S, D) for (B, S, D)."""
 
     def router(self) -> torch.Tensor:
-        """(E, D) parameter."""
+        """Return the (E, D) parameter."""
 
     def weight(self, name: str, index: int) -> torch.Tensor:
-        """One matrix of this rank's expert ``index``, in x out: a view of a parameter."""
+        """Return one matrix of this rank's expert ``index``, in x out, as a view of a parameter."""
 
     def gradient(self, name: str, index: int) -> torch.Tensor | None:
-        """Its gradient."""
+        """Return the gradient of :meth:`weight`."""
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
 
 
 class OwnLayer:
-    """perfsuite's."""
+    """perfsuite's implementation."""
 
     normalizes_kept = False
     per_sample = True
@@ -78,26 +74,26 @@ class OwnLayer:
             self._layer.dispatch = WatchedDispatcher(rank.group("ep"), None, even=even, watch=watch)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to the same."""
+        """Return (B, S, D) for (B, S, D)."""
         output: torch.Tensor = self._layer(x)
         return output
 
     def router(self) -> torch.Tensor:
-        """(E, D) parameter."""
+        """Return the (E, D) parameter."""
         return self._layer.router.weight
 
     def weight(self, name: str, index: int) -> torch.Tensor:
-        """A view of one matrix of this rank's expert ``index``."""
+        """Return a view of one matrix of this rank's expert ``index``."""
         matrix: torch.Tensor = getattr(self._layer.experts, name)[index]
         return matrix
 
     def gradient(self, name: str, index: int) -> torch.Tensor | None:
-        """Its gradient."""
+        """Return the gradient of :meth:`weight`."""
         gradient = getattr(self._layer.experts, name).grad
         return None if gradient is None else gradient[index]
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._layer.zero_grad(set_to_none=True)
 
 
@@ -107,7 +103,7 @@ def _new_layer(workload: MoeLayer, rank: Rank, watch: Callable[[bool], None]) ->
     from perfsuite.strategies.deepspeed.zero import require_deepspeed
 
     require_deepspeed(rank, "implementation='deepspeed'")
-    from perfsuite.strategies.deepspeed.moe import DeepSpeedLayer
+    from perfsuite.strategies.deepspeed.peers import DeepSpeedLayer
 
     return DeepSpeedLayer(workload.config, rank.dtype(workload.dtype), rank)
 
@@ -132,12 +128,12 @@ class LayerStep(Step):
             rank.record("ep_bus_bytes", sent * factor, unit="bytes", reduce="equal")
 
     def _watch(self, moving: bool) -> None:
-        """What runs from now on."""
+        """Start a span of communication or computation."""
         self._span.close()
         self._span.enter_context(self.rank.span("communication" if moving else "compute"))
 
     def run(self) -> None:
-        """Forward and backward."""
+        """Run forward and backward."""
         import torch
 
         self.layer.clear()
@@ -148,8 +144,6 @@ class LayerStep(Step):
             torch.autograd.backward(output, self.upstream)
         self.output = output.detach()
 
-    # -- values, the same for everybody who asks ---------------------------------------------------------------------
-
     def _draw(self, name: str, *shape: int, deviation: float = 1.0) -> torch.Tensor:
         import torch
 
@@ -158,18 +152,18 @@ class LayerStep(Step):
         return torch.empty(*shape, dtype=dtype, device=self.rank.device).normal_(std=deviation, generator=generator)
 
     def samples(self, name: str, rank: int) -> torch.Tensor:
-        """``x`` or ``upstream`` of any rank: (B / ranks, S, D)."""
+        """Return ``x`` or ``upstream`` of any rank: (B / ranks, S, D)."""
         case = self.case
         return self._draw(f"{name} {rank}", case.batch_size // self.rank.world_size, case.sequence_length, case.width)
 
     def value(self, name: str, expert: int) -> torch.Tensor:
-        """One matrix of any expert, in x out."""
+        """Return one matrix of any expert, in x out."""
         case = self.case
         inputs, outputs = (case.hidden, case.width) if name == "contract" else (case.width, case.hidden)
         return self._draw(f"{name} {expert}", inputs, outputs, deviation=inputs**-0.5)
 
     def router(self) -> torch.Tensor:
-        """(E, D)."""
+        """Return the (E, D) router."""
         case = self.case
         return self._draw("router", case.experts, case.width, deviation=case.width**-0.5)
 
@@ -188,7 +182,7 @@ class LayerStep(Step):
                     self.layer.weight(name, index).copy_(self.value(name, self.first + index))
 
     def check(self) -> None:
-        """See :meth:`MoeLayer.check`; a collective along ep."""
+        """Check as :meth:`MoeLayer.check`; a collective along ep."""
         (check_whole if self.case.checked_whole else check_tokens)(self)
 
     def close(self) -> None:
@@ -200,7 +194,7 @@ _SAMPLED_TOKENS = 8
 
 
 def check_whole(step: LayerStep) -> None:
-    """Output, and the gradients of the input, the router and this rank's experts, of all samples of the group."""
+    """Check the output, and the gradients of the input, the router and this rank's experts, for the group's samples."""
     import torch
 
     weights = {
@@ -215,24 +209,25 @@ def check_whole(step: LayerStep) -> None:
     x, router = step.samples("x", step.rank.rank).requires_grad_(), step.router().requires_grad_()
     chosen = _choose(step, x, router)
     _record(step, *chosen[1:])
-    mine = _mix(x.flatten(0, 1), *chosen, weight).view_as(x)
-    total = (mine * step.upstream).sum()
+    own = _mix(x.flatten(0, 1), *chosen, weight).view_as(x)
+    total = (own * step.upstream).sum()
     others = [member for member in step.group if member != step.rank.rank]
-    if others:  # of their rows only those that come to this rank's experts
+    if others:  # only their rows for this rank's experts
         total = total + _of_others(step, others, router.detach(), weight)
     torch.autograd.backward(total)
-    _compare(step, "output", mine, step.output)
+    _compare(step, "output", own, step.output)
     _compare(step, "gradient of the input", x.grad, step.x.grad)
     _compare(step, "gradient of the router", router.grad, step.layer.router().grad)
     for name in WEIGHTS:
-        expected = [_or_zero(weights[name, step.first + index]) for index in range(step.here)]
+        parameters = [weights[name, step.first + index] for index in range(step.here)]
+        expected = [one.detach() * 0 if one.grad is None else one.grad for one in parameters]  # 0 if no row reached it
         gradients = [step.layer.gradient(name, index) for index in range(step.here)]
         got = [torch.zeros_like(expected[0]) if gradient is None else gradient for gradient in gradients]
         _compare(step, f"gradient of {name}", torch.stack(expected), torch.stack(got))
 
 
 def _of_others(step: LayerStep, others: Sequence[int], router: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """What other ranks' rows add to the loss by way of this rank's experts."""
+    """Return the loss of other ranks' rows that this rank's experts compute."""
     import torch
 
     samples = [step.samples("x", member) for member in others]
@@ -246,7 +241,7 @@ def _of_others(step: LayerStep, others: Sequence[int], router: torch.Tensor, wei
 
 
 def check_tokens(step: LayerStep) -> None:
-    """Output of some of this rank's tokens, the weights of whose experts are drawn again."""
+    """Check the output of some of this rank's tokens; the weights of their experts are drawn again."""
     import torch
 
     tokens = torch.linspace(0, step.x[..., 0].numel() - 1, _SAMPLED_TOKENS, device=step.x.device).long()
@@ -259,11 +254,11 @@ def check_tokens(step: LayerStep) -> None:
 
 
 def _choose(step: LayerStep, x: torch.Tensor, router: torch.Tensor) -> Choice:
-    """Weights, experts, and whether the expert took it, (n, k) each, of (B, S, D)."""
+    """Return weights, experts, and whether the expert accepted the token, (n, k) each, of (B, S, D)."""
     import torch
     import torch.nn.functional as F
 
-    from perfsuite.models.routes_module import imposed, within_capacity
+    from perfsuite.models.moe_module import imposed, within_capacity
 
     routing = step.case.config.routing
     probabilities = F.linear(x, router).float().softmax(dim=-1)
@@ -285,13 +280,9 @@ def _choose(step: LayerStep, x: torch.Tensor, router: torch.Tensor) -> Choice:
 
 
 def _mix(
-    rows: torch.Tensor,
-    shares: torch.Tensor,
-    experts: torch.Tensor,
-    kept: torch.Tensor,
-    weight: Weight,
+    rows: torch.Tensor, shares: torch.Tensor, experts: torch.Tensor, kept: torch.Tensor, weight: Weight
 ) -> torch.Tensor:
-    """(n, D) rows through their experts, one expert after the other."""
+    """Return the outputs of (n, D) rows, computed expert by expert."""
     import torch
     import torch.nn.functional as F
 
@@ -306,7 +297,7 @@ def _mix(
 
 
 def _record(step: LayerStep, experts: torch.Tensor, kept: torch.Tensor) -> None:
-    """What this rank's tokens, (n, k), and those of its group chose; a collective along ep."""
+    """Record the routing of the (n, k) choices of this rank and its group; a collective along ep."""
     import torch.distributed as dist
 
     counts = experts.flatten().bincount(minlength=step.case.experts)
@@ -317,19 +308,14 @@ def _record(step: LayerStep, experts: torch.Tensor, kept: torch.Tensor) -> None:
     step.rank.record("dropped_share", 1 - kept.float().mean(), reduce="mean")
 
 
-def _compare(step: LayerStep, what: str, expected: torch.Tensor | None, got: torch.Tensor | None) -> None:
+def _compare(step: LayerStep, name: str, expected: torch.Tensor | None, got: torch.Tensor | None) -> None:
     assert expected is not None, "the loop gives every gradient"
     tolerance = parity_tolerance(step.case.dtype)
     error = float("nan") if got is None else float((got.float() - expected.float()).norm())
     error /= max(float(expected.float().norm()), 1e-30)
     if not error <= tolerance:
         raise WrongResult(
-            f"{what} of {step.case} on rank {step.rank.rank} against a plain loop, relative error",
+            f"{name} of {step.case} on rank {step.rank.rank} against a plain loop, relative error",
             expected=f"at most {tolerance:g}",
             got=error,
         )
-
-
-def _or_zero(parameter: torch.Tensor) -> torch.Tensor:
-    """Its gradient; zeros where no row came by."""
-    return parameter.detach() * 0 if parameter.grad is None else parameter.grad

@@ -1,35 +1,33 @@
-"""Messages between nodes in rounds of disjoint pairs, all pairs of a round at once."""
+"""Messages between nodes in rounds of disjoint pairs; all pairs of a round send at once."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar, Literal
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.metrics.pairs import SLOW_LINK, Pair, beyond_ends, log_times, name_again, name_of
+from perfsuite.metrics.pairs import SLOW_LINK, Pair, beyond_ends, log_times, name_again
 from perfsuite.record.result import Record
 from perfsuite.record.workload import Probe, Workload
-from perfsuite.workloads.collective_base import Endpoint
+from perfsuite.workloads.kernels import require_counts
 from perfsuite.workloads.pairs import Directions, Pairs
 
-AGAIN = 4
-"""Times that a suspected link is tried again: of 2,016 healthy links 37 are suspected at first, and 0.2 after them."""
+AGAIN = 4  # Repeats of a suspected link: of 2,016 healthy links 37 are suspected at first, and 0.2 after the repeats
 
 
 def tournament(nodes: int) -> list[list[Pair]]:
-    """Rounds of disjoint pairs in which every two nodes meet once: n - 1, or n of an odd number, where one sits out.
+    """Return rounds of disjoint pairs in which every two nodes meet once: n - 1, or n if n is odd and one node
+    pauses.
 
-    The circle method: one node stays and the others go round.  The order of nodes is random and seeded, so that a few
-    rounds are not all with neighbours.
+    The circle method: one node stays and the others rotate.  The order of nodes is random and seeded, so that a few
+    rounds
+    are not all between neighbours.
 
-    >>> [len(pairs) for pairs in tournament(5)], sorted(itertools.chain(*tournament(4)))
+    >>> [len(pairs) for pairs in tournament(5)], sorted(sum(tournament(4), []))
     ([2, 2, 2, 2, 2], [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
     """
     circle = list(range(nodes))
@@ -45,30 +43,28 @@ def tournament(nodes: int) -> list[list[Pair]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PairRounds(Pairs):
-    """Rounds of disjoint pairs of nodes: device d of one node and device d of the other send to each other.
-
-    All pairs of a round work at once.  Before each round all ranks meet in an all-reduce of one element, which does not
-    count for the pairs.  Four rounds find a slow node whatever the number of nodes is; ``all`` measures every link.
+    """Rounds of disjoint pairs of nodes: device d of one node and device d of the other send to each other.  All pairs
+    of a round send at once.  Before each round all ranks meet in an all-reduce of one element, which does not count for
+    the pairs.  Four rounds find a slow node among any number of nodes; ``all`` measures every link.
     """
 
     directions: Directions = "both"
     rounds: int | Literal["all"] = 4
-    """Partners of each node; ``all``: every other node."""
+    """Number of partners of each node; ``all``: every other node."""
     ranks_per_node: int = 1
-    """Ranks of a node, which follow each other."""
+    """Ranks of a node, which have consecutive numbers."""
     again: tuple[int, ...] = ()
-    """Rounds that are tried again alone, by number from 0; set by :meth:`settle`."""
+    """Rounds to repeat, by number from 0; set by :meth:`settle`."""
 
     always: ClassVar[Directions] = "both"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.directions != self.always:
-            raise InvalidParameter(f"directions={self.directions!r}: in a round both send; leave it out")
+            raise InvalidParameter(f"directions={self.directions!r} is not valid: in a round both send; leave it out")
         if self.rounds != "all" and (type(self.rounds) is not int or self.rounds < 1):
             raise InvalidParameter(f"rounds={self.rounds!r} is not a number of rounds; choose one from 1, or 'all'")
-        if type(self.ranks_per_node) is not int or self.ranks_per_node < 1:
-            raise InvalidParameter(f"ranks_per_node={self.ranks_per_node!r} is not a count; choose one from 1")
+        require_counts(self, "ranks_per_node")
 
     def schedule(self, ranks: int) -> list[list[Pair]]:
         """Return the pairs of ranks of each round.
@@ -78,7 +74,9 @@ class PairRounds(Pairs):
         """
         here = self.ranks_per_node
         if ranks % here or ranks < 2 * here:
-            raise InvalidParameter(f"ranks_per_node={here} and {ranks} ranks are not several whole nodes")
+            raise InvalidParameter(
+                f"ranks_per_node={here} and {ranks} ranks are not several whole nodes; choose a divisor below {ranks}"
+            )
         rounds = tournament(ranks // here)
         chosen = rounds if self.rounds == "all" else rounds[: self.rounds]
         chosen = [chosen[number] for number in self.again] or chosen
@@ -88,9 +86,8 @@ class PairRounds(Pairs):
         ]
 
     def settle(self, probe: Probe) -> tuple[Workload, tuple[Record, ...]]:
-        """Try the rounds of suspected links four times more, and record the median of each such link.
-
-        Times are compared with those of the pairs that are not suspected in the same run.
+        """Repeat the rounds of suspected links four times, and record the median of each such link.  Times are compared
+        with those of unsuspected pairs in the same run.
         """
         first = probe(self, "time")
         times = log_times(first)
@@ -109,30 +106,3 @@ class PairRounds(Pairs):
             time_s = math.exp(statistics.median(times.values()) + statistics.median(aways))
             records.append(Record(name=name_again(pair), value=time_s, unit="s", reduce="max"))
         return self, tuple(records)
-
-    def pairs(self, ranks: int) -> Sequence[Pair]:
-        """All pairs, round by round."""
-        return list(itertools.chain(*self.schedule(ranks)))
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """All rounds, the messages of this rank's pair in each a span."""
-        rounds = [
-            [
-                (name_of(pair, self.messages, both=True), self.turn(dist, end, pair))
-                for pair in pairs
-                if end.rank in pair
-            ]
-            for pairs in self.schedule(end.ranks)
-        ]
-        here = end.source.new_zeros(1)
-
-        def go_rounds() -> None:
-            for turns in rounds:
-                dist.all_reduce(here, group=end.group)
-                for name, message in turns:
-                    assert message is not None
-                    with end.span(name):
-                        for _ in range(self.messages):
-                            message()
-
-        return go_rounds

@@ -1,4 +1,4 @@
-"""Messages between every two ranks, one pair after the other: each link by itself."""
+"""Messages between every two ranks, one pair after the other, so that each link is measured alone."""
 
 from __future__ import annotations
 
@@ -6,63 +6,62 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
-from perfsuite.base.errors import InvalidParameter, WrongResult
+from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.pairs import Pair, name_of
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step
 from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Segment, passing
+from perfsuite.workloads.kernels import require_choices, require_counts
 from perfsuite.workloads.pattern import difference, poison
 
 Directions = Literal["one", "both"]
-_LATENCY_BELOW_BYTES = 1 << 16
-"""Of smaller messages a time is told, of others a rate."""
+_LATENCY_BELOW_BYTES = 1 << 16  # Messages below this size have a time, others a rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs(Collective):
-    """Every ordered pair of ranks in turn: several messages one after the other, while the other ranks wait.
-
-    Before each pair all ranks meet in an all-reduce of one element, outside of what counts for the pair.
+    """Every ordered pair of ranks in turn: several messages in a row, while the other ranks wait.  Before each pair all
+    ranks meet in an all-reduce of one element, which does not count for the pair.
     """
 
-    message_bytes: int
-    """Buffer that a rank sends to another."""
     directions: Directions = "one"
-    """``both``: the two of a pair send to each other at the same time."""
+    """``both``: the two ranks of a pair send to each other at the same time."""
     messages: int = 8
-    """Of a pair, one after the other: what leaving the all-reduce at different times costs is shared out over them."""
+    """Messages of a pair in a row; their mean hides the different times at which ranks leave the all-reduce."""
 
     name: ClassVar[str] = "pairs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.directions not in ("one", "both"):
-            raise InvalidParameter(f"directions={self.directions!r} is unknown; choose 'one' or 'both'")
-        if type(self.messages) is not int or self.messages < 1:
-            raise InvalidParameter(f"messages={self.messages!r} is no count; choose a whole number from 1")
+        require_choices(self, directions=get_args(Directions))
+        require_counts(self, "messages")
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The whole round, then what one pair does: times of small messages, rates of others."""
+        """Time of the whole round, and of the pairs: times of small messages, rates of others."""
         if self.message_bytes < _LATENCY_BELOW_BYTES:
             return ("latency_us", "pair_us", "slowest_pair_us")
         return ("latency_us", "pair_gb_per_s", "slowest_pair_gb_per_s")
 
     def work(self, shape: MeshShape) -> Work:
-        """One message of a pair: the round has no rate."""
+        """Return one message of a pair; the round has no rate."""
         self.require_ranks(shape.world_size)
         return Work(collective=self.name, message_bytes=float(self.message_bytes), dtype=self.dtype)
 
-    def pairs(self, ranks: int) -> Sequence[Pair]:
-        """All in the order in which they take turns; each once where both send."""
+    def schedule(self, ranks: int) -> list[list[Pair]]:
+        """Return the rounds of pairs that send at once: here one pair each, and each pair once if both ranks send."""
         choose = itertools.combinations if self.directions == "both" else itertools.permutations
-        return [(first, second) for first, second in choose(range(ranks), 2)]
+        return [[(first, second)] for first, second in choose(range(ranks), 2)]
+
+    def pairs(self, ranks: int) -> Sequence[Pair]:
+        """Return all pairs, round by round."""
+        return list(itertools.chain(*self.schedule(ranks)))
 
     def turn(self, dist: ModuleType, end: Endpoint, pair: Pair) -> Callable[[], object] | None:
-        """A message of one pair on this rank; None for a rank that has no part in it."""
+        """Return a message of one pair on this rank; None for a rank outside the pair."""
         if end.rank not in pair:
             return None
         other = pair[1 - pair.index(end.rank)]
@@ -75,25 +74,25 @@ class Pairs(Collective):
         )
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """A round, each pair's messages a span."""
-        both = self.directions == "both"
-        turns = [
-            (name_of(pair, self.messages, both=both), self.turn(dist, end, pair)) for pair in self.pairs(end.ranks)
-        ]
+        """Return all rounds, with a span for this rank's pair in each."""
+        both, rounds = self.directions == "both", []
+        for pairs in self.schedule(end.ranks):
+            turns = ((name_of(pair, self.messages, both=both), self.turn(dist, end, pair)) for pair in pairs)
+            rounds.append([(name, message) for name, message in turns if message is not None])
         here = end.source.new_zeros(1)
 
-        def go_round() -> None:
-            for name, message in turns:
+        def go_rounds() -> None:
+            for turns in rounds:
                 dist.all_reduce(here, group=end.group)
-                if message is not None:
+                for name, message in turns:
                     with end.span(name):
                         for _ in range(self.messages):
                             message()
 
-        return go_round
+        return go_rounds
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
-        """The buffer of the rank that sent last."""
+        """Return the buffer of the rank that sent last."""
         senders = [pair[1 - pair.index(rank)] for pair in self.pairs(ranks) if rank in pair]
         senders = senders if self.directions == "both" else [pair[0] for pair in self.pairs(ranks) if pair[1] == rank]
         return [Segment(rank=senders[-1], start=0, length=count)]
@@ -115,7 +114,7 @@ class Pairs(Collective):
                 sender = pair[1 - pair.index(rank.rank)]
                 mistake = difference(step.end.target, step.pattern.values(rank=sender))
                 wrong += [(sender, mistake)] if mistake else []
-        if wrong:  # only now: the others would wait for this rank
+        if wrong:  # not earlier: the other ranks would wait for this one
             sender, mistake = wrong[0]
             raise WrongResult(
                 f"{self} on rank {rank.rank}, element {mistake.index} of the message from rank {sender} "

@@ -1,9 +1,8 @@
-"""Inputs with a closed form, so that every element of an output can be checked against arithmetic.
+"""Inputs with a closed form, so that every element of an output can be checked exactly.
 
-Each element is a small whole number that depends on its place and on its rank.  Small whole numbers are exact in every
-dtype from int8 to bf16, and so are their sums in any order as long as no sum exceeds 127: results are compared for
-equality.  The values repeat after a prime number of places, so a buffer shifted or reordered in blocks of a round size
-never looks right.
+Each element is a small whole number that depends on its place and its rank.  Small whole numbers are exact in every
+dtype from int8 to bf16.  So are their sums in any order up to 127, so results are compared for equality.  Values repeat
+after a prime number of places, so a buffer shifted or reordered in blocks of a round size is always found.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
 PRIME = 113
 _LARGEST_SUM = 127
-_CHUNK_ELEMENTS = 1 << 24
-"""Elements compared at a time: a comparison makes a temporary of one byte per element."""
+_CHUNK_ELEMENTS = 1 << 24  # Elements per comparison, which allocates one byte per element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +31,11 @@ class Pattern:
     """
 
     world_size: int
-    """Number of ranks."""
-    summed: bool
-    """Whether the ranks' values are added up, so that all sums have to stay exact."""
+    summed: bool  # Whether the ranks' values are summed, so that all sums have to be exact
 
     @property
     def stride(self) -> int:
-        """Every ``stride``-th rank contributes to an element of a sum; above 127 ranks the others hold zeros there."""
+        """Every ``stride``-th rank adds to an element of a sum; above 127 ranks the others have zeros there."""
         return -(-self.world_size // _LARGEST_SUM) if self.summed else 1
 
     @property
@@ -48,7 +44,7 @@ class Pattern:
         return PRIME * self.stride
 
     def value(self, rank: int, index: int) -> int:
-        """The input of ``rank`` at place ``index``, at least 0."""
+        """Return the input of ``rank`` at place ``index``, at least 0."""
         if (rank + index) % self.stride:
             return 0
         mixed = ((index + 1) * (rank % (PRIME - 1) + 1) + 31 * (rank // (PRIME - 1))) % PRIME
@@ -56,11 +52,11 @@ class Pattern:
         return mixed % (_LARGEST_SUM // contributors + 1) if self.summed else mixed
 
     def values(self, *, rank: int, start: int = 0) -> list[int]:
-        """One period of the inputs of ``rank`` from place ``start`` on."""
+        """Return one period of the inputs of ``rank`` from place ``start`` on."""
         return [self.value(rank, index) for index in range(start, start + self.period)]
 
     def totals(self, *, start: int = 0) -> list[int]:
-        """One period of the sum over all ranks from place ``start`` on, at most 127 each."""
+        """Return one period of the sum over all ranks from place ``start`` on, at most 127 each."""
         return [
             sum(self.value(rank, index) for rank in range(self.world_size))
             for index in range(start, start + self.period)
@@ -69,14 +65,12 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How a buffer differs from what it should hold."""
+    """The difference between a buffer and its expected values."""
 
-    index: int
-    """First wrong element."""
+    index: int  # First wrong element
     expected: float
     got: float
-    wrong: int
-    """Number of wrong elements."""
+    wrong: int  # Number of wrong elements
 
 
 def fill(buffer: torch.Tensor, values: Sequence[int]) -> None:
@@ -90,14 +84,14 @@ def fill(buffer: torch.Tensor, values: Sequence[int]) -> None:
 
 
 def poison(buffer: torch.Tensor) -> None:
-    """Fill with a value that no pattern and no sum of patterns has: an output that nobody wrote is then wrong."""
+    """Fill with a value that neither a pattern nor a sum has, so that an unwritten output is wrong."""
     import torch
 
     buffer.fill_(255 if buffer.dtype == torch.uint8 else -1)
 
 
 def difference(buffer: torch.Tensor, values: Sequence[int]) -> Difference | None:
-    """The first element of the flat ``buffer`` that is not ``values`` over and over, and how many there are."""
+    """Return the first element of the flat ``buffer`` that differs from repeated ``values``, and their number."""
     import torch
 
     cycle = torch.tensor(values, dtype=buffer.dtype, device=buffer.device)

@@ -1,9 +1,9 @@
-"""The fastest that a host is seen to multiply or to move, for devices whose peaks nobody publishes: CPUs.
+"""Peaks of a host for devices without published peaks (CPUs): the fastest observed product, copy and triad.
 
-A fixed set of kernels, whatever is measured beside it: products from such as fit into a core's own cache to some that
-keep every core busy, and a copy and a triad well beyond the last-level cache.  Each runs in both ways in which ranks
-use a host: one kernel on all threads, and one on every core by itself.  The second matters where other programs run: a
-kernel of two threads waits for the one that was switched out, and then reaches less than half of what one thread does.
+The set of kernels is fixed: products from a size that fits a core's own cache to one that keeps every core busy, and a
+copy and a triad well beyond the last-level cache.  Each runs in the two ways in which ranks use a host: one kernel on
+all threads, and one single-threaded kernel on every core.  The second matters if other programs run: a kernel of two
+threads waits for the thread that was switched out, and then reaches less than half of the rate of one thread.
 """
 
 from __future__ import annotations
@@ -28,36 +28,29 @@ from perfsuite.workloads.matmul import Matmul
 if TYPE_CHECKING:
     import torch
 
-MEMORY = "memory"
-"""What is probed beside the dtypes."""
+MEMORY = "memory"  # Quantity in addition to the dtypes
 _SIDES = (256, 512, 1024)
-_LARGE_SIDES = (2048, 4096)
-"""Only these keep more than _MANY_CORES busy, and fewer would take too long for them."""
+_LARGE_SIDES = (2048, 4096)  # Only these keep more than _MANY_CORES busy; they would take too long on fewer cores
 _MANY_CORES = 16
-_WINDOW_S = 0.001
-"""Less than a scheduler gives a thread at once: on a busy machine too some windows pass undisturbed."""
+_WINDOW_S = 0.001  # Shorter than a scheduler's time slice, so that some windows are undisturbed on a busy machine too
 _WINDOWS = 12
-"""The best of so many windows: the first two of one kernel each, the others of as many as fill them."""
-_ENOUGH_S = 0.03
-"""No window of a kernel is begun after this long, ..."""
-_LONGEST_S = 0.5
-"""... and no kernel after this long: on a busy machine the larger ones are left out."""
-_AGAIN = 2
-"""So many of the best kernels are looked at once more, ..."""
-_LONGER_S = 0.15
-"""... for this long: what a case reaches over a second, a look of some milliseconds may miss."""
+"""Number of windows, of which the best counts; the first two run one kernel each, the others fill the window."""
+_ENOUGH_S = 0.03  # Start no further window of a kernel after this long
+_LONGEST_S = 0.5  # Start no further kernel after this long; on a busy machine the larger ones are left out
+_AGAIN = 2  # Number of the best kernels that are timed again
+_LONGER_S = 0.15  # ... for this long, because a few milliseconds may miss the rate that a case reaches in a second
 _BUFFER_BYTES = (64 * MIB, 512 * MIB)
-"""Smallest and largest buffer; between them the last-level cache decides."""
+"""Smallest and largest buffer; between them the size follows from the last-level cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakProbe(Workload):
-    """Records the rate of every kernel of the fixed set under its name; its own time means nothing."""
+    """Records the rate of every kernel of the fixed set under its name; the time of the case itself has no meaning."""
 
     quantity: str
     """A short dtype name, or ``memory``."""
     cache_bytes: int = 0
-    """Last-level cache, for ``memory``."""
+    """Size of the last-level cache, for ``memory``."""
 
     metrics: ClassVar[tuple[str, ...]] = ()
 
@@ -67,17 +60,17 @@ class PeakProbe(Workload):
 
     @property
     def unit(self) -> str:
-        """Of what is recorded."""
+        """Unit of the recorded rates."""
         if self.quantity == MEMORY:
             return "GB/s"
         return "TOPS" if "int" in self.quantity else "TFLOPS"
 
     def work(self, shape: MeshShape) -> Work:
-        """None that counts."""
+        """Return no operations."""
         return Work()
 
     def build(self, rank: Rank) -> CallableStep:
-        """One pass over the set."""
+        """Return one pass over the set."""
         return CallableStep(functools.partial(self._streams if self.quantity == MEMORY else self._products, rank))
 
     def _products(self, rank: Rank) -> None:
@@ -95,19 +88,26 @@ class PeakProbe(Workload):
             rates[product, copies] = max(rates[product, copies], again)
         for (product, copies), rate in rates.items():
             name = f"{product.m}x{product.k}x{product.n} product"
-            told = f"{name} on {cores} threads" if copies == 1 else f"{copies} x {name} on one thread each"
-            self._record(rank, told, rate)
+            full = f"{name} on {cores} threads" if copies == 1 else f"{copies} x {name} on one thread each"
+            self._record(rank, full, rate)
 
     def _streams(self, rank: Rank) -> None:
         import torch
 
         least, most = _BUFFER_BYTES
-        # The three buffers of a triad are then 4 times the cache, from where on a bandwidth counts as the memory's.
+        # The three buffers of a triad are at least 4 times the cache, so the bandwidth is the memory's.
         size = min(max(math.ceil(4 / 3 * self.cache_bytes / MIB) * MIB, least), most)
         cores = _cores()
+
+        def triad(b: torch.Tensor, c: torch.Tensor, target: torch.Tensor) -> object:
+            return torch.add(b, c, alpha=3, out=target)
+
+        def copy(b: torch.Tensor, c: torch.Tensor, target: torch.Tensor) -> object:
+            return target.copy_(b)
+
         buffers = [torch.ones(size // 4) for _ in range(3)]
         parts = [[part.chunk(cores)[core] for part in buffers] for core in range(cores)]
-        for name, kernel, moved in (("triad", _triad, 3 * size), ("copy", _copy, 2 * size)):
+        for name, kernel, moved in (("triad", triad, 3 * size), ("copy", copy, 2 * size)):
             whole = gb_per_s(moved, _fastest_s([functools.partial(kernel, *buffers)]))
             self._record(rank, f"{name} of {size // MIB} MiB on {cores} threads", whole)
             if cores > 1:
@@ -119,7 +119,7 @@ class PeakProbe(Workload):
 
 
 def _matmuls(dtype: str, cores: int) -> Iterator[Matmul]:
-    """Cubes and flat products, the smallest first."""
+    """Yield cubes and flat products, the smallest first."""
     for side in (*_SIDES, *(_LARGE_SIDES if cores > _MANY_CORES else ())):
         for m, k, n in ((side, side, side), (2 * side, side // 2, side)):
             yield Matmul(m=m, k=k, n=n, dtype=dtype)
@@ -138,16 +138,6 @@ def _rate(product: Matmul, runs: Sequence[Callable[[], Any]], enough_s: float) -
     return tflops(len(runs) * operations, _fastest_s(runs, enough_s))
 
 
-def _triad(b: torch.Tensor, c: torch.Tensor, target: torch.Tensor) -> None:
-    import torch
-
-    torch.add(b, c, alpha=3, out=target)
-
-
-def _copy(source: torch.Tensor, _: torch.Tensor, target: torch.Tensor) -> None:
-    target.copy_(source)
-
-
 def _cores() -> int:
     import torch
 
@@ -155,9 +145,8 @@ def _cores() -> int:
 
 
 def _fastest_s(runs: Sequence[Callable[[], Any]], enough_s: float = _ENOUGH_S) -> float:
-    """Seconds of one kernel on all threads, or of several at once, each on one; the best of the windows.
-
-    Windows of a longer look are not counted: it ends when ``enough_s`` are over.
+    """Return the seconds of one kernel on all threads, or of several at once with one thread each; the best window.  A
+    look longer than usual has no limit on its windows: it ends after ``enough_s``.
     """
     import torch
 
@@ -178,7 +167,7 @@ def _fastest_s(runs: Sequence[Callable[[], Any]], enough_s: float = _ENOUGH_S) -
 def _window_s(
     run_all: Callable[..., Iterable[tuple[float, float]]], runs: Sequence[Callable[[], Any]], repeats: int
 ) -> float:
-    """Seconds from the first start to the last end of all kernels, each run ``repeats`` times."""
+    """Return the seconds from the first start to the last end of all kernels, each run ``repeats`` times."""
     ready = threading.Barrier(len(runs))
 
     def window(run: Callable[[], Any]) -> tuple[float, float]:

@@ -1,13 +1,13 @@
-"""One linear layer split over the ranks of a tensor-parallel mesh: forward and backward, the communication apart.
+"""One linear layer split over the ranks of a tensor-parallel mesh: forward and backward, with separate
+communication.
 
-Legend: R rows of the input (tokens), I and O features of input and output.  Y (R, O) = X (R, I) W^T with W (O, I); the
-backward gives dX = dY W and dW = dY^T X.  ``column`` and ``row`` are Megatron's names for W^T: cut along O, along I.
+R rows of the input (tokens), I and O features of input and output.  Y (R, O) = X (R, I) W^T with W (O, I); the backward
+computes dX = dY W and dW = dY^T X.  ``column`` and ``row`` are Megatron's names for W^T: split along O, along I.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -17,7 +17,7 @@ from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import ROUNDING, require_product
+from perfsuite.workloads.kernels import ROUNDING, require_choices, require_counts, require_product
 
 if TYPE_CHECKING:
     import torch
@@ -25,28 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Which part of a layer each rank has, and what the ranks tell each other for it."""
+    """The part of a layer on each rank, and its collectives."""
 
-    cut: Literal["", "output", "input"]
-    """Features that are dealt out."""
+    cut: Literal["", "output", "input"]  # Features that are split
     forward: Literal["", "all_gather", "all_reduce", "reduce_scatter"] = ""
-    """What makes the layer's output of what a rank computed."""
-    before_backward: Literal["", "all_gather"] = ""
-    """What makes the whole gradient of the output of a rank's part of it."""
-    after_backward: Literal["", "all_reduce"] = ""
-    """What makes the gradient of the input of what a rank computed."""
+    """Collective that completes the layer's output."""
+    before_backward: Literal["", "all_gather"] = ""  # Collective that completes the gradient of the output
+    after_backward: Literal["", "all_reduce"] = ""  # Collective that completes the gradient of the input
 
     def messages(self, *, rows: int, features_in: int, features_out: int) -> tuple[tuple[str, int], ...]:
-        """(collective, elements of nccl-tests' S) of one forward and backward, in order.
+        """Return (collective, elements of nccl-tests' S) of one forward and backward, in order.
 
         >>> SPLITS["column_gather"].messages(rows=4, features_in=8, features_out=16)
         (('all_gather', 64), ('all_reduce', 32))
         """
-        steps = (
-            (self.forward, features_out),
-            (self.before_backward, features_out),
-            (self.after_backward, features_in),
-        )
+        steps = ((self.forward, features_out), (self.before_backward, features_out), (self.after_backward, features_in))
         return tuple((collective, rows * features) for collective, features in steps if collective)
 
 
@@ -59,24 +52,24 @@ SPLITS: Mapping[str, Split] = MappingProxyType(
         "row_scatter": Split(cut="input", forward="reduce_scatter", before_backward="all_gather"),
     }
 )
-"""``column`` leaves the output cut, as the next, row-parallel layer takes it; ``column_gather`` makes it whole, which
-the same result takes.  ``row_scatter`` leaves each rank whole rows of the output, as sequence parallelism does."""
+"""``column`` leaves the output split, for a row-parallel layer; ``column_gather`` gathers it. ``row_scatter`` leaves
+each rank whole rows of the output, as sequence parallelism does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorLinear(Workload):
-    """Forward and backward of one linear layer without bias, its weight split over the axis ``tp``."""
+    """Forward and backward of one linear layer without bias; the axis ``tp`` splits its weight."""
 
     split: str
     """none, column, column_gather, row or row_scatter."""
     mesh: str
     """Shape of the mesh, such as tp4; 1 for ``none``."""
     features_in: int
-    """I."""
+    """Input features (I)."""
     features_out: int
-    """O."""
+    """Output features (O)."""
     rows: int
-    """R, the same on every mesh."""
+    """Rows (R), the same on every mesh."""
     dtype: str = "fp32"
     """fp64, fp32, tf32, bf16 or fp16."""
 
@@ -91,62 +84,54 @@ class TensorLinear(Workload):
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
-        for name in ("features_in", "features_out", "rows"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InvalidParameter(f"{name}={getattr(self, name)!r} is no size; choose a whole number from 1 on")
-        for name, choices in (("split", SPLITS), ("dtype", ROUNDING)):
-            if getattr(self, name) not in choices:
-                raise InvalidParameter(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(choices)}")
+        require_counts(self, "features_in", "features_out", "rows")
+        require_choices(self, split=SPLITS, dtype=ROUNDING)
         self._require_mesh(MeshShape.parse(self.mesh))
 
     def _require_mesh(self, shape: MeshShape) -> None:
         ranks = shape.size("tp")
         if shape.world_size != ranks:
-            raise InvalidParameter(f"mesh {shape} has axes beside tp, along which no layer is split; give it tp alone")
+            raise InvalidParameter(f"mesh {shape} has other axes than tp, which do not split a layer; give it only tp")
         if (ranks > 1) != bool(self.how.cut):
             legal = "mesh '1'" if ranks > 1 else "a mesh such as tp2"
-            raise InvalidParameter(f"split={self.split!r} on mesh {shape} has {ranks} ranks; choose {legal}")
-        for name in self._dealt():
+            raise InvalidParameter(f"split={self.split!r} does not fit mesh {shape}; choose {legal}")
+        split = {"output": ["features_out"], "input": ["features_in"], "": []}[self.how.cut]
+        for name in [*split, *(["rows"] if self.how.forward == "reduce_scatter" else [])]:
             if getattr(self, name) % ranks:
                 raise InvalidParameter(
                     f"{name}={getattr(self, name)} does not divide by tp={ranks}, over which split={self.split!r} "
-                    f"deals it out; choose {nearest_multiples(getattr(self, name), ranks)}"
+                    f"spreads it; choose {nearest_multiples(getattr(self, name), ranks)}"
                 )
-
-    def _dealt(self) -> tuple[str, ...]:
-        """Fields that a number of ranks has to divide."""
-        cut = {"output": ("features_out",), "input": ("features_in",), "": ()}[self.how.cut]
-        return (*cut, *(("rows",) if self.how.forward == "reduce_scatter" else ()))
 
     @property
     def how(self) -> Split:
-        """The split by its name."""
+        """The split of this name."""
         return SPLITS[self.split]
 
     def layout(self) -> str:
-        """The mesh."""
+        """Return the mesh."""
         return self.mesh
 
     def native_dtype(self) -> str:
-        """Emulated products say nothing about a device."""
+        """Return the dtype that the device must multiply itself."""
         return self.dtype
 
     def messages(self) -> tuple[tuple[str, int], ...]:
-        """(collective, bytes of nccl-tests' S) of one rank's forward and backward, in order."""
+        """Return (collective, bytes of nccl-tests' S) of one rank's forward and backward, in order."""
         sizes = self.how.messages(rows=self.rows, features_in=self.features_in, features_out=self.features_out)
         return tuple((collective, ITEM_BYTES[self.dtype] * elements) for collective, elements in sizes)
 
     def work(self, shape: MeshShape) -> Work:
-        """2 R I O operations for the output and as many for each gradient, over all ranks, however they are split."""
+        """Return 2 R I O operations for the output and as many for each gradient, over all ranks, for any split."""
         self._require_mesh(shape)
         return Work(flops={"exact": 6.0 * self.rows * self.features_in * self.features_out}, dtype=self.dtype)
 
     def build(self, rank: Rank) -> TensorLinearStep:
-        """This rank's part of X, W and dY."""
+        """Return this rank's part of X, W and dY."""
         return TensorLinearStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless output and both gradients are this rank's part of what one process computes."""
+        """Raise WrongResult unless output and gradients are this rank's part of the results of one process."""
         assert isinstance(step, TensorLinearStep)
         step.check()
 
@@ -166,15 +151,11 @@ class TensorLinearStep(Step):
         self.refill()
 
     def _whole(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """X (R, I), W (O, I), dY (R, O), standard normal, the same on every rank."""
+        """Return X (R, I), W (O, I), dY (R, O), standard normal, the same on every rank."""
         import torch
 
         case = self._workload
-        shapes = (
-            (case.rows, case.features_in),
-            (case.features_out, case.features_in),
-            (case.rows, case.features_out),
-        )
+        shapes = ((case.rows, case.features_in), (case.features_out, case.features_in), (case.rows, case.features_out))
         generator = self._rank.generator(1)
         x, weight, gradient = (
             torch.empty(shape, dtype=self._dtype, device=self._rank.device).normal_(generator=generator)
@@ -182,47 +163,44 @@ class TensorLinearStep(Step):
         )
         return x, weight, gradient
 
-    def _mine(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part along ``dim``."""
+    def _own_part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return this rank's part along ``dim``."""
         return whole.chunk(self._ranks, dim=dim)[self._rank.rank].contiguous()
 
     def refill(self) -> None:
-        """Inputs from their seeds; no results."""
+        """Fill the inputs from their seeds and clear the results."""
         x, weight, gradient = self._whole()
         how = self._workload.how
         if how.cut == "output":
-            weight, gradient = self._mine(weight, 0), gradient if how.forward else self._mine(gradient, 1)
+            weight, gradient = self._own_part(weight, 0), gradient if how.forward else self._own_part(gradient, 1)
         if how.cut == "input":
-            x, weight = self._mine(x, 1), self._mine(weight, 1)
+            x, weight = self._own_part(x, 1), self._own_part(weight, 1)
         if how.before_backward:
-            gradient = self._mine(gradient, 0)
+            gradient = self._own_part(gradient, 0)
         self._x, self._weight, self._gradient = x, weight, gradient
         self.output = self.input_gradient = self.weight_gradient = x.new_empty(0)
 
     def run(self) -> None:
-        """Forward, then both gradients; nothing overlaps, so that what a split costs stands by itself."""
+        """Run the forward, then both gradients, without overlap, so that the cost of the split is visible."""
         how = self._workload.how
-        with self._computing():
+        with self._rank.span("compute"):
             output = self._x @ self._weight.T
         self.output = self._exchange(how.forward, output, dim=1 if how.cut == "output" else 0)
         gradient = self._exchange(how.before_backward, self._gradient, dim=0)
-        with self._computing():
-            if how.cut == "output" and how.forward:  # the whole gradient is there: this rank's columns of it
-                gradient = self._mine(gradient, 1)
+        with self._rank.span("compute"):
+            if how.cut == "output" and how.forward:  # this rank's columns of the whole gradient
+                gradient = self._own_part(gradient, 1)
             input_gradient = gradient @ self._weight
             self.weight_gradient = gradient.T @ self._x
         self.input_gradient = self._exchange(how.after_backward, input_gradient, dim=0)
 
-    def _computing(self) -> AbstractContextManager[None]:
-        return self._rank.span("compute")
-
     def _exchange(self, collective: str, tensor: torch.Tensor, *, dim: int) -> torch.Tensor:
-        """The tensor after a collective of torch's functional ones, which tensor parallelism is made of there."""
+        """Return the tensor after one of torch's functional collectives, which its tensor parallelism uses."""
         if not collective:
             return tensor
         import torch.distributed._functional_collectives as functional
 
-        assert self._group is not None, "one rank has nobody to tell anything"
+        assert self._group is not None, "one rank needs no collective"
         with self._rank.span("communication"):
             if collective == "all_gather":
                 sent = functional.all_gather_tensor(tensor, dim, self._group)
@@ -234,19 +212,19 @@ class TensorLinearStep(Step):
             return received
 
     def check(self) -> None:
-        """See :meth:`TensorLinear.check`."""
+        """Check as :meth:`TensorLinear.check`."""
         x, weight, gradient = self._whole()
         how, parts = self._workload.how, self._ranks
         rows, columns = x, weight.T
         if how.forward == "reduce_scatter":
-            rows = self._mine(rows, 0)
+            rows = self._own_part(rows, 0)
         if how.cut == "output" and not how.forward:
-            columns = self._mine(columns, 1)
+            columns = self._own_part(columns, 1)
         self._require("Y", rows, columns, self.output, parts=parts if how.cut == "input" else 1)
-        inputs = self._mine(weight, 1) if how.cut == "input" else weight
+        inputs = self._own_part(weight, 1) if how.cut == "input" else weight
         self._require("dX", gradient, inputs, self.input_gradient, parts=parts if how.after_backward else 1)
-        outputs = self._mine(gradient, 1) if how.cut == "output" else gradient
-        of_input = self._mine(x, 1) if how.cut == "input" else x
+        outputs = self._own_part(gradient, 1) if how.cut == "output" else gradient
+        of_input = self._own_part(x, 1) if how.cut == "input" else x
         self._require("dW", outputs.T, of_input, self.weight_gradient, parts=1)
 
     def _require(self, name: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, parts: int) -> None:

@@ -20,4 +20,4 @@ class _ForgetfulStep(TensorLinearStep):
     def _exchange(self, collective, tensor, *, dim):
         if collective == "all_gather":
             return tensor.repeat(self._ranks if dim == 0 else 1, self._ranks if dim == 1 else 1)
-        return self._mine(tensor, dim) if collective == "reduce_scatter" else tensor
+        return self._own_part(tensor, dim) if collective == "reduce_scatter" else tensor

@@ -39,7 +39,7 @@ class SpreadAttention(Workload):
 def measure(case: SpreadAttention, rank: Any) -> None:
     import torch
 
-    from perfsuite.models.attention_module import Core
+    from perfsuite.models.layers import Core
     from perfsuite.strategies.context.apply import indices, new_core
 
     def tensor(heads: int, seed: int) -> torch.Tensor:

@@ -130,7 +130,7 @@ def told_by_kernels(rank, blind=None):
     def run():
         exposed.record_kernels, real = record_kernels, exposed.record_kernels
         try:
-            told = exposed.ExposedStep(TrainStep(model="gpt2-tiny", strategy="ddp"), rank)._tell_by_kernels()
+            told = exposed.ExposedStep(TrainStep(model="gpt2-tiny", strategy="ddp"), rank)._measure_by_kernels()
         finally:
             exposed.record_kernels = real
         rank.record("told", told, reduce="equal")
@@ -156,7 +156,7 @@ def norm_after_clipping(rank, strategy, dtype="fp32"):
     import torch
     import torch.distributed as dist
 
-    from perfsuite.strategies.trainer import local
+    from perfsuite.models.layers import local
 
     norms = {}
     for name, clip in (("before", None), ("after", CLIP)):

@@ -1,10 +1,9 @@
-"""The published runs as recipes: which case of the suite each row is, and what that case sets up.
+"""The published runs as recipes: the case of the suite that reproduces each row, and its settings.
 
-``recipes()`` has all of them in the reports' order, without torch and without reading a file; ``find(name)`` one, or
-one of the small siblings (``SMALL``).
-``recipe_of("000/time", 26)`` is the one of a published row; where there is none, ``why_none`` has the reason.
-``recipe.case("s4000")`` is the node id of its case on a platform, ``recipe.small`` that of its small sibling on a CPU.
-What a case or a recipe has otherwise than a row: :func:`perfsuite.published.differences.differences`.
+``recipes()`` returns all in the reports' order, without torch and without reading a file; ``find(name)`` returns one,
+or one of the small siblings (``SMALL``).  ``recipe_of("000/time", 26)`` is that of a published row, and ``why_none``
+the reason if there is none.  ``recipe.case("s4000")`` is the node id of its case on a platform, ``recipe.small`` that
+of its small sibling on a CPU.  :func:`perfsuite.published.differences.differences` compares a case with a row.
 
 >>> recipe_of("002/performance", 50).case("s4000")
 'test_perf/test_published.py::test_published[s4000-002-llama2_7b-fp16-1x8]'
@@ -26,7 +25,7 @@ _LATTE: Mapping[str, Any] = {
     "data": "video",
     "program": {"encoders": "tiny-picture", "ema": "fp32", "clip": 0.1, "logs": True},
     "num_workers": 1,
-    "learning_rate": 1e-3,  # so small a model has begun to learn within the loss build's steps
+    "learning_rate": 1e-3,  # so small a model begins to learn within the loss build's steps
     "builds": ("memory", "loss"),
     "loss_steps": 40,
     "target_loss": 0.9,
@@ -58,11 +57,8 @@ SMALL: tuple[Recipe, ...] = (
         world_size=2,
     ),
 )
-"""Small siblings of recipes that no other test has: Latte with larger batches and under DeepSpeed, until it learned;
-LLaMA under ZeRO-3.
-
-They run on two ranks of a CPU; the first belongs to a plain run, the others are extended.
-"""
+"""Small siblings of recipes without another test: Latte with larger batches and under DeepSpeed, and LLaMA under
+ZeRO-3. They run on two ranks of a CPU; the first belongs to a plain run, the others are extended."""
 
 
 __all__ = ["WITHOUT_RECIPE", "Recipe", "find", "recipe_of", "recipes", "why_none"]
@@ -70,19 +66,19 @@ __all__ = ["WITHOUT_RECIPE", "Recipe", "find", "recipe_of", "recipes", "why_none
 WITHOUT_RECIPE: Mapping[tuple[str, int], str] = MappingProxyType(
     {
         ("004/3d", 428): (
-            "tp 64 does not divide the 96 heads of GPT-3 175B; perfsuite has dp2-tp32 beside the other meshes"
+            "tp 64 does not divide the 96 heads of GPT-3 175B; perfsuite has dp2-tp32 in addition to the other meshes"
         ),
         ("004/moe", 389): (
             "of eight experts two are a quarter: 1.3T with eight experts has at least 325B active parameters, not 175B"
         ),
     }
 )
-"""(table, line) of the rows that nobody can run -> why."""
+"""(table, line) of the rows that cannot be run -> reason."""
 
 
 @functools.cache
 def recipes() -> tuple[Recipe, ...]:
-    """All recipes, in the reports' order."""
+    """Return all recipes, in the reports' order."""
     return (
         *reports_000_to_003.opensora(),
         *reports_000_to_003.latte(),
@@ -99,27 +95,24 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 @functools.cache
-def _by_row() -> Mapping[tuple[str, int], Recipe]:
-    return {row: recipe for recipe in recipes() for row in recipe.rows}
-
-
-@functools.cache
-def _by_name() -> Mapping[str, Recipe]:
-    return {recipe.name: recipe for recipe in (*recipes(), *SMALL)}
+def _index() -> tuple[Mapping[str, Recipe], Mapping[tuple[str, int], Recipe]]:
+    by_row = {row: recipe for recipe in recipes() for row in recipe.rows}
+    return {recipe.name: recipe for recipe in (*recipes(), *SMALL)}, by_row
 
 
 def find(name: str) -> Recipe:
-    """The recipe of this name; InvalidParameter where there is none."""
-    if name not in _by_name():
-        raise InvalidParameter(f"recipe {name!r} is unknown; {did_you_mean(name, sorted(_by_name()))}")
-    return _by_name()[name]
+    """Return the recipe of this name; raises InvalidParameter if there is none."""
+    by_name, _ = _index()
+    if name not in by_name:
+        raise InvalidParameter(f"recipe {name!r} is unknown; {did_you_mean(name, sorted(by_name))}")
+    return by_name[name]
 
 
 def recipe_of(table: str, line: int) -> Recipe | None:
-    """The recipe of a published row, by its table (``000/time``) and its line in the report; None without one."""
-    return _by_row().get((table, line))
+    """Return the recipe of a published row, by its table (``000/time``) and its line; None without one."""
+    return _index()[1].get((table, line))
 
 
 def why_none(table: str, line: int) -> str:
-    """Why a row has no recipe; empty where it has one, or is unknown."""
+    """Return why a row has no recipe; empty if it has one, or is unknown."""
     return WITHOUT_RECIPE.get((table, line), "")

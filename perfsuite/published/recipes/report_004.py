@@ -31,7 +31,7 @@ _13B = {
     "mesh": "every device has samples of its own: dp",
 }
 XL = {"model": "gpt2-xl", "overrides": {"context": 2048}, "dtype": "bf16"}
-"""GPT-2 1.5B at the report's length, which its own 1024 positions do not have."""
+"""GPT-2 1.5B at the report's length, which exceeds its own 1024 positions."""
 _NOTED = ("memory", "exposed")
 
 
@@ -78,8 +78,8 @@ def pipelines() -> Iterator[Recipe]:
         **_UNSAID,
         "strategy": "stages are a mesh's: strategy hybrid",
         "mesh": "two devices of a stage: each has samples of its own",
-        "global_batch_size": "no batch is said: micro-batches of four samples",
-        "num_micro_batches": "not said: 8, which sixteen stages fill half",
+        "global_batch_size": "no batch is stated: micro-batches of four samples",
+        "num_micro_batches": "not stated: 8, which sixteen stages fill half",
     }
     schedules = (("naive", 4, 271), ("gpipe", 8, 272), ("gpipe", 16, 273), ("1f1b", 8, 274), ("1f1b", 16, 275))
     for schedule, count, line in schedules:
@@ -96,16 +96,16 @@ def pipelines() -> Iterator[Recipe]:
             parameters={"model": "gpt3-13b", "dtype": "bf16", "strategy": "hybrid", "mesh": mesh,
                         "options": {"schedule": "1f1b"}, "micro_batch_size": 2, "accumulation": 8,
                         "builds": ("memory",)},
-            world_size=16, own={**own, "global_batch_size": "no batch is said: micro-batches of two samples"},
+            world_size=16, own={**own, "global_batch_size": "no batch is stated: micro-batches of two samples"},
             test=f"{_PIPELINE}::test_stage_counts", words=mesh, small=f"{_PIPELINE}::test_stage_counts[cpu-pp4]",
         )  # fmt: skip
 
 
 _OF_TENSOR: dict[str, str] = {
     **_UNSAID,
-    "strategy": "the degree of tp is said: strategy hybrid",
+    "strategy": "the degree of tp is stated: strategy hybrid",
     "vocabulary": "50257 words padded to a multiple of 128 x tp, which tp divides",
-    "global_batch_size": "a batch of 1024 is said: of all samples of a step",
+    "global_batch_size": "a batch of 1024 is stated: of all samples of a step",
 }
 _GPT3: dict[str, Any] = {
     "model": "gpt3-175b",
@@ -116,7 +116,7 @@ _GPT3: dict[str, Any] = {
 
 
 def tensor() -> Iterator[Recipe]:
-    """175B on one to eight cards, none of which can hold it, and split three ways over 64."""
+    """175B on one to eight cards, which cannot hold it, and split in three ways over 64."""
     for tp, line in ((1, 311), (2, 312), (4, 313), (8, 314)):
         yield Recipe(
             name=f"004-gpt3-175b-tp{tp}-1x{tp}", rows=lines("004/tensor", line),
@@ -125,7 +125,7 @@ def tensor() -> Iterator[Recipe]:
             world_size=tp, own=_OF_TENSOR,
             small=f"test_perf/test_tensor_parallel.py::test_tensor_parallel[cpu-ws{tp}-gpt2-tiny]",
         )  # fmt: skip
-    batch = {"global_batch_size": "no batch is said: 128, as many samples as pipelines of 64 stages fill twice"}
+    batch = {"global_batch_size": "no batch is stated: 128, as many samples as pipelines of 64 stages fill twice"}
     yield Recipe(
         name="004-gpt3-175b-dp64-8x8", rows=lines("004/3d", 426),
         parameters={**_GPT3, "strategy": "ddp", "global_batch_size": 128, "accumulation": 2, "builds": ("memory",)},
@@ -157,7 +157,7 @@ _ATTENTION = {
     "checkpointing": "not named: every block, as 32768 tokens need",
     "micro_batch_size": "not named: one sample at a time",
     "num_micro_batches": "follows from the micro-batch",
-    "global_batch_size": "a batch of 16 is said: of all samples of a step",
+    "global_batch_size": "a batch of 16 is stated: of all samples of a step",
     "devices": "four, as the block says of its longest sequence",
     "mesh": "four devices share a sequence",
     "sequence_parallel": "the block is about it",
@@ -170,8 +170,8 @@ def split_layer() -> Iterator[Recipe]:
     """Y = X W of 8192 x 8192 on one card, by columns and by rows on four."""
     own = {
         "mesh": "every card has a part: tp",
-        "rows": "not said: as many as features",
-        "dtype": "not said: bf16, as the products of the other blocks",
+        "rows": "not stated: as many as features",
+        "dtype": "not stated: bf16, as the products of the other blocks",
     }
     for split, line in (("none", 329), ("column", 330), ("row", 331)):
         ranks = 1 if split == "none" else 4
@@ -219,17 +219,14 @@ def experts() -> Iterator[Recipe]:
         "dtype": "not named: bf16, over whose peak MFU is",
         "strategy": "every card has samples of its own, and experts: strategy hybrid",
         "sequence_length": "not named: 2048, GPT-3's",
-        "micro_batch_size": "no batch is said: one sample",
-        "num_micro_batches": "no batch is said",
-        "global_batch_size": "no batch is said: one sample on every card",
+        "micro_batch_size": "no batch is stated: one sample",
+        "num_micro_batches": "no batch is stated",
+        "global_batch_size": "no batch is stated: one sample on every card",
         "checkpointing": "not named",
         "mesh": "not named: state over all cards, experts over the eight of a node",
     }
     training = {"strategy": "hybrid", "dtype": "bf16", "checkpointing": "full", "builds": ("memory",)}
-    runs = (
-        ("gpt3-175b", "dp32", 32, 388, "moe-tiny-dense"),
-        ("moe-1.3t", "dp8-ep8", 64, 390, "moe-tiny-64"),
-    )
+    runs = (("gpt3-175b", "dp32", 32, 388, "moe-tiny-dense"), ("moe-1.3t", "dp8-ep8", 64, 390, "moe-tiny-64"))
     for model, mesh, ranks, line, small in runs:
         yield Recipe(
             name=f"004-{model}-{mesh}-{layout(ranks)}", rows=lines("004/moe", line),
@@ -250,10 +247,10 @@ def routing() -> Iterator[Recipe]:
     own = {
         "mesh": "eight experts on every card: ep",
         "experts": "eight on each of eight cards, as the block says",
-        "sequence_length": "not said: 2048",
-        "width": "not said: Mixtral's",
-        "hidden": "not said: Mixtral's",
-        "dtype": "not said: bf16",
+        "sequence_length": "not stated: 2048",
+        "width": "not stated: Mixtral's",
+        "hidden": "not stated: Mixtral's",
+        "dtype": "not stated: bf16",
         "implementation": "perfsuite's layer",
     }
     for index, batch in enumerate((32, 64, 128, 256)):

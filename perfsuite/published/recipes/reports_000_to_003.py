@@ -63,7 +63,7 @@ _LEARNS: dict[str, Any] = {
     "program": _LATTE_PROGRAM,
     "builds": ("memory", "loss"),
     "loss_steps": 100,
-    "target_loss": 0.9,  # who predicts nothing has a loss of 1: a Latte that begins to learn
+    "target_loss": 0.9,  # a model that predicts nothing has a loss of 1; this Latte begins to learn
 }
 
 
@@ -127,21 +127,21 @@ def latte() -> Iterator[Recipe]:
 ONEFLOW_TEST = "test_perf/test_oneflow.py::test_oneflow"
 _LLAMA2 = {
     "strategy": "DeepSpeed's ds_config.json is named, its ZeRO stage is not; stage 3 in FlagPerf's public one",
-    "dtype": "amp is said, which of the 16-bit types is not; fp16 in FlagPerf's public ds_config.json",
-    "mesh": "DP = world size is said below the batch sizes",
-    "global_batch_size": "GBS = LBS x GAS x DP is said, and 24 follows",
-    "checkpointing": "named among the optimisations, of what is not: every block",
+    "dtype": "amp is stated, which of the 16-bit types is not; fp16 in FlagPerf's public ds_config.json",
+    "mesh": "DP = world size is stated below the batch sizes",
+    "global_batch_size": "GBS = LBS x GAS x DP is stated, and 24 follows",
+    "checkpointing": "named among the optimisations without saying of which blocks: every block",
     "clip": "1.0 in FlagPerf's public ds_config.json",
     "ema": "FlagPerf's run_pretraining.py keeps none",
     "loss_scale": "dynamic, as DeepSpeed's is where its file says nothing",
     "encoders": "token ids go straight into the model",
 }
 _ONEFLOW = {
-    "strategy": "the degrees of dp, tp and pp are said: strategy hybrid has all three",
+    "strategy": "the degrees of dp, tp and pp are stated: strategy hybrid has all three",
     "data": "token ids at random; OneFlow's data set is not named",
     "data_axes": "OneFlow 0.3.5 copies parameters to every rank of dp",
     "sequence_parallel": "Megatron's first kind of tensor parallelism, in which ranks keep whole sequences",
-    "schedule": "a pipeline's order is not said: 1F1B",
+    "schedule": "a pipeline's order is not stated: 1F1B",
     "attention": "OneFlow 0.3.5, of 2021, wrote all scores: plain products, and no fused kernel",
     "checkpointing": "on in the public source; without it the first case has 23.8 GiB on a card of 16",
 }
@@ -168,7 +168,7 @@ _RUNS = (  # case, line, small case
 
 
 def llama2() -> Iterator[Recipe]:
-    """Report 002: LBS 3, MPE 4096, GAS 1, DP 8; as FlagPerf's own program has it, and by torch's FSDP beside it."""
+    """Report 002: LBS 3, MPE 4096, GAS 1, DP 8; with FlagPerf's own settings, and as a variant with torch's FSDP."""
     common = {"model": "llama2-7b", "micro_batch_size": 3, "accumulation": 1, "checkpointing": "full",
               "program": {"clip": 1.0}, "builds": ("memory", "loss")}  # fmt: skip
     yield Recipe(
@@ -184,7 +184,7 @@ def llama2() -> Iterator[Recipe]:
 
 
 def oneflow() -> Iterator[Recipe]:
-    """Report 003: its 18 cases, with attention as OneFlow computed it, each beside the one that torch chooses for."""
+    """Report 003: its 18 cases with OneFlow's plain attention, each with a variant whose kernel torch chooses."""
     for case, line, small in _RUNS:
         _, degrees, batch, shape = case.rsplit("_", 3)
         dp, tp, pp = map(int, degrees.split("x"))
@@ -205,7 +205,7 @@ def oneflow() -> Iterator[Recipe]:
 
 
 def oneflow_options(dp: int, tp: int, pp: int) -> Mapping[str, Any]:
-    """Of strategy hybrid, those of the axes that there are, as OneFlow has them."""
+    """Return options of strategy hybrid for the axes with several ranks, as OneFlow has them."""
     return {
         **({"data": "replicate"} if dp > 1 else {}),
         **({"sequence_parallel": False} if tp > 1 else {}),

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from perfsuite.published.differences import Ran, differences, said
+from perfsuite.published.differences import Ran, differences, not_stated
 from perfsuite.published.lookup import PublishedRun, plain, snake
 from perfsuite.published.recipes import why_none
 from perfsuite.reports.tables.case import TableCase
@@ -226,7 +226,7 @@ def _comparable(case: TableCase, line: PublishedLine) -> str:
         differing.insert(0, "the devices here are simulated")
     if differing:
         return f"not comparable with the row above: {'; '.join(differing)}"
-    known = said(line.run, _as_it_ran(case))
+    known = not_stated(line.run, _as_it_ran(case))
     return f"the same run{' as is projected above' if case.projected else ''}{known}"
 
 

@@ -1,4 +1,4 @@
-"""Context parallelism: one sequence spread over the ranks of axis ``cp``, attention over all of its tokens.
+"""Context parallelism: the ranks of axis ``cp`` share a sequence and attend over all of its tokens.
 
-What a driver asks stands in :mod:`.places` and needs no torch; ranks put their attention in by :mod:`.apply`.
+:mod:`.places` needs no torch and serves the driver; :mod:`.apply` changes the model on the ranks.
 """

@@ -1,4 +1,4 @@
-"""Puts attention over the tokens of all ranks along ``cp`` into a model's blocks."""
+"""Replaces attention in a model's blocks by attention over the tokens of all ranks along ``cp``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from perfsuite.base.errors import UnsupportedCase, first_line
-from perfsuite.models.attention_module import BACKENDS, Core, chosen_backend, repeat_heads
 from perfsuite.models.base import AttentionMethod
 from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.layers import BACKENDS, Core, chosen_backend, repeat_heads
 from perfsuite.platforms.attention import attention_kernels
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.context.places import ContextMethod, places
 from perfsuite.strategies.context.ring import RingCore
 from perfsuite.strategies.deepspeed.zero import require_deepspeed
 
-# Ulysses (Jacobs et al. 2023): ranks exchange tokens for heads, each attends over all tokens with its heads.
-
 
 class UlyssesCore(nn.Module):
-    """Causal attention over the tokens of all ranks of a group, in the place of a block's core."""
+    """Ulysses (Jacobs et al. 2023): ranks exchange tokens for heads; each attends over all tokens with its heads."""
 
     def __init__(self, group: dist.ProcessGroup, *, method: AttentionMethod) -> None:
         super().__init__()
@@ -35,8 +33,8 @@ class UlyssesCore(nn.Module):
         self.core = Core(method)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """This rank's (B, H, S, E) queries, (B, K, S, E) keys and values to its (B, H, S, E)."""
-        # All three are on their way before the first is waited for.
+        """Return this rank's (B, H, S, E) for its (B, H, S, E) queries and (B, K, S, E) keys and values."""
+        # All three messages start before the first wait.
         sent = [_exchange(torch.stack(x.chunk(self._ranks, dim=1)), self.group) for x in (query, key, value)]
         out = self.core(*(torch.cat(_wait_along_cp(x).unbind(0), dim=2) for x in sent))
         back = _exchange(torch.stack(out.chunk(self._ranks, dim=2)), self.group)
@@ -48,7 +46,7 @@ class UlyssesCore(nn.Module):
 
 
 def _exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(P, ...): part p goes to rank p; the p-th of the result came from there."""
+    """Exchange (P, ...): part p goes to rank p; the p-th part of the result came from there."""
     if dist.get_world_size(group) == 1:
         return x
     exchanged: torch.Tensor = functional.all_to_all_single_autograd(x, None, None, group)
@@ -56,23 +54,20 @@ def _exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _wait_along_cp(x: torch.Tensor) -> torch.Tensor:
-    """Here, and not somewhere in torch at the first use: where ranks wait for a lost one is what a report names."""
+    """Wait here and not in torch at the first use, so that reports name this place."""
     arrived: torch.Tensor = functional.wait_tensor(x)  # type: ignore[no-untyped-call]  # torch does not type it
     return arrived
 
 
-# Other people's context parallelism, to compare with: torch's own, which is experimental.
-
-
 class _Attention(nn.Module):
-    """What is spread: torch's attention and nothing else."""
+    """torch's attention, to be spread."""
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 class TorchCore(nn.Module):
-    """torch's ring over its own kernels, balanced as it is by default: tokens in zig-zag places."""
+    """torch's own experimental context parallelism: a ring with its default balance, zig-zag places."""
 
     def __init__(self, mesh: DeviceMesh, *, method: AttentionMethod) -> None:
         super().__init__()
@@ -81,15 +76,12 @@ class TorchCore(nn.Module):
         _spread(self.spread, mesh)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """(B, H, S, E) queries, (B, K, S, E) keys and values of this rank's places to (B, H, S, E).
-
-        Raises UnsupportedCase where torch cannot spread the kernel of this device.
-        """
+        """Return (B, H, S, E) of this rank's tokens; raises UnsupportedCase if torch cannot spread the kernel."""
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         with nullcontext() if self.method == "auto" else sdpa_kernel(BACKENDS[self.method]):
-            # Plain products would run too, over tokens whose order they do not know.
+            # Plain products would run too, but with a wrong order of tokens.
             if chosen_backend(query, key, value, causal=True) in (SDPBackend.MATH.value, SDPBackend.ERROR.value):
-                raise _unsupported(query, f"by attention={self.method!r} there is no fused kernel to spread")
+                raise _unsupported(query, f"attention={self.method!r} has no fused kernel here")
             try:
                 out = self.spread(query, key, value)
             except NotImplementedError as error:
@@ -106,13 +98,13 @@ def _unsupported(query: torch.Tensor, why: str) -> UnsupportedCase:
 
 
 def _spread(core: nn.Module, mesh: DeviceMesh) -> None:
-    """What torch's ``context_parallel`` does, for one module: forward and backward need no context round them."""
+    """Spread one module as torch's ``context_parallel`` does, without a context around forward and backward."""
     attention: Any = None
     with suppress(ImportError):
         from torch.distributed.tensor.experimental import _attention as attention
     if not hasattr(attention, "_ContextParallel"):
         raise UnsupportedCase(
-            f"context='torch': torch {torch.__version__} spreads no single module's attention; choose zigzag or ring"
+            f"context='torch': torch {torch.__version__} cannot spread a single module; choose zigzag or ring"
         )
     attention._enable_context_parallel_dispatcher()
     style = attention._ContextParallel(seq_dim=2, attention_type=attention._ContextParallel.AttentionType.SDPA)
@@ -120,10 +112,7 @@ def _spread(core: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def apply(module: LanguageModule, rank: Rank, method: ContextMethod, attention: AttentionMethod) -> None:
-    """Tell the module its tokens' places, and replace ``core`` of every block's ``attention``.
-
-    Raises UnsupportedCase where ``method`` is not to be had here.
-    """
+    """Set the module's positions and attention cores; raises UnsupportedCase if ``method`` is not available."""
     module.places = indices(rank, method, module.config.tokens_per_sample)
     for block in module.blocks.children():
         part = block.attention
@@ -132,13 +121,13 @@ def apply(module: LanguageModule, rank: Rank, method: ContextMethod, attention: 
 
 
 def indices(rank: Rank, method: ContextMethod, length: int) -> torch.Tensor:
-    """Where in a sequence of ``length`` this rank's tokens stand, on its device."""
+    """Return the positions of this rank's tokens in a sequence of ``length``, on its device."""
     held = places(method, length, rank.shape.size("cp"), rank.shape.coordinates(rank.rank)["cp"])
     return torch.cat([torch.arange(part.start, part.stop, device=rank.device) for part in held])
 
 
 def new_core(rank: Rank, method: ContextMethod, attention: AttentionMethod) -> nn.Module:
-    """One such core."""
+    """Return a core of this method."""
     if method == "torch":
         return TorchCore(rank.submesh("cp"), method=attention)
     group = rank.group("cp")
@@ -146,7 +135,7 @@ def new_core(rank: Rank, method: ContextMethod, attention: AttentionMethod) -> n
         return UlyssesCore(group, method=attention)
     if method == "deepspeed":
         require_deepspeed(rank, "context='deepspeed'")
-        from perfsuite.strategies.deepspeed.attention import DeepSpeedCore
+        from perfsuite.strategies.deepspeed.peers import DeepSpeedCore
 
         return DeepSpeedCore(rank, method=attention)
     kernels = attention_kernels(rank.device.type)

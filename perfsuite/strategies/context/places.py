@@ -1,7 +1,7 @@
-"""Which tokens of a sequence a rank has, and which lengths and heads can be spread at all.
+"""The tokens of each rank of a sequence, and the lengths and heads that can be spread.
 
-zigzag, torch: two of 2 cp equal chunks, r and 2 cp - 1 - r, so that every rank's queries see as many keys as every
-other's (Zhu 2024, ring-flash-attention; torch's context_parallel calls it head-tail).  The others: the r-th of cp.
+zigzag, torch: two of 2 cp equal chunks, r and 2 cp - 1 - r, so that the queries of all ranks see the same number of
+keys (Zhu 2024, ring-flash-attention; torch's context_parallel calls it head-tail).  Others: the r-th of cp chunks.
 """
 
 from __future__ import annotations
@@ -11,50 +11,47 @@ from typing import Literal, get_args
 from perfsuite.base.errors import InvalidParameter, nearest_multiples
 
 ContextMethod = Literal["zigzag", "ring", "ulysses", "torch", "deepspeed"]
-"""zigzag, ring: keys travel around the ranks; ulysses: heads are spread instead of tokens while attention runs; torch:
-torch's own experimental context parallelism, a ring; deepspeed: DeepSpeed's own Ulysses."""
+"""zigzag, ring: keys are sent around the ranks; ulysses: ranks share heads instead of tokens during attention; torch:
+torch's own experimental ring; deepspeed: DeepSpeed's Ulysses."""
 
-SPREADS_HEADS = ("ulysses", "deepspeed")
-"""Methods whose ranks each have some of the heads while attention runs."""
+SPREADS_HEADS = ("ulysses", "deepspeed")  # Methods whose ranks share heads during attention
 
-_HALVED = ("zigzag", "torch")
-"""Methods under which a rank has one chunk from the beginning and one from the end."""
+_HALVED = ("zigzag", "torch")  # Methods that give a rank one chunk from the beginning and one from the end
 
 
 def places(method: ContextMethod, length: int, ranks: int, rank: int) -> tuple[range, ...]:
-    """The tokens of ``rank`` among ``ranks`` of a sequence of ``length``, in the order in which it holds them.
+    """Return the tokens of ``rank`` among ``ranks`` of a sequence of ``length``, in the rank's order.
 
     >>> places("zigzag", 16, 2, 0), places("ring", 16, 2, 1)
     ((range(0, 4), range(12, 16)), (range(8, 16),))
     """
     chunks = _chunks(method, ranks)
     if length % chunks:
-        raise InvalidParameter(f"{length} tokens are no multiple of {chunks}, into which context={method!r} cuts them")
+        near = nearest_multiples(length, chunks)
+        raise InvalidParameter(
+            f"{length} tokens do not divide into {chunks} chunks of context={method!r}; choose {near}"
+        )
     size = length // chunks
     held = (rank, chunks - 1 - rank) if method in _HALVED else (rank,)
     return tuple(range(chunk * size, (chunk + 1) * size) for chunk in held)
 
 
-def _chunks(method: ContextMethod, ranks: int) -> int:
+def _chunks(method: str, ranks: int) -> int:
     return 2 * ranks if method in _HALVED else ranks
 
 
 def require_context(method: str, *, length: int, heads: int, key_heads: int, cp: int, tp: int = 1) -> None:
-    """Raise InvalidParameter unless sequences and heads of these sizes spread over cp, with the legal choices.
-
-    ``heads`` and ``key_heads`` are those of the model, of which a tp rank has one in ``tp``.
+    """Raise InvalidParameter unless sequences and heads of these sizes can be spread over cp; lists the legal choices.
+    ``heads`` and ``key_heads`` are those of the model; a tp rank has one in ``tp`` of them.
     """
-    for known in get_args(ContextMethod):
-        if method == known:
-            break
-    else:
+    if method not in get_args(ContextMethod):
         choices = ", ".join(map(repr, get_args(ContextMethod)))
         raise InvalidParameter(f"context={method!r} is unknown; choose {choices}")
-    chunks = _chunks(known, cp)
+    chunks = _chunks(method, cp)
     if length % chunks:
         part = "two chunks" if method in _HALVED else "one chunk"
         raise InvalidParameter(
-            f"sequence_length={length} is no multiple of {chunks}: context={method!r} gives each of cp={cp} ranks "
+            f"sequence_length={length} is not a multiple of {chunks}: context={method!r} gives each of cp={cp} ranks "
             f"{part} of equal size; choose {nearest_multiples(length, chunks)}"
         )
     if method in SPREADS_HEADS:

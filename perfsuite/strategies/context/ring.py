@@ -1,8 +1,8 @@
-"""Ring attention (Liu et al. 2023): keys and values travel around the ranks, queries stay.
+"""Ring attention (Liu et al. 2023): keys and values are sent around the ranks, queries stay.
 
-At step i rank r has the keys of rank r - i; those of r - i - 1 are on their way to it while it computes.  Blocks add
-up by the logarithms of their sums.  In the backward the gradients of keys travel one step behind the keys themselves,
-in fp32, and after cp steps are where their keys are from.
+At step i rank r has the keys of rank r - i and receives those of r - i - 1 while it computes.  Results are merged by
+the logarithms of their sums.  In the backward the fp32 gradients of keys follow one step behind the keys, and are on
+the rank of their keys after cp steps.
 
 Shapes: B batch, H heads, K heads of keys (K divides H), S tokens of this rank, E features of a head.
 """
@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from perfsuite.base.errors import UnsupportedCase
-from perfsuite.models.attention_module import repeat_heads
 from perfsuite.models.base import AttentionMethod
+from perfsuite.models.layers import repeat_heads
 from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Which of a rank's queries see which of the keys that are there."""
+    """The queries of a rank and the present keys that they see."""
 
     queries: slice
     keys: slice
@@ -38,10 +38,9 @@ _ALL = slice(None)
 
 
 def window_at(step: int, rank: int, tokens: int, *, zigzag: bool) -> Window | None:
-    """What ``rank`` computes at ``step`` with ``tokens`` per rank; None where all of the keys are later than its own.
-
-    Zig-zag: of keys that began on an earlier rank the first half is earlier than all queries and the second later
-    than all; of a later rank's, all are earlier than the queries' second half and later than their first.
+    """Return the window of ``rank`` at ``step`` with ``tokens`` per rank; None if all keys are later than its queries.
+    Zig-zag: of keys from an earlier rank the first half is earlier than all queries and the second half later than all.
+    Keys from a later rank are all earlier than the queries' second half and later than their first.
     """
     if step == 0:
         return Window(queries=_ALL, keys=_ALL, causal=True)
@@ -55,24 +54,19 @@ def window_at(step: int, rank: int, tokens: int, *, zigzag: bool) -> Window | No
 
 
 class RingCore(nn.Module):
-    """Causal attention over the tokens of all ranks of a group, in the place of a block's core."""
+    """Causal attention over the tokens of all ranks of a group, in place of a block's core."""
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        *,
-        zigzag: bool,
-        method: AttentionMethod,
-        kernels: Mapping[str, AttentionKernel],
+        self, group: dist.ProcessGroup, *, zigzag: bool, method: AttentionMethod, kernels: Mapping[str, AttentionKernel]
     ) -> None:
         super().__init__()
         self.group, self.zigzag, self.method, self.kernels = group, zigzag, method, kernels
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """This rank's (B, H, S, E) queries, (B, K, S, E) keys and values to its (B, H, S, E)."""
+        """Return this rank's (B, H, S, E) for its (B, H, S, E) queries and (B, K, S, E) keys and values."""
         own = AttentionBlock(query=query, key=key, value=value, causal=True)
         ring = _Around(self.group, choose_kernel(self.method, self.kernels, own), self.zigzag)
-        # The linear layers before it have chosen the dtype; the kernels' own products are as wide as they say.
+        # The linear layers before have chosen the dtype; kernels use it.
         with torch.autocast(query.device.type, enabled=False):
             out = cast(Any, _Ring).apply(query, key, value, ring)
         assert isinstance(out, torch.Tensor)
@@ -80,26 +74,26 @@ class RingCore(nn.Module):
 
 
 class _Shift:
-    """A tensor on its way to the next rank while the previous one's comes."""
+    """Sends a tensor to the next rank and receives the previous rank's."""
 
     def __init__(self, sent: torch.Tensor, group: dist.ProcessGroup) -> None:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         to, source = (dist.get_global_rank(group, (rank + way) % ranks) for way in (1, -1))
-        self._sent = sent  # alive until it has been sent
+        self._sent = sent  # kept until it is sent
         self._received = torch.empty_like(sent)
         send = dist.P2POp(dist.isend, sent, to, group)
         receive = dist.P2POp(dist.irecv, self._received, source, group)
         self._works = dist.batch_isend_irecv([send, receive])
 
     def wait_along_cp(self) -> torch.Tensor:
-        """What has come."""
+        """Return the received tensor."""
         for work in self._works:
             work.wait()
         return self._received
 
 
 class _KeyGradients:
-    """The gradients of the keys that are here: they come a step behind the keys, are added to and go on."""
+    """Gradients of the present keys: they arrive a step behind the keys, are added to and sent on."""
 
     def __init__(self, keys: torch.Tensor, group: dist.ProcessGroup) -> None:
         self.here = torch.zeros_like(keys, dtype=torch.float32)
@@ -107,24 +101,24 @@ class _KeyGradients:
         self._coming: _Shift | None = None
 
     def arrive(self) -> None:
-        """Those of the keys of this step; after the last, of the keys that this rank began with."""
+        """Receive the gradients of this step's keys; after the last step, those of this rank's keys."""
         if self._coming:
             self.here, self._coming = self._coming.wait_along_cp(), None
 
     def leave(self) -> None:
-        """On to the next rank, after the keys."""
+        """Send the gradients to the next rank, after the keys."""
         if dist.get_world_size(self._group) > 1:
             self._coming = _Shift(self.here, self._group)
 
 
 class _Around:
-    """One way around the ring: the next keys are sent before the block of a step is computed."""
+    """One round of the ring: the next keys are sent before a step computes."""
 
     def __init__(self, group: dist.ProcessGroup, kernel: AttentionKernel, zigzag: bool) -> None:
         self.group, self.kernel, self.zigzag = group, kernel, zigzag
 
     def steps(self, keys: torch.Tensor) -> Iterator[tuple[Window | None, torch.Tensor]]:
-        """What to compute at every step, and the (2, B, K, S, E) keys and values that are here at it."""
+        """Yield the window of every step, and its (2, B, K, S, E) keys and values."""
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         for step in range(ranks):
             coming = _Shift(keys, self.group) if step < ranks - 1 else None
@@ -146,7 +140,7 @@ class _Ring(torch.autograd.Function):
             if part:
                 result = block_forward(ring.kernel, _block(part, query, keys))
                 whole = _merge(whole, part.queries, result) if whole else result
-        assert whole is not None  # every query sees itself
+        assert whole is not None  # every query sees its own key
         out = whole.out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, whole.log_sum)
         ctx.ring, ctx.rest = ring, whole.rest
@@ -157,7 +151,7 @@ class _Ring(torch.autograd.Function):
         query, key, value, out, log_sum = ctx.saved_tensors
         ring, pair = ctx.ring, torch.stack((key, value))
         (gradient,) = gradients
-        if gradient.stride(-1) != 1:  # that of a sum; kernels want features side by side
+        if gradient.stride(-1) != 1:  # the gradient of a sum has other strides; kernels need adjacent features
             gradient = gradient.contiguous()
         d_query, d_keys = torch.zeros_like(query, dtype=torch.float32), _KeyGradients(pair, ring.group)
         for part, keys in ring.steps(pair):
@@ -178,10 +172,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _merge(whole: Attended, queries: slice, more: Attended) -> Attended:
-    """Attention to the keys of both: each output weighs as much as its keys' sum of exponentials.
-
-    In fp32, in tensors of its own: a checkpoint may keep what a kernel returned.
-    """
+    """Merge attention to two sets of keys by their sums of exponentials, into new fp32 tensors."""
     out, log_sum = whole.out.to(torch.float32, copy=True), whole.log_sum.clone()
     before, gap = out[:, :, queries], more.log_sum - log_sum[:, :, queries]
     before += (more.out.float() - before) * gap.sigmoid()[..., None]
@@ -190,14 +181,14 @@ def _merge(whole: Attended, queries: slice, more: Attended) -> Attended:
 
 
 class Products(AttentionKernel):
-    """Scores of all pairs in fp32, those behind a causal mask too."""
+    """Plain products: fp32 scores of all pairs, also of masked ones."""
 
     def takes(self, block: AttentionBlock) -> bool:
-        """Anything."""
+        """Return True for any block."""
         return True
 
     def forward(self, block: AttentionBlock) -> Attended:
-        """Output in the dtype of the query."""
+        """Return the output in the query's dtype."""
         scores = _scores(block)
         log_sum = scores.logsumexp(-1)
         out = torch.exp(scores - log_sum[..., None]) @ block.value.float()
@@ -206,7 +197,7 @@ class Products(AttentionKernel):
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """In fp32."""
+        """Return the gradients of query, key and value in fp32."""
         gradient, query, key = gradient.float(), block.query.float(), block.key.float()
         shares = torch.exp(_scores(block) - whole.log_sum[..., None])
         inner = (gradient * whole.out.float()).sum(-1, keepdim=True)
@@ -226,33 +217,32 @@ def _scores(block: AttentionBlock) -> torch.Tensor:
 def choose_kernel(
     method: AttentionMethod, kernels: Mapping[str, AttentionKernel], block: AttentionBlock
 ) -> AttentionKernel:
-    """Of ``kernels``, those of the device, the first that the method allows and that takes blocks like this one.
-
-    ``block`` has as many keys as queries.  Raises UnsupportedCase for flash where there is none; plain products stand
-    in for auto.
+    """Return the first of the device's ``kernels`` that the method allows and that supports blocks like this one.
+    ``block`` has as many keys as queries.  Without a kernel it raises UnsupportedCase for flash, and returns plain
+    products for auto.
     """
-    # Repeated keys have the queries' shape: the queries stand for them, and nothing is copied to ask.
+    # Repeated keys have the shape of the queries, so the queries replace them here without a copy.
     repeated = dataclasses.replace(block, key=block.query, value=block.query)
     for name, kernel in kernels.items():
         if method in ("auto", name) and kernel.takes(block if kernel.grouped else repeated):
             return kernel
     if method == "flash":
         raise UnsupportedCase(
-            f"attention='flash': {block.query.device.type} has no kernel that takes blocks of {block.query.dtype} "
-            f"heads of {block.query.shape[-1]} features and tells their sums; choose auto or math"
+            f"attention='flash': {block.query.device.type} has no kernel that supports {block.query.dtype} heads of "
+            f"{block.query.shape[-1]} features and returns their sums; choose auto or math"
         )
     return Products()
 
 
 def block_forward(kernel: AttentionKernel, block: AttentionBlock) -> Attended:
-    """:meth:`AttentionKernel.forward` of a block whose keys may have fewer heads."""
+    """Return :meth:`AttentionKernel.forward` of a block whose keys may have fewer heads."""
     return kernel.forward(_as_taken(kernel, block))
 
 
 def block_backward(
     kernel: AttentionKernel, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:meth:`AttentionKernel.backward` of such a block; a key's gradient is the sum over the heads that share it."""
+    """Return :meth:`AttentionKernel.backward` of such a block; gradients of a key are summed over its query heads."""
     d_query, *d_keys = kernel.backward(gradient, _as_taken(kernel, block), whole)
     d_key, d_value = (_added(x, block.key.shape[1]) for x in d_keys)
     return d_query, d_key, d_value
@@ -266,7 +256,7 @@ def _as_taken(kernel: AttentionKernel, block: AttentionBlock) -> AttentionBlock:
 
 
 def _added(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """(B, H, T, E) as (B, heads, T, E): neighbouring heads added up, in fp32."""
+    """Return (B, H, T, E) as (B, heads, T, E): neighbouring heads are summed in fp32."""
     if x.shape[1] == heads:
         return x
     return x.view(x.shape[0], heads, -1, *x.shape[2:]).sum(2, dtype=torch.float32)

@@ -1,1 +1,1 @@
-"""DeepSpeed ZeRO: its options, a user's ds_config.json, and the engine on a rank."""
+"""Strategies of DeepSpeed: options, a user's ds_config.json, and the engine on a rank."""

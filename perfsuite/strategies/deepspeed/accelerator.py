@@ -1,7 +1,7 @@
-"""DeepSpeed's view of a device that DeepSpeed does not know: an accelerator over torch's own module of the device.
+"""A DeepSpeed accelerator for devices that DeepSpeed does not support, over torch's module of the device.
 
-DeepSpeed 0.19 knows ten families by name and takes the CPU for anything else.  An accelerator that is set before it is
-used makes it train on any device that torch has; its kernels of its own are then those for the host.
+DeepSpeed 0.19 knows ten families by name and uses the CPU for all others.  If an accelerator is set before the first
+use, it trains on any device of torch; of its own kernels only those for the host are then used.
 """
 
 from __future__ import annotations
@@ -17,71 +17,42 @@ from typing import Any
 import torch
 
 _SAME_NAME = (
-    "set_device",
-    "current_device",
-    "device_count",
-    "synchronize",
-    "manual_seed",
-    "manual_seed_all",
-    "initial_seed",
-    "set_rng_state",
-    "get_rng_state",
-    "stream",
-    "current_stream",
-    "default_stream",
-    "device",
-    "empty_cache",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_stats",
-    "reset_peak_memory_stats",
-    "is_available",
+    *("set_device", "current_device", "device_count", "synchronize", "manual_seed", "manual_seed_all", "initial_seed"),
+    *("set_rng_state", "get_rng_state", "stream", "current_stream", "default_stream", "device", "empty_cache"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats"),
+    *("reset_peak_memory_stats", "is_available"),
 )
 _OTHER_NAME: Mapping[str, str] = MappingProxyType(
     {
         "memory_cached": "memory_reserved",
         "max_memory_cached": "max_memory_reserved",
-        # Their own functions are broken in some vendors' modules; both peaks start anew together.
+        # Some vendors' modules have broken functions of these names; this one resets both peaks.
         "reset_max_memory_allocated": "reset_peak_memory_stats",
         "reset_max_memory_cached": "reset_peak_memory_stats",
     }
 )
 _CONSTANTS: Mapping[str, object] = MappingProxyType(
     {
-        "is_synchronized_device": False,
-        "use_host_timers": False,
-        "resolves_data_dependency": False,
-        "handles_memory_backpressure": False,
-        "is_bf16_supported": True,
-        "is_fp16_supported": True,
-        "is_triton_supported": False,
-        "range_push": None,
-        "range_pop": None,
-        "replay_graph": None,
-        "set_compile_backend": None,
+        **dict.fromkeys(("is_bf16_supported", "is_fp16_supported"), True),
+        **dict.fromkeys(("is_synchronized_device", "use_host_timers", "resolves_data_dependency"), False),
+        **dict.fromkeys(("handles_memory_backpressure", "is_triton_supported"), False),
+        **dict.fromkeys(("range_push", "range_pop", "replay_graph", "set_compile_backend"), None),
         "get_compile_backend": "inductor",
     }
 )
 _TENSORS: Mapping[str, torch.dtype] = MappingProxyType(
     {
-        "BFloat16Tensor": torch.bfloat16,
-        "ByteTensor": torch.uint8,
-        "DoubleTensor": torch.double,
-        "FloatTensor": torch.float,
-        "HalfTensor": torch.half,
-        "IntTensor": torch.int,
-        "LongTensor": torch.long,
+        **{"BFloat16Tensor": torch.bfloat16, "HalfTensor": torch.half, "FloatTensor": torch.float},
+        **{"DoubleTensor": torch.double, "ByteTensor": torch.uint8, "IntTensor": torch.int, "LongTensor": torch.long},
     }
 )
 _HOST_KERNELS = "deepspeed.ops.op_builder.cpu"
 _HOST_OPTIMIZERS = ("CPUAdamBuilder", "CPUAdagradBuilder", "CPULionBuilder")
-"""Kernels for state that is offloaded.  The others of the host would only be compiled, for minutes, and not used."""
+"""Kernels for offloaded state.  Other kernels for the host would be compiled, for minutes, and not used."""
 
 
 def use_device(device: torch.device, backend: str) -> None:
-    """Make DeepSpeed train on ``device`` over ``backend``, whether or not it knows the device; before anything else."""
+    """Make DeepSpeed train on ``device`` over ``backend``; call it before any other use of DeepSpeed."""
     from deepspeed.accelerator import get_accelerator, set_accelerator  # type: ignore[import-untyped]  # no types
 
     if get_accelerator().device_name() != device.type:
@@ -89,7 +60,7 @@ def use_device(device: torch.device, backend: str) -> None:
 
 
 def make_accelerator(device: str, backend: str) -> Any:
-    """An accelerator over ``torch.get_device_module(device)`` whose collectives go over ``backend``."""
+    """Return an accelerator over ``torch.get_device_module(device)`` whose collectives use ``backend``."""
     from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator  # type: ignore[import-untyped]  # no types
 
     module: Any = torch.get_device_module(device)
@@ -126,7 +97,7 @@ def _tensor(dtype: torch.dtype, device: str) -> property:
 
 
 def _own(module: Any, device: str, backend: str) -> dict[str, Any]:
-    """What is more than a name."""
+    """Return the members of an accelerator that are not just another name."""
     visible = f"{device.upper()}_VISIBLE_DEVICES"
 
     def total_memory(_: Any, device_index: int | None = None) -> int:

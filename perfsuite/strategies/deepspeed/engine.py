@@ -1,8 +1,8 @@
-"""Rank side of DeepSpeed ZeRO; imported once DeepSpeed is known to be there.
+"""Rank side of DeepSpeed ZeRO; imported only if DeepSpeed is installed.
 
-DeepSpeed compiles kernels when they are first wanted, which takes minutes.  On a CPU none is wanted here: its
-shared-memory collectives are switched off and the optimizer is torch's unless ``cpu_adam`` asks for DeepSpeed's.  With
-an accelerator the optimizer of offloaded state is DeepSpeed's CPU Adam, as it is meant.
+DeepSpeed compiles kernels at their first use, which takes minutes.  On a CPU none is used: its shared-memory
+collectives are off, and the optimizer is torch's unless ``cpu_adam`` selects DeepSpeed's.  With an accelerator the
+optimizer of offloaded state is DeepSpeed's CPU Adam.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ from perfsuite.strategies.trainer import Batch, Trainer, new_whole_module, use_r
 def build_engine(
     rank: Rank, plan: Plan, settings: dict[str, Any], written: Mapping[str, Any], *, compiled: bool
 ) -> ZeroTrainer:
-    """DeepSpeed's engine around the model, over all ranks.
-
-    ``settings`` is all that DeepSpeed is given, ``written`` what of it a user's ds_config.json says.  ``compiled``: the
-    optimizer is DeepSpeed's CPU Adam.
+    """Return a trainer with DeepSpeed's engine around the model, over all ranks.  ``settings`` are all of DeepSpeed's
+    settings, ``written`` those of a user's ds_config.json.  ``compiled``: the optimizer is DeepSpeed's CPU Adam.
     """
     start(rank)
     spread = settings["zero_optimization"]["stage"] == 3
@@ -57,11 +55,11 @@ def build_engine(
 
 
 def start(rank: Rank) -> None:
-    """Make DeepSpeed use the rank's device and the process group that is there, and compile nothing on a CPU."""
+    """Make DeepSpeed use the rank's device and the existing process group, and compile nothing on a CPU."""
     if rank.device.type == "cpu":
         compatible = deepspeed.ops.__compatible_ops__
         compatible["deepspeed_shm_comm"] = False
-        # Without it DeepSpeed 0.15 counts the devices of a host by the program numactl, in every backward of stage 3.
+        # Otherwise DeepSpeed 0.15 runs numactl to count a host's devices in every backward of stage 3.
         os.environ.setdefault("LOCAL_SIZE", os.environ["LOCAL_WORLD_SIZE"])
     else:
         use_device(rank.device, dist.get_backend(rank.group()))
@@ -69,7 +67,7 @@ def start(rank: Rank) -> None:
 
 
 def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> TrainingModule:
-    """Every parameter is spread when it is made and filled when it has been gathered again for that."""
+    """Return the model; each parameter is spread when it is created, then gathered to be filled."""
     rank.dtype(plan.dtype)
     with deepspeed.zero.Init(config_dict_or_path=settings, remote_device=None):
         module = build(plan.model, plan.checkpointing, plan.attention)
@@ -83,10 +81,7 @@ def _spread_module(rank: Rank, plan: Plan, settings: dict[str, Any]) -> Training
 
 
 def unhook() -> None:
-    """Let classes inherit their ``__init__`` again where zero.Init of DeepSpeed 0.15 left them its hook around it.
-
-    With the hook every later module of such a class would be spread too.
-    """
+    """Restore classes' ``__init__`` after zero.Init of DeepSpeed 0.15, whose hook would spread all later modules."""
     for kind in deepspeed.runtime.zero.partition_parameters.get_all_subclasses(torch.nn.Module):
         own = vars(kind).get("__init__")
         if own is not None and inspect.unwrap(own) is inspect.unwrap(super(kind, kind).__init__):
@@ -94,10 +89,10 @@ def unhook() -> None:
 
 
 class ZeroTrainer(Trainer):
-    """Steps through DeepSpeed's engine, which counts micro-batches by itself."""
+    """Steps DeepSpeed's engine, which counts micro-batches by itself."""
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """The engine's step after every micro-batch but the last counts it and does nothing else."""
+        """Return the context of one micro-batch; the engine's step after all but the last only counts it."""
         return nullcontext() if last else self._counted()
 
     @contextmanager
@@ -106,7 +101,7 @@ class ZeroTrainer(Trainer):
         self.unit.step()
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean loss; the engine casts floating-point inputs to its dtype."""
+        """Return the mean loss; floating-point inputs are cast to the engine's dtype."""
         narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.plan.dtype)
         if narrow is not None:
             batch = {name: x.to(narrow) if x.is_floating_point() else x for name, x in batch.items()}
@@ -114,19 +109,19 @@ class ZeroTrainer(Trainer):
         return loss
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The engine scales the loss by itself."""
+        """Run the engine's backward, which scales the loss."""
         self.unit.backward(loss)
 
     def step(self) -> None:
-        """The step of the last micro-batch: the optimizer's, with the engine's clipping and scaling."""
+        """Step the optimizer, with the engine's clipping and scaling."""
         self.unit.step()
 
     def loss_scale(self) -> float:
-        """The engine's."""
+        """Return the engine's loss scale."""
         return float(getattr(self.unit.optimizer, "loss_scale", None) or 1.0)
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Whole gradients, gathered by DeepSpeed."""
+        """Yield whole gradients, gathered by DeepSpeed."""
         scale = self.loss_scale()
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
@@ -136,15 +131,14 @@ class ZeroTrainer(Trainer):
                 yield name, None if gradient is None else gradient.float() / scale
 
     def weights(self) -> list[torch.Tensor]:
-        """In stage 3 this rank's part of each parameter."""
+        """Return this rank's parameters, in stage 3 its part of each."""
         parameters: list[Any] = list(self.module.parameters())
         spread = [parameter.ds_tensor for parameter in parameters if getattr(parameter, "ds_tensor", None) is not None]
         return spread or super().weights()
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
-        """The engine's own places for this rank's parts.
-
-        The wide copies of the parameters that stages 1 to 3 step are counted as optimizer, as they are spread with it.
+        """Return this rank's tensors, including the engine's own.  The wide copies of parameters that stages 1 to 3
+        step count as optimizer, because they are spread with it.
         """
         tensors = super().tensors()
         engine: Any = self.unit.optimizer
@@ -157,17 +151,16 @@ class ZeroTrainer(Trainer):
         return tensors
 
     def close(self) -> None:
-        """Free the engine's buffers and hooks first."""
+        """Free the engine's buffers and hooks, then the model."""
         self.unit.destroy()
         super().close()
 
 
 @contextmanager
 def compiling(root: Path) -> Iterator[Path]:
-    """The folder below ``root`` in which only this process compiles meanwhile, for this torch and this Python.
-
-    torch's own lock is a file that stays when its maker is killed, and all later ones wait for it without end.  Here
-    the system's lock on a file of ours tells who compiles, and ends with its process: a lock of torch's was left over.
+    """Yield the folder below ``root`` for this torch and this Python, in which only this process compiles.  torch's own
+    lock is a file that stays when its process is killed; all later processes then wait forever.  The system's lock on a
+    separate file ends with its process, so a lock file of torch found under it is stale and removed.
     """
     folder = root / "perfsuite" / f"torch-{version('torch')}-{sys.implementation.cache_tag}"
     if problem := why_not_private(folder.parent):
@@ -183,7 +176,7 @@ def compiling(root: Path) -> Iterator[Path]:
 
 
 def load_compiled(builder: Any) -> None:
-    """Load what DeepSpeed's ``builder`` makes; compiled where it was not, which may take minutes."""
+    """Load the kernel of DeepSpeed's ``builder``; compiles it first if needed, which may take minutes."""
     wanted = os.environ.get("TORCH_EXTENSIONS_DIR")
     with compiling(Path(wanted) if wanted else Path.home() / ".cache") as folder:
         os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)

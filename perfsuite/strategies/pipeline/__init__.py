@@ -1,1 +1,1 @@
-"""Pipelines by torch.distributed.pipelining, fed with our orders of actions."""
+"""Pipelines by torch.distributed.pipelining, with perfsuite's orders of actions."""

@@ -1,7 +1,7 @@
-"""A stage that sleeps a known time instead of computing, so that bubbles can be checked on a machine with few cores.
+"""A pipeline stage that sleeps for a fixed time instead of computing, to check bubbles on a machine with few cores.
 
-Forward, input gradient and weight gradient each sleep once, wherever autograd runs them: in a whole backward one after
-the other, in a split one each in its half.
+Forward, input gradient and weight gradient each sleep once, when autograd runs them: in a whole backward one after the
+other, in a split one each in its half.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import nn
 
 
 class _Sleep(torch.autograd.Function):
-    """Passes its input through; sleeps in the forward and in the backward."""
+    """Returns its input; sleeps in the forward and in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        """``x``, ``forward_s`` later."""
+        """Return ``x`` after ``forward_s`` seconds."""
         ctx.backward_s = backward_s
         _sleep(forward_s)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The gradient, ``backward_s`` later."""
+        """Return the gradient after ``backward_s`` seconds."""
         _sleep(ctx.backward_s)
         return gradients[0], None, None
 
@@ -47,13 +47,13 @@ class SleepingStage(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One product; its two gradients sleep as long as itself."""
-        if not x.requires_grad:  # the first stage: without it there is no input gradient to sleep in
+        """Return one product; its forward and both gradients sleep for the same time."""
+        if not x.requires_grad:  # the first stage needs an input gradient to sleep in
             x = x.detach().requires_grad_()
         x = self.sleep(x, forward_s=self.action_s)
         return F.linear(x, self.sleep(self.weight, forward_s=0.0))
 
     def sleep(self, x: torch.Tensor, *, forward_s: float) -> torch.Tensor:
-        """``x``, behind a sleep of ``forward_s`` now and one of an action in the backward."""
+        """Return ``x`` after ``forward_s`` seconds; the backward sleeps as long as an action."""
         slept: torch.Tensor = _Sleep.apply(x, forward_s, self.action_s)  # type: ignore[no-untyped-call]
         return slept

@@ -1,7 +1,7 @@
-"""Tells what torch's pipeline runtime does while it does it: spans of every action, message and wait, and who failed.
+"""Records the actions of torch's pipeline runtime: spans of every action, message and wait, and the failed action.
 
-Stages are wrapped on their instances and can be left as torch made them again.  A stage does not know of waiting for
-its messages: for that, torch's function that posts them is replaced while a step runs (:meth:`Watch.posting`).
+Methods of stage instances are wrapped, and can be restored.  torch's function that posts messages is replaced during
+a step (:meth:`Watch.posting`), because a stage does not see the waits for its messages.
 """
 
 from __future__ import annotations
@@ -15,26 +15,22 @@ from perfsuite.record.workload import Rank
 _COMPUTE = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 _SENDS = ("get_fwd_send_ops", "get_bwd_send_ops")
 _RECEIVES = ("get_fwd_recv_ops", "get_bwd_recv_ops")
-_KINDS = ("forward", "backward", "backward_weight")
-"""Of the methods in ``_COMPUTE``."""
+_KINDS = ("forward", "backward", "backward_weight")  # Names of the spans of ``_COMPUTE``
 
 
 class Watch:
-    """Spans of one rank's stages."""
+    """Records the spans of one rank's stages."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._last = ("start", -1, -1)
-        self._forward = (-1, -1)
-        """Stage and micro-batch of the last forward: the loss that follows is a part of it."""
+        self._forward = (-1, -1)  # Stage and micro-batch of the last forward, which the loss belongs to
         self._receiving: tuple[int, int] | None = None
-        """Stage and micro-batch of the input that is about to be posted."""
+        """Stage and micro-batch of the input whose receives are posted next."""
         self._stages: list[Any] = []
 
-    # -- putting it on and taking it off -------------------------------------------------------------------------
-
     def attach(self, stages: list[Any]) -> None:
-        """Watch ``stages``."""
+        """Wrap the methods of ``stages``."""
         self._stages = list(stages)
         for stage in stages:
             for name, kind in zip(_COMPUTE, _KINDS, strict=True):
@@ -45,16 +41,15 @@ class Watch:
                 setattr(stage, name, self._receive(getattr(stage, name), stage.stage_index))
 
     def detach(self) -> None:
-        """Leave the stages as torch made them."""
+        """Restore the methods of the stages."""
         for stage in self._stages:
             for name in (*_COMPUTE, *_SENDS, *_RECEIVES):
                 delattr(stage, name)
         self._stages = []
 
     def posting(self, post: Callable[..., Any]) -> Callable[..., Any]:
-        """torch's function ``post``, whose receives are told when they are posted and while they are waited for.
-
-        Which input a call is for is known from the stage's method that gave its operations just before.
+        """Return torch's function ``post`` with spans of receives when they are posted and during their waits.  The
+        stage's method that created the operations just before names their input.
         """
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -64,7 +59,7 @@ class Watch:
                 return works
             with self.part("receive", *key):
                 pass
-            # A list since torch 2.8, one for all messages of an input before.
+            # torch 2.8 and newer returns a list, older ones one object for all messages of an input.
             several = isinstance(works, list)
             awaited = _Awaited(self, key, works if several else [works])
             return [awaited] if several else awaited
@@ -72,7 +67,7 @@ class Watch:
         return watched
 
     def loss(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """``function`` as a part of the forward that it follows."""
+        """Return ``function`` as a part of the forward before it."""
 
         def watched(output: Any, target: Any) -> Any:
             if not self._stages:
@@ -83,16 +78,14 @@ class Watch:
 
         return watched
 
-    # -- what is noted -------------------------------------------------------------------------------------------
-
     @property
     def doing(self) -> str:
-        """What runs or ran last, for errors: ``forward of micro-batch 3 in stage 2``."""
+        """The running or last action, for errors: ``forward of micro-batch 3 in stage 2``."""
         kind, stage, micro_batch = self._last
         return f"{kind} of micro-batch {micro_batch} in stage {stage}"
 
     def part(self, kind: str, stage: int, micro_batch: int) -> AbstractContextManager[None]:
-        """A span of the timeline."""
+        """Return a span of the timeline."""
         self._last = (kind, stage, micro_batch)
         return self._rank.span(kind, stage=stage, micro_batch=micro_batch)
 
@@ -107,7 +100,7 @@ class Watch:
         return watched
 
     def _send(self, operations: Callable[[int], list[Any]], stage: int) -> Callable[[int], list[Any]]:
-        """torch posts what it gets here at once."""
+        """Record a send when torch asks for its operations: torch posts them at once."""
 
         def watched(chunk: int) -> list[Any]:
             posted = operations(chunk)
@@ -127,13 +120,13 @@ class Watch:
 
 
 class _Awaited:
-    """Stands in for the messages of one input."""
+    """Wraps the messages of one input, with a span of the wait."""
 
     def __init__(self, watch: Watch, key: tuple[int, int], works: list[Any]) -> None:
         self._watch, self._key, self._works = watch, key, works
 
     def wait(self) -> None:
-        """Wait for all of them."""
+        """Wait for all messages."""
         with self._watch.part("wait", *self._key):
             for work in self._works:
                 work.wait()

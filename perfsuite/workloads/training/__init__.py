@@ -1,1 +1,1 @@
-"""Training steps: what is timed, what is looked at beside the time, and the twin that one process checks."""
+"""Training steps: the timed step, the untimed builds that inspect it, and its twin that one process checks."""

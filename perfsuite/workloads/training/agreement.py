@@ -1,4 +1,4 @@
-"""How ranks come to the same conclusion, so that none waits for one that has given up."""
+"""Agreement of ranks on a result, so that none waits for a rank that has given up."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ if TYPE_CHECKING:
 
 
 def texts_of_all(rank: Rank, text: str) -> list[str]:
-    """The ``text`` of every rank, in rank order; a collective.
-
-    As bytes: torch's own exchange of objects would unpickle what comes by the network.
-    """
+    """Return the ``text`` of every rank, as bytes without pickle, in rank order; a collective."""
     import torch
     import torch.distributed as dist
 
-    def exchange(mine: torch.Tensor) -> list[list[int]]:
-        everyone = [torch.empty_like(mine) for _ in range(rank.world_size)]
-        dist.all_gather(everyone, mine, group=rank.group())
-        return [theirs.tolist() for theirs in everyone]
+    def exchange(own: torch.Tensor) -> list[list[int]]:
+        everyone = [torch.empty_like(own) for _ in range(rank.world_size)]
+        dist.all_gather(everyone, own, group=rank.group())
+        return [row.tolist() for row in everyone]
 
     data = text.encode(errors="replace")
     lengths = [length for (length,) in exchange(torch.tensor([len(data)], device=rank.device))]
@@ -32,7 +29,7 @@ def texts_of_all(rank: Rank, text: str) -> list[str]:
 
 
 def raise_alike(rank: Rank, problem: str) -> None:
-    """Raise WrongResult on every rank when any of them found a ``problem``, so that none waits for one that left."""
+    """Raise WrongResult on every rank if any of them found a ``problem``, so that none waits for one that left."""
     for who, text in enumerate(texts_of_all(rank, problem)):
         if text:
             raise WrongResult(f"{text} (found by rank {who})")

@@ -1,8 +1,8 @@
-"""What a training step is looked at for beside its time, each in a build of its own that is never timed.
+"""Untimed builds of a training step, each for one purpose.
 
-memory (:mod:`.memory`): exact bytes by kind; exposed (:mod:`.exposed`): the share of the step that communication costs;
-traffic (:mod:`.traffic`): what is sent and how long it takes; flops: operations as torch counts them; loss: a fixed
-number of seeded steps.  One iteration does all of it and records what it found.
+memory (:mod:`.memory`): bytes by kind; exposed (:mod:`.exposed`): the share of the step that communication costs;
+traffic (:mod:`.traffic`): messages and their times; flops: operations counted by torch; loss: a fixed number of seeded
+steps.  One iteration runs all of it and records the results.
 """
 
 from __future__ import annotations
@@ -21,24 +21,21 @@ from perfsuite.workloads.training.traffic import TrafficStep
 if TYPE_CHECKING:
     from perfsuite.workloads.training.train_step import TrainStep
 
-# -- operations --------------------------------------------------------------------------------------------------
-
 
 class FlopsStep(Observed):
-    """Operations of one step of all ranks, counted by torch while they run.
-
-    Attention's backward counts five products, as kernels that keep no scores do them; the work model counts four.
+    """Operations of one step of all ranks, counted by torch during the step.  Attention's backward counts five
+    products, as in kernels that store no scores; the work model counts four.
     """
 
     def run(self) -> None:
-        """Build, a step, another one under the counter, and the record."""
+        """Build, run a step, run another one under the counter, and record the count."""
         import torch
         import torch.distributed as dist
         from torch.utils.flop_counter import FlopCounterMode
 
         counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
         with self.training() as step:
-            step.run()  # DTensor tries an operator on tensors without values when it first meets it
+            step.run()  # DTensor first runs an operator on tensors without values
             with counter, _of_this_rank():
                 step.run()
         total = torch.tensor([float(counter.get_total_flops())], dtype=torch.float64, device=self.rank.device)
@@ -47,13 +44,13 @@ class FlopsStep(Observed):
 
 
 def _of_this_rank() -> Any:
-    """Hides from the counter below what DTensor is asked for, of all its ranks, and leaves what this rank computes."""
+    """Return a mode that hides DTensor's global operators from the counter below, and leaves this rank's operators."""
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class OfThisRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            # A tensor's own class goes on with what no mode takes, and comes back with operators of local tensors.
+            # DTensor handles operators that no mode accepts, and calls back with operators of local tensors.
             return NotImplemented if any(issubclass(kind, DTensor) for kind in types) else func(*args, **(kwargs or {}))
 
     mode: Any = OfThisRank
@@ -61,7 +58,7 @@ def _of_this_rank() -> Any:
 
 
 def _uncounted() -> dict[Any, Any]:
-    """Of attention kernels torch's counter does not know the CPU's, and no grouped product."""
+    """Return counts of operators that torch's counter lacks: the CPU's attention kernels and grouped products."""
     import torch
     from torch.utils import flop_counter
 
@@ -74,21 +71,18 @@ def _uncounted() -> dict[Any, Any]:
         return int(counts.sdpa_backward_flop_count(gradient, query, key, value))
 
     def grouped(left: Any, right: Any, *rest: Any, **named: Any) -> int:
-        return 2 * int(left[0] * left[1] * right[-1])  # a product per group, of rows or of sums over them
+        return 2 * int(left[0] * left[1] * right[-1])  # one product per group, of rows or of sums over them
 
     kernel = "_scaled_dot_product_flash_attention_for_cpu"
     counts_of = {kernel: forward, f"{kernel}_backward": backward, "_grouped_mm": grouped}
     return {getattr(torch.ops.aten, name): count for name, count in counts_of.items() if hasattr(torch.ops.aten, name)}
 
 
-# -- loss --------------------------------------------------------------------------------------------------------
-
-
 class LossStep(Observed):
-    """A fixed number of steps from seeded values on the data from their beginning."""
+    """A fixed number of steps from seeded values, on the data from their beginning."""
 
     def run(self) -> None:
-        """Build, train, and the records: first and final loss, and the step that reached the target."""
+        """Build, train, and record the first and final loss, and the step that reached the target."""
         steps, target = self.workload.loss_steps, self.workload.target_loss
         with self.training() as step:
             losses = []
@@ -112,4 +106,4 @@ class LossStep(Observed):
 STEPS: Mapping[str, Callable[[TrainStep, Rank], Step]] = MappingProxyType(
     {"memory": MemoryStep, "exposed": ExposedStep, "flops": FlopsStep, "loss": LossStep, "traffic": TrafficStep}
 )
-"""What looks at a training step, by purpose of the build."""
+"""Steps of the builds, by purpose."""

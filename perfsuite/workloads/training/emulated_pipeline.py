@@ -1,7 +1,7 @@
-"""A pipeline whose stages sleep a known time: the bubble of a schedule without the noise of shared cores.
+"""A pipeline whose stages sleep for a fixed time: the bubble of a schedule without the noise of shared cores.
 
-The runtime, the messages and autograd are real; only the arithmetic is not.  So the measured bubble can be held against
-the simulated one and against the formula: it is a test of the measurement, not of the machine.
+Runtime, messages and autograd are real, only the arithmetic is not.  So the measured bubble can be compared with the
+simulated one and the formula: it tests the measurement, not the machine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.schedules import Schedule, make_schedule
 from perfsuite.strategies.base import EXACT_TOLERANCE
+from perfsuite.workloads.kernels import require_counts
 from perfsuite.workloads.training import names
 from perfsuite.workloads.training.agreement import raise_alike
 
@@ -28,17 +29,17 @@ class EmulatedPipeline(Workload):
     """Forward, input gradient and weight gradient of every stage sleep ``action_ms`` each."""
 
     mesh: str
-    """Shape of the mesh: pp4."""
+    """Shape of the mesh, such as pp4."""
     schedule: str = "1f1b"
     """naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev."""
     num_micro_batches: int = 8
-    """m: parts that the batch is cut into."""
+    """Micro-batches of the batch (m)."""
     stages_per_rank: int | None = None
-    """v, the interleaving; None: the fewest that the schedule can have."""
+    """Interleaving v; None: the smallest that the schedule allows."""
     action_ms: float = 5.0
-    """Milliseconds of one sleep; a whole backward has two."""
+    """Milliseconds of one sleep; a whole backward sleeps twice."""
     features: int = 16
-    """Width of what passes between stages."""
+    """Width of the tensors between stages."""
 
     metrics = ("step_time_s", "samples_per_s", *names.STAGES)
     preload = ("torch._dynamo", "torch.distributed.pipelining")
@@ -48,23 +49,18 @@ class EmulatedPipeline(Workload):
 
     def __post_init__(self) -> None:
         if MeshShape.parse(self.mesh).names != ("pp",):
-            raise InvalidParameter(f"mesh {self.mesh} is none of an emulated pipeline; give it pp alone, such as pp4")
-        if not isinstance(self.num_micro_batches, int) or self.num_micro_batches < 1:
-            raise InvalidParameter(
-                f"num_micro_batches={self.num_micro_batches!r} is not a count; choose a whole number from 1"
-            )
+            raise InvalidParameter(f"mesh {self.mesh} has other axes than pp; give it only pp, such as pp4")
+        require_counts(self, "num_micro_batches", "features")
         self.find_schedule()
         if not (isinstance(self.action_ms, (int, float)) and math.isfinite(self.action_ms) and self.action_ms >= 0):
-            raise InvalidParameter(f"action_ms={self.action_ms!r} is no time to sleep; choose 0 or more milliseconds")
-        if not isinstance(self.features, int) or self.features < 1:
-            raise InvalidParameter(f"features={self.features!r} is no size; choose a whole number from 1")
+            raise InvalidParameter(f"action_ms={self.action_ms!r} is not a duration; choose 0 or more milliseconds")
 
     def layout(self) -> str:
-        """The mesh."""
+        """Return the mesh."""
         return self.mesh
 
     def find_schedule(self) -> Schedule:
-        """The orders of all ranks; InvalidParameter names the legal counts."""
+        """Return the orders of all ranks; raises InvalidParameter, with the legal counts, if there are none."""
         return make_schedule(
             self.schedule,
             ranks=MeshShape.parse(self.mesh).size("pp"),
@@ -73,11 +69,11 @@ class EmulatedPipeline(Workload):
         )
 
     def work(self, shape: MeshShape) -> Work:
-        """Micro-batches of one sample, no arithmetic worth a rate."""
+        """Return micro-batches of one sample, without operations."""
         return Work(samples=float(self.num_micro_batches))
 
     def build(self, rank: Rank) -> Step:
-        """This rank's sleeping stages; UnsupportedCase on an accelerator, whose streams do not wait for a sleep."""
+        """Return this rank's stages; raises UnsupportedCase on an accelerator: its streams ignore a sleep."""
         if rank.device.type != "cpu":
             raise UnsupportedCase(
                 f"an emulated pipeline sleeps on the host, which the streams of {rank.device.type} do not wait for; "
@@ -87,7 +83,7 @@ class EmulatedPipeline(Workload):
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult on all ranks unless loss and gradients are those of the same stages in one process."""
-        # A workload derived from this one may have wrapped the step.
+        # A derived workload may have wrapped the step.
         raise_alike(rank, step.problem() if isinstance(step, EmulatedStep) else "")
 
 
@@ -118,13 +114,13 @@ class EmulatedStep(Step):
         self.loss: torch.Tensor | None = None
 
     def run(self) -> None:
-        """Forward and backward of all micro-batches, gradients anew."""
+        """Run forward and backward of all micro-batches with new gradients."""
         for module in self.modules.values():
             module.weight.grad = None
         self.loss = self.pipeline.step(self._inputs, self._targets)
 
     def problem(self) -> str:
-        """What differs from one process that does not sleep; empty when nothing does."""
+        """Return the difference from one process that does not sleep; empty if there is none."""
         import torch.nn.functional as F
 
         from perfsuite.strategies.pipeline.emulated import SleepingStage
@@ -144,12 +140,12 @@ class EmulatedStep(Step):
         }
         if self.loss is not None:
             pairs["loss"] = (self.loss, loss.detach())
-        for what, (got, expected) in pairs.items():
+        for name, (got, expected) in pairs.items():
             assert expected is not None
             error = float("inf") if got is None else float((got - expected).norm() / expected.norm())
             if not error <= EXACT_TOLERANCE:
                 return (
-                    f"{what} differs from one process by {error:.3g}, relative; at most {EXACT_TOLERANCE:g} is rounding"
+                    f"{name} has a relative error of {error:.3g} against one process; rounding is {EXACT_TOLERANCE:g}"
                 )
         return ""
 

@@ -1,9 +1,9 @@
-"""Exposed communication: what a step loses to its collectives, in a build that is never timed.
+"""Exposed communication: the share of a step that collectives cost, in an untimed build.
 
-A device tells when its kernels ran: the share in which it did nothing but communicate, on any mesh, from one model.
-Elsewhere, or where torch's profiler sees no communication of the device, the same step is built twice in the same ranks
-on a mesh of one axis, once with groups that send nothing.  Where that cannot be either (several axes, a pipeline, a
-strategy with groups of its own) there is no number.
+Where a device reports the times of its kernels, this is the share in which only communication ran, on any mesh.
+Elsewhere, or if torch's profiler sees no communication, the same step is built twice in the same ranks on a mesh of one
+axis, once with groups that send nothing.  Without either (several axes, a pipeline, a strategy with its own groups)
+there is no number.
 """
 
 from __future__ import annotations
@@ -26,33 +26,31 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-_PAIRS = 12
-"""Steps with communication, and as many without, between which the difference is taken."""
+_PAIRS = 12  # Number of step pairs, one with and one without communication, whose difference is taken
 _WARM_STEPS = 2
-_SILENT_AXES = ("dp", "tp", "cp")
-"""Axes along which communication can be made to do nothing."""
+_SILENT_AXES = ("dp", "tp", "cp")  # Axes along which communication can be switched off
 _SILENT_NAME, _ALONE_NAME = "silent", "silent_alone"
-"""Axes of the silent mesh: DTensor keeps what it found out by meshes that compare equal, a real one's groups too."""
+"""Axes of the silent mesh; other names than in the real mesh, as DTensor caches groups by equal meshes."""
 
 
 class ExposedStep(Observed):
-    """The share of a training step in which kernels did nothing but communicate; else 1 - T_silent / T.
+    """The share of a training step in which only communication kernels ran; else 1 - T_silent / T.
 
-    T_silent is the time of the same step in the same ranks with collectives that do nothing, in turn with real ones.
-    With overlap the cost of communication is not the time spent in it; it is the time that goes when it goes.  The
-    interval is Student's for the mean of the logarithms of the paired ratios; on a busy machine it reaches below zero.
-    What a silent step gathers is whatever memory held, and a device multiplies zeros faster than numbers (by 13 %, seen
-    on a Hopper): its kernels are asked first.  One rank has nobody to communicate with: there it is 0.
+    T_silent is the time of the same step in the same ranks with collectives that do nothing, alternating with real
+    ones. With overlap, communication costs the time that disappears with it, not the time spent in it.  The interval is
+    Student's for the mean of the logarithms of the paired ratios; on a busy machine it reaches below zero.  Silent
+    steps gather arbitrary memory, and a device multiplies zeros faster than numbers (by 13 %, seen on a Hopper), so
+    kernel times are preferred.  For one rank the share is 0.
     """
 
     def run(self) -> None:
-        """Ask the kernels, or build what there is to compare and step it in turn; record the share."""
+        """Measure by kernels, or by comparing silent and real steps, and record the share."""
         on_device = self.rank.device.type != "cpu"
         if self.rank.world_size == 1:
             self._record(0.0, 0.0, 0.0)
             if on_device:
                 self.rank.record("exposed_kernel_share", 0.0, reduce="mean")
-        elif on_device and self._tell_by_kernels():
+        elif on_device and self._measure_by_kernels():
             return
         elif can_be_silent(self.workload.find_strategy(), self.rank.shape):
             self._measure()
@@ -78,18 +76,18 @@ class ExposedStep(Observed):
         self._record(*exposed_share([(float(a), float(b)) for a, b in worst.tolist()]))
 
     def _require_silence(self, quiet: TrainingStep) -> None:
-        """Raise WrongResult on all ranks where a step that should be silent posts on a real group; one more step."""
+        """Raise WrongResult on all ranks if a silent step posts on a real group; runs one more step."""
         from perfsuite.strategies.traffic_count import Counting
 
         with Counting(self.rank.shape, self.rank.rank, _Unmarked()) as counting:
             quiet.run()
         sent = sum(posted.message_bytes for posted in counting.posted)
-        said = sorted({f"{posted.collective} along {posted.axis}" for posted in counting.posted})
-        problem = f"a silent step posts {len(counting.posted)} calls of {sent} bytes on real groups: {', '.join(said)}"
+        kinds = sorted({f"{posted.collective} along {posted.axis}" for posted in counting.posted})
+        problem = f"a silent step posts {len(counting.posted)} calls of {sent} bytes on real groups: {', '.join(kinds)}"
         raise_alike(self.rank, problem if counting.posted else "")
 
-    def _tell_by_kernels(self) -> bool:
-        """Record the share by the times of kernels; False on all ranks where one lost kernels or saw no message."""
+    def _measure_by_kernels(self) -> bool:
+        """Record the share from kernel times; return False on all ranks if one lost kernels or saw no message."""
         import torch.distributed as dist
 
         clock = self.clock
@@ -107,11 +105,9 @@ class ExposedStep(Observed):
         return True
 
     def _pair(self, real: TrainingStep, quiet: TrainingStep, *, real_first: bool) -> tuple[float, float]:
-        if real_first:
-            first, second = self._seconds(real.run), self._seconds(quiet.run)
-            return first, second
-        second, first = self._seconds(quiet.run), self._seconds(real.run)
-        return first, second
+        steps = (real, quiet) if real_first else (quiet, real)
+        first, second = [self._seconds(step.run) for step in steps]
+        return (first, second) if real_first else (second, first)
 
     def _seconds(self, run: Callable[[], None]) -> float:
         import torch.distributed as dist
@@ -131,7 +127,7 @@ class _Unmarked:
 
 
 def can_be_silent(strategy: Strategy, shape: MeshShape) -> bool:
-    """Whether a step on this mesh can be built a second time with groups that send nothing.
+    """Return whether a step on this mesh can also be built with groups that send nothing.
 
     >>> from perfsuite.strategies import find
     >>> [can_be_silent(find("fsdp"), MeshShape.parse(mesh)) for mesh in ("dp4", "dp_replicate2-dp_shard2")]
@@ -142,7 +138,7 @@ def can_be_silent(strategy: Strategy, shape: MeshShape) -> bool:
 
 
 def exposed_share(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Share of the first time that the second lacks, with its 95 % interval, from at least two pairs.
+    """Return the share of the first time that the second lacks, with its 95 % interval, from at least two pairs.
 
     >>> [round(value, 6) for value in exposed_share([(2.0, 1.5), (4.0, 3.0), (1.0, 0.75)])]
     [0.25, 0.25, 0.25]
@@ -152,7 +148,7 @@ def exposed_share(pairs: list[tuple[float, float]]) -> tuple[float, float, float
 
 
 class _SilentRank:
-    """A rank whose collectives return at once and move nothing; everything else is the real rank's."""
+    """A rank whose collectives return at once and send nothing; all else is delegated to the real rank."""
 
     def __init__(self, rank: Rank, everyone: dist.ProcessGroup, alone: dist.ProcessGroup) -> None:
         import torch
@@ -161,7 +157,7 @@ class _SilentRank:
         self._rank = rank
         self._group = everyone
         self._axes = {name for name, size in rank.shape.axes if size > 1}
-        # One mesh with a dimension of this rank alone beside: FSDP2 takes nothing but slices of the mesh that tp has.
+        # One mesh with a dimension of this rank alone: FSDP2 needs slices of the mesh of tp.
         self._root: Any = DeviceMesh.from_group(
             [alone, everyone],
             rank.device.type,
@@ -174,18 +170,18 @@ class _SilentRank:
 
     @property
     def mesh(self) -> Any:
-        """The only axis of several ranks."""
+        """The only axis with several ranks."""
         return self._root[_SILENT_NAME]
 
     def submesh(self, *axes: str) -> Any:
-        """The mesh along the axis, or of this rank alone."""
+        """Return the mesh along the axis, or of this rank alone."""
         return self._root[_SILENT_NAME if self._axes & set(axes) else _ALONE_NAME]
 
     def group(self, *axes: str) -> dist.ProcessGroup:
         return self._group
 
     def record(self, name: str, value: Any, **meaning: Any) -> None:
-        """Nothing: its losses mean nothing."""
+        """Record nothing: losses of a silent step have no meaning."""
 
 
 @contextmanager
@@ -194,15 +190,14 @@ def _silent(rank: Rank) -> Iterator[Any]:
     import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
 
-    # Named by device: torch knows the fake backend for its own devices only.
+    # With the device's name: torch knows the fake backend only for its own devices.
     backend = f"{rank.device.type}:fake"
     everyone = dist.new_group(backend=backend)
     makes_groups: Any = dist.new_subgroups_by_enumeration
     alone, _ = makes_groups([[member] for member in range(rank.world_size)], backend=backend)
     assert isinstance(everyone, dist.ProcessGroup)
-    # What is gathered is this rank's own part over and over (torch's FakeProcessGroup.hpp): products are of numbers
-    # as in the real step, never of zeros, which run faster.  What is reduced and scattered is whatever memory held, and
-    # denormal numbers would make a CPU slow.
+    # A gather repeats this rank's own part (torch's FakeProcessGroup.hpp): products have real numbers, never zeros,
+    # which would be faster. A reduce-scatter returns arbitrary memory, and denormal numbers would make a CPU slow.
     torch.set_flush_denormal(True)
     try:
         yield _SilentRank(rank, everyone, alone)
@@ -212,13 +207,12 @@ def _silent(rank: Rank) -> Iterator[Any]:
             dist.destroy_process_group(group)
 
 
-_STEPS = 3
-"""Steps under the profiler."""
+_STEPS = 3  # Steps under the profiler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One thing that the device did."""
+    """One kernel of the device."""
 
     name: str
     start_ns: int
@@ -226,15 +220,14 @@ class Kernel:
     stream: int = 0
 
     def communicates(self, backend: str) -> bool:
-        """Libraries of collectives have their name in those of their kernels."""
+        """Return whether it is a kernel of collectives: their libraries' names are in the kernels' names."""
         return backend.lower() in self.name.lower()
 
 
 def uncovered_share(kernels: Sequence[Kernel], backend: str) -> float | None:
-    """Share of the time from the first kernel's start to the last one's end in which only communication ran.
+    """Return the share of the time from the first start to the last end in which only communication ran.
 
-    A communication kernel that waits for a late rank counts too.  None where no kernel communicates: then nothing is
-    known, not that nothing is exposed.
+    A communication kernel that waits for a late rank counts too.  None, for unknown, if no kernel communicates.
 
     >>> ran = [("gemm", 0, 60), ("lib_DevKernel_AllReduce", 40, 80), ("adam", 80, 100)]
     >>> uncovered_share([Kernel(name=name, start_ns=start, end_ns=end) for name, start, end in ran], "lib")
@@ -250,9 +243,9 @@ def uncovered_share(kernels: Sequence[Kernel], backend: str) -> float | None:
 
 
 def steps_agree(kernels: Sequence[Kernel]) -> bool:
-    """Whether each stream ran the same kernels in the same order in every step.
+    """Return whether each stream ran the same kernels in the same order in every step.
 
-    CUPTI of CUDA 12.6u2 to 13.0 drops kernels at the start of a session without a word (pytorch/pytorch#192021).
+    CUPTI of CUDA 12.6u2 to 13.0 silently drops kernels at the start of a session (pytorch/pytorch#192021).
 
     >>> ran = [Kernel(name=name, start_ns=at, end_ns=at + 1) for at, name in enumerate(["gemm", "adam"] * _STEPS)]
     >>> steps_agree(ran), steps_agree(ran[1:])
@@ -265,7 +258,7 @@ def steps_agree(kernels: Sequence[Kernel]) -> bool:
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same points in intervals that do not touch, in order.
+    """Return the union of intervals as intervals that do not touch, in order.
 
     >>> union([(5, 6), (0, 2), (1, 3)])
     [(0, 3), (5, 6)]
@@ -280,15 +273,15 @@ def union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def length(intervals: Iterable[tuple[int, int]]) -> int:
-    """Sum of the lengths of intervals that do not overlap."""
+    """Return the sum of the lengths of intervals that do not overlap."""
     return sum(end - start for start, end in intervals)
 
 
 def record_kernels(run: Callable[[], None], wait: Callable[[], None]) -> list[Kernel]:
-    """What the device did in a few steps, up to ``wait``, by torch's profiler; empty where it sees no device."""
+    """Return the kernels of a few steps, up to ``wait``, from torch's profiler; empty if it sees no device."""
     import torch
 
-    profiler: Any = torch.profiler  # what is used of these two has no types
+    profiler: Any = torch.profiler  # these two have no types
     autograd: Any = torch.autograd
     with profiler.profile(activities=list(profiler.supported_activities())) as profile:
         for _ in range(_STEPS):
@@ -298,7 +291,7 @@ def record_kernels(run: Callable[[], None], wait: Callable[[], None]) -> list[Ke
 
 
 def kernels_of(events: Iterable[Any], cpu: object) -> list[Kernel]:
-    """The kernels among the profiler's events: not what ran on the host, nor ranges that somebody marked."""
+    """Return the kernels among the profiler's events, without events of the host and user annotations."""
     return [
         Kernel(
             name=event.name(),
@@ -312,6 +305,6 @@ def kernels_of(events: Iterable[Any], cpu: object) -> list[Kernel]:
 
 
 def _is_mark(event: Any) -> bool:
-    # The profiler draws a range of the host's, such as nccl:all_reduce, over the kernels that were started in it.
+    # The profiler shows ranges of the host, such as nccl:all_reduce, over the kernels started in them.
     marked = getattr(event, "is_user_annotation", None)
     return bool(marked is not None and marked()) or ":" in event.name().replace("::", "")

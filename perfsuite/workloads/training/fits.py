@@ -1,11 +1,11 @@
-"""Whether a training step can fit: the least that a rank holds, and the most by estimate; both without torch.
+"""Memory that a training step needs: a lower bound and an estimate, both without torch.
 
-:func:`why_not_fit` is a lower bound: weights, gradients and Adam's two moments are 16 bytes a
-parameter, in fp32 as in 16 bits with a wide copy (Rajbhandari et al. 2020, ZeRO, section 3.1), spread as the strategy
-spreads them; the input of every block of one micro-batch, which is all that full checkpointing keeps (Chen et al. 2016,
-section 3), in 2 bytes.  What a step needs beside them (logits, a block's insides, buffers) is left out.
+:func:`why_not_fit` uses a lower bound.  Weights, gradients and Adam's two moments take 16 bytes a parameter, in fp32 as
+in 16 bits with a wide copy (Rajbhandari et al. 2020, ZeRO, section 3.1), spread by the strategy.  Full checkpointing
+keeps only the input of every block of one micro-batch (Chen et al. 2016, section 3), in 2 bytes.  Logits, a block's
+inner activations and buffers are left out.
 
-:func:`why_beyond_estimate` counts the rest too, as projections do (:mod:`perfsuite.projection.memory`).
+:func:`why_beyond_estimate` counts these too, as projections do (:mod:`perfsuite.projection.memory`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from perfsuite.platforms.base import DeviceModel
     from perfsuite.projection.memory import MemoryBreakdown
 
-STATE_BYTES = 16
-"""Of a parameter: weight, gradient and two moments in fp32, or in 16 bits with a wide copy."""
+STATE_BYTES = 16  # Bytes per parameter: weight, gradient and two moments in fp32, or in 16 bits with a wide copy
 _SPREAD: dict[str, int] = {"zero_redundancy": 8, "zero1": 12, "zero2": 14, "zero3": STATE_BYTES, "fsdp": STATE_BYTES}
-"""Of them, those that are spread over the data axes; a strategy that is not here spreads none."""
-_GATHERED_BYTES = 2
-"""Of a parameter that stays whole where ``reshard`` is off."""
+"""The bytes of them that are spread over the data axes; other strategies spread none."""
+_GATHERED_BYTES = 2  # Bytes per parameter that stays gathered if ``reshard`` is off
 _ACTIVATION_BYTES = 2
 _OFFLOADED: dict[str, tuple[str, ...]] = {
     "offload": ("parameters", "gradients", "optimizer", "updating"),
@@ -40,21 +38,20 @@ _OFFLOADED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LeastMemory:
-    """The least that the fullest rank holds."""
+    """Lower bound of the memory of the fullest rank."""
 
     state_bytes: float
     inputs_bytes: float
-    rule: str
-    """How the state is counted."""
+    rule: str  # Count of the state, in words
 
     @property
     def total_gib(self) -> float:
-        """Both."""
+        """Sum of both."""
         return (self.state_bytes + self.inputs_bytes) / GIB
 
 
 def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
-    """The lower bound of one rank.
+    """Return the lower bound of one rank.
 
     >>> step = TrainStep(model="llama2-7b", strategy="fsdp", checkpointing="full", micro_batch_size=3)
     >>> least = least_memory(step, 8)
@@ -65,7 +62,7 @@ def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
     spread, whole = _state(step)
     stages = shape.size("pp") * shape.size("tp")
     data = shape.replicas * shape.size("cp")
-    copies = shape.size("ep")  # experts are never copied to all ranks of ep, whatever is
+    copies = shape.size("ep")  # ranks of ep never copy experts, only other parameters
     per_parameter = spread / (stages * data) + whole / (stages * copies)
     parts = [
         f"{bytes_} bytes x {model.parameters / 1e9:.4g}e9 parameters{f' / {ranks}' if ranks > 1 else ''}"
@@ -73,19 +70,19 @@ def least_memory(step: TrainStep, world_size: int) -> LeastMemory:
         if bytes_
     ]
     program = step.find_program()
-    beside = {
+    others = {
         "encoders": program.encoders_bytes(model, step.dtype),
         "EMA": program.ema_bytes * model.parameters / (stages * (copies if whole else data)),
     }
-    parts += [f"{size / GIB:.2f} GiB of {name}" for name, size in beside.items() if size]
-    state = per_parameter * model.parameters + sum(beside.values())
+    parts += [f"{size / GIB:.2f} GiB of {name}" for name, size in others.items() if size]
+    state = per_parameter * model.parameters + sum(others.values())
     tokens = step.plan(shape).micro_batch_size * model.tokens_per_sample
     inputs = model.layers * tokens * model.width * _ACTIVATION_BYTES / (stages * shape.size("cp"))
     return LeastMemory(state_bytes=state, inputs_bytes=inputs, rule=" + ".join(parts))
 
 
 def _state(step: TrainStep) -> tuple[int, int]:
-    """(bytes of a parameter that are spread over the data axes, those that every rank of them has)."""
+    """Return (bytes of a parameter spread over the data axes, bytes that each of their ranks holds)."""
     options = step.options
     if options.get("offload") or options.get("offload_optimizer") or options.get("offload_parameters"):
         return 0, 0
@@ -100,9 +97,9 @@ def _state(step: TrainStep) -> tuple[int, int]:
 def why_not_fit(
     step: TrainStep, world_size: int, device: str, memory_gib: float | None, *, shared: bool = False
 ) -> str:
-    """Why a step cannot fit on devices of so much memory, with the figures and the rule; empty where it may.
+    """Return why a step cannot fit on devices of this memory, with figures and rule; empty if it may fit.
 
-    ``shared``: the memory is the host's, of which each of the ranks has its share.
+    ``shared``: the memory is the host's and is divided among the ranks.
 
     >>> step = TrainStep(model="gpt3-175b", strategy="fsdp", checkpointing="full", micro_batch_size=1)
     >>> text = why_not_fit(step, 8, "A100", 80.0)
@@ -128,9 +125,9 @@ def why_not_fit(
 
 
 def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBreakdown | None:
-    """Most bytes that the fullest rank allocates, by part; None where the strategy or its options are not modelled.
+    """Return the peak bytes of the fullest rank by part; None if the strategy or its options are not modelled.
 
-    State that an option moves to the host is left out.
+    State that an option moves to the host does not count.
 
     >>> from perfsuite.platforms import load_catalog
     >>> step = TrainStep(model="gpt2-xl", strategy="ddp", global_batch_size=32)
@@ -153,9 +150,9 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
 
 
 def why_beyond_estimate(step: TrainStep, world_size: int, device: DeviceModel) -> str:
-    """Why a step does not fit on devices of a platform by estimate, part by part; empty where it does.
+    """Return why a step does not fit on a platform's devices by estimate, part by part; empty if it fits.
 
-    Empty too where the platform's memory or the strategy's is not known.
+    Also empty if the memory of the platform or of the strategy is unknown.
 
     >>> from perfsuite.platforms import load_catalog
     >>> step = TrainStep(model="gpt2-xl", strategy="ddp", global_batch_size=32)
@@ -170,13 +167,13 @@ def why_beyond_estimate(step: TrainStep, world_size: int, device: DeviceModel) -
     parts = {"weights": memory.parameters, "optimizer state": memory.optimizer, "buffers": memory.communication}
     parts |= {"encoders": memory.encoders, "EMA": memory.ema}
     if passes > memory.gradients + memory.updating:
-        parts |= {"gradients beside activations": memory.accumulated, "activations": memory.activations}
+        parts |= {"gradients with activations": memory.accumulated, "activations": memory.activations}
         parts |= {"logits": memory.logits, "temporary": memory.temporary}
     else:
         parts |= {"gradients": memory.gradients, "the optimizer's own": memory.updating}
-    told = ", ".join(f"{value / GIB:.1f} {name}" for name, value in parts.items() if value >= 0.05 * GIB)
+    listed = ", ".join(f"{value / GIB:.1f} {name}" for name, value in parts.items() if value >= 0.05 * GIB)
     return (
         f"{step.model} under {step.strategy} on {plural(world_size, 'rank')} takes {memory.total / GIB:.0f} GiB by "
-        f"estimate ({told}), and {device.title} has {device.memory.value:.4g} GiB; "
+        f"estimate ({listed}), and {device.title} has {device.memory.value:.4g} GiB; "
         "take fewer samples at once, recompute more, or spread it"
     )

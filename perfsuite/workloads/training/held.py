@@ -1,7 +1,7 @@
-"""What a rank holds between steps, by closed form: weights, optimizer state, encoders, EMA, what is kept beside them.
+"""Bytes that a rank holds between steps, by closed form: weights, optimizer state, encoders, EMA, other copies.
 
-Bytes of a parameter that every rank has whole, and those that are spread over the data axes, as the memory build finds
-them for each strategy (test_held.py).  DeepSpeed's wide copy of 16-bit weights counts as optimizer.
+Bytes of a parameter that every rank holds whole, and of one spread over the data axes, as the memory build finds them
+for each strategy (test_held.py).  DeepSpeed's wide copy of 16-bit weights counts as optimizer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ class PerParameter:
 
     whole: float = 0.0
     spread: float = 0.0
-    narrows: bool = False
-    """Half of it in 16 bits."""
+    narrows: bool = False  # Half the bytes in 16 bits
 
     def on(self, ranks: int, *, narrow: bool) -> float:
-        """Of one of so many ranks."""
+        """Return the bytes on one of this many ranks."""
         return (self.whole + self.spread / ranks) / (2 if self.narrows and narrow else 1)
 
 
@@ -40,7 +39,7 @@ _NONE = PerParameter()
 _STATE: Mapping[str, tuple[PerParameter, PerParameter, PerParameter]] = MappingProxyType(
     {
         "single": (_WHOLE, _MOMENTS, _NONE),
-        "ddp": (_WHOLE, _MOMENTS, _WHOLE),  # gradients stay in their buckets
+        "ddp": (_WHOLE, _MOMENTS, _WHOLE),  # gradients stay in buckets
         "zero_redundancy": (_WHOLE, _SPREAD_MOMENTS, _WHOLE),
         "fsdp": (_SPREAD, _SPREAD_MOMENTS, _NONE),
         "hybrid": (_SPREAD, _SPREAD_MOMENTS, _NONE),
@@ -51,11 +50,12 @@ _STATE: Mapping[str, tuple[PerParameter, PerParameter, PerParameter]] = MappingP
         "zero3": (_SPREAD_NARROWS, _COPY_AND_MOMENTS, _SPREAD_NARROWS),
     }
 )
-"""Weights, optimizer and what is kept beside them, by strategy."""
+"""Weights, optimizer and other copies, by strategy."""
 
 
 def held(step: TrainStep, world_size: int) -> Mapping[str, float] | None:
-    """Bytes of each part on one rank's device after a step; None where the strategy or its options have no such form.
+    """Return the bytes of each part on one rank's device after a step; None if the strategy or its options have no
+    closed form.
 
     >>> step = TrainStep(model="opensora", strategy="zero2", dtype="bf16",
     ...                  program={"encoders": "t5xxl-sdvae", "ema": "fp32"})
@@ -74,7 +74,7 @@ def held(step: TrainStep, world_size: int) -> Mapping[str, float] | None:
     narrow, parameters = step.dtype in ("bf16", "fp16"), model.parameters
     ranks = shape.size("dp_shard") if "dp_shard" in shape.names else shape.replicas
     parts = dict(zip(PARTS, (parameters * part.on(ranks, narrow=narrow) for part in state), strict=False))
-    if step.strategy == "zero3":  # the bucket in which gradients are gathered stays
+    if step.strategy == "zero3":  # the bucket of gathered gradients stays
         parts["kept beside"] += (2 if narrow else 4) * min(parameters, BUCKET)
     if step.strategy == "zero0" and narrow:  # the wide copy
         parts["kept beside"] += 4 * parameters
@@ -84,5 +84,5 @@ def held(step: TrainStep, world_size: int) -> Mapping[str, float] | None:
 
 
 def total_gib(parts: Mapping[str, float]) -> float:
-    """All parts."""
+    """Return the sum of all parts in GiB."""
     return sum(parts.values()) / GIB

@@ -1,16 +1,16 @@
-"""The largest local batch that fits, and the training step at it.
+"""The largest local batch that fits in memory, and the training step with it.
 
-The driver looks for it: every try is a build and two steps of its own on the ranks of the case.  On an accelerator a
-try may run out of memory; its ranks are then replaced, so nothing of it is left on the device: the batch is doubled
-until it does not fit, and the gap is bisected.  The largest one is then timed, and made smaller until that fits too.
-On a CPU, whose memory is everybody's, a try must keep within a byte budget per rank: what it takes is predicted from
-smaller ones, and it is only made when it is predicted to fit.  So is a budget kept on an accelerator whose allocator
-knows no limit.
+The driver searches: every try is a build and two steps on the ranks of the case.  On an accelerator a try may run out
+of memory; its ranks are then replaced, so that the device is empty again.  The batch is doubled until it does not fit,
+and the gap is bisected.  The largest one is then timed, and reduced until that fits too.  On a CPU, whose memory all
+programs share, a try must stay within a byte budget per rank: its memory is predicted from smaller tries, and it runs
+only if it is predicted to fit.  Accelerators whose allocator has no limit keep a budget in the same way.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,39 +27,32 @@ if TYPE_CHECKING:
     import torch
 
 
-_LIMIT = "set_per_process_memory_fraction"
-"""By which an accelerator's allocator is told to give no more."""
-_NO_LIMIT = "allocator_without_limit"
-"""Record of ranks whose allocator knows none."""
+_LIMIT = "set_per_process_memory_fraction"  # Function of torch's device module that limits its allocator
+_NO_LIMIT = "allocator_without_limit"  # Record of ranks whose allocator has no limit
 _SAME_SLOPE = 0.05
-"""Two slopes this close are one straight line, which is followed to its end; before, batches at most double."""
+"""Relative difference of slopes that counts as one straight line, which is followed to its end; else batches double."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one batch was seen to take."""
+    """Memory of one batch."""
 
-    peak_bytes: float
-    """Most allocated at any moment of a step."""
-    activation_bytes: float
-    """What the forward of the batch left allocated: grows by the sample."""
+    peak_bytes: float  # Peak of a step
+    activation_bytes: float  # Memory that the forward of the batch keeps; it grows by the sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """The end of a search."""
+    """Result of a search."""
 
-    batch: int
-    """The largest that was tried and fits; 0 where 1 does not."""
+    batch: int  # Largest batch that was tried and fits; 0 if 1 does not fit
     tries: int
-    predicted_bytes: float | None = None
-    """Peak predicted for ``batch`` before it was tried; None where nothing was predicted."""
-    limited: bool = False
-    """The search ended at the largest batch that it may try, which fits."""
+    predicted_bytes: float | None = None  # Peak predicted for ``batch`` before its try; None without a prediction
+    limited: bool = False  # Whether the search ended at its limit, which fits
 
 
 def by_doubling(fits: Callable[[int], bool], most: int) -> Largest:
-    """Double until a batch does not fit, then bisect; ``fits`` is asked about 1 to ``most``, each once.
+    """Double the batch until it does not fit, then bisect; ``fits`` is called for 1 to ``most``, at most once each.
 
     >>> by_doubling(lambda batch: batch <= 11, most=64)  # 1 2 4 8 16, 12, 10, 11
     Largest(batch=11, tries=8, predicted_bytes=None, limited=False)
@@ -78,9 +71,9 @@ def by_doubling(fits: Callable[[int], bool], most: int) -> Largest:
 
 
 def by_stepping_down(fits: Callable[[int], bool], most: int) -> int:
-    """The largest batch up to ``most``, which nearly fits, that does: 1, 3, 7, ... less, then the gap is bisected.
+    """Return the largest batch that fits, at or little below ``most``: try 1, 3, 7, ... less, then bisect.
 
-    0 where 1 does not fit; ``fits`` is asked about each once.
+    0 if 1 does not fit; ``fits`` is called at most once per batch.
 
     >>> by_stepping_down(lambda batch: batch <= 11, most=16)  # 16, 15, 13, 9, 11, 12
     11
@@ -107,18 +100,17 @@ class _Seen:
 
     @property
     def good(self) -> int:
-        """Largest that fits; 0 when none does."""
+        """Largest that fits; 0 if none does."""
         return max((batch for batch, use in self.usages.items() if use.peak_bytes <= self.budget_bytes), default=0)
 
     @property
     def bad(self) -> int | None:
-        """Smallest that does not fit; None while all do."""
+        """Smallest that does not fit; None if all do."""
         return min((batch for batch, use in self.usages.items() if use.peak_bytes > self.budget_bytes), default=None)
 
     def slopes(self) -> list[float]:
-        """Bytes per sample between neighbours among the batches that fit, never below what a sample's forward keeps.
-
-        At small batches the peak may be the optimizer's and not grow at all.
+        """Return the bytes per sample between neighbouring batches that fit, at least those that a sample's forward
+        keeps.  At small batches the optimizer may decide the peak, which then does not grow.
         """
         tried = [(batch, self.usages[batch]) for batch in sorted(self.usages) if batch <= self.good]
         return [
@@ -128,10 +120,10 @@ class _Seen:
 
 
 def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: int) -> Largest:
-    """Try 1 and 2, then only batches whose peak is predicted to stay within the budget, until one more would not.
+    """Try 1 and 2, then only batches whose predicted peak is within the budget, until one more sample would exceed
+    it.
 
-    The peak is taken to grow by the sample as it did between the last two batches.  What was found was tried: its peak
-    was seen to fit.
+    The peak is assumed to grow by the sample as between the last two batches.  The result was tried and fits.
 
     >>> line = lambda batch: Usage(peak_bytes=100 + 10.0 * batch, activation_bytes=8.0 * batch)
     >>> by_prediction(line, budget_bytes=455, most=1000)  # 1, 2, 4, then 35 at once: 450 bytes
@@ -140,7 +132,7 @@ def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: in
     seen = _Seen(budget_bytes=budget_bytes, usages={1: measure(1)})
     predicted: float | None = None
     first = seen.usages[1]
-    # Nothing says yet what one sample more takes; that is at least what its forward keeps.
+    # The growth per sample is unknown yet; it is at least the memory that its forward keeps.
     if seen.good and most > 1 and first.peak_bytes + first.activation_bytes <= budget_bytes:
         seen.usages[2] = measure(2)
     while True:
@@ -155,7 +147,7 @@ def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: in
         peak = seen.usages[good].peak_bytes
         straight = len(slopes) > 1 and abs(slopes[-1] - slopes[-2]) <= _SAME_SLOPE * slopes[-1]
         reach = good + int((budget_bytes - peak) / slopes[-1]) if slopes[-1] > 0 else most
-        next_one = 2 * good if bad is None else (good + bad) // 2  # towards bad the peak bends upwards
+        next_one = 2 * good if bad is None else (good + bad) // 2  # the peak may bend upwards before bad
         target = min(reach, most if straight and bad is None else next_one, most)
         if target <= good:
             return Largest(batch=good, tries=len(seen.usages), predicted_bytes=predicted)
@@ -167,12 +159,12 @@ def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: in
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch(TrainStep):
-    """A training step with as many samples on each rank as fit; ``micro_batch_size`` is what is looked for."""
+    """A training step with as many samples on each rank as fit; ``micro_batch_size`` is the result of the search."""
 
     memory_budget_bytes: int | None = None
-    """What one rank may allocate; needed on a CPU, on an accelerator None is all that the device has."""
+    """Bytes that one rank may allocate; required on a CPU; None on an accelerator: all memory of the device."""
     most: int = 1 << 16
-    """Largest batch that is tried."""
+    """Largest batch to try."""
 
     fills_memory: ClassVar[bool] = True
 
@@ -180,22 +172,23 @@ class LargestBatch(TrainStep):
         super().__post_init__()
         if self.memory_budget_bytes is not None and self.memory_budget_bytes < 1:
             raise InvalidParameter(
-                f"memory_budget_bytes={self.memory_budget_bytes} holds nothing; give the bytes that a rank may allocate"
+                f"memory_budget_bytes={self.memory_budget_bytes} is below 1; give the bytes that a rank may allocate"
             )
         if self.most < 1:
-            raise InvalidParameter(f"most={self.most} leaves no batch to try; choose a whole number from 1")
+            raise InvalidParameter(f"most={self.most} is below 1; choose a whole number from 1")
         if self.global_batch_size is not None:
             raise InvalidParameter(
-                f"global_batch_size={self.global_batch_size} fixes the local batch, which is looked for; leave it out"
+                f"global_batch_size={self.global_batch_size} sets the local batch, which is searched; leave it out"
             )
         if self.builds:
             raise InvalidParameter(
-                f"builds={tuple(self.builds)} of a largest batch: its memory is looked at anyway, leave them out"
+                f"builds={tuple(self.builds)} of a largest batch are not supported, its memory is always recorded; "
+                "leave them out"
             )
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What was looked for, after the step's time; memory comes from the search."""
+        """Metrics of the step with the largest batch; memory comes from the search."""
         first, *others = super().metrics
         memory = (name for name in names.MEMORY if name not in self.absent())
         return (first, "largest_local_batch_samples", *others, *memory)
@@ -203,7 +196,7 @@ class LargestBatch(TrainStep):
     # -- on the driver -------------------------------------------------------------------------------------------
 
     def settle(self, probe: Probe) -> tuple[Workload, tuple[Record, ...]]:
-        """Search, and the training step at what was found; raises OutOfMemory where not even one sample fits."""
+        """Return the step with the largest batch, and records of the search; raises OutOfMemory if 1 does not fit."""
         tried: dict[int, Mapping[str, Record]] = {}
 
         def look(batch: int) -> Measurement:
@@ -216,11 +209,11 @@ class LargestBatch(TrainStep):
             largest, observed = self._within_budget(look, first), None
         else:
             observed = by_doubling(lambda batch: batch == 1 or _fits(look, batch), self.most)
-            # What is timed has a twin before it, communicators and other pieces of memory than what was observed: near
-            # the end of a small memory that decides, and by chance.  So the one that is timed is the result.
+            # The timed step also needs memory for its twin and communicators. Near the limit of a small memory that
+            # decides, so the batch that was timed is the result.
             batch = by_stepping_down(lambda batch: _fits(lambda at: probe(self._at(at), "time"), batch), observed.batch)
             if not batch:
-                probe(self._at(1), "time")  # and says how much there was
+                probe(self._at(1), "time")  # raises OutOfMemory with the figures
             largest = dataclasses.replace(observed, batch=max(1, batch), limited=batch == self.most)
             if largest.batch not in tried:
                 look(largest.batch)
@@ -234,7 +227,7 @@ class LargestBatch(TrainStep):
         budget = self.memory_budget_bytes
         if budget is None:
             raise InvalidParameter(
-                "memory_budget_bytes=None on a CPU, whose memory the kernel shares out by killing; give bytes per rank"
+                "memory_budget_bytes=None on a CPU could use all memory of the host; give the bytes per rank"
             )
         largest = by_prediction(lambda batch: _usage(first if batch == 1 else look(batch)), budget, self.most)
         if not largest.batch:
@@ -262,22 +255,19 @@ class LargestBatch(TrainStep):
     # -- on the ranks --------------------------------------------------------------------------------------------
 
     def build(self, rank: Rank) -> Step:
-        """As a training step; on an accelerator with a budget its allocator gives no more than that, if it can."""
+        """Build a training step; on an accelerator the budget limits its allocator if possible."""
         if self.memory_budget_bytes is None or rank.device.type == "cpu":
             return super().build(rank)
-        if not knows_limit(rank.device):
-            if rank.purpose == "memory":
-                rank.record(_NO_LIMIT, 1.0, reduce="equal")
-            return super().build(rank)
-        limit = MemoryLimit(rank.device, self.memory_budget_bytes)
-        try:
-            return Limited(super().build(rank), limit)
-        except BaseException:
-            limit.lift()
-            raise
+        import torch
+
+        if hasattr(torch.get_device_module(rank.device), _LIMIT):
+            return Limited(rank.device, self.memory_budget_bytes, functools.partial(super().build, rank))
+        if rank.purpose == "memory":
+            rank.record(_NO_LIMIT, 1.0, reduce="equal")
+        return super().build(rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """As a training step."""
+        """Check as a training step."""
         super().check(rank, step.inner if isinstance(step, Limited) else step)
 
 
@@ -294,47 +284,29 @@ def _fits(look: Any, batch: int) -> bool:
     return True
 
 
-def knows_limit(device: torch.device) -> bool:
-    """Whether the allocator of an accelerator can be told to give no more than a share of its memory."""
-    import torch
+class Limited(Step):
+    """A step under a limit of the accelerator's allocator in this process, which ends with the step."""
 
-    return hasattr(torch.get_device_module(device), _LIMIT)
-
-
-class MemoryLimit:
-    """A cap on what the allocator of an accelerator gives this process, until it is lifted."""
-
-    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+    def __init__(self, device: torch.device, limit_bytes: int, build: Callable[[], Step]) -> None:
         import torch
 
-        self._device = device
-        self._module: Any = torch.get_device_module(device)
-        assert knows_limit(device), f"the allocator of {device.type} knows no {_LIMIT}"
-        _, total = self._module.mem_get_info(device)
-        self._module.empty_cache()  # what is cached already would not count
-        self._set(min(1.0, limit_bytes / total))
-
-    def _set(self, fraction: float) -> None:
-        self._module.set_per_process_memory_fraction(fraction, self._device)
-
-    def lift(self) -> None:
-        """Give the whole device back."""
-        self._set(1.0)
-
-
-class Limited(Step):
-    """A step under a memory limit, which ends with it."""
-
-    def __init__(self, inner: Step, limit: MemoryLimit) -> None:
-        self.inner = inner
-        self._limit = limit
+        module: Any = torch.get_device_module(device)
+        limit = getattr(module, _LIMIT)
+        self._set: Callable[[float], None] = lambda share: limit(share, device)
+        module.empty_cache()  # cached memory would not count
+        self._set(min(1.0, limit_bytes / module.mem_get_info(device)[1]))
+        try:
+            self.inner = build()
+        except BaseException:
+            self._set(1.0)
+            raise
 
     def run(self) -> Any:
-        """The step itself."""
+        """Run the step."""
         return self.inner.run()
 
     def refill(self) -> None:
-        """The step's own."""
+        """Refill the step."""
         self.inner.refill()
 
     def close(self) -> None:
@@ -342,4 +314,4 @@ class Limited(Step):
         try:
             self.inner.close()
         finally:
-            self._limit.lift()
+            self._set(1.0)

@@ -1,4 +1,4 @@
-"""The memory of a training step, in a build of its own that is never timed."""
+"""Memory of a training step, in an untimed build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Observed(Step):
-    """Builds the training step anew in every iteration: what it allocates is part of what is observed."""
+    """Base of the untimed builds: builds the training step in every iteration, so that its allocations are observed."""
 
     def __init__(self, workload: TrainStep, rank: Rank) -> None:
         self.workload = workload
@@ -27,7 +27,7 @@ class Observed(Step):
 
     @property
     def clock(self) -> Clock:
-        """Events in the device's current stream, or the host's clock on a CPU."""
+        """Clock of events in the device's current stream, or the host's clock on a CPU."""
         if self.rank.device.type == "cpu":
             return PerfCounterClock()
         import torch
@@ -36,7 +36,7 @@ class Observed(Step):
 
     @contextmanager
     def training(self, rank: Rank | None = None) -> Iterator[TrainingStep]:
-        """A freshly built step, closed at the end."""
+        """Return a context with a newly built step, closed at the end."""
         step = TrainingStep(self.workload, rank or self.rank)
         try:
             yield step
@@ -45,15 +45,15 @@ class Observed(Step):
 
 
 class MemoryStep(Observed):
-    """Weights, gradients, optimizer, activations, peak and what is left, in bytes on each rank.
+    """Bytes of weights, gradients, optimizer, activations, peak and the rest on each rank.
 
     The kinds are the bytes of the tensors themselves, each storage counted once.  Totals come from the device's
-    allocator, or from the allocator events of torch's profiler on a CPU, which keeps no statistics.  All totals are
-    beyond what was allocated before the build.  The first step makes the optimizer's state, the second is observed.
+    allocator; on a CPU, which has no such statistics, from the allocator events of torch's profiler.  Memory from
+    before the build does not count.  The first step creates the optimizer's state, the second is observed.
     """
 
     def run(self) -> None:
-        """Build, two steps, of stages forwards and backwards alone after them, and the records."""
+        """Build, run two steps, for stages also forwards and backwards only, and record the bytes."""
         measured = self._measured()
         if self.workload.staged:
             place = self.rank.shape.coordinates(self.rank.rank)["pp"]
@@ -113,7 +113,7 @@ class MemoryStep(Observed):
         del tensors
         step.end()
         after = step.tensors()
-        # Buckets keep gradients between steps: then they are part of the final total.
+        # Buckets keep gradients between steps, so they count in the final total.
         seen.clear()
         storage_bytes(after["weights"], seen)
         kinds["held_gradients"] = storage_bytes(after["gradients"], seen)
@@ -125,9 +125,8 @@ class MemoryStep(Observed):
         ledger.mark("final")
 
     def _observe_in_flight(self, step: TrainingStep, ledger: Ledger) -> None:
-        """The most that forwards and backwards allocate beyond what was there when they began.
-
-        Gradients were: they are zeroed and not freed, and the optimizer has its state.
+        """Observe the peak of forwards and backwards beyond the memory at their start.  That memory includes gradients,
+        which are zeroed and not freed, and the optimizer's state.
         """
         step.trainer.forward_and_backward(step.batches)
         step.trainer.optimizer.zero_grad(set_to_none=False)
@@ -136,7 +135,7 @@ class MemoryStep(Observed):
         ledger.mark("final in flight")
 
     def _on_device(self, tensors: Mapping[str, list[torch.Tensor]]) -> int:
-        """Bytes of all kinds together that the device's allocator gave; what is offloaded is not among them."""
+        """Return the bytes of all kinds on the device; offloaded tensors do not count."""
         device = self.rank.device.type
         everything = (tensor for kind in tensors.values() for tensor in kind)
         return storage_bytes((tensor for tensor in everything if tensor.device.type == device), set())

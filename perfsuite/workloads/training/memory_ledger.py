@@ -1,10 +1,11 @@
-"""What is allocated, and at most: the books that a build keeps whose memory is looked at."""
+"""Allocated bytes and their peak, recorded for the memory build."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import itertools
+import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
 PEAKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"peak": ("start", "final"), "peak in flight": ("start in flight", "final in flight")}
 )
-"""The most that is allocated between two marks: of the step, and of forwards and backwards alone."""
-_ALLOCATION = "[memory]"
-"""Name of the profiler's events of an allocation and of its end."""
+"""Peaks between two marks: of the step, and of forwards and backwards only."""
+_ALLOCATION = "[memory]"  # Name of the profiler's events of an allocation and its end
 _STARTS = frozenset(start for start, _ in PEAKS.values())
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
-    """Bytes of the storages behind ``tensors`` that are not in ``seen``; adds them to it.
+    """Return the bytes of the storages of ``tensors`` that are not in ``seen``, and add them to it.
 
     >>> import torch
     >>> buffer = torch.zeros(8)
@@ -45,7 +45,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
 
 
 def parts_against_peak(at_once: int, peak: int) -> dict[str, int]:
-    """``parts_at_once``, and by how much this rank's peak is less than that: above 0 is impossible on any rank.
+    """Return ``parts_at_once``, and how far it exceeds this rank's peak; a value above 0 is an error on any rank.
 
     >>> parts_against_peak(at_once=12, peak=10)
     {'parts_at_once': 12, 'parts_beyond_peak': 2}
@@ -53,39 +53,33 @@ def parts_against_peak(at_once: int, peak: int) -> dict[str, int]:
     return {"parts_at_once": at_once, "parts_beyond_peak": at_once - peak}
 
 
-def resident_bytes() -> int:
-    """Resident set of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 class Ledger:
-    """Totals of allocated bytes at marked moments, beyond what was allocated at the first."""
+    """Allocated bytes at marked moments, less those at the first mark."""
 
-    host_bytes = 0
-    """Resident set at the mark ``final``."""
+    host_bytes = 0  # Resident set of this process at the mark ``final``
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Everything between the base and the last mark happens inside."""
+        """Return a context around everything between the first and the last mark."""
         yield
 
     def mark(self, name: str) -> None:
-        """Now: one of :data:`PEAKS`' ends, in their order, or ``before forward``, ``after forward``."""
+        """Mark this moment: an end of one of :data:`PEAKS`, in order, or ``before forward``, ``after forward``."""
         if name == "final":
-            self.host_bytes = resident_bytes()
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.host_bytes = pages * os.sysconf("SC_PAGE_SIZE")
 
     def totals(self) -> Mapping[str, int]:
-        """Bytes at every mark, and the :data:`PEAKS` whose ends were marked."""
-        raise AssertionError("a subclass knows its allocator")
+        """Return the bytes at every mark, and the :data:`PEAKS` whose ends were marked."""
+        raise AssertionError("a subclass reads its allocator")
 
     def beyond(self) -> Mapping[str, int]:
-        """What an allocator of its own holds beyond what is allocated; nothing on a CPU."""
+        """Return bytes that the allocator holds in addition; empty on a CPU."""
         return {}
 
 
 class DeviceLedger(Ledger):
-    """The statistics of an accelerator's caching allocator."""
+    """Statistics of an accelerator's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -101,13 +95,13 @@ class DeviceLedger(Ledger):
         return int(self._memory.memory_allocated(self._device))
 
     def mark(self, name: str) -> None:
-        """Read the allocator; the peak starts anew at a start and is read at its end."""
+        """Read the allocator; the peak is reset at a start and read at its end."""
         super().mark(name)
         self._totals[name] = self._now() - self._base
         if name in _STARTS:
             self._memory.reset_peak_memory_stats(self._device)
         peak = int(self._memory.max_memory_allocated(self._device))
-        self._totals |= {told: peak - self._base for told, (_, end) in PEAKS.items() if end == name}
+        self._totals |= {total: peak - self._base for total, (_, end) in PEAKS.items() if end == name}
         if name == "final":
             free, total = self._memory.mem_get_info(self._device)
             self._beyond = {
@@ -116,19 +110,18 @@ class DeviceLedger(Ledger):
             }
 
     def totals(self) -> Mapping[str, int]:
-        """As marked."""
+        """Return the bytes at the marks."""
         return self._totals
 
     def beyond(self) -> Mapping[str, int]:
-        """Reserved and never used, and the whole device."""
+        """Return the reserved but unused bytes, and the bytes in use on the whole device."""
         return self._beyond
 
 
 class CpuLedger(Ledger):
-    """The allocator events that torch's profiler notes in this thread: their running sum is what is allocated.
-
-    A collective holds its buffers no longer than it takes (:mod:`perfsuite.runtime.ranks.settled`), so that no thread
-    of gloo's decides when they are given back.  What such a thread allocates for itself meanwhile is not counted.
+    """Allocator events of torch's profiler in this thread; their running sum is the allocated memory.  A collective
+    frees its buffers at its end (:mod:`perfsuite.runtime.ranks.settled`), so that gloo's threads do not decide when.
+    Memory that such a thread allocates for itself does not count.
     """
 
     _PREFIX = "perfsuite: "
@@ -138,14 +131,14 @@ class CpuLedger(Ledger):
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Profile allocations from before the build on."""
+        """Return a context that profiles allocations, entered before the build."""
         import torch
 
         from perfsuite.runtime.ranks.settled import Settled
 
         activities = [torch.profiler.ProfilerActivity.CPU]
         gc.collect()
-        gc.disable()  # wrappers refer to themselves: when they are found would depend on what ran before
+        gc.disable()  # wrappers are in reference cycles, which are collected at chance moments
         try:
             settled: Any = Settled
             with torch.profiler.profile(activities=activities, profile_memory=True) as self._profile, settled():
@@ -154,7 +147,7 @@ class CpuLedger(Ledger):
             gc.enable()
 
     def mark(self, name: str) -> None:
-        """Note the moment among the events."""
+        """Mark the moment among the events."""
         import torch
 
         super().mark(name)
@@ -164,12 +157,12 @@ class CpuLedger(Ledger):
             pass
 
     def totals(self) -> Mapping[str, int]:
-        """Sums of the events up to each mark."""
+        """Return the sums of the events up to each mark."""
         from perfsuite.runtime.ranks.settled import COLLECTIVE
 
         marks: dict[str, Any] = {}
         collectives, changes = [], []
-        # Addresses are in the tree of the events alone; what is public has sizes, as a file of hundreds of megabytes.
+        # Only the tree of events has addresses; the public interface has sizes, in a file of hundreds of megabytes.
         for event in _walk(self._profile.profiler.kineto_results.experimental_event_tree()):
             name = event.name
             if name == _ALLOCATION:
@@ -181,7 +174,15 @@ class CpuLedger(Ledger):
         thread = marks["start"].start_tid
         return running_sums(
             within_collectives(
-                [_change_of(event) for event in sorted(changes, key=_start_ns) if event.start_tid == thread],
+                [
+                    MemoryChange(
+                        at_ns=event.start_time_ns,
+                        address=event.extra_fields.ptr,
+                        size_bytes=event.extra_fields.alloc_size,
+                    )
+                    for event in sorted(changes, key=operator.attrgetter("start_time_ns"))
+                    if event.start_tid == thread
+                ],
                 sorted((event.start_time_ns, event.end_time_ns) for event in collectives if event.start_tid == thread),
             ),
             {name: event.start_time_ns for name, event in marks.items()},
@@ -189,7 +190,7 @@ class CpuLedger(Ledger):
 
 
 def ledger_of(device: torch.device) -> Ledger:
-    """What keeps the books of ``device``."""
+    """Return a new ledger of ``device``."""
     return CpuLedger() if device.type == "cpu" else DeviceLedger(device)
 
 
@@ -199,15 +200,15 @@ class MemoryChange:
 
     at_ns: int
     address: int
-    size_bytes: int
-    """Below 0 where an allocation ended."""
+    size_bytes: int  # Below 0 for the end of an allocation
 
 
 def running_sums(changes: Iterable[MemoryChange], marks: Mapping[str, int]) -> dict[str, int]:
-    """Bytes allocated at each mark, and the :data:`PEAKS` between marks.
+    """Return the bytes allocated at each mark, and the :data:`PEAKS` between marks.
 
-    ``changes`` are in the order of time.  An end of what began before them is none of theirs, and where something is
-    allocated, what was there has ended, seen or not.
+    ``changes`` are in the order of time.  The end of an earlier allocation is ignored, and a new allocation at an
+    address
+    ends the previous one there, even without an event.
 
     >>> history = [(1, 0xA, 8), (2, 0xB, 4), (3, 0xB, -4), (4, 0xC, -9), (5, 0xA, 6)]
     >>> running_sums(
@@ -235,29 +236,29 @@ def running_sums(changes: Iterable[MemoryChange], marks: Mapping[str, int]) -> d
 
 
 def within_collectives(changes: Iterable[MemoryChange], collectives: Iterable[tuple[int, int]]) -> list[MemoryChange]:
-    """``changes`` in the order of time, with what a collective allocates for itself ending when the collective does.
+    """Return ``changes`` in the order of time; allocations of a collective end with the collective.
 
-    ``collectives`` are (start, end), in order, and do not overlap.  When such an allocation really ends is as good as
-    never seen: a thread of the backend's may be the last to hold it.
+    ``collectives`` are (start, end), in order, and do not overlap.  The real end of such an allocation is often not
+    recorded: a thread of the backend may free it last.
 
     >>> history = [(1, 0xA, 8), (2, 0xB, 4), (5, 0xA, -8), (6, 0xB, 2)]
     >>> seen = [MemoryChange(at_ns=at, address=address, size_bytes=size) for at, address, size in history]
     >>> running_sums(within_collectives(seen, [(2, 4)]), {"start": 3, "final": 6, "later": 4})
     {'start': 12, 'final': 2, 'later': 8, 'peak': 12}
     """
-    told: list[MemoryChange] = []
+    adjusted: list[MemoryChange] = []
     waiting, scratch = deque(collectives), itertools.count(-1, -1)
     for change in changes:
         while waiting and waiting[0][1] < change.at_ns:
             waiting.popleft()
         if not waiting or change.at_ns < waiting[0][0] or change.size_bytes < 0:
-            told.append(change)
+            adjusted.append(change)
             continue
-        # No real address: the same one may be given out again meanwhile.  What was there has ended.
+        # A made-up address, because the real one may be used again meanwhile. Its previous allocation has ended.
         own = dataclasses.replace(change, address=next(scratch))
         ended = dataclasses.replace(change, size_bytes=-change.size_bytes)
-        told += [ended, own, dataclasses.replace(own, at_ns=waiting[0][1], size_bytes=-change.size_bytes)]
-    return sorted(told, key=lambda change: change.at_ns)
+        adjusted += [ended, own, dataclasses.replace(own, at_ns=waiting[0][1], size_bytes=-change.size_bytes)]
+    return sorted(adjusted, key=lambda change: change.at_ns)
 
 
 def _walk(events: Iterable[Any]) -> Iterator[Any]:
@@ -266,13 +267,3 @@ def _walk(events: Iterable[Any]) -> Iterator[Any]:
         event = waiting.pop()
         yield event
         waiting.extend(event.children)
-
-
-def _change_of(event: Any) -> MemoryChange:
-    fields = event.extra_fields
-    return MemoryChange(at_ns=event.start_time_ns, address=fields.ptr, size_bytes=fields.alloc_size)
-
-
-def _start_ns(event: Any) -> int:
-    start_ns: int = event.start_time_ns
-    return start_ns

@@ -1,19 +1,12 @@
-"""Names of the metrics of training steps: of parts, of whole models, of stages, and of the builds beside the time."""
+"""Names of the metrics of training steps: of parts, of whole models, of stages, and of the untimed builds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-PARTS = (
-    "data_ms",
-    "forward_ms",
-    "backward_ms",
-    "optimizer_ms",
-    "backward_with_optimizer_ms",
-    "remainder_ms",
-)
-"""Of a rank that runs one part after the other."""
+PARTS = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms", "backward_with_optimizer_ms", "remainder_ms")
+"""Metrics of a rank that runs one part after the other."""
 STAGES = (
     "bubble_ratio",
     "bubble_to_ideal_ratio",
@@ -25,15 +18,15 @@ STAGES = (
     "steady_percent",
     "cool_down_percent",
 )
-"""What is read off the timeline of a pipeline."""
+"""Metrics of the timeline of a pipeline."""
 MEMORY = (
     "weights_gib",
     "gradients_gib",
     "optimizer_gib",
     "encoders_gib",
     "ema_gib",
-    "activations_gib",  # of one forward, where a rank has the whole model
-    "peak_activations_gib",  # of all micro-batches in flight, where it has stages
+    "activations_gib",  # of one forward, if a rank has the whole model
+    "peak_activations_gib",  # of all micro-batches in flight, if it has stages
     "peak_gib",
     "fragmentation_gib",
     "final_device_gib",
@@ -41,8 +34,7 @@ MEMORY = (
     "final_host_gib",
     "whole_device_gib",
 )
-EXPERTS = ("expert_imbalance", "dropped_percent", "balance_loss")
-"""Of models that have experts."""
+EXPERTS = ("expert_imbalance", "dropped_percent", "balance_loss")  # Metrics of models with experts
 BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "memory": MEMORY,
@@ -63,4 +55,4 @@ BUILDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""By purpose of the build."""
+"""Metrics of each build."""

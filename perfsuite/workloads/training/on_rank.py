@@ -1,4 +1,4 @@
-"""The training step as it runs on one rank; imported there only."""
+"""The training step on one rank; imported on ranks only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfsuite.record.workload import Rank, Step
 from perfsuite.runtime.scratch import data_folder
 from perfsuite.strategies import expert
 from perfsuite.workloads.training.agreement import texts_of_all
-from perfsuite.workloads.training.beside import Beside
+from perfsuite.workloads.training.program_step import ProgramStep
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +37,14 @@ class TrainingStep(Step):
         self._rank = rank
         self._strategy = workload.strategy
         self.trainer: Trainer = workload.find_strategy().build(rank, plan)
-        self._beside = Beside(workload.find_program(), rank, self.trainer)
+        self._program = ProgramStep(workload.find_program(), rank, self.trainer)
         self._data = open_samples(workload, rank, self.trainer)
         self.batches: Iterator[Any] = iter(()) if self._data is None else self._data
         self.loss: torch.Tensor | None = None
         self._first_step: FirstStep | None = None
-        self._parameters_known = False
-        if rank.purpose == "time" and not plan.compiled:  # a hook would be compiled, and compiled anew without it
+        self._parameters_checked = False
+        # a hook would be compiled, and its removal would compile again
+        if rank.purpose == "time" and not plan.compiled:
             self._first_step = FirstStep(self.trainer.module)
         for name, value, unit in (
             ("local_batch", plan.micro_batch_size, "samples"),
@@ -54,7 +55,7 @@ class TrainingStep(Step):
             rank.record(name, value, unit=unit, reduce="equal")
 
     def run(self) -> None:
-        """One step of the optimizer."""
+        """Run one step of the optimizer."""
         self.loss = self.trainer.forward_and_backward(self.batches)
         self.end()
         if self.loss is not None:
@@ -63,26 +64,26 @@ class TrainingStep(Step):
             self._first_step.end()
 
     def end(self) -> None:
-        """The optimizer's step, and what the training program does after it."""
+        """Step the optimizer, then run the training program's own actions."""
         with self._rank.span("optimizer"):
             self.trainer.step()
-        self._beside.after_step(self.mean_loss)
+        self._program.after_step(self.mean_loss)
 
     def tensors(self) -> dict[str, list[torch.Tensor]]:
-        """What this rank keeps between steps, by kind."""
-        return {**self.trainer.tensors(), **self._beside.tensors()}
+        """Return the tensors that this rank keeps between steps, by kind."""
+        return {**self.trainer.tensors(), **self._program.tensors()}
 
     def mean_loss(self) -> float:
-        """Loss of the last step over all replicas; a collective."""
+        """Return the mean loss of the last step over all replicas; a collective."""
         return self.trainer.mean_loss(self.loss)
 
     def check(self) -> None:
-        """See :meth:`TrainStep.check`; a collective, and all ranks come to the same conclusion."""
+        """Check as :meth:`TrainStep.check`; a collective with the same result on all ranks."""
         loss = self.mean_loss()
         if not math.isfinite(loss):
             raise WrongResult(
                 f"loss of {self.trainer.plan.model.name} under {self._strategy} in {self.trainer.plan.dtype}, "
-                f"mean over replicas{tell_first(self._rank, self._first_step)}",
+                f"mean over replicas{first_not_finite(self._rank, self._first_step)}",
                 expected="a finite number",
                 got=loss,
             )
@@ -93,24 +94,23 @@ class TrainingStep(Step):
             self._check_copies(copies)
 
     def _require_finite_parameters(self) -> None:
-        """Raise WrongResult on all ranks where the first step left parameters that are not finite; a collective, once.
-
-        Their loss comes with the next step only, and some strategies find copies unequal before.
+        """Raise WrongResult on all ranks if the first step left parameters that are not finite; a collective, once.
+        Their loss would only show it in the next step, and some strategies would report unequal copies first.
         """
-        if self._first_step is None or self._parameters_known:
+        if self._first_step is None or self._parameters_checked:
             return
         import torch
 
-        from perfsuite.strategies.trainer import local
+        from perfsuite.models.layers import local
 
-        self._parameters_known = True
-        mine = [local(parameter.detach()).sum(dtype=torch.float32) for parameter in self.trainer.module.parameters()]
-        fine = not mine or bool(torch.stack(mine).isfinite().all())
+        self._parameters_checked = True
+        own = [local(parameter.detach()).sum(dtype=torch.float32) for parameter in self.trainer.module.parameters()]
+        fine = not own or bool(torch.stack(own).isfinite().all())
         broken = [text for text in texts_of_all(self._rank, "" if fine else "broken") if text]
         if broken:
             raise WrongResult(
                 f"parameters of {self.trainer.plan.model.name} under {self._strategy} in {self.trainer.plan.dtype} "
-                f"after a step{tell_first(self._rank, self._first_step)}",
+                f"after a step{first_not_finite(self._rank, self._first_step)}",
                 expected="finite numbers",
                 got=f"others on {len(broken)} of {self._rank.world_size} ranks",
             )
@@ -120,13 +120,13 @@ class TrainingStep(Step):
         import torch.distributed as dist
 
         both = torch.full((2,), -math.inf, dtype=torch.float64, device=self._rank.device)  # a rank may hold no copy
-        for mine in copies.sums:
-            both = torch.maximum(both, torch.stack((mine, -mine)))
+        for own in copies.sums:
+            both = torch.maximum(both, torch.stack((own, -own)))
         dist.all_reduce(both, dist.ReduceOp.MAX, group=copies.group)
         most, least = float(both[0]), -float(both[1])
         if most not in (least, -math.inf):
             raise WrongResult(
-                f"sum of {copies.what} under {self._strategy}, largest and smallest of any rank",
+                f"sum of {copies.name} under {self._strategy}, largest and smallest of any rank",
                 expected=most,
                 got=least,
             )
@@ -135,13 +135,13 @@ class TrainingStep(Step):
         """End the loaders and free the model."""
         if self._data is not None:
             self._data.close()
-        self._beside.close()
+        self._program.close()
         self.trainer.close()
         self.loss = None
 
 
 def open_samples(workload: TrainStep, rank: Rank, trainer: Trainer) -> Synthetic | Files | None:
-    """This rank's batches, in order; None where its stages take none.  A collective."""
+    """Return this rank's batches, in order; None if its stages take none; a collective."""
     from perfsuite.models.loading import Files, Synthetic
 
     plan = trainer.plan
@@ -171,7 +171,7 @@ def _dataset(workload: TrainStep, rank: Rank, inputs: Sampled) -> Dataset:
     directory = Path()
     try:
         directory = data_folder() / f"{inputs.name}-{shapes:08x}{kind}-{workload.dataset_samples}"
-        if rank.local_rank == 0:  # one rank of each host writes, the others wait for it
+        if rank.local_rank == 0:  # one rank of each host writes, the others wait
             generate(inputs, directory, workload.dataset_samples, as_video=as_video)
     except OSError as error:
         problem = error
@@ -180,28 +180,27 @@ def _dataset(workload: TrainStep, rank: Rank, inputs: Sampled) -> Dataset:
     if bool(failed.item()):
         raise InvalidParameter(
             f"data={workload.data!r} cannot be written ({problem.strerror if problem else 'on another host'}); "
-            "make room there or set TMPDIR"
+            "free disk space there or set TMPDIR"
         )
     return read(directory, inputs)
 
 
-_BEFORE, _AFTER = -1, 1 << 30
-"""Where in the order of layers a part stands that is in none: what embeds, what projects."""
+_BEFORE, _AFTER = -1, 1 << 30  # Places of parts outside layers: before them (embeddings), and after them (projections)
 
 
 class FirstStep:
-    """Finds which part of a model, on which rank, was the first to give a number that is not finite.
+    """Finds the part of a model, and its rank, that was the first to return a number that is not finite.
 
-    A NaN spreads to every rank by the loss and to every parameter by the optimizer: once the loss shows it, nothing is
-    left that tells where it came from.  So sums of what each innermost part gives are kept on the device while the
-    first step runs, forwards and backwards, which is never timed: a sum with a NaN is one.
+    A NaN spreads to every rank by the loss and to every parameter by the optimizer, so its source is lost when the loss
+    shows it. Therefore the sums of each innermost part's outputs are kept on the device during the first step, forwards
+    and backwards, which is not timed: the sum over a NaN is a NaN.
     """
 
     def __init__(self, module: nn.Module) -> None:
         """Watch ``module`` until :meth:`end`."""
         self._outputs = _Sums()
         self._gradients = _Sums()
-        """Of what came into a part, all that use it summed, and of its parameters, before ranks are averaged."""
+        """Summed gradients of a part's inputs and of its parameters, before ranks are averaged."""
         self._in_layers = False
         self._parameters: set[int] = set()
         self._handles: list[Any] = [
@@ -211,16 +210,15 @@ class FirstStep:
         ]
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def first(self) -> tuple[int, int, int, str] | None:
-        """Where on this rank numbers were first not finite, in the order of a step; None: all were finite.
-
-        0 for a forward, 1 for a backward; layer, below 0 in a backward, which comes from the last; place in the order
-        of what came; name.
+        """Return the place on this rank where numbers were first not finite, in the order of a step; None if all were
+        finite.  The place is 0 for a forward or 1 for a backward; the layer, negative in a backward, which starts at
+        the last; the position in the order of outputs; and the name.
         """
         if (part := self._outputs.first()) is not None:
             return 0, *part
@@ -229,7 +227,7 @@ class FirstStep:
         return None
 
     def _noting(self, path: str) -> Any:
-        _, within, inside = path.rpartition("blocks.")  # before it stands which of the rank's stages it is
+        _, within, inside = path.rpartition("blocks.")  # the text before it is the rank's stage
         name = within + inside if within else path.rpartition(".")[2]
         layer = int(inside.partition(".")[0]) if within else None
 
@@ -247,20 +245,20 @@ class FirstStep:
 
 
 class _Sums:
-    """What came, in the order of time, each with its layer and its name."""
+    """Sums of outputs in the order of time, each with layer and name."""
 
     def __init__(self) -> None:
         self._sums: list[tuple[tuple[int, str], torch.Tensor]] = []
 
-    def add(self, key: tuple[int, str], given: Any) -> None:
+    def add(self, key: tuple[int, str], output: Any) -> None:
         import torch
 
-        # The same operations whenever it runs: selective checkpointing counts those of a block computed again.
-        for tensor in _tensors(given):
+        # Always the same operations: selective checkpointing counts those of a recomputed block.
+        for tensor in _tensors(output):
             self._sums.append((key, tensor.detach().sum(dtype=torch.float32).reshape(())))
 
     def first(self) -> tuple[int, int, str] | None:
-        """Of the least layer with a sum that is not finite the first one: layer, place in the order, name."""
+        """Return the first sum that is not finite in the lowest layer with one: layer, position in the order, name."""
         import torch
 
         if not self._sums:
@@ -273,18 +271,15 @@ class _Sums:
 def _tensors(output: Any) -> list[torch.Tensor]:
     import torch
 
-    given = output if isinstance(output, (tuple, list)) else (output,)
-    own = [value.to_local() if hasattr(value, "to_local") else value for value in given]
-    return [value for value in own if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    values = output if isinstance(output, (tuple, list)) else (output,)
+    parts = (value.to_local() if hasattr(value, "to_local") else value for value in values)
+    return [value for value in parts if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
 
-def tell_first(rank: Rank, watched: FirstStep | None) -> str:
-    """What to add to the news that numbers are not finite; a collective.
-
-    Empty where the first step was finite everywhere, or nothing was watched.
-    """
-    mine = watched.first() if watched is not None else None
-    texts = texts_of_all(rank, "" if mine is None else "\n".join(map(str, mine)))
+def first_not_finite(rank: Rank, watched: FirstStep | None) -> str:
+    """Return a message part with the place where numbers were first not finite, or nothing; a collective."""
+    own = watched.first() if watched is not None else None
+    texts = texts_of_all(rank, "" if own is None else "\n".join(map(str, own)))
     parts = {}
     for who, text in enumerate(texts):
         if text:
@@ -295,5 +290,5 @@ def tell_first(rank: Rank, watched: FirstStep | None) -> str:
     first = min(parts.values())
     ranks = [who for who, part in parts.items() if part == first]
     named = listed([f"{who}{rank.shape.place(who)}" for who in ranks], 4)
-    when, what = ("the first step's backward", "gradients") if first[0] else ("the first step", "numbers")
-    return f"; of {when} {first[-1]} on rank {named} was the first part that gave no finite {what}"
+    when, kind = ("the first step's backward", "gradients") if first[0] else ("the first step", "numbers")
+    return f"; in {when} {first[-1]} on rank {named} was the first part without finite {kind}"

@@ -1,6 +1,6 @@
-"""Is a strategy the same training as one process?  Loss, gradients and next loss, on a model of milliseconds.
+"""Twin of a training step: checks loss, gradients and next loss of a strategy against one process, on a tiny model.
 
-Every rank trains the whole global batch by itself as well, in plain torch, and compares what it has a part of.
+Every rank also trains the whole global batch by itself in plain torch, and compares the gradients that it has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LEARNING_RATE = 1e-3
 _FLOOR = 1e-4
-"""Gradients smaller than this share of all together are compared by that share: near zero only noise is left."""
+"""Gradients below this share of the norm of all are compared with that share: near zero there is only noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class TrainParity(Workload):
     """Name of the configuration whose twin is trained."""
     strategy: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the configuration that are replaced before its twin is made."""
+    """Fields of the configuration to replace before its twin is made."""
     options: Mapping[str, Any] = field(default_factory=dict)
     micro_batch_size: int = 2
     accumulation: int = 1
@@ -53,15 +53,15 @@ class TrainParity(Workload):
 
     @property
     def process(self) -> Process | None:
-        """The strategy's."""
+        """Processes that the strategy needs."""
         return self.find_strategy().process
 
     def find_strategy(self) -> Strategy:
-        """The strategy with its options."""
+        """Return the strategy with its options."""
         return strategies.find(self.strategy, self.options)
 
     def plan(self, shape: MeshShape) -> Plan:
-        """What each rank trains on a mesh of this shape, or trains a part of."""
+        """Return the plan of each rank, or of its part, on a mesh of this shape."""
         strategy, model = self.find_strategy(), models.find_trained(self.model, self.overrides)
         plan = Plan(
             model=strategy.twin(model, shape, self.accumulation),
@@ -79,12 +79,12 @@ class TrainParity(Workload):
         return plan
 
     def work(self, shape: MeshShape) -> Work:
-        """Unrated: a check has no throughput."""
+        """Return no operations: a check has no throughput."""
         self.find_strategy().require(shape)
         return Work(dtype=self.dtype)
 
     def build(self, rank: Rank) -> ParityStep:
-        """The small model under the strategy."""
+        """Return a step of the small model."""
         return ParityStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
@@ -92,41 +92,38 @@ class TrainParity(Workload):
         assert isinstance(step, ParityStep)
         plan, strategy = self.plan(rank.shape), self.find_strategy()
         expected = one_process(rank, plan, step.batch, narrow=strategy.narrows(plan))
-        missing = set(expected.gradients) - step.names_of_all_ranks()
+        texts = texts_of_all(rank, json.dumps(sorted(step.outcome.gradients)))
+        missing = set(expected.gradients) - {name for text in texts for name in json.loads(text)}
         problem = f"no rank has a gradient of {', '.join(sorted(missing))}" if missing else ""
-        mine = {name: value for name, value in expected.gradients.items() if name in step.outcome.gradients}
+        gradients = {name: value for name, value in expected.gradients.items() if name in step.outcome.gradients}
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        who = f"{self.strategy}{options} on mesh {rank.shape}, accumulation {self.accumulation}"
         try:
             allowed = tolerance_on(rank.device.type, strategy, plan)
-            error = step.outcome.compare(dataclasses.replace(expected, gradients=mine), self._told(rank.shape), allowed)
+            error = step.outcome.compare(dataclasses.replace(expected, gradients=gradients), who, allowed)
             rank.record("parity_error", error, reduce="max")
         except WrongResult as wrong:
             problem = str(wrong)
         raise_alike(rank, problem)
 
-    def _told(self, shape: MeshShape) -> str:
-        options = "".join(f", {name}={value}" for name, value in self.options.items())
-        return f"{self.strategy}{options} on mesh {shape}, accumulation {self.accumulation}"
-
 
 def tolerance_on(device: str, strategy: Strategy, plan: Plan) -> float:
-    """Relative error that is allowed on this type of device, whose kernels of one fp32 step may differ."""
+    """Return the relative error allowed on this type of device, whose kernels of one fp32 step may differ."""
     return max(strategy.tolerance(plan), family_class(device).fp32_tolerance if plan.dtype == "fp32" else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a training of two steps gives."""
+    """Result of a training of two steps."""
 
     loss: float
     gradients: Mapping[str, torch.Tensor]
-    """Of the first step, whole, in fp32, by the names of the unsplit model."""
-    next_loss: float
-    """Of the same batch after one step of the optimizer."""
+    """Gradients of the first step, whole, in fp32, by the names of the unsplit model."""
+    next_loss: float  # Loss of the same batch after one step of the optimizer
 
     def compare(self, expected: Outcome, who: str, tolerance: float) -> float:
-        """Largest relative error; raises WrongResult where one is above ``tolerance``.
-
-        A gradient's error is the L2 norm of its difference over the norm of what is expected.
+        """Return the largest relative error; raises WrongResult if one is above ``tolerance``.  A gradient's error is
+        the L2 norm of its difference over the norm of the expected gradient.
         """
         if set(self.gradients) != set(expected.gradients):
             raise WrongResult(
@@ -160,23 +157,17 @@ class ParityStep(Step):
         from perfsuite.models.loading import synthetic_batch
 
         plan = workload.plan(rank.shape)
-        self._rank = rank
         self.trainer: Trainer = workload.find_strategy().build(rank, plan)
         batch = synthetic_batch(plan.model, list(range(plan.batch_size * rank.shape.replicas)))
         self.batch = {name: values.to(rank.device) for name, values in batch.items()}
 
     def run(self) -> None:
-        """Loss and gradients, a step, and the loss again."""
+        """Compute loss and gradients, step, and compute the loss again."""
         loss, gradients = self.trainer.loss_and_gradients(self.batch)
         self.trainer.step()
         next_loss, _ = self.trainer.loss_and_gradients(self.batch)
         self.trainer.step()
         self.outcome = Outcome(loss=loss, gradients=gradients, next_loss=next_loss)
-
-    def names_of_all_ranks(self) -> set[str]:
-        """Parameters that some rank has a gradient of; a collective."""
-        texts = texts_of_all(self._rank, json.dumps(sorted(self.outcome.gradients)))
-        return {name for text in texts for name in json.loads(text)}
 
     def close(self) -> None:
         """Free the model."""
@@ -185,9 +176,8 @@ class ParityStep(Step):
 
 
 def one_process(rank: Rank, plan: Plan, batch: Mapping[str, torch.Tensor], *, narrow: bool) -> Outcome:
-    """The same training in plain torch: no strategy, no checkpointing, no micro-batches, no communication.
-
-    ``narrow``: parameters are cast to the plan's dtype, as strategies do that keep a wide copy for the optimizer.
+    """Return the outcome of plain torch: no strategy, no checkpointing, no micro-batches, no communication.
+    ``narrow``: cast parameters to the plan's dtype, like strategies that keep a wide copy for the optimizer.
     """
     import torch
 
@@ -199,7 +189,8 @@ def one_process(rank: Rank, plan: Plan, batch: Mapping[str, torch.Tensor], *, na
     optimizer = make_optimizer(wide, plain)
     dtype = getattr(torch, DTYPES[plan.dtype])
     casts = nullcontext() if narrow or not plan.half else torch.autocast(rank.device.type, dtype=dtype)
-    scale = 2.0**16 if plan.dtype == "fp16" else 1.0  # what GradScaler starts with: small gradients survive fp16
+    # GradScaler's first scale, with which small gradients survive fp16
+    scale = 2.0**16 if plan.dtype == "fp16" else 1.0
 
     def train() -> tuple[float, dict[str, torch.Tensor]]:
         module, inputs = wide, dict(batch)

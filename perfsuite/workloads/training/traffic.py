@@ -1,8 +1,8 @@
-"""The traffic of a training step, in a build of its own that is never timed: what is sent and how long it takes.
+"""Traffic of a training step, in an untimed build: messages and their times.
 
-One step after warm ones is counted (:mod:`perfsuite.strategies.traffic_count`) and held against the strategy's closed
-form; a few more are stamped part by part (:mod:`perfsuite.strategies.traffic_parts`); then what was counted is posted
-again with nothing else to do (:mod:`perfsuite.strategies.traffic_replay`).
+One step after warm ones is counted (:mod:`perfsuite.strategies.traffic_count`) and compared with the strategy's closed
+form.  A few more have a time per part (:mod:`perfsuite.strategies.traffic_parts`).  Then the counted messages are
+posted again without computation (:mod:`perfsuite.strategies.traffic_replay`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from perfsuite.workloads.training.memory import Observed
 if TYPE_CHECKING:
     from perfsuite.strategies.traffic_count import Key, Posted
 
-_WARM_STEPS = 2
-"""The first makes the optimizer's state, after it DDP makes its buckets anew."""
+_WARM_STEPS = 2  # The first creates the optimizer's state, after which DDP rebuilds its buckets
 _STAMPED_STEPS = 5
-_TOLD_PROBLEMS = 6
+_LISTED_PROBLEMS = 6
 
 
 class TrafficStep(Observed):
-    """Calls and bytes by axis, collective and part; times of the parts and of what they send."""
+    """Calls and bytes by axis, collective and part; times of the parts and of their messages."""
 
     def run(self) -> None:
-        """Build, count, compare, stamp, replay, and the records."""
+        """Build, count, compare, time, replay, and record."""
         from perfsuite.strategies.traffic_count import Counting
         from perfsuite.strategies.traffic_parts import MarkedRank, Parts, mark
         from perfsuite.strategies.traffic_replay import Replay
@@ -45,26 +44,25 @@ class TrafficStep(Observed):
             with Counting(self.rank.shape, self.rank.rank, parts) as counting:
                 step.run()
             posted = counting.posted
-            form = self.workload.find_strategy().traffic(
-                self.workload.plan(self.rank.shape), self.rank.shape, self.rank.rank
-            )
+            shape = self.rank.shape
+            form = self.workload.find_strategy().traffic(self.workload.plan(shape), shape, self.rank.rank)
             uneven = self._compare(posted, form)
             stamped = [parts.seconds(step.run) for _ in range(_STAMPED_STEPS)]
         seconds = Replay(self.rank.device, clock, uneven).seconds(posted)
         spent = {name: statistics.median(times[name] for times in stamped) for name in PARTS}
         traffic = traffic_of(posted, seconds, uneven)
         components = components_of(posted, seconds, spent)
-        self.rank.keep_traffic(traffic, components, place=_told(form))
+        place = "" if form is None else json.dumps(_tally_form(form), sort_keys=True)
+        self.rank.keep_traffic(traffic, components, place=place)
         for name in ("compute_s", "communication_s"):
             self.rank.record(name, sum(getattr(component, name) for component in components), unit="s", reduce="max")
 
     def _compare(self, posted: Sequence[Posted], form: Sequence[Call] | None) -> frozenset[Key]:
-        """What some rank posted with unequal splits, once every rank is known to have posted what it should.
-
-        A collective.  Raises WrongResult on all ranks where one differs from its closed form.
+        """Return the keys that some rank posted with unequal splits, after all ranks compared their counts; a
+        collective.  Raises WrongResult on all ranks if one differs from its closed form.
         """
-        mine = {"posted": _tally(posted), "form": None if form is None else _tally_form(form)}
-        everyone = [json.loads(text) for text in texts_of_all(self.rank, json.dumps(mine))]
+        own = {"posted": _tally(posted), "form": None if form is None else _tally_form(form)}
+        everyone = [json.loads(text) for text in texts_of_all(self.rank, json.dumps(own))]
         raise_alike(self.rank, difference(everyone[self.rank.rank], everyone) if form is not None else "")
         return frozenset(
             tuple(key.split(" / ")) for one in everyone for key, (_, _, even) in one["posted"].items() if not even
@@ -76,7 +74,7 @@ def _name(key: Key) -> str:
 
 
 def _tally(posted: Sequence[Posted]) -> dict[str, list[Any]]:
-    """Calls, bytes and whether all splits are even, by axis, collective and part."""
+    """Return calls, bytes and whether all splits are even, by axis, collective and part."""
     tally: dict[str, list[Any]] = {}
     for post in posted:
         entry = tally.setdefault(_name(post.key), [0, 0, True])
@@ -91,31 +89,26 @@ def _tally_form(form: Sequence[Call]) -> dict[str, list[Any]]:
     }
 
 
-def _told(form: Sequence[Call] | None) -> str:
-    return "" if form is None else json.dumps(_tally_form(form), sort_keys=True)
-
-
-def difference(mine: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> str:
-    """What differs between a rank's counts and its closed form; "" where nothing does.
-
-    Bytes of uneven collectives follow from the data: they are compared as the sum over all ranks.
+def difference(own: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> str:
+    """Return the differences between a rank's counts and its closed form; "" if there are none.  Bytes of uneven
+    collectives depend on the data: their sums over all ranks are compared.
     """
-    form, posted = mine["form"], mine["posted"]
+    form, posted = own["form"], own["posted"]
     problems = []
     for key in sorted({*form, *posted}):
         calls, size, even = form.get(key, (0, 0, True))
         counted, sent, _ = posted.get(key, (0, 0, True))
         if not even:
-            size, sent = (sum(one[told].get(key, (0, 0))[1] for one in everyone) for told in ("form", "posted"))
+            size, sent = (sum(one[kind].get(key, (0, 0))[1] for one in everyone) for kind in ("form", "posted"))
         if (calls, size) != (counted, sent):
             where = " of all ranks" if not even else ""
             problems.append(f"{key} {counted} calls of {sent} bytes{where} and not {calls} of {size}")
-    said = "; ".join(problems[:_TOLD_PROBLEMS])
-    return f"one step posts, against the strategy's closed form, {said}" if problems else ""
+    listed = "; ".join(problems[:_LISTED_PROBLEMS])
+    return f"one step posts, against the strategy's closed form, {listed}" if problems else ""
 
 
 def traffic_of(posted: Sequence[Posted], seconds: Mapping[Posted, float], uneven: frozenset[Key]) -> list[Traffic]:
-    """One entry for each axis, collective and part."""
+    """Return one entry for each axis, collective and part."""
     entries: dict[Key, list[Posted]] = {}
     for post in posted:
         entries.setdefault(post.key, []).append(post)
@@ -137,10 +130,9 @@ def traffic_of(posted: Sequence[Posted], seconds: Mapping[Posted, float], uneven
 def components_of(
     posted: Sequence[Posted], seconds: Mapping[Posted, float], spent: Mapping[str, float]
 ) -> list[Component]:
-    """Parts of the step: a part's computation is its time without that of the collectives which it waits for.
-
-    What was hidden behind computation is taken off as well: then the rest is less than what was computed, at least 0.
-    A pipeline's own part computes nothing; what of it is no message is waiting.
+    """Return the parts of the step: a part's computation is its time less that of the collectives that it waits for.
+    Messages hidden behind computation are subtracted too, so the rest is less than the computation, at least 0.  A
+    pipeline's own part has no computation: its time without messages is waiting.
     """
     sent, awaited = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
     for post in posted:

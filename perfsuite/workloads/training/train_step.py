@@ -1,9 +1,8 @@
-"""The training step: a model, a strategy, a mesh, a batch; data, forward, backward and optimizer told apart.
+"""The training step: a model, a strategy, a mesh and a batch, with separate data, forward, backward and optimizer.
 
-A step is one step of the optimizer with all its micro-batches.  Where a rank has the whole model, spans ``data``,
-``forward``, ``backward`` and ``optimizer`` do not overlap, the optimizer is never inside ``backward``, and the
-remainder is the rest of the step; stages of a pipeline leave a timeline instead, action by action.
-Ranks run free: no barrier comes before a sample.
+A step is one step of the optimizer with all its micro-batches.  If a rank has the whole model, the spans ``data``,
+``forward``, ``backward`` and ``optimizer`` do not overlap and the remainder is the rest of the step.  Stages of a
+pipeline have a timeline of actions instead.  There is no barrier before a sample.
 """
 
 from __future__ import annotations
@@ -24,26 +23,27 @@ from perfsuite.record.result import Training, Work
 from perfsuite.record.workload import Process, Purpose, Rank, Step, Workload, Yardstick
 from perfsuite.strategies import Plan, Strategy
 from perfsuite.strategies.deepspeed import ds_config
+from perfsuite.workloads.kernels import require_choices, require_counts
 from perfsuite.workloads.training import names
 
 _PRELOAD = (
-    "torch._dynamo",  # every optimizer of torch's imports it at its first step
+    "torch._dynamo",  # every optimizer of torch imports it at its first step
     "torch.profiler",
     "perfsuite.workloads.training.builds",
     "perfsuite.workloads.training.parity",
     "perfsuite.models.build",
     "perfsuite.strategies.data",
 )
-"""What every rank would import otherwise, in each of its processes: torch's compiler, the models, the builds."""
+"""Modules that every rank process would import anyway: torch's compiler, the models, the builds."""
 _DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStep(Workload):
-    """One optimizer step of a model under a strategy, on any mesh that the strategy can train along."""
+    """One optimizer step of a model under a strategy, on any mesh that the strategy supports."""
 
     model: str
-    """Name of a configuration: gpt2, llama2-7b, latte-l, opensora, ..."""
+    """Name of a configuration, such as gpt2, llama2-7b, latte-l or opensora."""
     strategy: str = "single"
     """single, ddp, fsdp, zero_redundancy, zero0 to zero3, hybrid for a mesh with stages, or ``module:Class``."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -55,68 +55,65 @@ class TrainStep(Workload):
     micro_batch_size: int | None = None
     """Samples of one forward on one rank (LBS); None: from ``global_batch_size`` or a ds_config.json, else 1."""
     global_batch_size: int | None = None
-    """Samples of a step on all replicas (GBS = LBS x accumulation x replicas); None: whatever comes out."""
+    """Samples of a step on all replicas (GBS = LBS x accumulation x replicas); None: computed."""
     accumulation: int = 1
-    """Micro-batches of a step (GAS); what a pipeline's schedule orders."""
+    """Micro-batches of a step (GAS), which a pipeline's schedule orders."""
     dtype: str = "fp32"
-    """fp32, tf32, or bf16 and fp16 by autocast or as the strategy does it."""
+    """fp32, tf32, bf16 or fp16; the last two by autocast or as the strategy does."""
     checkpointing: Checkpointing = "none"
-    """Activations: all kept (none), blocks computed again (full), cheap operations computed again (selective)."""
+    """Activations: keep all (none), compute blocks again (full), compute cheap operations again (selective)."""
     attention: AttentionMethod = "auto"
     """Kernel: torch's choice (auto), math, flash."""
     compiled: bool = False
     """torch.compile on every block."""
     data: str = "synthetic"
-    """synthetic: made before the first step; generated: files of numbers that perfsuite writes; video: video files that
-    it writes, for encoders; else the folder of a data set."""
+    """synthetic: random batches in memory; generated: files of numbers written by perfsuite; video: video files written
+    by perfsuite, for encoders; else the folder of a data set."""
     dataset_samples: int = 704
-    """Samples of files that perfsuite writes; 704 videos has the data set of report 001."""
+    """Samples of the files that perfsuite writes; the data set of report 001 has 704 videos."""
     num_workers: int = 0
     """Loader processes of each rank; 0: the rank reads by itself."""
     learning_rate: float = 1e-4
-    """Of AdamW."""
+    """Learning rate of AdamW."""
     seed: int = 0
-    """Of the initial values."""
+    """Seed of the initial values."""
     program: Mapping[str, Any] = field(default_factory=dict)
-    """What the training program does beside the model, such as ``{"ema": "fp32"}``: fields of
+    """Settings of the training program besides the model, such as ``{"ema": "fp32"}``: fields of
     :class:`perfsuite.models.program.Program`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the communication library, set before the ranks' interpreters start."""
+    """Environment variables of the communication library, set before the ranks start."""
     builds: tuple[Purpose, ...] = ()
-    """What to look at beside the time, in builds of their own: memory, exposed, flops, loss, traffic."""
+    """Untimed builds to run: memory, exposed, flops, loss, traffic."""
     loss_steps: int = 20
     """Steps of the loss build."""
     target_loss: float | None = None
-    """Loss that the loss build is to reach."""
+    """Target loss of the loss build."""
 
     aligned: ClassVar[bool] = False
     yardstick: ClassVar[Yardstick] = "compute"
 
     def __post_init__(self) -> None:
         self._require_choices()
-        for name in ("accumulation", "dataset_samples", "loss_steps"):
-            _require_count(name, getattr(self, name))
-        for name in ("micro_batch_size", "global_batch_size"):
-            if getattr(self, name) is not None:
-                _require_count(name, getattr(self, name))
+        batches = [name for name in ("micro_batch_size", "global_batch_size") if getattr(self, name) is not None]
+        require_counts(self, "accumulation", "dataset_samples", "loss_steps", *batches)
         if self.num_workers and self.data == "synthetic":
             raise InvalidParameter(
-                f"num_workers={self.num_workers} with data='synthetic' have nothing to read; choose data='generated'"
+                f"num_workers={self.num_workers} needs files, and data='synthetic' has none; choose data='generated'"
             )
         for name, value in self.environment.items():
             if not (name and isinstance(value, str)) or "=" in name:
-                raise InvalidParameter(f"environment: {name}={value!r} is no variable; give its name and a text")
+                raise InvalidParameter(f"environment: {name}={value!r} is not a variable; give its name and a text")
         self.find_strategy()
         self.find_program().require(self.find_model(), self.dtype)
         if self.data == "video" and self.find_program().encoders == "none":
             raise InvalidParameter(
-                f"data='video' gives pixels, and model {self.model} takes none; set program={{'encoders': ...}}, or "
-                "choose data='generated'"
+                f"data='video' needs encoders, which turn pixels into inputs of model {self.model}; set "
+                "program={'encoders': ...}, or choose data='generated'"
             )
         if self.find_model().experts and self.compiled:
             raise InvalidParameter(
-                f"compiled blocks of model {self.model} would be traced with rows whose number follows from the data; "
-                "leave compiled out for models with experts"
+                f"compiled blocks are not supported for model {self.model}: its experts' number of rows depends on the "
+                "data; leave compiled out"
             )
         self._require_builds()
         if self.mesh:
@@ -124,48 +121,47 @@ class TrainStep(Workload):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Of all training steps, of stages or of a rank's parts, of the builds asked for."""
+        """Metrics of all training steps, of stages or of a rank's parts, and of the chosen builds."""
         parts = (*names.STAGES, "optimizer_ms") if self.staged else names.PARTS
         data = () if self.data == "synthetic" else ("steps_per_epoch",)
         builds = (name for build in self.builds for name in names.BUILDS[build] if name not in self.absent())
         experts = names.EXPERTS if self.find_model().experts else ()
-        beside = (f"{part}_ms" for part in self.find_program().spans)
-        return (*TIMED, *parts, *beside, "device_utilisation_percent", *experts, *data, *builds)
+        extra = (f"{part}_ms" for part in self.find_program().spans)
+        return (*TIMED, *parts, *extra, "device_utilisation_percent", *experts, *data, *builds)
 
     def absent(self) -> tuple[str, ...]:
-        """Metrics of the builds that this case cannot have."""
-        beside = (f"{part}_gib" for part in ("encoders", "ema") if part not in self.find_program().spans)
-        return ("activations_gib" if self.staged else "peak_activations_gib", *beside)
+        """Return the metrics of the builds that this case cannot have."""
+        extra = (f"{part}_gib" for part in ("encoders", "ema") if part not in self.find_program().spans)
+        return ("activations_gib" if self.staged else "peak_activations_gib", *extra)
 
     @property
     def process(self) -> Process | None:
-        """Processes with the variables asked for and those of the strategy's."""
+        """Processes of the strategy, with the case's environment variables."""
         process = self.find_strategy().process
         return Process(env={**(process.env if process else {}), **self.environment}) if self.environment else process
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """What every rank needs, what compiles, and the strategy's."""
+        """Modules to import early: of every rank, of the compiler, and of the strategy."""
         compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
         return (*_PRELOAD, *compiler, *self.find_strategy().preload)
 
     @property
     def arrivals(self) -> bool:
-        """Not along a pipeline: a later stage comes later to its first message, and is not late."""
+        """Whether ranks should arrive together; not in a pipeline, whose later stages start later."""
         return not self.staged
 
     @property
     def staged(self) -> bool:
-        """Whether a rank has stages of the model, ordered by a schedule, and not the whole."""
+        """Whether a rank has stages of the model, ordered by a schedule, instead of the whole model."""
         return "pp" in MeshShape.parse(self.mesh or "1").names
 
     def _require_choices(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise InvalidParameter(f"dtype={self.dtype!r} trains nothing; choose from {', '.join(_DTYPES)}")
+        require_choices(self, dtype=_DTYPES)
         require_checkpointing(self.checkpointing)
         require_attention(self.attention)
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
-            raise InvalidParameter(f"num_workers={self.num_workers!r} is no number of processes; choose 0 or more")
+            raise InvalidParameter(f"num_workers={self.num_workers!r} is not a count; choose 0 or more")
 
     def _require_builds(self) -> None:
         purposes = [purpose for purpose in get_args(Purpose) if purpose != "time"]
@@ -176,7 +172,7 @@ class TrainStep(Workload):
             raise InvalidParameter("builds: parts of compiled blocks cannot be marked; leave out 'traffic' or compiled")
         if "flops" in self.builds and self.compiled:
             raise InvalidParameter(
-                "builds: torch counts no operations of compiled blocks; leave out 'flops' or compiled"
+                "builds: torch cannot count operations of compiled blocks; leave out 'flops' or compiled"
             )
 
     def _require_mesh(self, shape: MeshShape) -> None:
@@ -184,46 +180,41 @@ class TrainStep(Workload):
         schedule = self.find_strategy().find_schedule(shape, self.accumulation)
         if "flops" in self.builds and schedule is not None and schedule.splits_backwards:
             raise InvalidParameter(
-                f"builds: torch counts no operations of backwards in two parts, as schedule {schedule.name} has them; "
+                f"builds: torch cannot count operations of the split backwards of schedule {schedule.name}; "
                 "leave out 'flops' or choose a schedule with whole backwards such as 1f1b"
             )
 
-    # -- what the case is ----------------------------------------------------------------------------------------
-
     def find_model(self) -> Model:
-        """The configuration."""
+        """Return the model's configuration."""
         model = models.find_trained(self.model, self.overrides)
         return model.padded(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
 
     def find_strategy(self) -> Strategy:
-        """The strategy with its options."""
+        """Return the strategy with its options."""
         return strategies.find(self.strategy, self.options)
 
     def find_program(self) -> Program:
-        """What is done beside the model."""
+        """Return the settings of the training program."""
         return Program.of(self.program)
 
     def layout(self) -> str:
-        """The mesh."""
+        """Return the mesh."""
         return self.mesh
 
     def untimed(self) -> tuple[Purpose, ...]:
-        """The builds asked for."""
+        """Return the chosen builds."""
         return self.builds
 
     def needs_accelerator(self) -> str:
-        """The strategy's option."""
+        """Return the strategy's option that needs an accelerator."""
         return self.find_strategy().needs_accelerator()
 
     def native_dtype(self) -> str:
-        """Emulated products say nothing about a device."""
+        """Return the dtype that the device must multiply itself."""
         return self.dtype
 
     def plan(self, shape: MeshShape) -> Plan:
-        """What each rank trains on a mesh of this shape.
-
-        Raises InvalidParameter where the batch cannot be spread or the strategy's options contradict the case.
-        """
+        """Return each rank's plan on this mesh; InvalidParameter if the batch or the strategy's options do not fit."""
         strategy = self.find_strategy()
         strategy.require(shape)
         plan = Plan(
@@ -243,13 +234,13 @@ class TrainStep(Workload):
         return plan
 
     def _micro_batch_size(self, shape: MeshShape) -> int:
-        """LBS, so that GBS = LBS x GAS x replicas, whether the case or its ds_config.json fixes one of them."""
+        """Return LBS with GBS = LBS x GAS x replicas, set by the case or its ds_config.json."""
         config = str(self.options.get("config", ""))
         written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
         spread = self.accumulation * shape.replicas
         axes = " x ".join(f"{axis} {shape.size(axis)}" for axis in shape.data_axes)
         product = f" ({axes})" if " x " in axes else ""
-        told = f"accumulation {self.accumulation} x {shape.replicas} replicas{product}"
+        factors = f"accumulation {self.accumulation} x {shape.replicas} replicas{product}"
         micro = self.micro_batch_size or written.get(ds_config.MICRO)
         name, total = "global_batch_size", self.global_batch_size
         if total is None and ds_config.GLOBAL in written:
@@ -259,21 +250,20 @@ class TrainStep(Workload):
         if micro is None:
             if total % spread:
                 legal = nearest_multiples(total, spread)
-                raise InvalidParameter(f"{name}={total} does not divide by {told} = {spread}; choose {legal}")
+                raise InvalidParameter(f"{name}={total} does not divide by {factors} = {spread}; choose {legal}")
             return total // spread
         if micro * spread != total:
             accumulation, rest = divmod(total, micro * shape.replicas)
             other = "" if rest else f", set accumulation={accumulation}"
             raise InvalidParameter(
-                f"{name}={total} is not micro_batch_size {micro} x {told} = {micro * spread}; choose {micro * spread}"
-                f"{other} or leave one of them out"
+                f"{name}={total} is not micro_batch_size {micro} x {factors} = {micro * spread}; "
+                f"choose {micro * spread}{other} or leave one of them out"
             )
         return micro
 
     def work(self, shape: MeshShape) -> Work:
-        """Operations by convention, samples and tokens of one step on all ranks.
-
-        Raises InvalidParameter where the case cannot run on the mesh or its data set is damaged.
+        """Return operations by convention, and samples and tokens of one step on all ranks.  Raises InvalidParameter if
+        the case cannot run on the mesh or its data set is damaged.
         """
         plan, model, program = self.plan(shape), self.find_model(), self.find_program()
         if self.data not in ("synthetic", "generated", "video"):
@@ -292,7 +282,7 @@ class TrainStep(Workload):
             recomputes=self.checkpointing == "full",
         )
         conventions = dict(count_all(counted))
-        if frozen := program.frozen_flops(model):  # told apart: no convention counts what is not trained
+        if frozen := program.frozen_flops(model):  # separate: no convention counts frozen encoders
             conventions[FROZEN] = frozen
         return Work(
             flops={name: samples * count for name, count in conventions.items()},
@@ -327,7 +317,7 @@ class TrainStep(Workload):
     # -- on the ranks --------------------------------------------------------------------------------------------
 
     def build(self, rank: Rank) -> Step:
-        """The model under its strategy and its data; for other purposes than time, what looks at one thing."""
+        """Return the model under its strategy with its data; for other purposes than time, the step of a build."""
         if rank.purpose == "time":
             from perfsuite.workloads.training.on_rank import TrainingStep
 
@@ -337,7 +327,7 @@ class TrainStep(Workload):
         return builds.STEPS[rank.purpose](self, rank)
 
     def twin(self) -> Workload | None:
-        """The same strategy on a model that one process can check."""
+        """Return the same strategy on a model that one process can check."""
         from perfsuite.workloads.training.parity import TrainParity
 
         options = {name: value for name, value in self.options.items() if name != "config"}
@@ -346,7 +336,7 @@ class TrainStep(Workload):
             strategy=self.strategy,
             overrides=self.overrides,
             options=options,
-            # Stages run the very schedule; elsewhere a third micro-batch is as good as the second.
+            # Stages keep the schedule; elsewhere two micro-batches are enough.
             accumulation=self.accumulation if self.staged else min(self.accumulation, 2),
             micro_batch_size=1 if self.staged else 2,
             dtype=self.dtype,
@@ -358,13 +348,8 @@ class TrainStep(Workload):
         )
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless the loss is finite and ranks that hold the same parameters agree about them."""
+        """Raise WrongResult unless the loss is finite and ranks with copies of the same parameters agree."""
         from perfsuite.workloads.training.on_rank import TrainingStep
 
         if isinstance(step, TrainingStep):
             step.check()
-
-
-def _require_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidParameter(f"{name}={value!r} is not a count; choose a whole number from 1")

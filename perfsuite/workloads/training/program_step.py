@@ -1,4 +1,4 @@
-"""What a training program does in a step beside its model, on one rank; imported there only."""
+"""Actions of a training program besides its model, on one rank: encoders, moving average, log and checkpoint."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from perfsuite.models.encoders_module import FrozenEncoders
     from perfsuite.strategies.trainer import Batch, Trainer
 
-_DECAY = 0.9999
-"""Of the moving average, as the public programs of Latte and Open-Sora have it."""
+_DECAY = 0.9999  # Decay of the moving average in the public programs of Latte and Open-Sora
 
 
-class Beside:
-    """Encoders, moving average, log and checkpoint of one rank, each in a span of its own."""
+class ProgramStep:
+    """Encoders, moving average, log and checkpoint of one rank, each with a span."""
 
     def __init__(self, program: Program, rank: Rank, trainer: Trainer) -> None:
         import torch
@@ -41,43 +40,37 @@ class Beside:
         self._ema: list[torch.Tensor] = []
         if program.ema != "none":
             dtype = getattr(torch, DTYPES[program.ema])
-            self._ema = [weight.to(self._home(weight), dtype, copy=True) for weight in self._weights()]
+            homes = ((weight, "cpu" if program.ema_on_host else weight.device) for weight in self._weights())
+            self._ema = [weight.to(home, dtype, copy=True) for weight, home in homes]
         if program.saves:
             try:
                 directory, self._remove = scratch.make_directory("checkpoint")
             except OSError as error:
                 raise InvalidParameter(
-                    f"program: saves=True cannot write a checkpoint ({error.strerror}); make room or set TMPDIR"
+                    f"program: saves=True cannot write a checkpoint ({error.strerror}); free disk space or set TMPDIR"
                 ) from None
             self._file = directory / "checkpoint.pt"
-
-    def _home(self, weight: torch.Tensor) -> torch.device | str:
-        return "cpu" if self._program.ema_on_host else weight.device
 
     def _weights(self) -> Iterator[torch.Tensor]:
         return (weight.detach() for weight in self._trainer.weights())
 
     def _encoded(self, batch: Batch) -> Batch:
-        assert self._encoders is not None, "there are encoders where they are used"
+        assert self._encoders is not None
         with self._rank.span("encoders"):
             return self._encoders(batch)  # type: ignore[no-any-return] # a module's call has no type
 
     def after_step(self, mean_loss: Callable[[], float]) -> None:
-        """What follows the optimizer's step; ``mean_loss`` is a collective."""
+        """Run the actions after the optimizer's step; ``mean_loss`` is a collective."""
         if self._ema:
-            with self._rank.span("ema"):
-                self._average()
+            with self._rank.span("ema"):  # one weight after the other, as the public programs do
+                for average, weight in zip(self._ema, self._weights(), strict=True):
+                    average.mul_(_DECAY).add_(weight.to(average.device), alpha=1 - _DECAY)
         if self._program.logs:
             with self._rank.span("logging"):
                 mean_loss()
         if self._program.saves:
             with self._rank.span("saving"):
                 self._save()
-
-    def _average(self) -> None:
-        """average = 0.9999 average + 0.0001 weight, one weight after the other, as the public programs do it."""
-        for average, weight in zip(self._ema, self._weights(), strict=True):
-            average.mul_(_DECAY).add_(weight.to(average.device), alpha=1 - _DECAY)
 
     def _save(self) -> None:
         import torch
@@ -90,16 +83,16 @@ class Beside:
                 os.fsync(written.fileno())
         except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
             raise InvalidParameter(
-                f"program: saves=True cannot write {self._file.name} ({error}); make room or set TMPDIR"
+                f"program: saves=True cannot write {self._file.name} ({error}); free disk space or set TMPDIR"
             ) from None
 
     def tensors(self) -> Mapping[str, list[torch.Tensor]]:
-        """What this rank keeps between steps, by kind."""
+        """Return the tensors that this rank keeps between steps, by kind."""
         encoders = [] if self._encoders is None else [*self._encoders.parameters(), *self._encoders.buffers()]
         return {"encoders": encoders, "ema": self._ema}
 
     def close(self) -> None:
-        """Free it, and remove the checkpoint."""
+        """Free the tensors and remove the checkpoint."""
         self._encoders = None
         self._ema = []
         self._remove()

@@ -1,7 +1,7 @@
-"""DeepSpeed's layer of experts, as a peer of perfsuite's own; imported once DeepSpeed is known to be there.
+"""DeepSpeed's layer of experts and its Ulysses, to compare with perfsuite's; imported only if DeepSpeed is installed.
 
-Its groups are its own, made from all ranks: neighbouring ranks share the experts.  Without a capacity it pads every
-expert's rows to those of the fullest one; with one, an expert takes so many of a rank's tokens.
+The layer of experts makes its own groups from all ranks: neighbouring ranks share the experts.  Without a capacity it
+pads every expert's rows to those of the fullest one; with one, an expert takes at most as many of a rank's tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from deepspeed.moe.layer import MoE  # type: ignore[import-untyped] # DeepSpeed has no types
+from deepspeed.sequence.layer import DistributedAttention  # type: ignore[import-untyped] # as above
 from torch import nn
 
+from perfsuite.models.base import AttentionMethod
+from perfsuite.models.layers import Core
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.deepspeed.engine import start
 
@@ -35,7 +38,7 @@ class _Expert(nn.Module):
 
 
 class DeepSpeedLayer:
-    """``deepspeed.moe.layer.MoE`` without noise, random choices or a least capacity."""
+    """``deepspeed.moe.layer.MoE`` without noise, random choices or a minimum capacity."""
 
     normalizes_kept = True
     per_sample = False
@@ -60,25 +63,55 @@ class DeepSpeedLayer:
         self._experts = layer.deepspeed_moe.experts.deepspeed_experts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) to the same."""
+        """Return (B, S, D) for (B, S, D)."""
         output: torch.Tensor = self._layer(x)[0]
         return output
 
     def router(self) -> torch.Tensor:
-        """(E, D) parameter."""
+        """Return the (E, D) parameter."""
         weight: torch.Tensor = self._layer.deepspeed_moe.gate.wg.weight
         return weight
 
     def weight(self, name: str, index: int) -> torch.Tensor:
-        """One matrix of this rank's expert ``index``, in x out: a view of a parameter."""
+        """Return one matrix of this rank's expert ``index``, in x out, as a view of a parameter."""
         weight: torch.Tensor = getattr(self._experts[index], name).weight
         return weight.T
 
     def gradient(self, name: str, index: int) -> torch.Tensor | None:
-        """Its gradient."""
+        """Return the gradient of :meth:`weight`."""
         gradient = getattr(self._experts[index], name).weight.grad
         return None if gradient is None else gradient.T
 
     def clear(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._layer.zero_grad(set_to_none=True)
+
+
+_BATCH_DIM, _TOKENS_DIM, _HEADS_DIM = 0, 1, 2
+
+
+class _Local(nn.Module):
+    """Attention of whole sequences with some of the heads, in DeepSpeed's order of dimensions."""
+
+    def __init__(self, method: AttentionMethod) -> None:
+        super().__init__()
+        self.core = Core(method)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, H, E) for (B, S, H, E)."""
+        out: torch.Tensor = self.core(*(x.transpose(1, 2) for x in (query, key, value)))
+        return out.transpose(1, 2).contiguous()
+
+
+class DeepSpeedCore(nn.Module):
+    """Causal attention over the tokens of all ranks along cp, in place of a block's core."""
+
+    def __init__(self, rank: Rank, *, method: AttentionMethod) -> None:
+        super().__init__()
+        start(rank)
+        self.spread = DistributedAttention(_Local(method), rank.group("cp"), _HEADS_DIM, _TOKENS_DIM)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return this rank's (B, H, S, E) for its (B, H, S, E) queries and (B, K, S, E) keys and values."""
+        out: torch.Tensor = self.spread(*(x.transpose(1, 2) for x in (query, key, value)), _BATCH_DIM)
+        return out.transpose(1, 2)
