@@ -55,8 +55,6 @@ TWICE = {
 
 
 SMALL = {
-    *("perfsuite.plugin.hooks", "perfsuite.strategies.deepspeed.attention", "perfsuite.strategies.pipeline.emulated"),
-    *("perfsuite.strategies.single", "perfsuite.plugin.turns"),
 }
 """Modules of fewer than sixty lines with one importer, or none where another process loads the file; none is added."""
 CIRCULAR = {"workloads"}
