@@ -1,7 +1,6 @@
 """Signs that the machine was not left alone while something was timed.
 
-Of about 530 recorded runs, a share of CPU time in wall time below 0.98 flags 38 % of the bad ones and no good one.
-The load average flags nothing and is not used.
+The load average shows nothing of it and is not used.
 """
 
 from __future__ import annotations
@@ -16,13 +15,8 @@ from perfsuite.base.units import plural
 from perfsuite.platforms.cgroups import Throttling, cpu_quota, read_throttling, throttled
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import family_of_processes
-from perfsuite.record.result import Measurement
 from perfsuite.record.run import NOT_QUIET, THROTTLED
 
-CPU_SHARE_FLOOR = 0.98
-"""A rank that only computes and got less of its core than this shared it."""
-SWITCHED_SHARE = 0.25
-"""More samples than this with an involuntary context switch leave too few clean ones."""
 STEAL_SHARE = 0.01
 PRESSURE_PERCENT = 5.0
 OTHERS_SHARE = 0.05
@@ -134,27 +128,6 @@ def steal_share(before: HostLoad, after: HostLoad) -> float | None:
     return (after.stolen_ticks - before.stolen_ticks) / passed if passed > 0 else None
 
 
-def disturbance(measurement: Measurement, *, waits: bool, cores: int | None = None) -> str:
-    """Why this measurement was disturbed, as a phrase; empty when no sign says so.
-
-    ``waits`` is true where ranks wait inside a sample for each other or for a device (collectives, steps,
-    accelerators): their CPU share says nothing then.  With more rank threads than ``cores`` ranks disturb each other,
-    which is no news about the machine; nor is a switch where rank threads have every core, for then perfsuite's own
-    driver and the kernel have no other: on an idle machine of two cores every sample of two ranks has one.
-    """
-    on_cpu = [rank for rank in measurement.ranks if rank.device == "cpu"]
-    threads = sum(rank.threads for rank in on_cpu)
-    if measurement.smoke or not on_cpu or (cores is not None and threads > cores):
-        return ""
-    worst = min(on_cpu, key=lambda rank: rank.cpu_share)
-    if not waits and worst.cpu_share < CPU_SHARE_FLOOR:
-        return f"rank {worst.rank} got {worst.cpu_share:.0%} of its core"
-    has_room = cores is None or threads < cores
-    if has_room and measurement.disturbed_share > SWITCHED_SHARE:
-        return f"{measurement.disturbed_share:.0%} of the samples had an involuntary context switch"
-    return ""
-
-
 def warnings(
     disturbances: Iterable[tuple[str, str]], *, before: HostLoad | None = None, after: HostLoad | None = None
 ) -> list[str]:
@@ -196,5 +169,5 @@ def _signs_of_others(before: HostLoad, after: HostLoad) -> list[str]:
     if stolen is not None and stolen > STEAL_SHARE:
         signs.append(f"the hypervisor took {stolen:.1%} of the core time")
     if before.pressure_percent is not None and before.pressure_percent > PRESSURE_PERCENT:
-        signs.append(f"tasks waited for a core in {before.pressure_percent:g} % of the 10 s before the first case")
+        signs.append(f"tasks waited for a core in {before.pressure_percent:.0f} % of the 10 s before the first case")
     return signs

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 
 from perfsuite.base.text import folded, printable
-from perfsuite.base.units import format_seconds, readable_unit, significant
+from perfsuite.base.units import format_seconds, plural, readable_unit, significant
 from perfsuite.metrics import REGISTRY
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import phrases
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.verdict import Verdict
@@ -30,9 +31,9 @@ def case_facts(result: Result) -> Iterator[tuple[str, str]]:
         median, least, most = (format_seconds(time_s) for time_s in (measurement.median_s, times[0], times[-1]))
         yield (
             "timed",
-            f"{len(times)} samples of {measurement.iterations} iterations, {measurement.backend}, "
-            f"{measurement.process} processes: median {median}, {least} to {most}; "
-            f"{measurement.disturbed_share:.0%} disturbed{steady}",
+            f"{plural(len(times), 'sample')} of {plural(measurement.iterations, 'iteration')}, {measurement.backend}, "
+            f"{measurement.process} processes: median {median}, {least} to {most}"
+            f"{f'; disturbed: {reason}' if (reason := disturbance(result)) else ''}{steady}",
         )
     elif result.outcome == "measured":
         yield "timed", f"median {format_seconds(result.median_s)}"
@@ -53,7 +54,7 @@ def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
         known = [significant(value, 2) for value in interval if value is not None]
         between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
         figure = f"{significant(metric.value)}{between} {metric.unit}".strip()
-        yield metric.name, f"{figure}  {share_of_peak(metric)}".strip()
+        yield metric.name, f"{figure}  {share_of_peak(metric, result)}".strip()
 
 
 def case_grids(measurement: Measurement) -> Iterator[Grid]:

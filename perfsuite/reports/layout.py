@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.base.text import printable
+from perfsuite.base.text import folded, printable
 from perfsuite.reports.document import Grid
 
 _GAP = "  "
+
+
+def fit(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Yield lines no wider than ``width``: a wider one goes on below, two columns further in.
+
+    Only a word that is wider by itself, such as an id or a path, stays whole.
+
+    >>> list(fit(["  peak of a link", "short"], 10))
+    ['  peak of', '    a link', 'short']
+    """
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        yield from [line] if len(line) <= width else folded(line, width, indent)
 
 
 def grid_lines(grids: Iterable[Grid], width: int | None = None) -> list[str]:

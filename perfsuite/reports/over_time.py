@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -57,7 +58,12 @@ def _accumulated(findings: Findings) -> Grid:
 
 
 def _accumulated_rows(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    steps: Counter[str] = Counter()
+    for change in findings.changes:
+        steps[change.case] += len(change.steps)
     for one in findings.accumulated:
+        if steps[one.case] == 1:  # the table of changes has this one step
+            continue
         commit = short(findings.ordered.sessions[one.since].revision.commit)
         since = f"its best, reached at {commit}" if one.is_best else findings.since
         yield escaped(one.case), str(one.ratio), escaped(since)

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perfsuite.base.units import plural
 from perfsuite.gate.physics import speed_up_violation
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
 from perfsuite.reports.document import Grid
@@ -27,7 +29,9 @@ class Point:
     time_s: float
     """Median seconds of a step."""
     devices: int | None = None
-    """Distinct devices behind the ranks; None where nobody knows."""
+    """Distinct devices behind the ranks; None if it is unknown."""
+    disturbed: str = ""
+    """Why its time is disturbed, see :func:`perfsuite.platforms.quiet.disturbance`; empty if it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,16 @@ class Scaling:
     @property
     def base_name(self) -> str:
         """``1 rank``, ``2 ranks``."""
-        return f"{self.base.ranks} rank{'' if self.base.ranks == 1 else 's'}"
+        return plural(self.base.ranks, "rank")
+
+    @property
+    def doubt(self) -> str:
+        """Why the efficiency cannot be true: a disturbed time, or a speed-up above linear; else empty."""
+        for point in (self.point, self.base):
+            if point.disturbed:
+                return f"{name_of(point.case)} was disturbed: {point.disturbed}"
+        above = speed_up_violation(self.speed_up, self.point.ranks, self.base.ranks)
+        return f"{above}, look at the base" if above else ""
 
     @property
     def shared(self) -> bool:
@@ -75,6 +88,7 @@ def point_of(result: Result) -> Point | None:
         work=work,
         time_s=result.median_s,
         devices=len({(rank.host, rank.device) for rank in result.measurement.ranks}),
+        disturbed=disturbance(result),
     )
 
 
@@ -113,12 +127,16 @@ def scaling_grid(found: Iterable[Scaling]) -> Grid:
     rows, notes = [], []
     for scaling in known:
         point, name = scaling.point, name_of(scaling.point.case)
-        told = ("base", "", "")
+        cells = ("base", "", "")
         if point is not scaling.base:
-            told = (f"{scaling.speed_up:.3g}", f"vs {scaling.base_name}", f"{scaling.efficiency:.0%}")
-            if doubt := speed_up_violation(scaling.speed_up, point.ranks, scaling.base.ranks):
-                notes.append(f"{name}: {doubt}, look at the base")
-        rows.append((name, str(point.ranks), scaling.kind, *told))
+            sign = "~" if scaling.doubt else ""
+            cells = (
+                f"{sign}{scaling.speed_up:.3g}",
+                f"vs {scaling.base_name}",
+                "" if sign else f"{scaling.efficiency:.0%}",
+            )
+            notes += [f"~ {name}: {scaling.doubt}"] if sign else []
+        rows.append((name, str(point.ranks), scaling.kind, *cells))
     if any(scaling.shared and scaling.point is not scaling.base for scaling in known):
         notes.append("ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
     columns = ("scaling", "ranks", "kind", "speed-up", "over", "efficiency")

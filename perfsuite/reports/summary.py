@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
 from perfsuite.base.units import format_seconds, percent, plural, readable_rate
 from perfsuite.metrics import is_headline
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
@@ -74,7 +75,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     if changed:
         lines.table(("verdict", "case", "change"), [_changed_row(verdict) for verdict in changed])
     if run.skips:
-        reasons = "; ".join(f"{said(reason)} {count}" for reason, count in skip_reasons(run.skips.values())[:5])
+        reasons = "; ".join(f"{count} x {said(reason)}" for reason, count in skip_reasons(run.skips.values())[:5])
         lines.add("")
         lines.add(f"{len(run.skips)} skipped: {reasons}")
     names = {verdict.case for verdict in changed}
@@ -174,7 +175,7 @@ def _changed_row(verdict: Verdict) -> tuple[str, str, str]:
 def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
     median = _text(result.detail) or "no samples"
     if result.outcome == "measured":
-        median = format_seconds(result.median_s, 3)
+        median = f"{'~' if disturbance(result) else ''}{format_seconds(result.median_s, 3)}"
     return (
         _cell(result.case),
         str(result.world_size),
@@ -189,7 +190,7 @@ def best_figure(result: Result) -> str:
     for metric in reversed(result.metrics):
         if metric.value is not None and is_headline(metric.name) and metric.unit not in ("s", "us", "ms"):
             name, times = readable_rate([metric.value], metric.unit)
-            return f"{metric.value * times:.3g} {name} {share_of_peak(metric)}".strip()
+            return f"{metric.value * times:.3g} {name} {share_of_peak(metric, result)}".strip()
     return ""
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from perfsuite.base.text import listed
-from perfsuite.base.units import format_seconds, readable_rate, significant
+from perfsuite.base.units import format_seconds, plural, readable_rate, significant
 from perfsuite.metrics import REGISTRY, is_headline
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
 from perfsuite.reports.devices import BURST_NOTE, burst, every_device_grid
@@ -123,12 +124,14 @@ def _share(row: Result, *, name: str) -> str:
     metric = _find(row, name)
     if metric is not None and metric.is_above_measured_peak:
         return ABOVE_MEASURED_PEAK
-    share = metric.share_of_peak if metric else None
+    share = metric.share_of_peak if metric and not disturbance(row) else None
     return "" if share is None else f"{share:.1%}"
 
 
 def _median(row: Result) -> str:
-    return row.detail if row.outcome == "out_of_memory" else format_seconds(row.median_s, _digits(row))
+    if row.outcome == "out_of_memory":
+        return row.detail
+    return f"{'~' if disturbance(row) else ''}{format_seconds(row.median_s, _digits(row))}"
 
 
 def _digits(result: Result) -> int:
@@ -152,7 +155,7 @@ def _late(measurement: Measurement) -> str:
 
 
 def _samples(measurement: Measurement) -> str:
-    unsteady = "" if measurement.warmup_steady else " ~"
+    unsteady = "" if measurement.warmup_steady else " ^"
     return f"{len(measurement.times_s)} x {measurement.iterations}{unsteady}"
 
 
@@ -168,9 +171,8 @@ def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
     lines = [f"  {note}{'' if len(names) == len(rows) else f' ({listed(names, 1)})'}" for note, names in cases.items()]
     hidden = {metric.name for row in rows for metric in row.metrics if not is_headline(metric.name)}
     if hidden:
-        lines.append(
-            f"  {len(hidden)} more metrics per case: perfsuite show --case, --benchmark-json and --junitxml have them"
-        )
+        more = plural(len(hidden), "more metric")
+        lines.append(f"  {more} per case: perfsuite show --case, --benchmark-json and --junitxml have them")
     lines += [
         f"  {purpose} ({row.name}): {why}"
         for row in rows
@@ -179,8 +181,11 @@ def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
     ]
     if any(row.case in reused for row in rows):
         lines.append("  * from the journal of the run that this one resumes")
+    reasons = [reason for row in rows if (reason := disturbance(row))]
+    if reasons:
+        lines.append(f"  ~ disturbed, without a share of the peak: {plural(len(reasons), 'case')}, as {reasons[0]}")
     if any(row.measurement and not row.measurement.warmup_steady for row in rows):
-        lines.append("  ~ the warm-up ended before the time per iteration was steady")
+        lines.append("  ^ the warm-up ended before the time per iteration was steady")
     return lines
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import listed, without_paths
 from perfsuite.base.units import format_seconds, plural, scaled
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import describe, word
 from perfsuite.record.result import Result
 from perfsuite.reports.case_details import case_facts, case_metrics
@@ -28,10 +29,6 @@ _KEY = (
 )
 """The figure of a row: the first that the case has."""
 COLUMNS = ("case", "ranks", "median", "figure", "rank spread", "disturbed", "verdict")
-
-_DISTURBED = (
-    "Disturbed: samples in which a rank was switched out; ranks that fill every core of a host do that to each other."
-)
 
 
 def section(material: Material) -> Section | None:
@@ -68,8 +65,6 @@ def section(material: Material) -> Section | None:
         ordered = [dataclasses.replace(row, cells=(*row.cells[:-1], ("", None))) for row in ordered]
     kept = [place for place in range(len(COLUMNS)) if not place or any(row.cells[place - 1][0] for row in ordered)]
     columns = tuple(COLUMNS[place] for place in kept)
-    if "disturbed" in columns:
-        more.append(_DISTURBED)
     shown = [dataclasses.replace(row, cells=tuple(row.cells[place - 1] for place in kept if place)) for row in ordered]
     table = CaseTable(columns=columns, rows=shown, more=" ".join(more))
     return Section(key="cases", title="All cases", blocks=[table])
@@ -93,7 +88,7 @@ def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
     measurement = case.measurement if looked_into and case.outcome == "measured" else None
     verdict = material.verdicts.get(case.case)
     spread = measurement.rank_spread if measurement is not None and case.world_size > 1 else None
-    disturbed = measurement.disturbed_share if measurement is not None else None
+    disturbed = disturbance(case) if measurement is not None else ""
     median = format_seconds(case.median_s, 3) if case.outcome == "measured" else _why(case)
     return CaseRow(
         anchor=anchor_of(case.case, case.fingerprint),
@@ -103,7 +98,7 @@ def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
             (median, case.median_s if case.outcome == "measured" else None),
             (_figure(case), None),
             ("" if spread is None else f"{spread:.0%}", spread),
-            ("" if disturbed is None else f"{disturbed:.0%}", disturbed),
+            (disturbed, None),
             ("" if verdict is None else word(verdict), None),
         ),
     )

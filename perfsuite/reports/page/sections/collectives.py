@@ -144,7 +144,7 @@ def _points(members: Sequence[Result], title: str) -> Grid:
             format_seconds(case.median_s, 3),
             scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
             scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
-            share_of_peak(case.metric("busbw_gb_per_s")),
+            share_of_peak(case.metric("busbw_gb_per_s"), case),
         )
         for case in ordered[:MOST_ROWS]
     ]

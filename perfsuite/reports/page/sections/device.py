@@ -64,7 +64,8 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
         if intensity is not None:
             rate = case.values["tflops"] * 1e12
             dtype = str(case.parameters.get("dtype"))
-            told = f"{words_of(case.case)}: {scaled(rate, _unit(dtype))} {share_of_peak(case.metric('tflops'))}".strip()
+            share = share_of_peak(case.metric("tflops"), case)
+            told = f"{words_of(case.case)}: {scaled(rate, _unit(dtype))} {share}".strip()
             points.append({"intensity": intensity, "rate": rate, "dtype": dtype, "told": told})
     table = grid(
         ("case", "dtype", "rate", "share of peak", "time", "operations per byte"),
@@ -73,7 +74,7 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
                 case.name,
                 str(case.parameters.get("dtype", "")),
                 scaled(case.values["tflops"] * 1e12, _unit(str(case.parameters.get("dtype")))),
-                share_of_peak(case.metric("tflops")),
+                share_of_peak(case.metric("tflops"), case),
                 format_seconds(case.median_s, 3),
                 f"{figure:.3g}" if (figure := _intensity(case)) else "",
             )
@@ -154,7 +155,7 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
     kinds: dict[str, None] = {"reached": None}
     for row, case in zip(names, drawn, strict=True):
         reached = case.values["gb_per_s"] * 1e9
-        told = f"{case.name}: {scaled(reached, 'B/s')} {share_of_peak(case.metric('gb_per_s'))}".strip()
+        told = f"{case.name}: {scaled(reached, 'B/s')} {share_of_peak(case.metric('gb_per_s'), case)}".strip()
         values.append({"row": row, "what": "reached", "value": reached, "told": told})
         if peak := case.peak("gb_per_s"):
             what = f"{peak.kind} peak"
@@ -166,7 +167,7 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
             (
                 case.name,
                 scaled(case.values["gb_per_s"] * 1e9, "B/s"),
-                share_of_peak(case.metric("gb_per_s")),
+                share_of_peak(case.metric("gb_per_s"), case),
                 format_seconds(case.median_s, 3),
                 next((metric.note for metric in case.metrics if metric.name == "gb_per_s"), ""),
             )

@@ -26,7 +26,8 @@ def section(material: Material) -> Section | None:
     results = _of_series(material.measured)
     series: dict[tuple[str, str], list[Scaling]] = {}
     for scaling in scalings(results).values():
-        series.setdefault((scaling.kind, without_ranks(scaling.point.case)), []).append(scaling)
+        if not scaling.doubt:  # neither a disturbed time nor a speed-up above linear is drawn
+            series.setdefault((scaling.kind, without_ranks(scaling.point.case)), []).append(scaling)
     charts = []
     for kind in ("weak", "strong", "mixed"):
         mine = {case: sorted(points, key=_ranks) for (of, case), points in series.items() if of == kind}
