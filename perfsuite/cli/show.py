@@ -68,11 +68,8 @@ def _only(record: RunRecord, text: str) -> RunRecord:
         raise ConfigurationError(f"no case of {record.name} has {text!r} in its id; leave --case out to see all")
     gate = record.gate
     if gate is not None:
-        gate = GateRecord(
-            gate=gate.gate,
-            fail_on=gate.fail_on,
-            verdicts=tuple(verdict for verdict in gate.verdicts if text in verdict.case),
-        )
+        judged = tuple(verdict for verdict in gate.verdicts if text in verdict.case)
+        gate = GateRecord(gate=gate.gate, fail_on=gate.fail_on, verdicts=judged)
     return dataclasses.replace(
         record, results=results, failures=failures, interrupted=interrupted, skips=skips, gate=gate
     )

@@ -104,7 +104,7 @@ def _library(facts: Facts) -> Said | None:
     version = str(facts.worker.get(name, "unknown"))
     if not floor:
         told = f"{name} {version}" if version != "unknown" else name
-        return Said(verdict="does not apply", evidence=f"{told}: the report's 2.18 counts another library's versions")
+        return Said(verdict="does not apply", evidence=f"{told}: 2.18 is a version of another library")
     if not numbers(version):
         return None
     if numbers(version) >= numbers(floor):
@@ -192,7 +192,7 @@ def _batch(facts: Facts) -> Said | None:
     if share < LEAST_BATCH:
         return Said(verdict="no", evidence=evidence, advice="raise micro_batch_size towards the largest that fits")
     if not within:
-        return Said(verdict="no", evidence=evidence, advice="choose global_batch_size within the report's range")
+        return Said(verdict="no", evidence=evidence, advice="choose global_batch_size within that range")
     return Said(verdict="yes", evidence=evidence)
 
 
@@ -206,7 +206,7 @@ def _in_range(training: Sequence[TableCase]) -> tuple[bool, str]:
     language = [case for case in training if "vocabulary" in case.settings]
     case = max(language or training, key=size)
     (low, high), unit = (BATCH_TOKENS, "tokens") if language else (BATCH_SAMPLES, "samples")
-    told = f"largest global batch {size(case):,.0f} {unit} ({_token(case)}), the report has {low:,} to {high:,}"
+    told = f"largest global batch {size(case):,.0f} {unit} ({_token(case)}), {low:,} to {high:,} asked for"
     return low <= size(case) <= high, told
 
 

@@ -40,9 +40,13 @@ def short_name(node: str) -> str:
 
     >>> short_name("test_perf/test_train.py::test_ddp[cpu-ws2-gpt2-tiny]")
     'ddp ws2-gpt2-tiny'
+    >>> short_name("test_perf/test_published.py::test_published[a100-001-latte-l-b1-w8-2x8]")
+    'latte-l-b1-w8-2x8'
     """
     test, _, words = bare_name(node).partition("[")
     words = words.removesuffix("]").partition("-")[2]
+    if _OF_RECIPE.search(node):
+        return printable(words.partition("-")[2], 60)
     return printable(f"{test.removeprefix('test_')} {words}".strip(), 60)
 
 

@@ -1,7 +1,6 @@
-"""A run on one screen: what was measured, what the gate says, whether to trust it, a line per family, what is notable.
+"""A run on one screen: counts, the gate, trust, a row per question, a line per family, notable cases, the next command.
 
-At most MOST_LINES lines at any number of cases, none wider than the terminal but an id or a path alone on its line.
-Meaning is in the words; a mark is only what a terminal may colour.
+It has at most MOST_LINES lines, none wider than the terminal but an id or a path alone on its line.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 MOST_LINES = 40
 _LABEL = 12
-"""Columns of a line's label."""
 _FAMILY_LINES = 2
 _REASONS_TO_DOUBT = 6
 _FINE = ("pass", "improved", "no-baseline", "learning")
@@ -36,7 +34,7 @@ _REASONS = 3
 _REASON = 60
 """Characters of a reason for skipping."""
 _LOUD = {THROTTLED: "THROTTLED", NOT_QUIET: "NOT QUIET"}
-"""What a warning begins with that leaves little to trust, and its word here."""
+"""Beginnings of the warnings that are printed first, and their words."""
 Mark = Literal["", "bad", "doubt", "good"]
 _MARKS: dict[str, tuple[str, Mark]] = {
     **dict.fromkeys(("impossible", "failed", "regressed", "drifted", "environment", "undecided"), ("!", "bad")),
@@ -48,7 +46,7 @@ _MARKS: dict[str, tuple[str, Mark]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenLine:
-    """One line of text."""
+    """A line, and how a terminal may colour it."""
 
     text: str
     mark: Mark = ""
@@ -96,39 +94,39 @@ def screen(
 def outcome_counts(run: RunRecord) -> str:
     """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
     skipped = len(_skipped(run))
-    told = outcomes(
+    counts = outcomes(
         run.results.values(),
         failed=len(run.failures),
         interrupted=len(run.interrupted),
         skipped=skipped,
         xfailed=len(run.skips) - skipped,
     )
-    told = told or "no cases"
-    return f"{told}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else told
+    counts = counts or "no cases"
+    return f"{counts}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else counts
 
 
 def outcomes(results: Iterable[Result], reused: Collection[str] = (), **without: int) -> str:
-    """How many cases were measured, come from the journal that the run resumed (``reused``), ran out of memory, ...
+    """Return the counts of cases by outcome; ``reused`` are from the journal that the run resumed.
 
-    ``without`` are the counts of those without a result, by what became of them.
+    ``without``: counts of cases without a result, by reason.
     """
     counts = Counter("reused" if result.case in reused else result.outcome for result in results)
-    told = {
+    by_outcome = {
         "measured": counts["measured"],
         "from the journal": counts["reused"],
         "built, checked and run once, not measured": counts["smoke"],
         "out of memory": counts["out_of_memory"],
         **without,
     }
-    return ", ".join(f"{count} {what}" for what, count in told.items() if count)
+    return ", ".join(f"{count} {outcome}" for outcome, count in by_outcome.items() if count)
 
 
 def _gate(run: RunRecord, width: int, stores: bool) -> Iterator[ScreenLine]:
     if run.gate is None:
         return
-    told = verdict_counts(run.gate.by_case, run.gate.gate, stores=stores)
     failing = any(run.gate.fails(verdict.name) for verdict in run.gate.verdicts)
-    yield from _labelled("gate", told, width, "bad" if failing else "")
+    counts = verdict_counts(run.gate.by_case, run.gate.gate, stores=stores)
+    yield from _labelled("gate", counts, width, "bad" if failing else "")
     for line in (*undecided_lines(run.gate.verdicts, run.gate.gate), *run.gate.banner):
         yield from _labelled(" ", line, width, "doubt")
 
@@ -180,7 +178,7 @@ def _families(run: RunRecord, width: int, *, only: str = "") -> Iterator[ScreenL
 
 
 def _packed(family: FamilyLine, width: int) -> list[str]:
-    """As many parts as fit on _FAMILY_LINES lines, and how many do not."""
+    """Return the parts that fit on _FAMILY_LINES lines, and the count of the others."""
     lines: list[str] = [family.family.ljust(_LABEL)]
     count = left = len(family.parts) + family.more
     for part in family.parts:
@@ -206,16 +204,16 @@ def _packed(family: FamilyLine, width: int) -> list[str]:
 
 
 def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list[ScreenLine]:
-    """What to look at, the gravest first, in at most ``most`` lines; the others are counted."""
+    """Return the findings, the gravest first, in at most ``most`` lines; the last line counts the others."""
     if not findings:
         return []
     lines = [ScreenLine(text="notable")]
-    for told, one in enumerate(findings):
-        left = len(findings) - told
+    for number, one in enumerate(findings):
+        left = len(findings) - number
         own = _finding(one, width)
         room = most - len(lines) - (1 if left > 1 else 0)
-        if len(own) > room and told:
-            kinds = Counter(rest.kind for rest in findings[told:])
+        if len(own) > room and number:
+            kinds = Counter(rest.kind for rest in findings[number:])
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             lines.append(ScreenLine(text=f" . and {left} more: {counts}"))
             break
@@ -234,16 +232,15 @@ def _finding(one: Notable, width: int) -> list[ScreenLine]:
 
 
 def skip_reasons(skips: Iterable[str]) -> list[tuple[str, int]]:
-    """Reasons with their counts, the commonest first; numbers of ranks in a reason do not make it another."""
-    return Counter(_cut(printable(reason)) for reason in skips).most_common()
-
-
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 3].rstrip()}..."
+    """Return reasons, cut to _REASON characters, with their counts, the commonest first."""
+    texts = map(printable, skips)
+    return Counter(
+        text if len(text) <= _REASON else f"{text[: _REASON - 3].rstrip()}..." for text in texts
+    ).most_common()
 
 
 def _skipped(run: RunRecord) -> list[str]:
-    """The reasons, without those of cases that failed as expected."""
+    """Return the reasons of skipped cases; those that failed as expected are left out."""
     return [reason for reason in run.skips.values() if not reason.startswith(XFAILED)]
 
 

@@ -1,4 +1,4 @@
-"""The tables that people read at the end of a run: lines of plain text, nothing of pytest."""
+"""The tables at the end of a run, as lines of plain text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, plural, readable_rate, significant
 from perfsuite.metrics import REGISTRY, is_headline
 from perfsuite.metrics.disturbance import disturbance
-from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
 from perfsuite.reports.devices import BURST_NOTE, burst, every_device_grid
 from perfsuite.reports.layout import grid_lines, lay_out
@@ -20,7 +20,7 @@ from perfsuite.reports.scaling import scaling_grid, scalings
 
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
-"""What a clock that no power cap holds down yet makes larger."""
+"""Rates that are larger before a power cap lowers the clock."""
 SAME_AS_MEDIAN = "latency_us"
 """The median column shows it already."""
 
@@ -32,10 +32,10 @@ def metric_tables(
     verdicts: Mapping[str, str] = MappingProxyType({}),
     reused: Collection[str] = (),
 ) -> list[str]:
-    """A table per test file and family of metrics: the cases, their times, metrics and ranks.
+    """Return a table per test file and family of metrics: cases, times, metrics and ranks.
 
-    ``verdicts``: the word of the gate by node id; ``reused``: cases from the journal that the run resumed.  What is
-    equal in all rows of a table is told above it.
+    ``verdicts``: the word of the gate by node id; ``reused``: cases from the journal that the run resumed.  Settings
+    that are equal in all rows are printed once above the table.
     """
     families: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
     for result in results:
@@ -56,7 +56,7 @@ def metric_tables(
 
 
 _SETTINGS = ("ranks", "spread\nslowest", "last\nby", "samples", "verdict")
-"""Columns that are told once where they are equal in all rows; what was measured stands in every row."""
+"""Columns that are printed once above a table if they are equal in all rows."""
 Cell = Callable[[Result], str]
 
 
@@ -75,9 +75,9 @@ def _table(
         columns.append((_heading(name, unit), functools.partial(_value, name=name, scale=scale)))
         columns.append((share, functools.partial(_share, name=name)))
     columns += [
-        ("spread\nslowest", lambda row: _of(row, _spread)),
-        ("last\nby", lambda row: _of(row, _late)),
-        ("samples", lambda row: _of(row, _samples)),
+        ("spread\nslowest", _spread),
+        ("last\nby", _late),
+        ("samples", _samples),
         ("verdict", lambda row: verdicts.get(row.case, "")),
     ]
     headings, cells = ["case"], [[row.name + (" *" if row.case in reused else "") for row in rows]]
@@ -94,14 +94,14 @@ def _table(
 
 
 def _unit(name: str, rows: Sequence[Result]) -> tuple[str, float]:
-    """The unit in which a column reads best, and how many of it are one of the metric's."""
+    """Return the unit of a column, and the factor from the metric's unit."""
     metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
     return readable_rate([metric.value or 0.0 for metric in metrics], unit)
 
 
 def _heading(name: str, unit: str) -> str:
-    """What the metric is, and its unit below: ``busbw``, ``GB/s``; the unit alone where the name says no more."""
+    """Return the name of a metric and its unit below: ``busbw``, ``GB/s``."""
     if name.endswith("_per_device"):
         return f"{unit}\nper device"
     spec = REGISTRY[name].unit.lower().replace("/", "_per_") if name in REGISTRY else unit
@@ -135,32 +135,29 @@ def _median(row: Result) -> str:
 
 
 def _digits(result: Result) -> int:
-    """Significant digits: the fourth is noise where half of the samples are further apart than a thousandth."""
+    """Return 4 digits if the middle half of the samples agrees to a thousandth, else 3."""
     times = sorted(result.measurement.times_s) if result.measurement else []
     middle = times[len(times) // 4 : len(times) - len(times) // 4]
     return 4 if not middle or middle[-1] - middle[0] <= _STEADY * middle[0] else 3
 
 
-def _of(row: Result, cell: Callable[[Measurement], str]) -> str:
-    return "" if row.measurement is None else cell(row.measurement)
+def _spread(row: Result) -> str:
+    seen = row.measurement
+    return f"{seen.rank_spread:.1%} r{seen.slowest_rank}" if seen and seen.world_size > 1 else ""
 
 
-def _spread(measurement: Measurement) -> str:
-    return f"{measurement.rank_spread:.1%} r{measurement.slowest_rank}" if measurement.world_size > 1 else ""
-
-
-def _late(measurement: Measurement) -> str:
-    arrival = measurement.arrival
+def _late(row: Result) -> str:
+    arrival = row.measurement.arrival if row.measurement else None
     return f"r{arrival.late_rank} {format_seconds(float(f'{arrival.lag_s:.2g}'))}" if arrival else ""
 
 
-def _samples(measurement: Measurement) -> str:
-    unsteady = "" if measurement.warmup_steady else " ^"
-    return f"{len(measurement.times_s)} x {measurement.iterations}{unsteady}"
+def _samples(row: Result) -> str:
+    seen = row.measurement
+    return f"{len(seen.times_s)} x {seen.iterations}{'' if seen.warmup_steady else ' ^'}" if seen else ""
 
 
 def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
-    """Why values or shares are missing, each reason once."""
+    """Return the reasons for missing values and shares, each once."""
     cases: dict[str, list[str]] = {}
     for row in rows:
         for metric in row.metrics:
@@ -190,22 +187,21 @@ def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
 
 
 def peak_lines(results: Iterable[Result]) -> list[str]:
-    """Each peak that a share was taken of, with its source."""
+    """Return a line for each peak that a share is of, with its source."""
     peaks: dict[str, Peak] = {}
     for result in results:
         for metric in result.metrics:
             if metric.peak is not None:
                 what = result.work.dtype if result.work.flops else result.work.memory_path or "link"
                 peaks.setdefault(f"{what.replace('_', ' ')} {metric.peak.value:.4g} {metric.peak.unit}", metric.peak)
-    return [f"peak {text} ({_source(peak)})" for text, peak in peaks.items()]
-
-
-def _source(peak: Peak) -> str:
-    return peak.source if peak.source.startswith(peak.kind) else f"{peak.kind}: {peak.source}"
+    return [
+        f"peak {text} ({'' if peak.source.startswith(peak.kind) else f'{peak.kind}: '}{peak.source})"
+        for text, peak in peaks.items()
+    ]
 
 
 def clock_lines(results: Iterable[Result]) -> list[str]:
-    """Resolution and cost of each clock, as measured by the ranks; the worst seen."""
+    """Return a line for each clock: the worst resolution and cost that a rank measured."""
     clocks: dict[str, list[ClockFacts]] = {}
     for result in results:
         if result.measurement is not None:
@@ -220,7 +216,7 @@ def clock_lines(results: Iterable[Result]) -> list[str]:
 def tables(
     results: Sequence[Result], width: int, *, verdicts: Mapping[str, str], reused: Collection[str] = ()
 ) -> list[str]:
-    """Metrics by file, fits of collectives, pairs, devices, scaling, pipelines, in blocks of ``width`` columns."""
+    """Return all tables: metrics by file, fits of collectives, pairs, devices, scaling and pipelines."""
     grids = [
         fits_grid(fit_collectives(results)),
         *pair_grids(results),

@@ -1,4 +1,4 @@
-"""The tables of a style: a row per case, published rows below, and what a reader must know of their cells."""
+"""The tables of a style: a row per case with its published row below, then published rows of other hardware."""
 
 from __future__ import annotations
 
@@ -88,14 +88,16 @@ def _grid(
     ordered = sorted(cases, key=lambda case: _order(case, columns, least))
     lines = placed(published, ordered, spec.pair_by, material.rest)
     columns = _readable(_told_apart(columns, ordered), ordered, lines)
-    rows = [(*(_published_cell(row.line, column) for column in columns), row.missing) for row in lines if row.after < 0]
-    for index, case in enumerate(ordered):
-        rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
-        rows += [
-            (*(_published_cell(row.line, column) for column in columns), row.missing)
-            for row in lines
-            if row.after == index
-        ]
+    platforms = {case.platform for case in ordered}
+    below = [row.after if platforms & set(row.line.run.platforms) else len(ordered) for row in lines]
+    rows = []
+    for index in range(-1, len(ordered) + 1):  # published rows of other hardware are after all measured ones
+        if 0 <= index < len(ordered):
+            case = ordered[index]
+            rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
+        for row, place in zip(lines, below, strict=True):
+            if place == index:
+                rows.append((*(_published_cell(row.line, column) for column in columns), row.missing))
     remarks = any(row[-1] for row in rows)
     shown = {column.key: column.title for column in columns if column.value}
     return Grid(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import code_text
+from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
-from perfsuite.reports.tables.spec import DP, GLOBAL, LAYOUT, PP, SAMPLES, TP, ColumnSpec, Style, TableSpec, setting
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, setting
 
 
 def is_of_grid(case: TableCase) -> bool:
@@ -66,16 +67,16 @@ ONEFLOW = Style(
             columns=(
                 _GROUP,
                 _CASE,
-                LAYOUT,
+                c.LAYOUT,
                 setting("nodes", "nodes"),
                 setting("devices per node", "devices_per_node"),
-                DP,
-                TP,
-                PP,
+                c.DP,
+                c.TP,
+                c.PP,
                 setting("micro-batch", "micro_batch_size"),
                 setting("micro-batch x dp", "micro_times_dp"),
                 setting("accumulation", "num_micro_batches"),
-                GLOBAL,
+                c.GLOBAL,
                 setting("hidden size", "hidden_size"),
                 setting("heads", "num_heads"),
                 setting("layers", "num_layers"),
@@ -91,12 +92,12 @@ ONEFLOW = Style(
             columns=(
                 _GROUP,
                 _CASE,
-                LAYOUT,
+                c.LAYOUT,
                 _ATTENTION,
                 ColumnSpec(title="latency ms", key="step_time_s", scale=1000),
                 _WHOLE_CARD,
                 ColumnSpec(title="memory peak GiB (allocated)", key="peak_gib"),
-                SAMPLES,
+                c.SAMPLES,
             ),
         ),
         TableSpec(
@@ -104,7 +105,7 @@ ONEFLOW = Style(
             select=is_of_grid,
             published=("003/results",),
             pair_by=_SAME_AXES,
-            columns=(_GROUP, _CASE, LAYOUT, _ATTENTION, setting("log, as OneFlow calls it", "log_name")),
+            columns=(_GROUP, _CASE, c.LAYOUT, _ATTENTION, setting("log, as OneFlow calls it", "log_name")),
             notes=("OneFlow's program writes a log of this name for the same case",),
         ),
     ),

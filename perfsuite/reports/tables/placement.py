@@ -225,7 +225,8 @@ def _comparable(case: TableCase, line: PublishedLine) -> str:
     if case.simulated:
         differing.insert(0, "the devices here are simulated")
     if differing:
-        return f"not comparable with the row above: {'; '.join(differing)}"
+        row = "measured row" if any(each.startswith("platform ") for each in differing) else "row above"
+        return f"not comparable with the {row}: {'; '.join(differing)}"
     known = said(line.run, _as_it_ran(case))
     return f"the same run{' as is projected above' if case.projected else ''}{known}"
 

@@ -27,8 +27,14 @@ _NAMED = 4
 LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] contradictory: perfsuite docs published"
 
 
+def best_style(recordings: Sequence[Recording], styles: Sequence[Style]) -> Style:
+    """Return the style that has a table for most cases; of several the first."""
+    cases = [case for recording in recordings for case in (*table_cases(recording), *projected_cases(recording))]
+    return max(styles, key=lambda style: sum(bool(case.values) and _has_row(style, case) for case in cases))
+
+
 def fitting_styles(recordings: Iterable[Recording]) -> tuple[Style, ...]:
-    """Styles that measured or projected cases are of, and that have a table for them."""
+    """Return the styles that have a table for a measured or projected case."""
     cases = [
         case
         for recording in recordings
@@ -63,7 +69,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
     lines = ["# perfsuite report", "", *_head(recordings, base), ""]
     printed: list[list[str]] = []
     for style in styles:
-        lines += [f"## {style.title} (report {style.report})", ""]
+        lines += [f"## {style.title}", ""]
         for block in (*_preamble(style, styles, recordings, base), *map(markdown, grids_of(style, material))):
             if block not in printed:  # machine, software and kernels belong to several styles: once is enough
                 lines += block
@@ -136,7 +142,7 @@ def _described(recording: Recording) -> str:
     torch = f", torch {recording.run.versions['torch']}" if "torch" in recording.run.versions else ""
     simulated = "; the devices are simulated: no time here is a measurement" if recording.run.simulated else ""
     told = f"; rows of {plural(projected, 'projected case')} begin with 'projected'" if projected else ""
-    return escape(f"{measured} measured cases on {recording.run.hardware}{torch}{told}{simulated}")
+    return escape(f"{plural(measured, 'measured case')} on {recording.run.hardware}{torch}{told}{simulated}")
 
 
 def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:

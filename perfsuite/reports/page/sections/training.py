@@ -226,6 +226,6 @@ def _published(material: Material) -> list[Grid]:
         tables = tuple(spec for spec in style.tables if spec.published)
         for table in grids_of(dataclasses.replace(style, tables=tables), told):
             if any("published:" in cell for row in table.rows for cell in row):
-                title = f"{table.title}, published rows of report {style.report} beside"
+                title = f"{table.title}, published rows after them"
                 lines.append(grid(table.columns, table.rows, table.notes, title))
     return lines
