@@ -119,7 +119,7 @@ def test_the_documentation_shows_such_a_table():
 
 
 def test_ranks_that_share_a_device_are_told():
-    assert "share it" in scaling_table([ddp(1, 1.0, shared=True), ddp(2, 2.0, shared=True)])[-1]
+    assert "share one device" in scaling_table([ddp(1, 1.0, shared=True), ddp(2, 2.0, shared=True)])[-1]
 
 
 def test_a_speed_up_above_the_ranks_is_warned_of_with_its_base():

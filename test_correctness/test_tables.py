@@ -102,7 +102,7 @@ def test_values_that_were_not_measured_are_empty_with_the_reason():
 def test_a_build_that_ran_and_could_not_tell_is_not_called_missing():
     text = style("opensora", run(opensora(1, 1.0, records=MEMORY[:5], platform="cpu")))
     assert (
-        "- empty: fragmentation GiB; final (device) GiB; final (host) GiB: the memory build does not tell it here"
+        "- empty: fragmentation GiB; final (device) GiB; final (host) GiB: the memory build does not report it here"
         in section(text, "Memory per device")
     )
 

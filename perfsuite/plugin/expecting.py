@@ -49,7 +49,7 @@ def slow_members(result: Result) -> dict[str, str]:
         ends = ((" - ".join(link.ends), link) for link in slow_links(result))
         return {name: f"link {name} takes {percent(link.again)} longer, tried again" for name, link in ends}
     return {
-        f"{matrix.names[slow.pair[0]]} {matrix.names[slow.pair[1]]}": matrix.told(slow)
+        f"{matrix.names[slow.pair[0]]} {matrix.names[slow.pair[1]]}": matrix.sentence(slow)
         for matrix in pair_matrices([result])
         for slow in _faulty(matrix.slow)
     }

@@ -51,8 +51,8 @@ def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
             yield metric.name, f"unknown: {metric.note}" if metric.note else "unknown"
             continue
         interval = (values.get(end) for end in intervals.get(metric.name, ()))
-        known = [significant(value, 2) for value in interval if value is not None]
-        between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
+        ends_known = [significant(value, 2) for value in interval if value is not None]
+        between = f" ({' to '.join(ends_known)})" if len(set(ends_known)) == 2 else ""
         figure = f"{significant(metric.value)}{between} {metric.unit}".strip()
         yield metric.name, f"{figure}  {share_of_peak(metric, result)}".strip()
 
@@ -90,7 +90,7 @@ def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[
     facts = [f"{label}  {text}" for label, text in case_facts(result)]
     metrics = list(case_metrics(result))
     widest = max((len(name) for name, _ in metrics), default=0)
-    for line in (about, *facts, *(f"{name.ljust(widest)}  {told}" for name, told in metrics)):
+    for line in (about, *facts, *(f"{name.ljust(widest)}  {text}" for name, text in metrics)):
         yield from folded(f"  {printable(line, 2000)}", width, "    ")
     for grid in case_grids(result.measurement) if result.measurement is not None else ():
         yield from (f"  {line}" for line in lay_out(grid.columns, grid.rows, width - 2))

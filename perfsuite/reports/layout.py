@@ -56,7 +56,7 @@ def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int |
     """Return columns two spaces apart, numbers to the right; a heading may have two lines.
 
     A table wider than ``width`` is printed in blocks of columns, each with the first one again, or with the number of
-    the row where first cells are equal; if that leaves too little room, first cells are on lines of their own.
+    the row where first cells are equal; if first cells are wide, they are on lines of their own.
     """
     parts = [heading.partition("\n") for heading in headings]
     below = [[second for _, _, second in parts]] if any(second for _, _, second in parts) else []

@@ -1,7 +1,6 @@
-"""What a reader of a run should look at, the gravest first: one function for terminal, summary and page.
+"""Findings of a run, the gravest first, for terminal, summary and page.
 
-An effect has an interval only where it comes from several runs.  What one run of each case shows is ``unsure``: the
-spread of equal work, cases that do the same under different ids, is the least noise there is.
+An effect has an interval only if it comes from several runs.  A finding from one run of each case is ``unsure``.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ Sure = Literal["sure", "likely", "unsure"]
 _NAMED = 3
 """Keys of an environment that a sentence names."""
 TOLERANCE = GateSettings.tolerance
-"""Equal work may be this far apart."""
+"""Largest difference between cases of equal work that is not a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notable:
-    """One thing to look at."""
+    """One finding."""
 
     kind: Kind
     case: str
@@ -65,13 +64,13 @@ class Notable:
     interval: tuple[float, float] | None = None
     """95 % interval of the effect; None where there are not several runs."""
     cases: tuple[str, ...] = ()
-    """All cases that it tells of, where they are several."""
+    """All cases of the finding, if there are several."""
 
 
 def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, ...]:
-    """Everything notable of a run, the gravest kind first and in each the largest effect.
+    """Return all findings of a run, the gravest kind first and in each the largest effect.
 
-    ``more`` are findings of other rooms, such as change points of a history.
+    ``more``: further findings, such as change points of a history.
     """
     notes = [
         *_failed(run),
@@ -148,13 +147,13 @@ def _sentence(verdict: Verdict) -> str:
     finding = verdict.decisive
     if finding is None or finding.effect is None:
         return f"{verdict.name}: {'; '.join(verdict.reasons)}" if verdict.reasons else verdict.name
-    told = change_in_words(finding.effect, finding.interval, finding.quantity)
+    text = change_in_words(finding.effect, finding.interval, finding.quantity)
     if finding.before is not None and finding.after is not None:
-        told += f", {amount(finding.before, finding.unit)} -> {amount(finding.after, finding.unit)}"
+        text += f", {amount(finding.before, finding.unit)} -> {amount(finding.after, finding.unit)}"
     if verdict.name == "environment" and verdict.soft_differences:
         differs = dict.fromkeys(difference.partition(" ")[0] for difference in verdict.soft_differences)
-        told += f"; not as stored: {listed(list(differs), _NAMED)}"
-    return told if verdict.name in ("regressed", "improved") else f"{verdict.name}: {told}"
+        text += f"; not as stored: {listed(list(differs), _NAMED)}"
+    return text if verdict.name in ("regressed", "improved") else f"{verdict.name}: {text}"
 
 
 def _out_of_memory(run: RunRecord) -> Iterator[Notable]:
@@ -162,10 +161,13 @@ def _out_of_memory(run: RunRecord) -> Iterator[Notable]:
     for case, result in run.results.items():
         verdict = verdicts.get(case)
         if result.outcome == "out_of_memory" and not (verdict and verdict.name in FAILING):
-            known = ", as in the stored runs" if verdict and verdict.name == "pass" else ""
-            told = result.detail.removeprefix("OOM").strip()
+            as_stored = ", as in the stored runs" if verdict and verdict.name == "pass" else ""
+            amount_text = result.detail.removeprefix("OOM").strip()
             yield Notable(
-                kind="out-of-memory", case=case, sentence=f"out of memory {told}".strip() + known, sure="sure"
+                kind="out-of-memory",
+                case=case,
+                sentence=f"out of memory {amount_text}".strip() + as_stored,
+                sure="sure",
             )
 
 
@@ -228,7 +230,7 @@ def _slow_pairs(results: Iterable[Result]) -> Iterator[Notable]:
             yield Notable(
                 kind="slow-pair",
                 case=matrix.case,
-                sentence=f"{matrix.told(worst)}{more}",
+                sentence=f"{matrix.sentence(worst)}{more}",
                 sure="unsure",
                 effect=worst.factor - 1,
             )

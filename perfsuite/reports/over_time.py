@@ -1,4 +1,4 @@
-"""A history as tables: what changed between which commits, and what small changes add up to."""
+"""A history as tables: changes with their commits, sums of small changes, and changes of the environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OverTime:
-    """A history and what it shows."""
+    """A history and its findings."""
 
     history: HistoryFile
     findings: Findings
@@ -29,8 +29,12 @@ class OverTime:
 def history_grids(over_time: OverTime) -> list[Grid]:
     """Changes, accumulated changes and environment, those that are there; the first has the head's lines as notes."""
     history, findings = over_time.history, over_time.findings
-    grids = [grid for grid in (_accumulated(findings), _environment(findings)) if grid.rows]
-    return [_changes(history, findings), *grids]
+    sums = Grid(
+        title="Over time: sums of small changes",
+        columns=("case", "change", "since"),
+        rows=tuple(_accumulated_rows(findings)),
+    )
+    return [_changes(history, findings), *(grid for grid in (sums, _environment(findings)) if grid.rows)]
 
 
 def _changes(history: HistoryFile, findings: Findings) -> Grid:
@@ -39,21 +43,13 @@ def _changes(history: HistoryFile, findings: Findings) -> Grid:
     for change in findings.changes:
         commits = commits_told(findings.ordered, change, NAMED)
         place = [where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change)]
-        told = "; ".join(filter(None, (*place, *commits, *change.environment)))
-        rows.append((escaped(change.case), str(change.ratio), escaped(told)))
+        text = "; ".join(filter(None, (*place, *commits, *change.environment)))
+        rows.append((escaped(change.case), str(change.ratio), escaped(text)))
     return Grid(
         title="Over time: changes of level, newest first",
         columns=("case", "time after over before", "where"),
         rows=tuple(rows),
         notes=tuple(hide(escaped(line)) for line in head_lines(history, findings)),
-    )
-
-
-def _accumulated(findings: Findings) -> Grid:
-    return Grid(
-        title="Over time: what small changes add up to",
-        columns=("case", "change", "since"),
-        rows=tuple(_accumulated_rows(findings)),
     )
 
 

@@ -54,8 +54,8 @@ def expected_of(results: Iterable[Result]) -> list[Expected]:
     from perfsuite.expectations.rows import shipped_rows
 
     rows = [row for row in shipped_rows() if row.kind != "floor"]
-    known = {(row.platform, row.workload) for row in rows}
-    asked = [one for one in results if (one.platform, one.workload.rpartition(":")[2]) in known]
+    pairs = {(row.platform, row.workload) for row in rows}
+    asked = [one for one in results if (one.platform, one.workload.rpartition(":")[2]) in pairs]
     return [entry for entry in judge(asked, rows) if entry.verdict != "not judged"]
 
 
@@ -66,11 +66,8 @@ def answers(results: Iterable[Result], expected: Iterable[Expected] = ()) -> lis
     for entry in expected:
         if entry.verdict != "not judged":
             entries[entry.case].append(entry)
-    rows: list[Answer] = []
-    for family, members in _questions(measured):
-        rows += _answers(family, members, entries)
-    for matrix in pair_matrices(measured):
-        rows.append(_of_pairs(matrix, entries))
+    rows = [row for family, members in _questions(measured).items() for row in _answers(family, members, entries)]
+    rows += [_of_pairs(matrix, entries) for matrix in pair_matrices(measured)]
     for left in list(entries.values()):
         word, mark = _expected(left, left[0].case)
         metric = left[0].metric
@@ -79,27 +76,29 @@ def answers(results: Iterable[Result], expected: Iterable[Expected] = ()) -> lis
     return rows
 
 
-def _questions(measured: Sequence[Result]) -> Iterator[tuple[str, Mapping[str, list[tuple[Result, Figure | None]]]]]:
-    """Yield each family with its questions, and the cases that answer each question with their figures."""
-    compute: dict[str, list[tuple[Result, Figure | None]]] = defaultdict(list)
-    memory: dict[str, list[tuple[Result, Figure | None]]] = defaultdict(list)
-    collectives: dict[str, list[tuple[Result, Figure | None]]] = defaultdict(list)
+_Cases = list[tuple[Result, Figure | None]]
+
+
+def _questions(measured: Sequence[Result]) -> Mapping[str, Mapping[str, _Cases]]:
+    """Return by family and question the cases that answer it, with their figures."""
+    found: dict[str, dict[str, _Cases]] = {"compute": {}, "memory": {}, "collectives": {}}
     for result in measured:
         work = result.work
         if is_kernel(result):
-            compute[f"compute {work.dtype}"].append((result, figure_of(result, *RATES)))
+            family, name, figure = "compute", f"compute {work.dtype}", figure_of(result, *RATES)
         elif work.memory_path:
-            memory[memory_name(result)].append((result, figure_of(result, "gb_per_s")))
+            family, name, figure = "memory", memory_name(result), figure_of(result, "gb_per_s")
         elif "capacity_gib" in result.values:
-            memory["capacity"].append((result, figure_of(result, "capacity_gib")))
+            family, name, figure = "memory", "capacity", figure_of(result, "capacity_gib")
         elif work.collective and work.collective != "pairs":
-            collectives[work.collective].append((result, figure_of(result, "busbw_gb_per_s")))
-    yield from (("compute", compute), ("memory", memory), ("collectives", collectives))
+            family, name, figure = "collectives", work.collective, figure_of(result, "busbw_gb_per_s")
+        else:
+            continue
+        found[family].setdefault(name, []).append((result, figure))
+    return found
 
 
-def _answers(
-    family: str, questions: Mapping[str, list[tuple[Result, Figure | None]]], entries: dict[str, list[Expected]]
-) -> list[Answer]:
+def _answers(family: str, questions: Mapping[str, _Cases], entries: dict[str, list[Expected]]) -> list[Answer]:
     if family == "collectives":
         return [_of_collective(name, members, entries) for name, members in questions.items()]
     picked = best((name, figure) for name, members in questions.items() for _, figure in members)
@@ -108,23 +107,14 @@ def _answers(
         cases = [result for result, _ in questions[name]]
         word, mark = _expected([entry for case in cases for entry in entries.pop(case.case, [])], figure.result.case)
         note, slow = _over_devices(cases)
-        made.append(
-            Answer(
-                family=family,
-                question=f"memory {name}" if family == "memory" else name,
-                best=figure.text,
-                share=figure.share,
-                expected=word,
-                note=", ".join(filter(None, (figure.burst, note))),
-                mark="bad" if slow else mark,
-            )
-        )
+        note = ", ".join(filter(None, (figure.burst, note)))
+        shown = {"question": f"memory {name}" if family == "memory" else name, "best": figure.text, "note": note}
+        mark = "bad" if slow else mark
+        made.append(Answer(family=family, share=figure.share, expected=word, mark=mark, **shown))
     return made
 
 
-def _of_collective(
-    name: str, members: list[tuple[Result, Figure | None]], entries: dict[str, list[Expected]]
-) -> Answer:
+def _of_collective(name: str, members: _Cases, entries: dict[str, list[Expected]]) -> Answer:
     """Return the bus bandwidth of the largest message on most ranks, and the time of the smallest on as many."""
     ranks = max(result.world_size for result, _ in members)
     judged = [entry for result, _ in members for entry in entries.pop(result.case, [])]
@@ -189,18 +179,15 @@ def _over_devices(cases: Sequence[Result]) -> tuple[str, bool]:
 
     Positive is faster than the median device.
     """
-    found_ = [case for case in cases if on_every_device(case)]
-    if not found_:
+    together = filter(on_every_device, cases)
+    case = max(together, key=lambda one: (one.world_size, one.median_s), default=None)
+    ranks = case.measurement.ranks if case is not None and case.measurement is not None else ()
+    if not ranks or min(rank.median_s for rank in ranks) <= 0:
         return "", False
-    case = max(found_, key=lambda one: (one.world_size, one.median_s))
-    assert case.measurement is not None
-    ranks = case.measurement.ranks
     middle_s = median([rank.median_s for rank in ranks])
-    if middle_s <= 0:
-        return "", False
     several = len({rank.host for rank in ranks}) > 1
     odd = [rank for rank in outliers(ranks) if rank.median_s > middle_s]
-    rest = [100 * (middle_s / rank.median_s - 1) for rank in ranks if rank not in odd and rank.median_s > 0]
+    rest = [100 * (middle_s / rank.median_s - 1) for rank in ranks if rank not in odd]
     low, high = f"{min(rest):+.1f}", f"{max(rest):+.1f}"
     apart = "alike" if abs(min(rest)) < 0.05 > abs(max(rest)) else f"{low} to {high} %"
     slow = "".join(

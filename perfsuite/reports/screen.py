@@ -85,7 +85,9 @@ def screen(
     else:
         head += [*_gate(run, width, stores), *_trust(run, width, full)]
     head += [ScreenLine(text=line, mark=mark) for line, mark in answer_lines(rows, width)]
-    head += _families(run, width, only=OTHERS if quiet else "")
+    for family in family_lines(run.results.values()):
+        if not quiet or family.family == OTHERS:
+            head += [ScreenLine(text=text) for text in _packed(family, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]
     tail = [*_skips(run, width), *([] if quiet else tail)]
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
@@ -168,13 +170,6 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
         text, left = f"{text}; {printable(part)}", left - 1
     more = f"; + {left} more" if left else ""
     yield ScreenLine(text="trust".ljust(_LABEL) + cut(text, width - _LABEL - len(more)) + more, mark=mark)
-
-
-def _families(run: RunRecord, width: int, *, only: str = "") -> Iterator[ScreenLine]:
-    for line in family_lines(run.results.values()):
-        if only and line.family != only:
-            continue
-        yield from (ScreenLine(text=text) for text in _packed(line, width))
 
 
 def _packed(family: FamilyLine, width: int) -> list[str]:

@@ -41,7 +41,7 @@ def metric_tables(
     for result in results:
         file = result.case.partition("::")[0]
         names = tuple(metric.name for metric in result.metrics if is_headline(metric.name))
-        if result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
+        if result.outcome == "out_of_memory":  # it has no metrics: put it in the table of its file
             names = next((key[1] for key in families if key[0] == file), ())
         if result.outcome != "smoke":
             families.setdefault((file, names), []).append(result)

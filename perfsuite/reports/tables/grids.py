@@ -38,13 +38,13 @@ def why_empty(case: TableCase, key: str) -> str:
     """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
     if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
         return ""
-    told = case.reasons.get(_SOURCES.get(key, key), "")
+    reason = case.reasons.get(_SOURCES.get(key, key), "")
     build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
     ran = bool(build) and build in case.parameters.get("builds", ()) and key != "time_to_target_s"
-    if told and not (ran and told == f"no {build} build was run"):
-        return told
+    if reason and not (ran and reason == f"no {build} build was run"):
+        return reason
     if ran:
-        return f"the {build} build does not tell it here"
+        return f"the {build} build does not report it here"
     if key == "steps_per_epoch":
         return "synthetic data have no end"
     return f"the case has no {build} build" if build else "not measured by this case"
@@ -115,7 +115,7 @@ def _grid(
 
 
 def _told_apart(columns: Sequence[ColumnSpec], cases: Sequence[TableCase]) -> list[ColumnSpec]:
-    """The columns, with one of the cases' names before the first value where settings do not tell two rows apart."""
+    """Return the columns, with the cases' names before the first value if two rows have equal settings."""
     settings = [column for column in columns if not column.value]
     rows = [tuple(_cell(case, column) for column in settings) for case in cases]
     if len(set(rows)) == len(rows):
@@ -182,7 +182,7 @@ def _cell(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec] = (
 
 
 def _over(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec]) -> str:
-    """What a ratio is counted from, which the first ratio of a row says for all."""
+    """Return the base of a ratio, for the first ratio of a row only."""
     if column.key != next((other.key for other in columns if other.key in _RATIOS), column.key):
         return ""
     return " (base)" if case.ranks == case.base_ranks else f" vs {case.bases[column.key]}"
@@ -195,7 +195,6 @@ def _setting(value: object, column: ColumnSpec) -> str:
 
 
 def _interval(case: TableCase, column: ColumnSpec) -> str:
-    """Two digits say how far a value is known."""
     ends = [case.values.get(f"{column.key}_{end}") for end in ("low", "high")]
     low, high = (None if end is None else significant(end * column.scale, 2) for end in ends)
     return "" if low is None or high is None or low == high else f" ({low} to {high})"
@@ -227,13 +226,13 @@ def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterato
 
 
 def _doubts(cases: Sequence[TableCase], shown: Mapping[str, str]) -> Iterator[str]:
-    """What is odd about speed-ups: nothing was added to gain from, or more was gained than was added."""
+    """Yield doubts about speed-ups: ranks that share a device, or a speed-up above linear."""
     if not {"speedup", "scaling_efficiency"} & set(shown):
         return
     if any(case.shared for case in cases):
-        yield "ranks share one device: more ranks brought no more hardware, so linear is out of reach"
+        yield "ranks share one device: a linear speed-up is impossible"
     for case in cases:
         if "speedup" in case.values:
-            said = speed_up_violation(case.values["speedup"], case.ranks, case.base_ranks)
-            if said:
-                yield f"{said}, look at the base: {code_text(case.case)}"
+            violation = speed_up_violation(case.values["speedup"], case.ranks, case.base_ranks)
+            if violation:
+                yield f"{violation}, look at the base: {code_text(case.case)}"

@@ -1,4 +1,4 @@
-"""Tables of single kernels and collectives: report 004's methods, and what FlagPerf prints of a machine."""
+"""Tables of single kernels and collectives, of report 004 and of FlagPerf."""
 
 from __future__ import annotations
 

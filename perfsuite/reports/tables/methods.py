@@ -21,7 +21,7 @@ _PIPELINE = (
     ColumnSpec(title="bubble % (simulated)", key="simulated_bubble_ratio", scale=100),
     c.PEAK,
 )
-"""What both tables of pipelines have."""
+"""Columns of both tables of pipelines."""
 
 # -- which cases -------------------------------------------------------------------------------------------------
 

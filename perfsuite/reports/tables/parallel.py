@@ -86,8 +86,8 @@ PARALLEL = (
         ),
         notes=(
             "forward and backward of one linear layer; none: on one rank",
-            "column leaves its output cut; what row gives takes column_gather, with the all-gather that the report "
-            "forgot; row_scatter leaves each rank whole rows, as sequence parallelism does",
+            "column leaves its output split; column_gather adds the all-gather that the report omits, and its output "
+            "equals that of row; row_scatter leaves each rank whole rows, as sequence parallelism does",
             "bytes: S of nccl-tests over all messages of a rank",
         ),
     ),
@@ -128,7 +128,7 @@ PARALLEL = (
             REPLAYED,
             ColumnSpec(title="communication overhead %", key="communication_overhead", scale=100),
         ),
-        notes=(c.COMMUNICATION, REPLAY_NOTE, "overhead: what the exposed communication adds to the step without it"),
+        notes=(c.COMMUNICATION, REPLAY_NOTE, "overhead: exposed communication over the rest of the step"),
     ),
     TableSpec(
         title="Experts and dense",
@@ -216,8 +216,8 @@ PARALLEL = (
             ColumnSpec(title="share %", key="component_share", scale=100),
         ),
         notes=(
-            "computation on the rank that has most, without what it sends; communication when nothing else runs: in a "
-            "step the two overlap, so their sum is none",
+            "computation on the rank that has most, without its messages; communication when nothing else runs: in a "
+            "step the two overlap, so their sum is not the step",
         ),
         remarks=step_remarks,
     ),
@@ -241,7 +241,7 @@ PARALLEL = (
         notes=(
             "of one step, on the rank that has most; bytes and busbw as nccl-tests counts them (docs metrics), "
             "times when nothing else runs; perfsuite docs model-parallel derives the closed forms",
-            "uneven: what a rank sends follows from its data, and the closed form is the mean of all ranks",
+            "uneven: the bytes of a rank depend on its data; the closed form is the mean of all ranks",
         ),
     ),
 )

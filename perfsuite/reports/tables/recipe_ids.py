@@ -1,4 +1,4 @@
-"""Which published rows a case is: its node id beside those of the recipes, whatever the platform."""
+"""Map a measured case to the published rows that it reproduces, on any platform."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def id_of_row(table: str, line: int) -> str:
 
 
 def words_of_row(table: str, line: int) -> str:
-    """What selects that case with ``-k`` beside the platform; empty where there is none."""
+    """Return the words for ``-k`` that select that case; empty without one."""
     return id_of_row(table, line).partition("[-")[2].rstrip("]")

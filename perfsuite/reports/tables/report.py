@@ -1,7 +1,4 @@
-"""A report in Markdown: the tables of a style out of what runs measured, published figures beside.
-
-Pure functions: the same runs give the same text.
-"""
+"""A report in Markdown: the tables of a style with the results of runs and published figures."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
         for case, reason in material.rest.items()
         if not reason.startswith("skipped") or _style_of(case, material) in styles
     }
-    if rest:  # whatever failed, and skips of these styles: those of other reports are no news here
+    if rest:  # failures, and skips of these styles
         lines += ["## Not measured", ""]
         lines += [*_unmeasured_lines(rest), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -131,7 +128,7 @@ def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[s
         yield f"- measured: {escape(without_paths(recording.run.name))}, {_described(recording)}"
         run = recording.run
         shown = {case: one for case, one in run.projections.items() if case not in run.results}
-        yield from (f"- projected, {escape(without_paths(told))}" for told in remarks(shown))
+        yield from (f"- projected, {escape(without_paths(remark))}" for remark in remarks(shown))
     if base is not None:
         yield f"- base: {escape(without_paths(base.run.name))}, {_described(base)}"
     yield f"- published figures are references, no gates; {LABELS}"
@@ -141,8 +138,8 @@ def _described(recording: Recording) -> str:
     measured, projected = sum(bool(case.values) for case in table_cases(recording)), len(projected_cases(recording))
     torch = f", torch {recording.run.versions['torch']}" if "torch" in recording.run.versions else ""
     simulated = "; the devices are simulated: no time here is a measurement" if recording.run.simulated else ""
-    told = f"; rows of {plural(projected, 'projected case')} begin with 'projected'" if projected else ""
-    return escape(f"{plural(measured, 'measured case')} on {recording.run.hardware}{torch}{told}{simulated}")
+    projected_rows = f"; rows of {plural(projected, 'projected case')} begin with 'projected'" if projected else ""
+    return escape(f"{plural(measured, 'measured case')} on {recording.run.hardware}{torch}{projected_rows}{simulated}")
 
 
 def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:
@@ -154,5 +151,5 @@ def _require_rows(style: Style, recordings: Sequence[Recording], material: Repor
     there = ", ".join(sorted({case.model or case.workload for case in material.cases if case.values}))
     fitting = ", ".join(f"--style={other.name}" for other in fitting_styles(recordings)) or "another file"
     raise ConfigurationError(
-        f"style {style.name} has no table for what {names} measured ({there}); choose {fitting}, or run {style.needs}"
+        f"style {style.name} has no table for the cases of {names} ({there}); choose {fitting}, or run {style.needs}"
     )

@@ -1,4 +1,4 @@
-"""What was set up in a case, by the names that columns have: parameters, the mesh taken apart, batches and sizes."""
+"""Settings of a case by the names of columns: parameters, sizes of the mesh's axes, batches and sizes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(parameters: Mapping[str, Any]) -> str:
-    """What was chosen beside model, strategy and batch: ``overlap=False, accumulation=4``."""
+    """Return the settings other than model, strategy and batch: ``overlap=False, accumulation=4``."""
     options = {name: value for name, value in _mapping(parameters, "options").items() if name not in _OF_STAGES}
     chosen = [_told(options), _told(parameters.get("environment"))]
     if parameters.get("accumulation", 1) != 1:
@@ -98,8 +98,8 @@ def _told(values: Any) -> str:
     """A mapping as ``name=value, ...``; numbers to four digits."""
     if not isinstance(values, Mapping):
         return ""
-    told = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
-    return ", ".join(f"{name}={value}" for name, value in told.items())
+    texts = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
+    return ", ".join(f"{name}={value}" for name, value in texts.items())
 
 
 def _layout(platform: str, ranks: int, hosts: int | None) -> str:
