@@ -20,7 +20,7 @@ from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.plugin import gate_arms
-from perfsuite.record.result import Result, Work
+from perfsuite.record.result import Measurement, Result, Work
 from perfsuite.record.run import held_down
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from test_correctness.helpers import machines
@@ -176,21 +176,25 @@ def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None
     assert CpuTelemetry(machines.host(tmp_path / "vm", {}), psutil).read()[0].throttle is None
 
 
-def why(*cpu_shares: float, switches: int = 0, device: str = "cpu", which: str = "", aligned: bool = True) -> str:
-    """Why a case of 10 samples is disturbed, ``switches`` of them switched out, on the cores ``which``."""
+def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu", aligned: bool = True) -> Measurement:
+    """A measurement of 10 samples, ``switches`` of them switched out."""
     ranks = [rank_facts(rank, device=device, cpu_share=share) for rank, share in enumerate(cpu_shares)]
     switched = tuple(int(index < switches) for index in range(10))
-    measured = measurement_of([1e-3] * 10, ranks, involuntary_switches=switched, aligned=aligned)
+    return measurement_of([1e-3] * 10, ranks, involuntary_switches=switched, aligned=aligned)
+
+
+def why(*cpu_shares: float, switches: int = 0, device: str = "cpu", which: str = "", aligned: bool = True) -> str:
+    """Why a case of 10 samples is disturbed, ``switches`` of them switched out, on the cores ``which``."""
     return disturbance_of(
         Result(
             case="a",
             workload="m:W",
             parameters={},
             platform="cpu",
-            world_size=len(ranks),
+            world_size=len(cpu_shares),
             outcome="measured",
             work=Work(),
-            measurement=measured,
+            measurement=measured(*cpu_shares, switches=switches, device=device, aligned=aligned),
             environment={"cores": {"which": which}},
         )
     )

@@ -1,7 +1,7 @@
 """Latency and bandwidth of collectives, exactly as nccl-tests counts them, and the alpha-beta model of their time.
 
 ``algbw`` = S / t and ``busbw`` = algbw x factor, where S is the size of the table in docs metrics.  The factor makes
-busbw comparable with the speed of a link, whatever the number of ranks n.  Source: nccl-tests, doc/PERFORMANCE.md.
+busbw comparable with the speed of a link, for any number of ranks n.  Source: nccl-tests, doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
 LATENCY_FLOOR_US = 0.3
 """3 % of 10 us: below 10 us the clock and the scheduler blur a relative change."""
-
-
-def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return MetricValue(value=seconds_to_us(measurement.median_s))
 
 
 def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
@@ -62,7 +58,9 @@ def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 
 
 METRICS = (
-    MetricSpec("latency_us", "us", "lower", "median", _latency, absolute_floor=LATENCY_FLOOR_US,
+    MetricSpec("latency_us", "us", "lower", "median",
+               lambda work, measurement, peaks: MetricValue(value=seconds_to_us(measurement.median_s)),
+               absolute_floor=LATENCY_FLOOR_US,
                doc="Median time of one iteration, the slowest rank's."),
     MetricSpec("latency_p99_us", "us", "lower", "99th percentile", _latency_p99, observed=True,
                doc="Time that 99 of 100 samples stay below, the slowest rank's."),

@@ -68,11 +68,9 @@ def along(traffic: Sequence[Traffic], axis: str) -> list[Traffic]:
     >>> len(along([entry], "dp")), len(along([entry], "cp"))
     (1, 0)
     """
-    return [entry for entry in traffic if (entry.part == "data" if axis == "dp" else _is_of(entry, axis))]
-
-
-def _is_of(entry: Traffic, axis: str) -> bool:
-    return entry.axis == axis and entry.part != "data"
+    if axis == "dp":
+        return [entry for entry in traffic if entry.part == "data"]
+    return [entry for entry in traffic if entry.axis == axis and entry.part != "data"]
 
 
 def _busbw(axis: str) -> Compute:
@@ -86,7 +84,10 @@ def _busbw(axis: str) -> Compute:
         time_s = sum(entry.time_s for entry in entries)
         if not entries or time_s <= 0:
             return unknown(f"not available: the step sends nothing along {axis}")
-        moved = sum(_sent(entry) * _factor(entry) for entry in entries)
+        moved = sum(  # a message between two ranks has no factor
+            _sent(entry) * (busbw_factor(entry.collective, entry.ranks) if entry.collective in TRAFFIC else 1.0)
+            for entry in entries
+        )
         return MetricValue(value=gb_per_s(moved, time_s), note=REPLAYED)
 
     return compute
@@ -97,10 +98,6 @@ def _layer_busbw(measurement: Measurement, axis: str, sent: MetricValue) -> Metr
     if not moved or not sent.value:
         return unknown(f"not available: the layer sends nothing along {axis}")
     return MetricValue(value=gb_per_s(moved, sent.value), convention=sent.convention)
-
-
-def _factor(entry: Traffic) -> float:
-    return busbw_factor(entry.collective, entry.ranks) if entry.collective in TRAFFIC else 1.0
 
 
 METRICS = (

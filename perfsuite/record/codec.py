@@ -103,7 +103,6 @@ def _misfit(plain: Any, expected: str) -> _Misfit:
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[Any], Any]:  # noqa: PLR0911 - one return per kind of type
-    """The function that makes a value of type ``kind`` of plain JSON; it raises _Misfit."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass_reader(kind)

@@ -113,7 +113,7 @@ class Step(ABC):
         """One iteration.  Only this is timed."""
 
     def refill(self) -> None:
-        """Restore the inputs to what ``check`` expects; called outside the timed region before each check."""
+        """Restore the inputs that ``check`` expects; called outside the timed region before each check."""
         return
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class Rank(Protocol):
         """Record a number that is not a time; a tensor is read after the last sample, so nothing is synchronised.
 
         ``meaning`` has fields of :class:`perfsuite.OwnMetric`: ``record("memory", 2.1, unit="GiB", better="lower")``.
-        NaN or an infinity fails the case, whatever ``reduce`` is.
+        NaN or an infinity fails the case.
         """
 
     def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
@@ -242,7 +242,7 @@ class Workload(ABC):
         """On every rank: allocate on ``rank.device`` and make the groups, from ``rank.group`` or ``rank.mesh`` only."""
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless one :meth:`Step.run` on refilled inputs gave what it should."""
+        """Raise WrongResult unless one :meth:`Step.run` on refilled inputs gave the right result."""
         return None
 
     def twin(self) -> Workload | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from perfsuite.base.text import escaped, markdown_text
 from perfsuite.base.units import format_bytes, plural, significant
@@ -121,23 +121,15 @@ def _measured_row(case: TableCase) -> tuple[str, ...]:
 
 
 def _others(files: Sequence[Imported]) -> Grid:
-    return Grid(
-        title="Figures of other tools",
-        columns=("label", "what", "metric", "value", "unit", "convention", "source"),
-        rows=tuple(row for imported in files for row in _other_rows(imported)),
-        notes=(NEVER, *_left_out(files)),
-    )
-
-
-def _other_rows(imported: Imported) -> Iterator[tuple[str, ...]]:
-    for row in [row for row in imported.rows if not row.collective][:FIGURES]:
-        source = f"{escaped(row.source)}:{row.line}"
-        convention = escaped(row.convention)
-        yield label(row), escaped(row.name), row.metric, significant(row.value), row.unit, convention, source
-
-
-def _left_out(files: Sequence[Imported]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = []
+    notes = [NEVER]
     for imported in files:
-        count = sum(not row.collective for row in imported.rows)
-        if count > FIGURES:
-            yield f"{escaped(imported.source)}: {FIGURES} of {count} figures; perfsuite import --all prints every one"
+        figures = [row for row in imported.rows if not row.collective]
+        for row in figures[:FIGURES]:
+            text = (escaped(row.name), row.metric, significant(row.value), row.unit, escaped(row.convention))
+            rows.append((label(row), *text, f"{escaped(row.source)}:{row.line}"))
+        if len(figures) > FIGURES:
+            count = f"{FIGURES} of {len(figures)} figures"
+            notes.append(f"{escaped(imported.source)}: {count}; perfsuite import --all prints every one")
+    columns = ("label", "what", "metric", "value", "unit", "convention", "source")
+    return Grid(title="Figures of other tools", columns=columns, rows=tuple(rows), notes=tuple(notes))

@@ -68,14 +68,9 @@ def case_grids(measurement: Measurement) -> Iterator[Grid]:
     name, unit = readable_unit([rank.max_rss_bytes for rank in measurement.ranks])
     ranks = tuple(
         (
-            str(rank.rank),
-            rank.device,
-            str(rank.threads),
-            format_seconds(rank.median_s),
-            format_seconds(rank.min_s),
-            format_seconds(rank.max_s),
-            f"{rank.cpu_share:.0%}",
-            significant(rank.max_rss_bytes / unit, 3),
+            *(str(rank.rank), rank.device, str(rank.threads)),
+            *map(format_seconds, (rank.median_s, rank.min_s, rank.max_s)),
+            *(f"{rank.cpu_share:.0%}", significant(rank.max_rss_bytes / unit, 3)),
         )
         for rank in measurement.ranks
     )

@@ -81,7 +81,6 @@ def _by_device(looks: Iterable[DeviceLook]) -> dict[int, list[DeviceLook]]:
 
 
 def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> str:
-    """From the first reading to the last, and the lowest and highest; empty where none could be read."""
     values = [value for look in looks if (value := getattr(look, field)) is not None]
     if not values:
         return ""

@@ -161,7 +161,6 @@ def memory_name(result: Result) -> str:
 
 
 def _training(results: Sequence[Result]) -> _Parts:
-    """The best step of each model, then the others."""
     steps = _steps(results)
     return map(_step, steps), len(steps)
 
@@ -218,7 +217,6 @@ def _series(members: Sequence[Scaling]) -> str:
 
 
 def _pipelines(results: Sequence[Result]) -> _Parts:
-    """The least idle first."""
     bubbles = [one for one in results if "bubble_ratio" in one.values]
     bubbles.sort(key=lambda one: (one.values["bubble_ratio"], short_name(one.case)))
     return map(_bubble, bubbles), len(bubbles)

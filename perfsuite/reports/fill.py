@@ -261,7 +261,6 @@ class _Filling:
 
 
 def _metric(column: PublishedColumn) -> str:
-    """Return the metric that a column's title asks for."""
     if column.role == "memory" and column.metric and not column.metric.endswith("_gib"):
         return _WHOLE_DEVICE
     if column.metric == _PERCENT and column.convention == "PaLM":
@@ -294,7 +293,6 @@ def _case_of(run: PublishedRun, material: Material) -> tuple[TableCase | None, R
 
 
 def _why_not(case: TableCase, key: str, run: PublishedRun) -> str:
-    """Return why a case has no value for a metric; empty where it has one."""
     if key not in case.values:
         return why_empty(case, key) or f"not {'projected' if case.projected else 'measured'}"
     smallest = min(row.world_size or 1 for row in rows(shipped()) if table_of(row) == table_of(run))

@@ -77,7 +77,6 @@ def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int |
 
 
 def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Yield groups of columns that fit together, without the first; a wider column is alone."""
     block: list[int] = []
     used = 0
     for index in range(1, len(widths)):

@@ -163,16 +163,11 @@ def _out_of_memory(run: RunRecord) -> Iterator[Notable]:
         if result.outcome == "out_of_memory" and not (verdict and verdict.name in FAILING):
             as_stored = ", as in the stored runs" if verdict and verdict.name == "pass" else ""
             amount_text = result.detail.removeprefix("OOM").strip()
-            yield Notable(
-                kind="out-of-memory",
-                case=case,
-                sentence=f"out of memory {amount_text}".strip() + as_stored,
-                sure="sure",
-            )
+            sentence = f"out of memory {amount_text}".strip() + as_stored
+            yield Notable(kind="out-of-memory", case=case, sentence=sentence, sure="sure")
 
 
 def _above_peak(results: Iterable[Result]) -> Iterator[Notable]:
-    """One finding for each peak that was exceeded."""
     above: dict[str, dict[str, float]] = defaultdict(dict)
     for result in results:
         for metric in result.above_peak:
@@ -182,13 +177,8 @@ def _above_peak(results: Iterable[Result]) -> Iterator[Notable]:
                 above[name][result.case] = max(excess, above[name].get(result.case, 0.0))
     for name, cases in above.items():
         worst = max(cases, key=cases.__getitem__)
-        yield Notable(
-            kind="above-peak",
-            case=worst,
-            sentence=f"peak exceeded: {plural(len(cases), 'case')} above the measured peak ({name}), which was none",
-            sure="sure",
-            cases=tuple(cases),
-        )
+        sentence = f"peak exceeded: {plural(len(cases), 'case')} above the measured peak ({name}), which was none"
+        yield Notable(kind="above-peak", case=worst, sentence=sentence, sure="sure", cases=tuple(cases))
 
 
 def _equal_work(groups: Iterable[tuple[Result, ...]]) -> Iterator[Notable]:
@@ -196,48 +186,32 @@ def _equal_work(groups: Iterable[tuple[Result, ...]]) -> Iterator[Notable]:
         fastest, slowest = group[0], group[-1]
         apart = slowest.median_s / fastest.median_s - 1
         if apart > TOLERANCE:
+            ends = f"{format_seconds(fastest.median_s)} to {format_seconds(slowest.median_s)}, {apart:.0%} apart"
+            sentence = f"{plural(len(group), 'case')} of equal work: {ends}, one run each"
+            cases = tuple(result.case for result in group)
             yield Notable(
-                kind="equal-work",
-                case=slowest.case,
-                sentence=f"{plural(len(group), 'case')} of equal work: {format_seconds(fastest.median_s)} to "
-                f"{format_seconds(slowest.median_s)}, {apart:.0%} apart, one run each",
-                sure="unsure",
-                effect=apart,
-                cases=tuple(result.case for result in group),
+                kind="equal-work", case=slowest.case, sentence=sentence, sure="unsure", effect=apart, cases=cases
             )
 
 
 def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
-    """Ranks or devices that nearly all cases wait for."""
+    """Yield ranks or devices that nearly all cases wait for."""
     for slow in slowest_everywhere(results):
-        yield Notable(
-            kind="slowest",
-            case=slow.worst_case,
-            sentence=f"{slow.name} is the slowest in {slow.count} of {plural(slow.of, 'case')}, typically by "
-            f"{slow.excess:.1%}",
-            sure="likely",
-            effect=slow.excess,
-            cases=slow.cases,
-        )
+        count = f"{slow.count} of {plural(slow.of, 'case')}"
+        sentence, case = f"{slow.name} is the slowest in {count}, typically by {slow.excess:.1%}", slow.worst_case
+        yield Notable(kind="slowest", case=case, sentence=sentence, sure="likely", effect=slow.excess, cases=slow.cases)
 
 
 def _slow_pairs(results: Iterable[Result]) -> Iterator[Notable]:
-    """One finding for each case in which a link is slower than its like."""
     for matrix in pair_matrices(results):
         if matrix.slow:
             worst = matrix.slow[0]
             more = f" and {len(matrix.slow) - 1} more" if len(matrix.slow) > 1 else ""
-            yield Notable(
-                kind="slow-pair",
-                case=matrix.case,
-                sentence=f"{matrix.sentence(worst)}{more}",
-                sure="unsure",
-                effect=worst.factor - 1,
-            )
+            sentence, effect = f"{matrix.sentence(worst)}{more}", worst.factor - 1
+            yield Notable(kind="slow-pair", case=matrix.case, sentence=sentence, sure="unsure", effect=effect)
 
 
 def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
-    """One finding for all pipelines that stand idle for longer than their own durations explain."""
     beyond: dict[str, tuple[float, float]] = {}
     for result in results:
         measured, simulated = (result.values.get(name) for name in ("bubble_ratio", "simulated_bubble_ratio"))
@@ -246,16 +220,11 @@ def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
     if beyond:
         worst = max(beyond, key=lambda case: beyond[case][0] - beyond[case][1])
         measured, simulated = beyond[worst]
-        yield Notable(
-            kind="bubble",
-            case=worst,
-            sentence=f"{plural(len(beyond), 'pipeline')} idle for longer than their own durations explain, most: "
-            f"bubble {measured:.0%}, simulated {simulated:.0%}",
-            sure="unsure",
-            cases=tuple(beyond),
-        )
+        most = f"most: bubble {measured:.0%}, simulated {simulated:.0%}"
+        sentence = f"{plural(len(beyond), 'pipeline')} idle for longer than their own durations explain, {most}"
+        yield Notable(kind="bubble", case=worst, sentence=sentence, sure="unsure", cases=tuple(beyond))
 
 
 def of_kind(findings: Sequence[Notable], *kinds: Kind) -> tuple[Notable, ...]:
-    """Those of the kinds named."""
+    """Return the findings of these kinds."""
     return tuple(one for one in findings if one.kind in kinds)

@@ -83,7 +83,6 @@ def pair_matrices(results: Iterable[Result]) -> list[PairMatrix]:
 
 
 def _names(ranks: Sequence[RankFacts]) -> list[str]:
-    """Devices where each rank has its own; else the ranks themselves."""
     devices = {(rank.host, rank.device) for rank in ranks}
     several = len({rank.host for rank in ranks}) > 1
     if len(devices) < len(ranks):

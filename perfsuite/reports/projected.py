@@ -16,6 +16,7 @@ from perfsuite.reports.ids import name_of
 
 _STEP = "step_time_s"
 _WORKLOAD = "train_step"
+_FIELDS = ("case", "metric", "projected", "low", "high", "measured", "published", "label", "lower_bound")
 _COLUMNS = (
     *("case", "metric", "measured", "projected", "80 % band", "published"),
     *("projected/measured", "projected/published", "waits most for", "memory"),
@@ -99,7 +100,6 @@ def beside(
 
 
 def _band(one: Projected, value: float, metric: str) -> tuple[float, float]:
-    """The band of a metric: rates are high where times are low."""
     if metric == _STEP:
         return one.low_s, one.high_s
     return value * one.step_time_s / one.high_s, value * one.step_time_s / one.low_s
@@ -137,15 +137,7 @@ def as_json(
     return [
         {
             "kind": "projected",
-            "case": row.case,
-            "metric": row.metric,
-            "projected": row.projected,
-            "low": row.low,
-            "high": row.high,
-            "measured": row.measured,
-            "published": row.published,
-            "label": row.label,
-            "lower_bound": row.lower_bound,
+            **{name: getattr(row, name) for name in _FIELDS},
             "projected_to_measured": None if not row.measured else row.projected / row.measured,
             "projected_to_published": None if not row.published else row.projected / row.published,
         }

@@ -141,15 +141,14 @@ def _of_collective(name: str, members: _Cases, entries: dict[str, list[Expected]
 
 
 def _of_pairs(matrix: PairMatrix, entries: dict[str, list[Expected]]) -> Answer:
-    """Return the median pair, and the slowest one by name."""
     word, mark = _expected(entries.pop(matrix.case, []), matrix.case)
     unit = "us" if matrix.as_time else "GB/s"
     note = ""
     if matrix.slow:
         worst = matrix.slow[0]
-        first, second = (matrix.names[rank] for rank in worst.pair)
+        names = (" and " if matrix.both else " to ").join(matrix.names[rank] for rank in worst.pair)
         more = f" and {len(matrix.slow) - 1} more" if len(matrix.slow) > 1 else ""
-        note = f"SLOW {first} {'and' if matrix.both else 'to'} {second}: {worst.factor:.3g} x{more}"
+        note = f"SLOW {names}: {worst.factor:.3g} x{more}"
     return Answer(
         family="pairs",
         question=f"pairs, {format_bytes(int(matrix.message_bytes))}{', both ways' if matrix.both else ''}",
@@ -188,8 +187,8 @@ def _over_devices(cases: Sequence[Result]) -> tuple[str, bool]:
     several = len({rank.host for rank in ranks}) > 1
     odd = [rank for rank in outliers(ranks) if rank.median_s > middle_s]
     rest = [100 * (middle_s / rank.median_s - 1) for rank in ranks if rank not in odd]
-    low, high = f"{min(rest):+.1f}", f"{max(rest):+.1f}"
-    apart = "alike" if abs(min(rest)) < 0.05 > abs(max(rest)) else f"{low} to {high} %"
+    alike = abs(min(rest)) < 0.05 > abs(max(rest))
+    apart = "alike" if alike else f"{min(rest):+.1f} to {max(rest):+.1f} %"
     slow = "".join(
         f", SLOW {f'{rank.host} ' if several else ''}{rank.device} {100 * (middle_s / rank.median_s - 1):+.1f} %"
         for rank in odd[:2]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.units import plural
-from perfsuite.gate.physics import speed_up_violation
 from perfsuite.metrics.disturbance import disturbance
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
@@ -57,6 +56,8 @@ class Scaling:
         for point in (self.point, self.base):
             if point.disturbed:
                 return f"{name_of(point.case)} was disturbed: {point.disturbed}"
+        from perfsuite.gate.physics import speed_up_violation  # a run without scaling does not load the gate
+
         above = speed_up_violation(self.speed_up, self.point.ranks, self.base.ranks)
         return f"{above}, look at the base" if above else ""
 

@@ -173,7 +173,6 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
 
 
 def _packed(family: FamilyLine, width: int) -> list[str]:
-    """Return the parts that fit on _FAMILY_LINES lines, and the count of the others."""
     lines: list[str] = [family.family.ljust(_LABEL)]
     count = left = len(family.parts) + family.more
     for part in family.parts:

@@ -27,9 +27,8 @@ class StoredResult(Result):
 
 def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
     """Return the newest run of each case; work is computed from stored rates, shares of peaks are missing."""
-    hardware = baseline.hardware
+    hardware, newest = baseline.hardware, baseline.newest
     entries = sorted(baseline.entries.values(), key=lambda entry: entry.case.node)
-    newest = baseline.newest
     commit = newest.commit if newest else ""
     results = (stored_result(entry, hardware) for entry in entries)
     return RunRecord(

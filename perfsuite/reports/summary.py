@@ -174,13 +174,8 @@ def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
     median = _text(result.detail) or "no samples"
     if result.outcome == "measured":
         median = f"{'~' if disturbance(result) else ''}{format_seconds(result.median_s, 3)}"
-    return (
-        _cell(result.case),
-        str(result.world_size),
-        median,
-        _text(best_figure(result)),
-        word(verdict) if verdict else "",
-    )
+    decided = word(verdict) if verdict else ""
+    return _cell(result.case), str(result.world_size), median, _text(best_figure(result)), decided
 
 
 def best_figure(result: Result) -> str:

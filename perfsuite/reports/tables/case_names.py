@@ -113,13 +113,11 @@ def _read(match: re.Match[str] | None) -> CaseName | None:
 
 
 def _table(name: str) -> PublishedTable:
-    """One of report 003."""
     (found,) = (table for report in shipped() for table in report.tables if (report.report, table.id) == ("003", name))
     return found
 
 
 @functools.cache
 def _published() -> Mapping[tuple[str, int, int, int], int]:
-    """Place among the report's cases by prefix and degrees."""
     names = [name for row in _table("cases").rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
     return {(name.prefix, name.dp, name.tp, name.pp): place for place, name in enumerate(names)}

@@ -213,7 +213,6 @@ def _published_cell(line: PublishedLine, column: ColumnSpec) -> str:
 
 
 def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterator[str]:
-    """Why measured rows have empty cells, columns of one reason together."""
     reasons: dict[str, list[str]] = {}
     for column in columns:
         measured = [case for case in cases if case.values] if column.value else []

@@ -66,6 +66,5 @@ def escape(text: str) -> str:
 
 
 def _is_right(rows: Sequence[Sequence[str]], column: int) -> bool:
-    """A column of numbers, empty cells aside."""
     cells = [row[column] for row in rows if row[column]]
     return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)

@@ -26,33 +26,15 @@ _PIPELINE = (
 # -- which cases -------------------------------------------------------------------------------------------------
 
 
-def _strategy(*names: str) -> Callable[[TableCase], bool]:
-    def select(case: TableCase) -> bool:
-        return is_gpt(case) and case.settings.get("strategy") in names and case.workload != _LARGEST
-
-    return select
-
-
-def _scales(kind: str) -> Callable[[TableCase], bool]:
-    def select(case: TableCase) -> bool:
-        return is_gpt(case) and case.kind == kind
-
-    return select
-
-
 _LARGEST = "LargestBatch"
+
+
+def _strategy(*names: str) -> Callable[[TableCase], bool]:
+    return lambda case: is_gpt(case) and case.settings.get("strategy") in names and case.workload != _LARGEST
 
 
 def _pipelines(case: TableCase) -> bool:
     return "bubble_ratio" in case.values or (bool(case.missing) and "schedule" in case.settings)
-
-
-def _one_f_one_b(case: TableCase) -> bool:
-    return _pipelines(case) and str(case.settings.get("schedule", "")).lower() == "1f1b"
-
-
-def _memory_build(case: TableCase) -> bool:
-    return bool(case.model) and ("peak_gib" in case.values or "memory" in case.parameters.get("builds", ()))
 
 
 # -- 004 methods -------------------------------------------------------------------------------------------------
@@ -90,7 +72,9 @@ METHODS = Style(
         ),
         TableSpec(
             title="Memory per device",
-            select=_memory_build,
+            select=lambda case: (
+                bool(case.model) and ("peak_gib" in case.values or "memory" in case.parameters.get("builds", ()))
+            ),
             columns=(
                 c.MODEL,
                 c.STRATEGY,
@@ -123,7 +107,7 @@ METHODS = Style(
         ),
         TableSpec(
             title="Weak scaling",
-            select=_scales("weak"),
+            select=lambda case: is_gpt(case) and case.kind == "weak",
             published=("004/weak",),
             per="model",
             columns=(c.STRATEGY, c.LAYOUT, c.LOCAL, c.GLOBAL, c.OPTIONS, c.STEP_S, c.SPEED_UP, c.EFFICIENCY, c.EXPOSED),
@@ -131,7 +115,7 @@ METHODS = Style(
         ),
         TableSpec(
             title="Strong scaling",
-            select=_scales("strong"),
+            select=lambda case: is_gpt(case) and case.kind == "strong",
             published=("004/strong",),
             per="model",
             columns=(c.STRATEGY, c.LAYOUT, c.LOCAL, c.GLOBAL, c.OPTIONS, c.STEP_S, c.SPEED_UP, c.EFFICIENCY),
@@ -147,7 +131,7 @@ METHODS = Style(
         ),
         TableSpec(
             title="Number of stages",
-            select=_one_f_one_b,
+            select=lambda case: _pipelines(case) and str(case.settings.get("schedule", "")).lower() == "1f1b",
             published=("004/stages",),
             per="model",
             pair_by=("stages", "schedule"),

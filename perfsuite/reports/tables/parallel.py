@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.parallel_rows import (
@@ -28,25 +26,8 @@ _TOKENS_PER_S = ColumnSpec(title="tokens/s (all devices)", key="tokens_per_s")
 REPLAY_NOTE = "replayed: everything that the step sends, sent again by itself, over that and the step's computation"
 
 
-def _axis_alone(axis: str) -> Callable[[TableCase], bool]:
-    """Cases whose mesh is of this one axis; one rank along it counts."""
-
-    def select(case: TableCase) -> bool:
-        return bool(case.model) and str(case.settings.get("mesh", "")).rstrip("0123456789") == axis
-
-    return select
-
-
-def _splits_sequences(case: TableCase) -> bool:
-    return _trains_a_language_model(case) and (_size(case, "cp") > 1 or _size(case, "tp") > 1)
-
-
 def _trains_a_language_model(case: TableCase) -> bool:
     return case.workload == "TrainStep" and "vocabulary" in case.settings
-
-
-def _attends_as_asked(case: TableCase) -> bool:
-    return _trains_a_language_model(case) and case.settings.get("attention", "auto") != "auto"
 
 
 def _size(case: TableCase, axis: str) -> int:
@@ -62,7 +43,7 @@ def _compares_experts(case: TableCase) -> bool:
 PARALLEL = (
     TableSpec(
         title="Tensor parallel",
-        select=_axis_alone("tp"),
+        select=lambda case: bool(case.model) and str(case.settings.get("mesh", "")).rstrip("0123456789") == "tp",
         published=("004/tensor",),
         pair_by=("tp",),
         columns=(c.MODEL, c.TP, c.LAYOUT, c.OPTIONS, c.SAMPLES, c.PEAK, c.EXPOSED, REPLAYED, c.MFU),
@@ -93,7 +74,7 @@ PARALLEL = (
     ),
     TableSpec(
         title="Long sequences",
-        select=_splits_sequences,
+        select=lambda case: _trains_a_language_model(case) and (_size(case, "cp") > 1 or _size(case, "tp") > 1),
         rows=of_several_lengths,
         published=("004/long-sequences",),
         pair_by=("sequence_length",),
@@ -113,7 +94,7 @@ PARALLEL = (
     ),
     TableSpec(
         title="Ring attention",
-        select=_attends_as_asked,
+        select=lambda case: _trains_a_language_model(case) and case.settings.get("attention", "auto") != "auto",
         rows=of_several_methods,
         published=("004/ring-attention",),
         pair_by=("method",),

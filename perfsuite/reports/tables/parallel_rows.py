@@ -68,7 +68,6 @@ def _splits_sequences(case: TableCase) -> bool:
 
 
 def _compared(case: TableCase, whole: TableCase | None, *, is_whole: bool) -> TableCase:
-    """Return a row with the figures of the same length without sequence parallelism."""
     values, reasons = dict(case.values), dict(case.reasons)
     if is_whole:
         values = {name: value for name, value in values.items() if name != "peak_gib"}

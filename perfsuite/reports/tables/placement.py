@@ -70,7 +70,7 @@ def placed(
             after = beside.get(index, after)
             case = cases[after] if index in beside else None
             reason = why.get(id_of_row(line.table, line.line), "")
-            was_run = case is not None and _is_run(case, line)
+            was_run = case is not None and (_is_row(case, line) or not differing_settings(case, line.run))
             whole.append(PlacedLine(line=line, after=after, case=case, was_run=was_run, reason=reason))
     return whole
 
@@ -108,7 +108,11 @@ def _beside(lines: Sequence[PublishedLine], cases: Sequence[TableCase], pair_by:
     """Return the index of the case of each row, by index of the row, from the series that fits best."""
     best: dict[int, int] = {}
     best_rank = (0, 0, 0, 0)
-    for members in _grouped((_series(case), index) for index, case in enumerate(cases)).values():
+    series = (
+        (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
+        for case in cases
+    )
+    for members in _grouped((key, index) for index, key in enumerate(series)).values():
         pairs, differing = {}, []
         for number, line in enumerate(lines):
             at = [index for index in members if _is_row(cases[index], line) or _alike(line, cases[index], pair_by)]
@@ -123,17 +127,7 @@ def _beside(lines: Sequence[PublishedLine], cases: Sequence[TableCase], pair_by:
 
 
 def _is_row(case: TableCase, line: PublishedLine) -> bool:
-    """Whether a case is the run of a published row, by its name."""
     return bool(case.case) and plain_id(case.case) == id_of_row(line.table, line.line)
-
-
-def _is_run(case: TableCase, line: PublishedLine) -> bool:
-    """Whether a case is the run of a published row, by its name or by all that is stated."""
-    return _is_row(case, line) or not differing_settings(case, line.run)
-
-
-def _series(case: TableCase) -> tuple[str, ...]:
-    return (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
 
 
 def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:

@@ -22,13 +22,11 @@ def plain_id(node: str) -> str:
 
 @functools.cache
 def _ids() -> Mapping[str, str]:
-    """By name of the recipe."""
     return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
 
 
 @functools.cache
 def _by_id() -> Mapping[str, Recipe]:
-    """By plain id of the case."""
     return {_ids()[recipe.name]: recipe for recipe in recipes()}
 
 

@@ -40,9 +40,8 @@ def gathered(recordings: Sequence[Recording], base: Recording | None) -> ReportC
     for recording in recordings:
         measured_cases, projected = scaled(table_cases(recording)), scaled(projected_cases(recording))
         ids = {case.case for case in projected}
-        rows, without = unmeasured(
-            measured_cases, {case: why for case, why in recording.run.missing.items() if case not in ids}
-        )
+        missing = {case: why for case, why in recording.run.missing.items() if case not in ids}
+        rows, without = unmeasured(measured_cases, missing)
         cases += [_with_device(case, recording) for case in (*measured_cases, *rows)] + projected
         rest.update(without)
     if base is not None:

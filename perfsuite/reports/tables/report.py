@@ -93,7 +93,6 @@ def _style_of(node: str, material: ReportCases) -> Style:
 
 
 def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
-    """A line per reason with its cases, the first few of them by name."""
     cases: dict[str, list[str]] = {}
     for case, reason in sorted(reasons.items()):
         cases.setdefault(without_paths(reason), []).append(code_text(case))

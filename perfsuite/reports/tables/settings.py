@@ -25,9 +25,8 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     settings.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
     settings.update(models.stated(parameters, settings.get("tp", 1)))
     settings.update(_experts(parameters))
-    settings.update(
-        axes=_axes(settings), sequence_split=_sequence_split(settings), method=_method(settings, parameters)
-    )
+    split = "-".join(f"{axis}{settings[axis]}" for axis in ("cp", "tp") if int(settings.get(axis, 1)) > 1)
+    settings.update(axes=_axes(settings), sequence_split=split, method=_method(settings, parameters))
     if "accumulation" in parameters:
         settings["num_micro_batches"] = parameters["accumulation"]
     settings.update(_size(parameters))
@@ -95,7 +94,6 @@ def _mapping(parameters: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _told(values: Any) -> str:
-    """A mapping as ``name=value, ...``; numbers to four digits."""
     if not isinstance(values, Mapping):
         return ""
     texts = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
@@ -125,13 +123,7 @@ def _axes(settings: Mapping[str, Any]) -> str:
     return f"{len(spread)}D ({'+'.join(spread)})" if len(spread) > 1 else "".join(f"{axis}-only" for axis in spread)
 
 
-def _sequence_split(settings: Mapping[str, Any]) -> str:
-    """``cp2-tp4``: the axes along which sequences are split."""
-    return "-".join(f"{axis}{settings[axis]}" for axis in ("cp", "tp") if int(settings.get(axis, 1)) > 1)
-
-
 def _method(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """How attention is computed: ``standard`` keeps the scores of all pairs."""
     if int(settings.get("cp", 1)) > 1:
         return str(_mapping(parameters, "options").get("context", "zigzag"))
     attention = str(parameters.get("attention", "auto"))

@@ -87,12 +87,8 @@ def setting(title: str, key: str) -> ColumnSpec:
 
 
 def trains(*prefixes: str) -> Callable[[TableCase], bool]:
-    """Cases of models whose name begins so."""
-
-    def select(case: TableCase) -> bool:
-        return bool(case.model) and case.model.startswith(prefixes)
-
-    return select
+    """Return a selection of cases of models whose name begins with a prefix."""
+    return lambda case: bool(case.model) and case.model.startswith(prefixes)
 
 
 def is_gpt(case: TableCase) -> bool:

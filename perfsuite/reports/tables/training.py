@@ -110,7 +110,6 @@ _trains_latte = trains("latte")
 
 
 def _copies_all(case: TableCase) -> bool:
-    """Whether every rank has the whole model, as with DDP or on one card."""
     return case.settings.get("strategy", "single") in ("ddp", "single")
 
 
