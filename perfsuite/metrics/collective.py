@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.collectives import TRAFFIC, busbw_factor, require_known
-from perfsuite.base.units import gb_per_s, seconds_to_us
+from perfsuite.base.units import gb_per_s, plural, seconds_to_us
 from perfsuite.metrics.spec import MetricSpec, MetricValue, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
@@ -22,7 +22,7 @@ LATENCY_FLOOR_US = 0.3
 def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     times = measurement.times_s
     if len(times) < 100:
-        return unknown(f"{len(times)} samples; a 99th percentile needs 100")
+        return unknown(f"{plural(len(times), 'sample')}; a 99th percentile needs 100")
     return MetricValue(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))
 
 

@@ -204,7 +204,7 @@ def error_commands(
         told = f"{printable(case)}: {without_paths(printable(message))}"
         yield f"::error file={file_property},line={line}::{escaped(told)}"
     if len(known) > MOST_ANNOTATIONS:
-        yield f"::error::and {len(known) - MOST_ANNOTATIONS} more cases fail, see the log"
+        yield f"::error::and {plural(len(known) - MOST_ANNOTATIONS, 'more case')} failed, see the log"
 
 
 def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:

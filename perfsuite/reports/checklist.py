@@ -243,7 +243,7 @@ def _network(facts: Facts) -> Said | None:
     if not reached:
         return None
     busbw, case = max(between or reached, key=lambda pair: pair[0])
-    evidence = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {case.ranks} ranks)"
+    evidence = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {plural(case.ranks, 'rank')})"
     if not between:
         advice = "start the suite on every host (perfsuite docs clusters)"
         return Said(verdict="not measured", evidence=f"within one host alone: {evidence}", advice=advice)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.text import bare_name, matrix_rows
-from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
+from perfsuite.base.units import format_bytes, gb_per_s, plural, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.document import Grid
@@ -97,7 +97,7 @@ def pair_grids(results: Iterable[Result]) -> list[Grid]:
         cells = {pair: matrix.figure(time_s) for pair, time_s in matrix.times_s.items()}
         named = [matrix.sentence(slow) for slow in matrix.slow[:_MOST_NAMED]]
         left = len(matrix.slow) - len(named)
-        notes = (*named, *([f"{left} more pairs are slower than their like"] if left else []))
+        notes = (*named, *([f"{plural(left, 'more pair')} slower than the others"] if left else []))
         grids.append(_grid(matrix, matrix.title, cells, notes))
         if set(matrix.links.values()) - {ONE_DEVICE, UNKNOWN}:
             shown = _grid(matrix, "Links of these pairs", matrix.links, ())

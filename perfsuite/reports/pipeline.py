@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.base.units import format_seconds, readable_unit, significant
+from perfsuite.base.units import format_seconds, plural, readable_unit, significant
 from perfsuite.metrics.pipeline import (
     COMPUTE,
     SIMULATION_TOLERANCE,
@@ -200,7 +200,7 @@ def _binding(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     for imbalance, row in uneven[:_MOST_LINES]:
         yield f"{_short(row)}: {binding_sentence(imbalance)}"
     if len(uneven) > _MOST_LINES:
-        yield f"and {len(uneven) - _MOST_LINES} more cases with a stage that binds"
+        yield f"and {plural(len(uneven) - _MOST_LINES, 'more case')} with a stage that binds"
 
 
 def binding_sentence(imbalance: Imbalance) -> str:

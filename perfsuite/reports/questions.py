@@ -194,7 +194,7 @@ def _over_devices(cases: Sequence[Result]) -> tuple[str, bool]:
         for rank in odd[:2]
     )
     more = f" and {len(odd) - 2} more" if len(odd) > 2 else ""
-    return f"{plural(len(ranks), 'device')} {apart}{slow}{more}", bool(odd)
+    return f"{plural(len(ranks), 'device')}{', others' if odd else ''} {apart}{slow}{more}", bool(odd)
 
 
 def answer_lines(rows: Sequence[Answer], width: int) -> Iterator[tuple[str, Mark]]:

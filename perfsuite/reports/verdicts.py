@@ -41,7 +41,7 @@ def gate_lines(
     for verdict in flagged[:_MOST_QUIET]:
         yield f"{verdict.case}: {describe(verdict)}"
     if len(flagged) > _MOST_QUIET:
-        yield f"and {len(flagged) - _MOST_QUIET} more cases with remarks (JUnit's verdict_detail has them)"
+        yield f"and {plural(len(flagged) - _MOST_QUIET, 'more case')} with remarks (JUnit: verdict_detail)"
 
 
 def verdict_counts(verdicts: Mapping[str, Verdict], gate: bool, *, stores: bool = False) -> str:
