@@ -27,6 +27,7 @@ from perfsuite.plugin.ending import FAILED, Out, missing_key
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
+from perfsuite.reports.layout import fit
 from perfsuite.reports.pairs import ONE_DEVICE, UNKNOWN, pair_matrices
 
 LOOKS = 3
@@ -189,7 +190,8 @@ class Expecting:
             return
         out.section("perfsuite expectations")
         for line in answer_lines(self.entries):
-            out.line(line.text, red=line.mark == "bad", yellow=line.mark == "doubt")
+            for text in fit([line.text], out.width):
+                out.line(text, red=line.mark == "bad", yellow=line.mark == "doubt")
         for sentence in self.slow:
             out.fold(f"SLOW: {sentence}", red=True)
         for line in soak_lines(suite.session.results.values() if suite.session is not None else ()):
