@@ -45,7 +45,7 @@ def test_what_changed_over_time_stands_below_the_tables(tmp_path, capsys, result
 
 def test_imported_figures_stand_under_their_own_label(capsys, results):
     text = reported(capsys, results, "--imported", H100, "--imported", SAMPLES / "megatron/megatron-deepspeed.log")
-    _, *rows = table(text, "Collectives of other tools beside those measured")
+    _, *rows = table(text, "Collectives of other tools and measured ones")
     assert {"imported: nccl-tests"} == {row[0] for row in rows}
     assert ("1GiB", "466.3") in {(row[4], row[7]) for row in rows}
     _, *others = table(text, "Figures of other tools")

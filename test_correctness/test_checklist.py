@@ -102,7 +102,7 @@ def searched(largest, **setup):
     ("largest", "micro", "verdict", "says"),
     [
         (800, 600, "yes", "600 of 800 samples that fit; at least 50% asked for; largest global batch 614,400 tokens"),
-        (8, 6, "no", "largest global batch 6,144 tokens (test_ddp[gpt2-xl]), the report has 500,000 to 4,000,000"),
+        (8, 6, "no", "largest global batch 6,144 tokens (test_ddp[gpt2-xl]), 500,000 to 4,000,000 asked for"),
         (6400, 600, "no", "600 of 6400 samples that fit"),
     ],
 )

@@ -95,6 +95,6 @@ def test_annotations_stand_at_the_tests_that_failed(tmp_path):
     lines = list(error_commands(run, places, root=tmp_path / "below", workspace=str(tmp_path)))
     assert lines[0] == "::error file=below/suite/t%2Cx.py,line=7::t.py::test_x: failed: 50 %25 gone"
     assert lines[1].startswith("::error file=below/suite/t%2Cx.py,line=7::t.py::test_0: REGRESSED +8.1 %25")
-    assert (len(lines), lines[-1]) == (MOST_ANNOTATIONS + 1, "::error::and 6 more cases fail, see the log")
+    assert (len(lines), lines[-1]) == (MOST_ANNOTATIONS + 1, "::error::and 6 more cases failed, see the log")
     looked = dataclasses.replace(run, failures={}, gate=dataclasses.replace(run.gate, gate=False))
     assert list(error_commands(looked, places, root=tmp_path)) == []

@@ -169,7 +169,7 @@ def test_what_is_projected_or_simulated_says_so():
     assert "[^perfsuite-1]: perfsuite, projected; step 1.5 s to 2.5 s in the 80 % band: journal" in told.text
     assert told.left == {"mfu: not projected": 1}
     told = fill(printed("002/performance"), dataclasses.replace(ran(LLAMA), simulated=True))
-    assert "[^perfsuite-1]: perfsuite, simulated, on devices whose times are no measurements: journal" in told.text
+    assert "[^perfsuite-1]: perfsuite, simulated, not measured on a device: journal" in told.text
 
 
 def test_what_was_measured_goes_before_what_is_projected_and_the_last_file_before_others():

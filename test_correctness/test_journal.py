@@ -138,8 +138,8 @@ def break_line(number, text):
         (break_line(3, '{"result": '), "line 3: not JSON"),
         (break_line(3, "[]"), "line 3: not an object with one key"),
         (break_line(3, ""), "line 3: not JSON"),
-        (break_line(3, '{"weather": "fine"}'), "line 3: 'weather' is not what a line of a journal is"),
-        (break_line(3, '{"failure": {"case": "a"}}'), "line 3: 'failure' is not what a line"),
+        (break_line(3, '{"weather": "fine"}'), "line 3: 'weather' is not a line of a journal"),
+        (break_line(3, '{"failure": {"case": "a"}}'), "line 3: 'failure' is not a line"),
         (lambda lines: [], "line 1: no complete line"),
     ],
 )

@@ -11,7 +11,7 @@ from perfsuite.metrics.spec import LAUNCH_BOUND
 from perfsuite.record.result import Peak, Peaks, Record, Result, Training, Work
 from perfsuite.record.step import DeviceLook
 from perfsuite.reports.devices import BURST_NOTE, burst
-from perfsuite.reports.families import family_lines
+from perfsuite.reports.questions import answers
 from perfsuite.reports.terminal import metric_tables
 from perfsuite.run.session import Case
 from perfsuite.workloads.matmul import Matmul
@@ -101,7 +101,7 @@ def test_the_rank_captures_the_kernel_where_its_launch_was_timed(session, worklo
     assert bound == ("kernel_us" in [record.name for record in result.measurement.records])
     note = result.metric(name).note
     assert (bound, bound) == (note.startswith(LAUNCH_BOUND), "the kernel alone, in a captured graph: " in note)
-    line = " ".join(part for each in family_lines([result]) for part in each.parts)
+    line = " ".join(f"{row.share} {row.note}" for row in answers([result]))
     assert bound == ("(launch-bound)" in line)
 
 
@@ -137,6 +137,6 @@ def looked(throttle, *, iterations=10, device="cuda:0", simulated=False):
 )
 def test_a_rate_before_the_power_cap_can_act_is_called_a_burst(result, said):
     assert said == burst(result)
-    line = " ".join(part for each in family_lines([result]) for part in each.parts)
-    assert bool(said) == ("(burst of " in line)
+    line = " ".join(f"{row.share} {row.note}" for row in answers([result]))
+    assert bool(said) == ("burst of " in line)
     assert bool(said) == any(BURST_NOTE in text for text in metric_tables([result]))

@@ -90,7 +90,7 @@ def test_a_cpu_has_no_kernels_and_the_metric_says_so():
 
     kernels, busy = metrics(plain)
     assert (kernels.value, kernels.note) == (None, "not supported on a cpu: it has no kernels on a clock of their own")
-    assert (busy.value, busy.note) == (None, "unknown: no vendor's library tells it on every rank")
+    assert (busy.value, busy.note) == (None, "unknown: the vendor's library does not report it on every rank")
     ranks = tuple(
         dataclasses.replace(facts, device=f"cuda:{facts.rank}", utilisation_percent=98.0 - 4 * facts.rank)
         for facts in plain.ranks

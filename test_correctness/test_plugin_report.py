@@ -187,7 +187,7 @@ def test_a_machine_that_is_not_quiet_is_told(pytester, monkeypatch):
     def script(job):
         measured = measurement(job)
         shared = dataclasses.replace(measured.ranks[0], cpu_share=0.81)
-        return dataclasses.replace(measured, ranks=(shared,))
+        return dataclasses.replace(measured, ranks=(shared,), involuntary_switches=(1, 0, 0))
 
     found = repository(pytester, monkeypatch, SWEPT, script).run("-k", "product")
     found.stdout.fnmatch_lines(
@@ -265,4 +265,4 @@ def test_time_left_is_what_cases_took_the_last_time_and_says_so():
 
 def test_the_command_that_shows_a_run_again_is_quoted_for_the_shell(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, "def test_it(perf):\n    perf(step)\n")
-    repo.run("--perf-journal=my run.jsonl").stdout.fnmatch_lines(["tables *perfsuite show 'my run.jsonl'"])
+    repo.run("--perf-journal=my run.jsonl").stdout.fnmatch_lines(["next *perfsuite show 'my run.jsonl' --show=tables"])

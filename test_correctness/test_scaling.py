@@ -105,7 +105,7 @@ def test_the_terminal_names_the_base_in_every_row():
     lines = scaling_table([ddp(4, 1.25), ddp(2, 1.0), ddp(8, 2.0)])
     assert lines == [
         "",
-        "scaling                   ranks  kind  speed-up        over  efficiency",
+        "scaling                   ranks  kind  speed-up  over        efficiency",
         "test_ddp[s4000-ws2-gpt2]      2  weak      base",
         "test_ddp[s4000-ws4-gpt2]      4  weak       1.6  vs 2 ranks         80%",
         "test_ddp[s4000-ws8-gpt2]      8  weak         2  vs 2 ranks         50%",
@@ -119,7 +119,7 @@ def test_the_documentation_shows_such_a_table():
 
 
 def test_ranks_that_share_a_device_are_told():
-    assert "share it" in scaling_table([ddp(1, 1.0, shared=True), ddp(2, 2.0, shared=True)])[-1]
+    assert "share one device" in scaling_table([ddp(1, 1.0, shared=True), ddp(2, 2.0, shared=True)])[-1]
 
 
 def test_a_speed_up_above_the_ranks_is_warned_of_with_its_base():

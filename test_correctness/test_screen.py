@@ -13,17 +13,22 @@ import pytest
 from perfsuite.base.errors import RanksFailed
 from perfsuite.base.units import readable_rate
 from perfsuite.cli.main import main
+from perfsuite.expectations.judge import Expected
+from perfsuite.expectations.rows import Expectation
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.plugin.summary import error_commands
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Result, Work
 from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, RunRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.families import family_lines, share_of_peak
+from perfsuite.reports.families import family_lines, share_of_peak, tiles
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.notable import notable
+from perfsuite.reports.questions import answers
 from perfsuite.reports.screen import MOST_LINES, screen
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
+from perfsuite.reports.terminal import metric_tables
 from perfsuite.reports.verdicts import verdict_counts
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
 from test_correctness.helpers.scripted_driver import repository
@@ -61,35 +66,140 @@ def test_the_screen_of_a_run():
         end=end,
         gate=GateRecord(gate=False, verdicts=(Verdict(case="t.py::test_a", name="no-baseline"),)),
     )
-    assert texts(run, links=[("tables", "perfsuite show j.jsonl")]) == [
+    assert texts(run, links=[("next", "perfsuite show j.jsonl --show=tables")]) == [
         "4 measured, 2 skipped; 5 min 50 s",
         "gate        compared 0 of 1 case with a baseline; --perf-update=append stores one",
-        "trust       NOT QUIET: 101 of 216 cases disturbed",
-        "compute     bf16 694 GFLOPS 90 % of measured 772   fp32 174 GFLOPS 23 % of measured 772",
-        "collectives all_reduce fp32 1MiB, 2/4 ranks: 1049 786 MB/s bus",
-        " . skipped 2: no DeepSpeed 2",
-        "tables      perfsuite show j.jsonl",
+        "trust       NOT QUIET: 101 of 216 cases disturbed (~)",
+        "question                   best          of peak",
+        "compute bf16               694 GFLOPS    90 % measured",
+        "compute fp32               174 GFLOPS    23 % measured",
+        "all_reduce, 4 ranks, 1MiB  786 MB/s bus",
+        " . skipped 2: 2 x no DeepSpeed",
+        "next        perfsuite show j.jsonl --show=tables",
     ]
-    assert texts(run, quiet=True) == ["4 measured, 2 skipped; 5 min 50 s", " . skipped 2: no DeepSpeed 2"]
+    assert texts(run, quiet=True) == ["4 measured, 2 skipped; 5 min 50 s", " . skipped 2: 2 x no DeepSpeed"]
 
 
-def test_products_of_several_sizes_are_a_series():
+def test_trust_is_one_line_unless_a_gate_left_something_undecided():
+    warnings = ("the machine is not quiet: other programs took 9% of the core time; 1 of 1 case disturbed", "bbr " * 30)
+    end = RunEnd(at="", took_s=1.0, exit_status=0, warnings=warnings)
+    line = "trust       NOT QUIET: 1 of 1 case disturbed (~); + 2 more"
+    assert [line] == [text for text in texts(record(product("a", 0.5), end=end), 79) if "disturbed" in text]
+    for name, lines in (("pass", 1), ("inconclusive", 4)):
+        gate = GateRecord(gate=True, verdicts=(Verdict(case="a", name=name),))
+        shown = texts(record(product("a", 0.5), end=end, gate=gate), 79)
+        after = shown.index("question      best        of peak")
+        assert lines == after - next(number for number, text in enumerate(shown) if text.startswith("trust"))
+    full = texts(record(product("a", 0.5), end=end), 79, full=True)
+    assert "            other programs took 9% of the core time" in full
+
+
+def disturbed(plain: Result) -> Result:
+    """The same result, measured while another program had the rank's core."""
+    seen = plain.measurement
+    ranks = tuple(dataclasses.replace(rank, cpu_share=0.4) for rank in seen.ranks)
+    switches = (1,) * len(seen.times_s)
+    return dataclasses.replace(
+        plain, measurement=dataclasses.replace(seen, ranks=ranks, involuntary_switches=switches, aligned=True)
+    )
+
+
+def test_a_disturbed_figure_is_marked_and_has_no_share_nor_a_tile():
+    quiet, busy = product("t.py::quiet", 0.5), disturbed(product("t.py::busy", 0.6))
+    (row,) = answers([busy])
+    assert ("~600 GFLOPS", "") == (row.best, row.share)
+    (row,) = answers([quiet, busy])
+    assert ("500 GFLOPS", "65 % measured") == (row.best, row.share), "an undisturbed figure is preferred"
+    assert ([], ["500 GFLOPS"]) == (list(tiles([busy])), [tile.figure for tile in tiles([quiet])])
+    table = " ".join(metric_tables([busy]))
+    assert "~500 ms" in table
+    assert "~ disturbed, without a share of the peak: 1 case, as rank 0 got 40% of its core" in table
+
+
+def test_a_rank_that_only_waits_is_not_disturbed():
+    busy = disturbed(product("t.py::busy", 0.6))
+    waits = dataclasses.replace(busy, measurement=dataclasses.replace(busy.measurement, involuntary_switches=()))
+    assert ("rank 0 got 40% of its core", "") == (disturbance(busy), disturbance(waits))
+
+
+def test_a_doubtful_efficiency_is_left_out_and_counted():
+    def step(ranks: int, median_s: float) -> Result:
+        work = Work(samples=8.0 * ranks)
+        return result(f"t.py::test_weak[cpu-ws{ranks}]", median_s, world_size=ranks, work=work, parameters={})
+
+    def line(*steps: Result) -> str:
+        return next(text for text in texts(record(*steps)) if text.startswith("scaling"))
+
+    assert "scaling     weak 1/2 ranks: 100 50 % (ranks share devices)" == line(step(1, 0.1), step(2, 0.2))
+    assert "1 of 1 left out: speed-up 20 on 2 times the ranks is above linear" in line(step(1, 0.1), step(2, 0.01))
+    assert "1 of 1 left out: test_weak[cpu-ws1] was disturbed" in line(disturbed(step(1, 0.1)), step(2, 0.2))
+
+
+def h100(case: str, tflops: float, ranks_s: tuple[float, ...] = (0.5,)) -> Result:
+    one = product(case, tflops)
+    facts = tuple(
+        dataclasses.replace(one.measurement.ranks[0], rank=rank, device=f"cuda:{rank}", median_s=time_s)
+        for rank, time_s in enumerate(ranks_s)
+    )
+    seen = dataclasses.replace(one.measurement, ranks=facts, aligned=True, times_s=(max(ranks_s),) * 3)
+    peak = Peak(value=989.0, unit="TFLOPS", source="data sheet", kind="published")
+    metrics = (Metric(name="tflops", value=tflops * len(ranks_s), unit="TFLOPS", better="higher", peak=peak),)
+    return dataclasses.replace(
+        one,
+        platform="h100",
+        workload="perfsuite.workloads.matmul:Matmul",
+        parameters={"m": 8192, "k": 8192, "n": 8192, "dtype": "bf16"},
+        defaults={"result_dtype": ""},
+        measurement=seen,
+        metrics=metrics,
+        world_size=len(ranks_s),
+    )
+
+
+def test_expected_ranges_and_slow_devices_are_named():
+    healthy = (0.5, 0.501, 0.499, 0.5, 0.5, 0.5, 0.5)
+    (row,) = answers([h100("t.py::all", 600.0, (*healthy, 0.6))])
+    assert ("600 TFLOPS", "bad") == (row.best, row.mark), "per device, not the sum"
+    assert "8 devices, others -0.2 to +0.2 %, SLOW cuda:7 -16.7 %" in row.note
+    entry = expected_entry(300.0)
+    (row,) = answers([h100("t.py::one", 300.0)], [entry])
+    assert ("500-700 TFLOPS LOW", "bad") == (row.expected, row.mark)
+    assert "expected" not in " ".join(texts(record(h100("t.py::one", 300.0)), expected=[])), "no column without a row"
+    assert "LOW" in " ".join(texts(record(h100("t.py::one", 300.0)), expected=[entry], quiet=True))
+
+
+def expected_entry(tflops: float) -> Expected:
+    metric = Metric(name="tflops", value=tflops, unit="TFLOPS", better="higher")
+    row = Expectation(
+        platform="h100",
+        workload="Matmul",
+        parameters={},
+        metric="tflops",
+        unit="TFLOPS",
+        kind="measured",
+        low=500.0,
+        high=700.0,
+        source="s",
+        place="p",
+        date="2026",
+    )
+    return Expected(case="t.py::one", question="q", size="", metric=metric, verdict="below", reason="low", rows=(row,))
+
+
+def test_a_dtype_has_one_row_with_its_best_product():
     def square(side: int, tflops: float) -> Result:
         sides = dict.fromkeys(("m", "k", "n"), side)
         return dataclasses.replace(product(f"t.py::test_{side}", tflops), parameters=sides)
 
     flat = dataclasses.replace(product("t.py::test_flat", 0.1), parameters={"m": 1, "k": 512, "n": 512})
     compute = [line for line in texts(record(square(1024, 0.694), square(512, 0.25), flat)) if "GFLOPS" in line]
-    assert compute == [
-        "compute     bf16 694 GFLOPS 90 % of measured 772   bf16 512/1024 square: 250 694 GFLOPS",
-    ]
-    assert "square" not in "".join(texts(record(square(1024, 0.694), flat)))
+    assert compute == ["compute bf16  694 GFLOPS  90 % measured"]
 
 
 @pytest.mark.parametrize("width", [79, 119, 199])
 @pytest.mark.parametrize("count", [1, 300])
 def test_no_run_takes_more_than_a_screen_nor_a_line_more_than_its_width(count, width):
-    lines = texts(large_run(count), width, links=[("tables", "perfsuite show " + "deep/" * 60 + "j.jsonl")])
+    lines = texts(large_run(count), width, links=[("next", "perfsuite show " + "deep/" * 60 + "j.jsonl")])
     assert len(lines) <= MOST_LINES
     too_wide = [line for line in lines if len(line) > width]
     assert all(len(line.split()) == 1 for line in too_wide), "but an id or a path alone on its line"
@@ -98,7 +208,7 @@ def test_no_run_takes_more_than_a_screen_nor_a_line_more_than_its_width(count, w
 
 def test_what_is_left_out_is_counted_by_kind():
     (more,) = (line for line in texts(large_run(300)) if line.startswith(" . and "))
-    assert more == " . and 603 more: 293 failed, 300 regressed, 9 above-peak, 1 slowest"
+    assert more == " . and 606 more: 296 failed, 300 regressed, 9 above-peak, 1 slowest"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -125,8 +235,8 @@ def test_text_of_others_is_only_read(text):
 
 
 def test_what_exceeds_a_measured_peak_is_no_share():
-    (line,) = family_lines([product("t.py::a", 227.6)])
-    assert line.parts == ("bf16 228 TFLOPS (peak exceeded)",)
+    (row,) = answers([product("t.py::a", 227.6)])
+    assert (row.best, row.share) == ("228 TFLOPS", "(peak exceeded)")
     gone = Metric(
         name="mfu_percent", value=None, unit="percent", better="higher", peak=PEAK, note="above the measured peak"
     )
@@ -179,7 +289,7 @@ def test_one_case_is_shown_with_all_that_is_known(journal, capsys, monkeypatch):
     assert main(["show", str(journal), "--case", "product"]) == 0
     said = capsys.readouterr().out
     assert 'case="t.py::test_product[cpu-64]"' in said
-    assert ": median 500 ms, 500 ms to 550 ms; 0% disturbed" in " ".join(said.split())
+    assert ": median 500 ms, 500 ms to 550 ms tflops" in " ".join(said.split())
     assert "tflops  0.5 TFLOPS  65 % of measured 772 GFLOPS" in said
     assert "REGRESSED +8.1 %" in said
     assert "all_reduce" not in said
@@ -192,8 +302,8 @@ def test_a_baseline_file_is_shown_too(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["show", "baselines/examples/cpu-example.json"]) == 0
     said = capsys.readouterr().out
-    assert "compute     bf16 99.7 GFLOPS" in said
-    assert "collectives all_reduce fp32 1MiB, 2 ranks: 1.1 GB/s bus" in said
+    assert "compute bf16               99.7 GFLOPS" in said
+    assert "all_reduce, 2 ranks, 1MiB  1.1 GB/s bus" in said
 
 
 TESTS = """
@@ -279,8 +389,8 @@ def test_a_figure_without_a_peak_hides_none_that_has_one():
         return result(case, workload="m:MemoryTriad", work=work, metrics=(metric,))
 
     memory = Peak(value=50.0, unit="GB/s", source="measured here", kind="measured")
-    (line,) = family_lines([stream("t.py::cached", 900.0, None), stream("t.py::streamed", 40.0, memory)])
-    assert line.parts == ("triad 40 GB/s 80 % of measured 50",)
+    (row,) = answers([stream("t.py::cached", 900.0, None), stream("t.py::streamed", 40.0, memory)])
+    assert (row.question, row.best, row.share) == ("memory triad", "40 GB/s", "80 % measured")
 
 
 def test_parts_beyond_any_screen_are_counted_and_not_written():

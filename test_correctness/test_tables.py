@@ -85,7 +85,7 @@ def test_rows_of_report_000_with_and_without_encoders_are_told_apart():
 def test_another_platform_and_model_say_why_they_are_not_compared():
     text = style("opensora", run(opensora(2, 1.0, model="opensora-tiny", platform="cpu")))
     assert (
-        "- published, line 9 of 000_7dc6157a632cc5f9.txt: not comparable with the row above: "
+        "- published, line 9 of 000_7dc6157a632cc5f9.txt: not comparable with the measured row: "
         "platform s4000, not cpu; model opensora, not opensora-tiny"
     ) in section(text, "Overview")
 
@@ -102,7 +102,7 @@ def test_values_that_were_not_measured_are_empty_with_the_reason():
 def test_a_build_that_ran_and_could_not_tell_is_not_called_missing():
     text = style("opensora", run(opensora(1, 1.0, records=MEMORY[:5], platform="cpu")))
     assert (
-        "- empty: fragmentation GiB; final (device) GiB; final (host) GiB: the memory build does not tell it here"
+        "- empty: fragmentation GiB; final (device) GiB; final (host) GiB: the memory build does not report it here"
         in section(text, "Memory per device")
     )
 
@@ -110,18 +110,18 @@ def test_a_build_that_ran_and_could_not_tell_is_not_called_missing():
 # -- 001 ---------------------------------------------------------------------------------------------------------
 
 
-def test_report_001_has_speed_up_over_the_smallest_and_published_rows_below_their_likes():
+def test_report_001_has_speed_up_over_the_smallest_and_rows_of_other_hardware_after_the_measured_ones():
     heads, *rows = table(style("latte", run(latte(8, 1 / 1.5), latte(2, 1 / 3))), "DDP: latte-l")
     at = heads.index("speed-up")
     assert [(row[0], row[at]) for row in rows] == [
         ("1 x 2 s4000", "1 (base)"),
-        ("published: 1 x 1 rtx4090 latte-l", "1 [M]"),
-        ("published: 1 x 1 rtx6000ada latte-l", "1.05 [M]"),
-        ("published: 1 x 1 rtx6000ada latte-l", "1.05 [M]"),
         ("1 x 8 s4000", "2 vs 2 ranks"),
+        ("published: 1 x 1 rtx4090 latte-l", "1 [M]"),
         ("published: 1 x 8 rtx4090 latte-l", "3.98 [M]"),
         ("published: 2 x 8 rtx4090 latte-l", "7.97 [M?]"),
         ("published: 2 x 8 rtx4090 latte-l", ""),
+        ("published: 1 x 1 rtx6000ada latte-l", "1.05 [M]"),
+        ("published: 1 x 1 rtx6000ada latte-l", "1.05 [M]"),
         ("published: 1 x 8 rtx6000ada latte-l", "5.78 [M]"),
         ("published: 2 x 8 rtx6000ada latte-l", "11.03 [M]"),
         ("published: 2 x 8 rtx6000ada latte-l", ""),

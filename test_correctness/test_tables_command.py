@@ -108,7 +108,7 @@ def test_out_writes_a_file_and_names_the_styles(tmp_path, capsys):
     [
         (["missing.jsonl"], "missing.jsonl is no file; give a journal or a baseline file"),
         (["empty.jsonl"], "empty.jsonl: nothing was measured that any report has a table for"),
-        (["j.jsonl", "--style=flagperf"], "style flagperf has no table for what j.jsonl measured (latte-l)"),
+        (["j.jsonl", "--style=flagperf"], "style flagperf has no table for the cases of j.jsonl (latte-l)"),
         (
             ["j.jsonl", "--base=same.jsonl"],
             "the base same.jsonl is of the same hardware as j.jsonl, s4000 (s4000-test)",

@@ -99,7 +99,7 @@ def test_a_style_without_a_table_names_what_there_is_and_what_fits():
     with pytest.raises(ConfigurationError) as error:
         style("flagperf", run(latte(1, 1.0)))
     assert str(error.value) == (
-        "style flagperf has no table for what journal.jsonl measured (latte-l); "
+        "style flagperf has no table for the cases of journal.jsonl (latte-l); "
         "choose --style=latte, or run pytest test_perf -k llama2"
     )
 

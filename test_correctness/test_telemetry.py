@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from perfsuite.metrics.disturbance import disturbance as disturbance_of
 from perfsuite.platforms import detect_machine, load_catalog, quiet
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu import CpuTelemetry
@@ -19,7 +20,7 @@ from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.plugin import gate_arms
-from perfsuite.record.result import Measurement
+from perfsuite.record.result import Measurement, Result, Work
 from perfsuite.record.run import held_down
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from test_correctness.helpers import machines
@@ -175,27 +176,48 @@ def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None
     assert CpuTelemetry(machines.host(tmp_path / "vm", {}), psutil).read()[0].throttle is None
 
 
-def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu") -> Measurement:
+def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu", aligned: bool = True) -> Measurement:
     """A measurement of 10 samples, ``switches`` of them switched out."""
     ranks = [rank_facts(rank, device=device, cpu_share=share) for rank, share in enumerate(cpu_shares)]
-    return measurement_of([1e-3] * 10, ranks, involuntary_switches=tuple(int(index < switches) for index in range(10)))
+    switched = tuple(int(index < switches) for index in range(10))
+    return measurement_of([1e-3] * 10, ranks, involuntary_switches=switched, aligned=aligned)
 
 
-def test_a_rank_that_only_computes_and_lost_its_core_disturbs() -> None:
-    assert "" == quiet.disturbance(measured(0.99, 0.985), waits=False)
-    assert "rank 1 got 81% of its core" == quiet.disturbance(measured(0.99, 0.81), waits=False)
-    assert "" == quiet.disturbance(measured(0.99, 0.81), waits=True)
-    assert "" == quiet.disturbance(measured(0.10, device="musa:0"), waits=False)
-    assert "" == quiet.disturbance(measured(0.5, 0.5, 0.5, switches=9), waits=False, cores=2)
+def why(*cpu_shares: float, switches: int = 0, device: str = "cpu", which: str = "", aligned: bool = True) -> str:
+    """Why a case of 10 samples is disturbed, ``switches`` of them switched out, on the cores ``which``."""
+    return disturbance_of(
+        Result(
+            case="a",
+            workload="m:W",
+            parameters={},
+            platform="cpu",
+            world_size=len(cpu_shares),
+            outcome="measured",
+            work=Work(),
+            measurement=measured(*cpu_shares, switches=switches, device=device, aligned=aligned),
+            environment={"cores": {"which": which}},
+        )
+    )
+
+
+def test_a_rank_that_only_computes_and_lost_its_core_is_disturbed() -> None:
+    assert "" == why(0.985, switches=1)
+    assert "rank 0 got 81% of its core" == why(0.81, switches=1)
+    assert "" == why(0.81), "it waited: nothing switched it out"
+    assert "" == why(0.99, 0.81, switches=1), "ranks that wait for each other use less than their core"
+    assert "" == why(0.10, device="musa:0", switches=9)
+    assert "" == why(0.5, 0.5, 0.5, switches=9, which="0-1")
+
+
+def test_a_training_step_on_one_rank_is_disturbed_by_many_switches() -> None:
+    assert ["", "rank 0 got 17% of its core"] == [why(0.17, switches=n, aligned=False, which="0") for n in (1, 9)]
 
 
 def test_too_many_switched_samples_disturb() -> None:
-    assert "" == quiet.disturbance(measured(0.99, switches=2), waits=True)
-    assert "" == quiet.disturbance(measured(0.5, 0.5, switches=9), waits=True, cores=2)  # no core is left for anybody
-    assert "" != quiet.disturbance(measured(0.5, 0.5, switches=9), waits=True, cores=4)
-    assert "30% of the samples had an involuntary context switch" == (
-        quiet.disturbance(measured(0.99, switches=3), waits=True)
-    )
+    assert "" == why(0.99, switches=2)
+    assert "" == why(0.5, 0.5, switches=9, which="0-1"), "no core is left for other programs"
+    assert "" != why(0.5, 0.5, switches=9, which="0-2,5")
+    assert "30% of the samples had an involuntary context switch" == why(0.99, switches=3)
 
 
 def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
@@ -209,7 +231,7 @@ def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
     after = quiet.read_host_load(host, [os.getpid()])
     assert pytest.approx(0.04) == quiet.steal_share(before, after)
     (line,) = quiet.warnings([("test_a", "")], before=before, after=after)
-    assert "tasks waited for a core in 12.5 % of the 10 s before the first case" in line
+    assert "tasks waited for a core in 12 % of the 10 s before the first case" in line
     assert "the hypervisor took 4.0% of the core time" in line
     nothing = quiet.read_host_load(machines.host(tmp_path / "none", {}), [])
     assert [] == quiet.warnings([("test_a", "")], before=nothing, after=nothing)

@@ -1,9 +1,11 @@
-"""``perfsuite report``: tables of the published reports out of results; ``perfsuite checklist``: report 004's."""
+"""``perfsuite report``: results in the tables of published reports; ``perfsuite checklist``: the tuning checklist."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,11 +25,12 @@ from perfsuite.record.run import RunRecord
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
 from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.document import Grid
+from perfsuite.reports.layout import fit_markdown
 from perfsuite.reports.over_time import OverTime, history_grids
 from perfsuite.reports.recording import Recording
 from perfsuite.reports.stored import record_of_baseline
 from perfsuite.reports.tables.recording import table_cases
-from perfsuite.reports.tables.report import find_style, fitting_styles, report
+from perfsuite.reports.tables.report import best_style, find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
 
 
@@ -37,7 +40,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
         "where they hold nothing that a table shows, that is wrong usage."
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
-    parser.add_argument("--style", choices=list(STYLES), help="whose tables; default: those that fit what was measured")
+    parser.add_argument("--style", choices=[*STYLES, "all"], help="print this style; default: the one with most rows")
     parser.add_argument(
         "--base", type=Path, metavar="FILE", help="results to compare with: of another machine; with --html of any"
     )
@@ -77,7 +80,9 @@ def _run_report(options: argparse.Namespace) -> int:
         raise ConfigurationError("--baseline says what a page compares with; give --html FILE too")
     runs = _read_of_one_machine(options.results, catalog)
     base = _read(options.base, catalog) if options.base else None
-    styles = (find_style(options.style),) if options.style else fitting_styles(runs)
+    fitting = styles = fitting_styles(runs)
+    if options.style != "all" and (options.style or fitting):
+        styles = (find_style(options.style) if options.style else best_style(runs, fitting),)
     if not styles:
         names = ", ".join(recording.run.name for recording in runs)
         raise ConfigurationError(
@@ -85,8 +90,12 @@ def _run_report(options: argparse.Namespace) -> int:
             f"style: {', '.join(STYLES)}"
         )
     text = report(runs, styles, base) + _beside(options, runs)
+    others = [style.name for style in fitting if style not in styles]
+    if others and options.style is None:
+        text += f"\nOther tables of these results: --style={', --style='.join(others)}, or --style=all.\n"
     if options.out is None:
-        print(text, end="")
+        width = shutil.get_terminal_size().columns - 1
+        print("\n".join(fit_markdown(text, width)) + "\n" if sys.stdout.isatty() else text, end="")
         return EXIT_OK
     write_file(options.out, text, option="--out")
     print(f"{options.out}: {', '.join(style.name for style in styles)}")
@@ -94,14 +103,12 @@ def _run_report(options: argparse.Namespace) -> int:
 
 
 def _beside(options: argparse.Namespace, runs: Sequence[Recording]) -> str:
-    """The sections of a history and of imported figures, where they are asked for."""
     over_time = _over_time(options)
     grids = [*(history_grids(over_time) if over_time else []), *_imported(options, runs)]
     return "".join(f"\n{line}" for grid in grids for line in foreign_markdown(grid)).rstrip("\n") + "\n" * bool(grids)
 
 
 def _over_time(options: argparse.Namespace) -> OverTime | None:
-    """The history that was asked for, and what it shows on the branch that is checked out beside it."""
     if options.history is None:
         return None
     history = read_history(options.history)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from perfsuite.cli.results import read_results
 from perfsuite.record.describe import word
 from perfsuite.record.journal_places import newest
 from perfsuite.record.run import GateRecord, RunRecord
+from perfsuite.reports.layout import fit, grid_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.screen import screen, title
 
@@ -49,7 +51,9 @@ def _run(options: argparse.Namespace) -> int:
         record = _only(record, options.case)
     width = shutil.get_terminal_size((80, 24)).columns - 1
     show = options.show or ("cases" if options.case else "summary")
-    print_lines(encodable(line, sys.stdout.encoding) for line in lines(record, show, width))
+    print_lines(
+        encodable(line, sys.stdout.encoding) for line in fit(lines(record, show, width, options.results), width)
+    )
     return EXIT_OK
 
 
@@ -64,18 +68,15 @@ def _only(record: RunRecord, text: str) -> RunRecord:
         raise ConfigurationError(f"no case of {record.name} has {text!r} in its id; leave --case out to see all")
     gate = record.gate
     if gate is not None:
-        gate = GateRecord(
-            gate=gate.gate,
-            fail_on=gate.fail_on,
-            verdicts=tuple(verdict for verdict in gate.verdicts if text in verdict.case),
-        )
+        judged = tuple(verdict for verdict in gate.verdicts if text in verdict.case)
+        gate = GateRecord(gate=gate.gate, fail_on=gate.fail_on, verdicts=judged)
     return dataclasses.replace(
         record, results=results, failures=failures, interrupted=interrupted, skips=skips, gate=gate
     )
 
 
-def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
-    """What is printed."""
+def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterator[str]:
+    """Yield the lines to print; ``path`` is the file as the user named it, None for the newest journal."""
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "tables":
@@ -86,7 +87,6 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
             yield from tables(list(results), width, verdicts=words)
             yield from ("", *peak_lines(results), *clock_lines(results), "")
         if record.projections:
-            from perfsuite.reports.layout import grid_lines
             from perfsuite.reports.projected import projected_grids
 
             parameters = {case: one.parameters for case, one in record.projections.items()}
@@ -98,7 +98,9 @@ def lines(record: RunRecord, show: str, width: int) -> Iterator[str]:
             yield from case_lines(result, verdicts.get(result.case), width)
             yield ""
     yield title(record)
-    yield from (line.text for line in screen(record, notable(record), width=width))
+    place = f" {shlex.quote(str(path))}" if path is not None else ""
+    links = [("next", f"perfsuite show{place} --show=tables")] if show == "summary" and record.results else []
+    yield from (line.text for line in screen(record, notable(record), width=width, full=show != "summary", links=links))
 
 
 SHOW = Command(

@@ -1,7 +1,4 @@
-"""What the numbers mean: one file per family of formulas, assembled into one immutable registry.
-
-Here are every metric by name, and the metrics of one measured case.
-"""
+"""The registry of metrics, with one file of formulas per family, and the metrics of a measured case."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ assert len(REGISTRY) == sum(len(family.METRICS) for family in _FAMILIES), "two m
 
 
 def find(name: str) -> MetricSpec:
-    """The metric of this name; InvalidParameter names the nearest ones."""
+    """Return a metric by name; InvalidParameter names the nearest ones."""
     spec = REGISTRY.get(name)
     if spec is None:
         raise InvalidParameter(f"metric {name!r} is not in the registry; {did_you_mean(name, sorted(REGISTRY))}")
@@ -52,11 +49,10 @@ def find(name: str) -> MetricSpec:
 
 
 def derive(names: Iterable[str], *, work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Metric, ...]:
-    """The metrics of one case in the order of ``names``.
+    """Return the metrics of one case in the order of ``names``, then the user's own metrics.
 
-    Where the device's peak is unknown the value is still given, without a peak and with the reason as its note; where a
-    value cannot be known it is None, with the reason.  Metrics of one's own follow, as ranks recorded them.  Raises
-    InvalidParameter for a name that is not in the registry.
+    An unknown value, and an unknown peak, is None with the reason as the note.  Raises InvalidParameter for a name that
+    is not in the registry.
     """
     own = (
         Metric(name=own.name, value=entry.value, unit=own.unit, better=own.better, convention=own.convention)
@@ -67,7 +63,7 @@ def derive(names: Iterable[str], *, work: Work, measurement: Measurement, peaks:
 
 
 def is_headline(name: str) -> bool:
-    """Whether a metric has a column in the terminal's table; one's own has, and one of another perfsuite's journal."""
+    """Whether a metric has a column in the terminal's table; metrics outside of the registry have one."""
     return name not in REGISTRY or REGISTRY[name].headline
 
 
@@ -87,8 +83,8 @@ def read_run(path: Path) -> RunRecord:
 
 def rederive(result: Result, peaks: Peaks) -> Result:
     """Return the result with the metrics that are shares of measured peaks derived again, from ``peaks``."""
-    known = (*peaks.tflops.values(), peaks.memory_bandwidth)
-    measured = {metric.name: metric.peak in known for metric in result.metrics if _is_of_measured_peak(metric)}
+    newest = (*peaks.tflops.values(), peaks.memory_bandwidth)
+    measured = {metric.name: metric.peak in newest for metric in result.metrics if _is_of_measured_peak(metric)}
     if result.measurement is None or all(measured.values()):
         return result
     metrics = tuple(
@@ -111,7 +107,7 @@ def _derive_one(spec: MetricSpec, work: Work, measurement: Measurement, peaks: P
         reached = unknown("the case was run once and not measured")
     else:
         clock = measurement.clock.name
-        reached = unknown(f"the median time is {measurement.median_s} s: below what {clock} can tell")
+        reached = unknown(f"the median time is {measurement.median_s} s: too short for the clock {clock}")
     return Metric(
         name=spec.name,
         value=reached.value,

@@ -1,7 +1,7 @@
 """Latency and bandwidth of collectives, exactly as nccl-tests counts them, and the alpha-beta model of their time.
 
 ``algbw`` = S / t and ``busbw`` = algbw x factor, where S is the size of the table in docs metrics.  The factor makes
-busbw comparable with the speed of a link, whatever the number of ranks n.  Source: nccl-tests, doc/PERFORMANCE.md.
+busbw comparable with the speed of a link, for any number of ranks n.  Source: nccl-tests, doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.collectives import TRAFFIC, busbw_factor, require_known
-from perfsuite.base.units import gb_per_s, seconds_to_us
+from perfsuite.base.units import gb_per_s, plural, seconds_to_us
 from perfsuite.metrics.spec import MetricSpec, MetricValue, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
@@ -19,14 +19,10 @@ LATENCY_FLOOR_US = 0.3
 """3 % of 10 us: below 10 us the clock and the scheduler blur a relative change."""
 
 
-def _latency(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return MetricValue(value=seconds_to_us(measurement.median_s))
-
-
 def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
     times = measurement.times_s
     if len(times) < 100:
-        return unknown(f"{len(times)} samples; a 99th percentile needs 100")
+        return unknown(f"{plural(len(times), 'sample')}; a 99th percentile needs 100")
     return MetricValue(value=seconds_to_us(statistics.quantiles(times, n=100, method="inclusive")[98]))
 
 
@@ -62,7 +58,9 @@ def _busbw(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 
 
 METRICS = (
-    MetricSpec("latency_us", "us", "lower", "median", _latency, absolute_floor=LATENCY_FLOOR_US,
+    MetricSpec("latency_us", "us", "lower", "median",
+               lambda work, measurement, peaks: MetricValue(value=seconds_to_us(measurement.median_s)),
+               absolute_floor=LATENCY_FLOOR_US,
                doc="Median time of one iteration, the slowest rank's."),
     MetricSpec("latency_p99_us", "us", "lower", "99th percentile", _latency_p99, observed=True,
                doc="Time that 99 of 100 samples stay below, the slowest rank's."),

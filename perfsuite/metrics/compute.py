@@ -7,6 +7,7 @@ addition for each of mkn products), never read from a profiler.  Peaks are dense
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from itertools import accumulate
@@ -18,12 +19,6 @@ from perfsuite.record.result import Measurement, Peak, Peaks, Work
 _INTEGER = ("int8", "uint8", "int32", "int64")
 
 
-def _operations(work: Work) -> tuple[str, float]:
-    """Convention and count: ``exact`` where the workload has it, else the convention that it names first."""
-    convention = "exact" if "exact" in work.flops else next(iter(work.flops), "")
-    return convention, work.flops.get(convention, 0.0)
-
-
 def _peak(work: Work, peaks: Peaks, devices: int) -> tuple[Peak | None, str]:
     peak = peaks.tflops.get(work.dtype)
     if peak is None:
@@ -33,8 +28,11 @@ def _peak(work: Work, peaks: Peaks, devices: int) -> tuple[Peak | None, str]:
     return dataclasses.replace(peak, value=peak.value * devices, source=f"{devices} x {peak.source}"), ""
 
 
-def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_devices: int) -> MetricValue:
-    convention, operations = _operations(work)
+def _rate(work: Work, measurement: Measurement, peaks: Peaks, *, per_device: bool) -> MetricValue:
+    devices = devices_used(measurement)
+    share, peak_devices = (devices, 1) if per_device else (1, devices)
+    convention = "exact" if "exact" in work.flops else next(iter(work.flops), "")
+    operations = work.flops.get(convention, 0.0)
     if not operations:
         return unknown("the work model counts no operations")
     unit = "TOPS" if work.dtype in _INTEGER else "TFLOPS"
@@ -49,14 +47,6 @@ def _rate(work: Work, measurement: Measurement, peaks: Peaks, share: int, peak_d
         unit=unit,
         convention=convention,
     )
-
-
-def _total(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return _rate(work, measurement, peaks, 1, devices_used(measurement))
-
-
-def _per_device(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return _rate(work, measurement, peaks, devices_used(measurement), 1)
 
 
 def _launch(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
@@ -99,16 +89,16 @@ def _mean_of(times_s: Sequence[float], window_s: float) -> float:
 
 
 METRICS = (
-    MetricSpec("tflops", "TFLOPS", "higher", "exact", _total,
+    MetricSpec("tflops", "TFLOPS", "higher", "exact", functools.partial(_rate, per_device=False),
                doc="Operations per second of all devices together, 1e12 per second."),
-    MetricSpec("tflops_per_device", "TFLOPS", "higher", "exact", _per_device,
+    MetricSpec("tflops_per_device", "TFLOPS", "higher", "exact", functools.partial(_rate, per_device=True),
                doc="Operations per second of one device, 1e12 per second; ranks that share a device count together."),
     MetricSpec("launch_us", "us", "lower", "median", _launch, observed=True,
                doc="Median time that the host takes to start one iteration, the slowest rank's."),
     MetricSpec("kernel_us", "us", "lower", "median", _kernel, observed=True,
                doc="Time of one kernel on the device, among a hundred in a captured graph."),
     MetricSpec("launch_cost_us", "us", "lower", "median", _launch_cost, observed=True,
-               doc="What a kernel takes longer where the host starts each by itself than in a captured graph."),
+               doc="Extra time of a kernel that the host launches by itself, over one in a captured graph."),
     MetricSpec("last_minute_percent", "percent", "higher", "mean", _last_minute, observed=True,
                doc="Rate of the last minute over that of the first; of runs below three minutes a third of the time."),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """How many floating-point operations a training step is said to take: the conventions in use, one function each.
 
 The same run reads 46 % to 70 % of a device's peak depending on the convention, so every figure carries the name of its
-own.  All of them count what one sample of S tokens takes, forward and backward: three times the forward's products, and
-a fourth time where activations are computed again.
+own.  All of them count one sample of S tokens, forward and backward: three times the forward's products, and a fourth
+time if activations are recomputed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FROZEN = "frozen encoders"
 
 @dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """What the conventions ask of a model."""
+    """The figures of a model that conventions use."""
 
     parameters: int
     """N: those that a token meets, all of them but for a mixture of experts."""
@@ -37,7 +37,7 @@ class Transformer:
     forward_flops: float
     """Operations of one sample's forward, every product counted."""
     block_flops: float
-    """Those of the blocks: what full checkpointing runs again."""
+    """Operations of the blocks, which full checkpointing runs again."""
     recomputes: bool = False
     """Full activation checkpointing: the blocks' forward runs again in the backward."""
 

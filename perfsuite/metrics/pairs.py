@@ -23,7 +23,7 @@ Pair = tuple[int, int]
 _NAME = re.compile(r"rank (\d+) (to|and) (\d+), (\d+) messages")
 _RULES = ((12, 0.05, 2.0), (3, 0.25, 3.0))
 """Of so many like pairs those are out of line that take longer than all others by a gap of this share of the usual time
-and of so many times the distance between the fastest and the slowest of the others.  Of fewer nobody can say which."""
+and of so many times the distance between the fastest and the slowest of the others."""
 
 
 def name_of(pair: Pair, messages: int, *, both: bool) -> str:
@@ -78,7 +78,7 @@ def log_times_again(measurement: Measurement) -> dict[Pair, float]:
 def beyond_ends(times: Mapping[Pair, float], logs: Mapping[Pair, float] | None = None) -> dict[Pair, float]:
     """By how much pairs take longer than both their ends usually do, as logarithms; empty for few partners.
 
-    ``times`` are those that tell what is usual; ``logs`` the pairs to look at, if they are others.  A slow rank is slow
+    ``times`` define the usual time; ``logs`` are the pairs to examine, by default the same.  A slow rank is slow
     with all its partners, a slow link with one.
 
     >>> times = {(0, 1): 0.0, (0, 2): 0.0, (0, 3): 0.3, (1, 2): 0.0, (1, 3): 0.0, (2, 3): 0.0}

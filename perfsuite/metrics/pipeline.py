@@ -1,4 +1,4 @@
-"""Pipelines: how much of a step the ranks stand idle, how it divides into phases, and what they hold in memory.
+"""Pipelines: idle share of a step, its phases, and activations in memory.
 
 Everything is read off a :class:`~perfsuite.record.step.Timeline`, by the same functions whether it was measured or
 simulated.  A rank is *busy* during its forwards and backwards and idle otherwise: waiting, sending or doing nothing.
@@ -98,7 +98,7 @@ def bubble_ratio(timeline: Timeline) -> float:
 
 
 def idle_share(busy_s: Sequence[float], length_s: float) -> float:
-    """1 - sum of busy / (p x T) from each rank's busy seconds and T: what :func:`bubble_ratio` is of a timeline.
+    """1 - sum of busy / (p x T), as :func:`bubble_ratio`, from each rank's busy seconds and T.
 
     >>> idle_share([3, 3], 6)
     0.5
@@ -107,7 +107,7 @@ def idle_share(busy_s: Sequence[float], length_s: float) -> float:
 
 
 def bubble_to_ideal(timeline: Timeline) -> float:
-    """Idle time over busy time, (p x T - sum of busy) / sum of busy: what the step takes beyond an ideal one."""
+    """Idle time over busy time, (p x T - sum of busy) / sum of busy: the excess over an ideal step."""
     first, last = step_bounds_s(timeline)
     busy = sum(busy_s(timeline))
     return (timeline.ranks * (last - first) - busy) / busy
@@ -199,13 +199,7 @@ def _of_timeline(formula: Callable[[Timeline], float]) -> Compute:
     return compute
 
 
-def _most_in_flight(timeline: Timeline) -> float:
-    return max(in_flight_micro_batches(timeline))
-
-
 def _percent_of_step(phase: str) -> Callable[[Timeline], float]:
-    """Percent of T that ``phase`` takes, the mean over ranks."""
-
     def formula(timeline: Timeline) -> float:
         first, last = step_bounds_s(timeline)
         took_s = [getattr(rank_phases, phase) for rank_phases in phases(timeline)]
@@ -225,11 +219,11 @@ METRICS = (
                doc="Idle time over busy time of all ranks: the extra over a pipeline without bubble, (p - 1) / m "
                    "for 1F1B."),
     MetricSpec("in_flight_micro_batches", "micro_batches", "lower", "forward begun, backward not ended",
-               _of_timeline(_most_in_flight), deterministic=True, observed=True,
+               _of_timeline(lambda timeline: max(in_flight_micro_batches(timeline))), deterministic=True, observed=True,
                doc="The most micro-batches of which any rank holds activations at one time."),
     MetricSpec("median_bubble_ratio", "ratio", "lower", "idle / (p x T), median over steps",
                recorded("bubble_ratio_median", _NO_TIMELINE), observed=True,
-               doc="bubble_ratio over the steps of all samples; its quartiles are recorded beside it."),
+               doc="bubble_ratio over the steps of all samples; its quartiles are recorded too."),
     MetricSpec("simulated_bubble_ratio", "ratio", "lower", "simulated with the step's durations",
                recorded("bubble_ratio_simulated", _NO_SIMULATION), observed=True, headline=False,
                doc="bubble_ratio that the schedule has with the actions as long as they were and nothing else "

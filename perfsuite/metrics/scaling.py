@@ -28,7 +28,7 @@ def speed_up(work: float, time_s: float, base_work: float, base_time_s: float) -
 
 
 def efficiency(speed_up: float, ranks: int, base_ranks: int) -> float:
-    """Speed-up over what as many times the ranks could give; 1 is linear.
+    """Speed-up over the factor of ranks; 1 is linear.
 
     >>> round(efficiency(1.84, 16, 8), 3)
     0.92

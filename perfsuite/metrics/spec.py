@@ -1,4 +1,4 @@
-"""What a metric is: a name with its unit, a direction, a convention, a formula, and how a gate may judge it."""
+"""The parts of a metric: name, unit, direction, convention, formula, and rules for the gate."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from perfsuite.record.own_metrics import Better
 from perfsuite.record.result import Measurement, Peak, Peaks, Result, Work
 
 HOST_BOUND = 0.9
-"""Share of an iteration that the host takes to start it, from which on the host is what is timed."""
+"""Share of an iteration that the host takes to launch it, from which on the host is the limit."""
 LAUNCH_BOUND = "launch-bound"
-"""How the note of such a rate begins."""
+"""Beginning of the note of such a rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricValue:
-    """What a metric's formula gives for one case."""
+    """The output of a metric's formula for one case."""
 
     value: float | None
-    """None where it cannot be known; ``note`` then says why."""
+    """None if it is unknown; ``note`` has the reason."""
     peak: Peak | None = None
-    """What the value is a share of; None where there is nothing to compare with, ``note`` then says why."""
+    """The peak that the share is of; None without one, ``note`` has the reason."""
     note: str = ""
     unit: str = ""
     """Replaces the unit of the spec: integer operations are TOPS, not TFLOPS."""
     convention: str = ""
-    """Replaces the convention of the spec, where the case decides it."""
+    """Replaces the convention of the spec if it depends on the case."""
 
 
 Compute = Callable[[Work, Measurement, Peaks], MetricValue]
-"""A formula."""
 
 
 def unknown(note: str) -> MetricValue:
-    """No value, and why."""
+    """Return a missing value with its reason."""
     return MetricValue(value=None, note=note)
 
 
@@ -68,7 +67,7 @@ class MetricSpec:
     headline: bool = True
     """Has a column in the terminal's table; JSON, JUnit and the summary have every metric."""
     interval: tuple[str, str] | None = None
-    """Metrics that are the ends of this one's 95 % interval, which stands beside it wherever it is printed."""
+    """Names of the metrics with the ends of its 95 % interval, which is printed with it."""
 
     def format(self, value: float) -> str:
         """The value as printed, four significant digits, without its unit."""
@@ -76,10 +75,10 @@ class MetricSpec:
 
 
 def launch_bound(measurement: Measurement, rate: Callable[[float], float], unit: str, peak: Peak | None) -> str:
-    """Return the note of a rate that is the host's: it starts iterations no faster than they were timed; else empty.
+    """Return the note of a launch-bound rate: the host launches iterations no faster than they were timed; else empty.
 
-    ``rate`` is that of an iteration of so many seconds: the kernel's alone is noted too, where a graph was captured.
-    What is above the peak has no such excuse, and a graph above it did not capture the kernel.
+    ``rate`` converts seconds of an iteration; the note has the kernel's own rate if a graph was captured.  A rate above
+    the peak is never launch-bound, and a graph above the peak did not capture the kernel.
     """
     launches = [rank.launch_s for rank in measurement.ranks if rank.device != "cpu" and rank.launch_s is not None]
     timed_s, most = measurement.median_s, peak.value if peak else math.inf

@@ -1,9 +1,9 @@
-"""What a training step sends, and how long that takes when nothing is overlapped, from the build ``traffic``.
+"""The messages of a training step, and their time when nothing is overlapped, from the build ``traffic``.
 
-The build counts what one step posts and posts it again by itself; so a step's communication and computation are told
-apart, whatever the step itself hides.  A single layer that computes and sends in turns has no such build: it marks the
-two by spans ``compute`` and ``communication``, and records ``communication_bytes`` and, for its axis, ``tp_bus_bytes``:
-the bytes S of its messages, each times its collective's factor.
+The build counts the messages of one step and sends them again without computation; this separates communication from
+computation.  A single layer that computes and sends in turns has no such build: it marks the two by spans ``compute``
+and ``communication``, and records ``communication_bytes`` and, for its axis, ``tp_bus_bytes``: the bytes S of its
+messages, each times its collective's factor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_RUN = "not available: no traffic build was run"
 
 
 def _of_layer(measurement: Measurement, part: str) -> MetricValue | None:
-    """Seconds in a part of a layer that computes and sends in turns; None for what is no such layer."""
+    """Return seconds in a part of a layer that computes and sends in turns; None for other workloads."""
     times = {span.name: span.time_s for span in measurement.spans}
     return MetricValue(value=times.get(part, 0.0), convention=IN_TURNS) if "compute" in times else None
 
@@ -42,7 +42,7 @@ def _percent(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         return unknown(_NOT_RUN)
     whole = sent.value + computed.value
     if whole <= 0:
-        return unknown("not available: the step takes no time that the clock can tell")
+        return unknown("not available: the step is too short for the clock")
     return MetricValue(
         value=100 * sent.value / whole, note="" if sent.convention else REPLAYED, convention=sent.convention
     )
@@ -55,12 +55,12 @@ def _bytes(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
 
 
 def _sent(entry: Traffic) -> int:
-    """Bytes of S; what one rank receives another has sent."""
+    """Return the bytes S; a receive counts 0, since another rank counts the send."""
     return 0 if entry.collective == "receive" else entry.message_bytes
 
 
 def along(traffic: Sequence[Traffic], axis: str) -> list[Traffic]:
-    """Entries of an axis: what a model's parts send along it; of ``dp``, all gradients, whichever ranks share them.
+    """Return the messages of a model's parts along an axis; for ``dp`` all gradients.
 
     >>> entry = Traffic(
     ...     axis="dp-cp", collective="all_gather", part="data", calls=1, message_bytes=8, time_s=1e-3, ranks=4
@@ -68,11 +68,9 @@ def along(traffic: Sequence[Traffic], axis: str) -> list[Traffic]:
     >>> len(along([entry], "dp")), len(along([entry], "cp"))
     (1, 0)
     """
-    return [entry for entry in traffic if (entry.part == "data" if axis == "dp" else _is_of(entry, axis))]
-
-
-def _is_of(entry: Traffic, axis: str) -> bool:
-    return entry.axis == axis and entry.part != "data"
+    if axis == "dp":
+        return [entry for entry in traffic if entry.part == "data"]
+    return [entry for entry in traffic if entry.axis == axis and entry.part != "data"]
 
 
 def _busbw(axis: str) -> Compute:
@@ -86,7 +84,10 @@ def _busbw(axis: str) -> Compute:
         time_s = sum(entry.time_s for entry in entries)
         if not entries or time_s <= 0:
             return unknown(f"not available: the step sends nothing along {axis}")
-        moved = sum(_sent(entry) * _factor(entry) for entry in entries)
+        moved = sum(  # a message between two ranks has no factor
+            _sent(entry) * (busbw_factor(entry.collective, entry.ranks) if entry.collective in TRAFFIC else 1.0)
+            for entry in entries
+        )
         return MetricValue(value=gb_per_s(moved, time_s), note=REPLAYED)
 
     return compute
@@ -99,20 +100,15 @@ def _layer_busbw(measurement: Measurement, axis: str, sent: MetricValue) -> Metr
     return MetricValue(value=gb_per_s(moved, sent.value), convention=sent.convention)
 
 
-def _factor(entry: Traffic) -> float:
-    """nccl-tests' factor; a message between two ranks is worth its bytes."""
-    return busbw_factor(entry.collective, entry.ranks) if entry.collective in TRAFFIC else 1.0
-
-
 METRICS = (
     MetricSpec("communication_time_s", "s", "lower", REPLAYED, _time("communication"), observed=True, headline=False,
-               doc="Time of all that a step sends, posted again by itself, on the rank that has most."),
-    MetricSpec("compute_time_s", "s", "lower", "parts of the step without what they send", _time("compute"),
+               doc="Time of all messages of a step, sent again without computation, on the rank that has most."),
+    MetricSpec("compute_time_s", "s", "lower", "parts of the step without their messages", _time("compute"),
                observed=True, headline=False,
                doc="Time of a step's parts without the communication that they wait for, on the rank that has most."),
     MetricSpec("communication_bytes", "bytes", "lower", "nccl-tests sizes of all calls, the rank that has most",
                _bytes, deterministic=True, tolerance=0.01, headline=False,
-               doc="Bytes S of all that a rank posts in one step, messages once."),
+               doc="Bytes S of all messages of a rank in one step, each counted once."),
     MetricSpec("communication_percent", "percent", "lower", REPLAYED, _percent, observed=True, headline=False,
                doc="Communication over communication and computation of a step when nothing is overlapped."),
     *(
@@ -121,9 +117,9 @@ METRICS = (
                    doc=doc)
         for axis, doc in (
             ("dp", "Bus bandwidth of gathering parameters and summing gradients, over all axes that share them."),
-            ("tp", "Bus bandwidth of what parts of a model send along tp."),
-            ("cp", "Bus bandwidth of what attention sends along cp."),
-            ("ep", "Bus bandwidth of what experts send along ep."),
+            ("tp", "Bus bandwidth of a model's messages along tp."),
+            ("cp", "Bus bandwidth of attention's messages along cp."),
+            ("ep", "Bus bandwidth of the experts' messages along ep."),
             ("pp", "Bandwidth of the messages between stages."),
         )
     ),

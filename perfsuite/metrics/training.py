@@ -1,7 +1,7 @@
 """A training step: throughput, arithmetic rates by convention, utilisation, parts of the step, memory, communication.
 
 Throughput per device is the aggregate over the devices that the ranks ran on; ranks that share a device count together.
-MFU takes the model's own operations, HFU adds what is computed again (PaLM, appendix B).
+MFU counts the model's own operations, HFU also recomputed ones (PaLM, appendix B).
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ TIMED = (
     "mfu_percent",
     "hfu_percent",
 )
-"""Of a training step, from its work and time alone: what is measured and what is projected alike."""
-
-
-def _step_time(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    return MetricValue(value=measurement.median_s)
+"""Metrics of a training step that follow from its work and time alone, also for projections."""
 
 
 def _throughput(field: str, *, per_device: bool) -> Compute:
@@ -86,7 +82,6 @@ def _part(*spans: str) -> Compute:
 
 
 def _built(record: str, build: str, convert: Callable[[float], float] = float) -> Compute:
-    """What a build of its own recorded."""
     return recorded(record, f"no {build} build was run", convert)
 
 
@@ -98,8 +93,6 @@ _NOT_SILENT = (
 
 
 def _exposed_end(record: str) -> Compute:
-    """What the build ``exposed`` recorded, or why it could not."""
-
     def compute(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
         reached = _built(record, "exposed", _percent)(work, measurement, peaks)
         names = {entry.name for entry in measurement.records}
@@ -113,7 +106,7 @@ def _exposed_end(record: str) -> Compute:
 
 
 def _exposed(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
-    """The silent twin's difference where it was measured, else what the kernels told."""
+    """Return the difference to a silent twin if it was measured, else the share by kernels."""
     reached = _exposed_end("exposed_share")(work, measurement, peaks)
     if reached.value is None:
         kernels = _built("exposed_kernel_share", "exposed", _percent)(work, measurement, peaks)
@@ -139,7 +132,7 @@ def _device_utilisation(work: Work, measurement: Measurement, peaks: Peaks) -> M
     percents = [rank.utilisation_percent for rank in measurement.ranks]
     measured = [value for value in percents if value is not None]
     if len(measured) < len(percents):
-        return unknown("unknown: no vendor's library tells it on every rank")
+        return unknown("unknown: the vendor's library does not report it on every rank")
     return MetricValue(value=sum(measured) / len(measured))
 
 
@@ -184,7 +177,7 @@ _PARTS = {
     "ema_ms": (("ema",), _MEDIAN_STEP, "The moving average of the weights."),
     "logging_ms": (("logging",), _MEDIAN_STEP, "The loss, averaged over the ranks and read by the host."),
     "saving_ms": (("saving",), _MEDIAN_STEP, "A checkpoint, to its file."),
-    "remainder_ms": (("remainder",), _MEDIAN_STEP, "What no part of the step covers."),
+    "remainder_ms": (("remainder",), _MEDIAN_STEP, "Time of the step outside of all parts."),
 }
 """Spans, convention and meaning.  All but the sum of two are the step."""
 _MEMORY = {
@@ -193,7 +186,7 @@ _MEMORY = {
     "optimizer": "Optimizer state of one rank, after a step.",
     "encoders": "Frozen encoders of one rank.",
     "ema": "Moving average of the weights, of one rank, on its device.",
-    "activations": "What the forward leaves allocated for the backward.",
+    "activations": "Allocated by the forward for the backward.",
     "peak": "Most allocated at any moment of a step.",
     "fragmentation": "Most that the allocator held beyond the peak.",
     "final_device": "Allocated after a step.",
@@ -212,10 +205,11 @@ _HEADLINES = (
     "expert_imbalance",
     "dropped_percent",
 )
-_NO_EXPERTS = "the model has no experts, or they do not tell"
+_NO_EXPERTS = "the model has no experts, or they do not record it"
 
 _ALL = (
-    MetricSpec("step_time_s", "s", "lower", "optimizer included", _step_time,
+    MetricSpec("step_time_s", "s", "lower", "optimizer included",
+               lambda work, measurement, peaks: MetricValue(value=measurement.median_s),
                doc="Median time of one optimizer step with all its micro-batches, the slowest rank's."),
     *(
         MetricSpec(f"{field}_per_s{'_per_device' if per_device else ''}", f"{field}/s", "higher",
@@ -232,7 +226,7 @@ _ALL = (
     MetricSpec("mfu_percent", "percent", "higher", conventions.EXACT, _utilisation(conventions.EXACT),
                doc="Model FLOPs utilisation: the model's operations, every product counted, over the device's peak."),
     MetricSpec("hfu_percent", "percent", "higher", conventions.EXECUTED, _utilisation(conventions.EXECUTED),
-               doc="Hardware FLOPs utilisation: as MFU, and what is computed again in the backward."),
+               doc="Hardware FLOPs utilisation: as MFU, with the operations that the backward computes again."),
     *(
         MetricSpec(name, "ms", "lower", convention, _part(*spans), observed=True,
                    doc=doc)
@@ -262,8 +256,8 @@ _ALL = (
                doc="Share of the step in which a device did nothing but communicate, by the times of its kernels."),
     MetricSpec("device_utilisation_percent", "percent", "higher", "vendor telemetry", _device_utilisation,
                observed=True,
-               doc="Share of the last moments of the samples in which a device ran any kernel, as its vendor's "
-                   "library tells."),
+               doc="Share of the last moments of the samples in which a device ran any kernel, from its vendor's "
+                   "library."),
     MetricSpec("counted_tflop", "TFLOP", "neither", "torch FlopCounterMode",
                _built("counted_flops", "flops", lambda count: count / 1e12), deterministic=True, observed=True,
                doc="Operations of one step of all ranks as torch counts them while they run, 1e12."),
@@ -280,7 +274,7 @@ _ALL = (
                doc="How uneven the load of the experts is; 1 is even."),
     MetricSpec("dropped_percent", "percent", "lower", "rows without a place, mean of layers and ranks",
                recorded("dropped_share", _NO_EXPERTS, lambda share: 100 * share), observed=True,
-               doc="Share of the rows that tokens asked for and experts had no room for; 0 without a capacity."),
+               doc="Share of the rows of tokens that exceeded the experts' capacity; 0 without a capacity."),
     MetricSpec("balance_loss", "", "lower", "E x sum of f_e P_e per sample, mean of layers and ranks",
                recorded("balance_loss", _NO_EXPERTS), observed=True,
                doc="Loss that even routing makes smallest, without its weight; 1 is even."),

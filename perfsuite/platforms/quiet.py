@@ -1,7 +1,6 @@
 """Signs that other programs disturbed the machine during the measurement.
 
-In about 530 recorded runs, a share of CPU time in wall time below 0.98 marks 38 % of the bad ones and no good one. The
-load average marks none and is not used.
+The load average shows none and is not used.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ from perfsuite.base.units import plural
 from perfsuite.platforms.cgroups import Throttling, cpu_quota, read_throttling, throttled
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.telemetry import family_of_processes
-from perfsuite.record.result import Measurement
 from perfsuite.record.run import NOT_QUIET, THROTTLED
 
-CPU_SHARE_FLOOR = 0.98  # Least share of its core that an undisturbed rank gets if it only computes.
-SWITCHED_SHARE = 0.25  # Share of samples with an involuntary context switch above which too few clean ones are left.
 STEAL_SHARE = 0.01
 PRESSURE_PERCENT = 5.0
 OTHERS_SHARE = 0.05  # Share of other programs: a tenth of a core of two. Idle systems use 0.01 to 0.02.
@@ -120,26 +116,6 @@ def steal_share(before: HostLoad, after: HostLoad) -> float | None:
     return (after.stolen_ticks - before.stolen_ticks) / passed if passed > 0 else None
 
 
-def disturbance(measurement: Measurement, *, waits: bool, cores: int | None = None) -> str:
-    """Return why this measurement was disturbed, as a phrase; empty without a sign.
-
-    ``waits``: ranks wait inside a sample for each other or for a device, so their CPU share has no meaning. With more
-    rank threads than ``cores`` the ranks disturb each other. With as many, perfsuite's driver and the kernel switch
-    them: on an idle machine of two cores every sample of two ranks has a switch. Neither shows other programs.
-    """
-    on_cpu = [rank for rank in measurement.ranks if rank.device == "cpu"]
-    threads = sum(rank.threads for rank in on_cpu)
-    if measurement.smoke or not on_cpu or (cores is not None and threads > cores):
-        return ""
-    worst = min(on_cpu, key=lambda rank: rank.cpu_share)
-    if not waits and worst.cpu_share < CPU_SHARE_FLOOR:
-        return f"rank {worst.rank} got {worst.cpu_share:.0%} of its core"
-    has_room = cores is None or threads < cores
-    if has_room and measurement.disturbed_share > SWITCHED_SHARE:
-        return f"{measurement.disturbed_share:.0%} of the samples had an involuntary context switch"
-    return ""
-
-
 def warnings(
     disturbances: Iterable[tuple[str, str]], *, before: HostLoad | None = None, after: HostLoad | None = None
 ) -> list[str]:
@@ -181,5 +157,5 @@ def _signs_of_others(before: HostLoad, after: HostLoad) -> list[str]:
     if stolen is not None and stolen > STEAL_SHARE:
         signs.append(f"the hypervisor took {stolen:.1%} of the core time")
     if before.pressure_percent is not None and before.pressure_percent > PRESSURE_PERCENT:
-        signs.append(f"tasks waited for a core in {before.pressure_percent:g} % of the 10 s before the first case")
+        signs.append(f"tasks waited for a core in {before.pressure_percent:.0f} % of the 10 s before the first case")
     return signs

@@ -27,6 +27,7 @@ from perfsuite.plugin.ending import FAILED, Out, missing_key
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
+from perfsuite.reports.layout import fit
 from perfsuite.reports.pairs import ONE_DEVICE, UNKNOWN, pair_matrices
 
 LOOKS = 3
@@ -49,7 +50,7 @@ def slow_members(result: Result) -> dict[str, str]:
         ends = ((" - ".join(link.ends), link) for link in slow_links(result))
         return {name: f"link {name} takes {percent(link.again)} longer, tried again" for name, link in ends}
     return {
-        f"{matrix.names[slow.pair[0]]} {matrix.names[slow.pair[1]]}": matrix.told(slow)
+        f"{matrix.names[slow.pair[0]]} {matrix.names[slow.pair[1]]}": matrix.sentence(slow)
         for matrix in pair_matrices([result])
         for slow in _faulty(matrix.slow)
     }
@@ -189,7 +190,8 @@ class Expecting:
             return
         out.section("perfsuite expectations")
         for line in answer_lines(self.entries):
-            out.line(line.text, red=line.mark == "bad", yellow=line.mark == "doubt")
+            for text in fit([line.text], out.width):
+                out.line(text, red=line.mark == "bad", yellow=line.mark == "doubt")
         for sentence in self.slow:
             out.fold(f"SLOW: {sentence}", red=True)
         for line in soak_lines(suite.session.results.values() if suite.session is not None else ()):

@@ -18,8 +18,9 @@ from perfsuite.base.errors import first_line
 from perfsuite.base.text import printable, without_paths
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.gate.physics import examine
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.platforms.environment import congestion_control
-from perfsuite.platforms.quiet import disturbance, read_host_load
+from perfsuite.platforms.quiet import read_host_load
 from perfsuite.platforms.quiet import warnings as signs_of_others
 from perfsuite.plugin import collisions, outcome, projecting
 from perfsuite.plugin.ending import FAILED, SKIPPED, Out, cases_key, level_key, missing_key, record_key, settle
@@ -28,10 +29,11 @@ from perfsuite.plugin.outputs import outputs_key
 from perfsuite.plugin.state import suite_key
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.describe import headline
+from perfsuite.record.journal_places import FOLDER, newest
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord, RunEnd, RunRecord, instrumented_line
 from perfsuite.reports.devices import sustained_lines, throttled_lines
-from perfsuite.reports.layout import grid_lines
+from perfsuite.reports.layout import fit, grid_lines
 from perfsuite.reports.notable import notable
 from perfsuite.reports.projected import projected_grids
 from perfsuite.reports.scaling import scalings
@@ -127,6 +129,7 @@ def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
     if not (run.results or run.failures):
         return
     out = Out(terminalreporter)
+    expecting = config.pluginmanager.get_plugin("perfsuite.expecting")
     lines = screen(
         run,
         notable(run),
@@ -134,6 +137,7 @@ def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
         quiet=config.stash[level_key] == "quiet",
         stores=config.stash[gate_options_key].update is not None,
         links=links(suite, config),
+        expected=expecting.entries if expecting is not None and expecting.rows is not None else None,
     )
     out.section(title(run))
     for line in lines:
@@ -149,7 +153,7 @@ _COLOURS: Mapping[str, Mapping[str, bool]] = {
 
 
 def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
-    """Where more is: the command that shows the journal again and the page, relative to the current directory."""
+    """Return the page, and as the last the command that prints the tables of this run."""
     session = suite.session
     page = config.stash[outputs_key].written.get("perf_html")
     pages = []
@@ -159,7 +163,10 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
         pages.append(("page", page_line(_shown(page, config))))
     if session is None or session.journal is None or session.journal_problem:
         return pages
-    return [("tables", f"perfsuite show {shlex.quote(_shown(session.journal.path, config))}"), *pages]
+    path, here = session.journal.path, config.invocation_params.dir
+    is_newest = path.parent == here / FOLDER and newest(here) == path
+    place = "" if is_newest else f" {shlex.quote(_shown(path, config))}"
+    return [*pages, ("next", f"perfsuite show{place} --show=tables")]
 
 
 def _shown(path: Path, config: pytest.Config) -> str:
@@ -201,7 +208,7 @@ def error_commands(
         told = f"{printable(case)}: {without_paths(printable(message))}"
         yield f"::error file={file_property},line={line}::{escaped(told)}"
     if len(known) > MOST_ANNOTATIONS:
-        yield f"::error::and {len(known) - MOST_ANNOTATIONS} more cases fail, see the log"
+        yield f"::error::and {plural(len(known) - MOST_ANNOTATIONS, 'more case')} failed, see the log"
 
 
 def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
@@ -209,10 +216,10 @@ def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
     results = list(session.results.values())
     out.section(f"perfsuite: {suite.machine}")
     out.line(f"{outcomes(results, session.reused)}; hardware {session.fingerprint}")
-    for line in tables(results, out.width, verdicts=suite.verdicts, reused=session.reused):
+    for line in fit(tables(results, out.width, verdicts=suite.verdicts, reused=session.reused), out.width):
         out.line(line)
     out.line("")
-    for line in (*published_lines(results), *peak_lines(results), *clock_lines(results)):
+    for line in fit((*published_lines(results), *peak_lines(results), *clock_lines(results)), out.width):
         out.line(line)
     if suite.settings.budget.sustain_s is not None:
         out.line(f"sustained for {format_seconds(suite.settings.budget.sustain_s)} each")
@@ -241,14 +248,10 @@ def skip_lines(missing: Mapping[str, str], absent: Collection[str], *, nothing_m
 def warnings(suite: Suite, session: PerfSession) -> list[str]:
     """What makes the numbers less than they look: a busy machine, a journal that could not be kept up."""
     host = suite.machine.family.host
-    measured = [
-        (result.case, result.measurement)
+    disturbed = [
+        (result.case, disturbance(result))
         for result in session.results.values()
         if result.outcome == "measured" and result.measurement is not None and result.case not in session.reused
-    ]
-    disturbed = [  # where ranks wait inside a sample, their share of CPU time says nothing
-        (case, disturbance(each, waits=each.world_size > 1 or not each.aligned, cores=host.cores()))
-        for case, each in measured
     ]
     after = read_host_load(host, suite.own_processes()) if suite.load_before else None
     code = "whether the code is that of its commit" if suite.revision.commit else "the revision"

@@ -28,9 +28,9 @@ COLUMNS = {"columns": True}
 
 
 def plain_json(text: str | bytes) -> Any:
-    """The value of JSON that anybody may have written; ValueError for what is none, and for what nobody counts with.
+    """Return the value of JSON from any source.
 
-    Those are nesting that no program follows, and whole numbers that no float can hold.
+    Raises ValueError for text that is not JSON, for nesting that is too deep, and for numbers that no float can hold.
     """
     written = text if isinstance(text, bytes) else text.encode()
     has_long = b"0" * _MOST_DIGITS in written.translate(_AS_ZERO)
@@ -76,7 +76,7 @@ def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
 
 
 def from_json(kind: type[R], plain: Any) -> R:
-    """The record of ``kind`` that :func:`to_json` made ``plain`` of; ValueError says what does not fit, and where."""
+    """Return the record of ``kind`` from the output of :func:`to_json`; ValueError names a misfit."""
     try:
         return typing.cast(R, _reader(typing.cast(Any, kind))(plain))
     except _Misfit as misfit:
@@ -103,7 +103,6 @@ def _misfit(plain: Any, expected: str) -> _Misfit:
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[Any], Any]:  # noqa: PLR0911 - one return per kind of type
-    """The function that makes a value of type ``kind`` of plain JSON; it raises _Misfit."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass_reader(kind)

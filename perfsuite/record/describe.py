@@ -1,4 +1,4 @@
-"""A verdict in words: first what happened to which figure, then since when, on what evidence, and what to do."""
+"""A verdict in words: the change of a figure, since when, the evidence, and the next command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe(verdict: Verdict) -> str:
 
 
 def phrases(verdict: Verdict) -> list[str]:
-    """What a person has to know, the most important first: the lines of a failure."""
+    """Return the lines of a failure, the most important first."""
     parts = [headline(verdict)]
     finding = verdict.decisive
     if verdict.stored_runs:
@@ -84,7 +84,6 @@ def change_in_words(effect: float, interval: tuple[float, float] | None, quantit
 
 
 def _is_metric(finding: Finding) -> bool:
-    """Whether a finding is of a metric, and not of the times of the samples."""
     return finding.quantity not in (TIME, MEAN, P95, ALL) and finding.before is not None
 
 
@@ -106,7 +105,6 @@ def _stored(verdict: Verdict) -> str:
 
 
 def _evidence(verdict: Verdict, finding: Finding) -> Iterator[str]:
-    """Both answers, level and change, whichever of them made the verdict."""
     if finding.level is not None:
         yield f"level {_effect(finding, finding.level, 'run')}"
     if finding.change is not None:
@@ -127,7 +125,6 @@ def _effect(finding: Finding, effect: Effect, noun: str) -> str:
 
 
 def _advice(verdict: Verdict) -> Iterator[str]:
-    """The next command."""
     if verdict.name == "environment":
         yield "if that is meant: --perf-accept=environment --perf-reason=TEXT"
     elif verdict.name in ("regressed", "drifted"):

@@ -2,7 +2,7 @@
 
 pytest-benchmark writes its file at the end of a session; the journal is there after a crash, a kill or a power cut.
 The first line is a header, every other line a result, a failure, an interrupted case, a skip, the environment of the
-results after it, a projection, peaks, what the gate said, or the end::
+results after it, a projection, peaks, the gate's verdicts, or the end::
 
     {"header": {"schema": 1, "session": "...", "fingerprint": "...", "versions": {...}, ...}}
     {"environment": {"hostname": "...", ...}}
@@ -15,8 +15,8 @@ results after it, a projection, peaks, what the gate said, or the end::
     {"gate": {"gate": true, "fail_on": [...], "verdicts": [{"case": "...", "name": "pass", ...}, ...]}}
     {"end": {"at": "...", "took_s": 81.2, "exit_status": 0, "warnings": [...]}}
 
-Peaks that had to be measured stand there as often as they were, because that goes on after the last case; the
-shares in the results are of those known when the case ended (:func:`perfsuite.metrics.read_run`).
+Peaks are measured several times, also after the last case; the last ones count.  The shares in a result are those of
+the time when its case ended (:func:`perfsuite.metrics.read_run` derives them again).
 
 Only the last line may be damaged: a run that was killed while writing leaves it without its end, and that case counts
 as not finished.
@@ -85,7 +85,7 @@ def read_journal(path: Path) -> RunRecord:
             elif kind in _ASIDE and isinstance(body, dict) and {"case", _ASIDE[kind]} <= set(body):
                 aside[kind][str(body["case"])] = str(body[_ASIDE[kind]])
             else:
-                raise ValueError(f"{kind!r} is not what a line of a journal is; expected result or failure")
+                raise ValueError(f"{kind!r} is not a line of a journal; expected result or failure")
         except ValueError as error:
             raise _damage(path, number, str(error)) from None
     if header is None:

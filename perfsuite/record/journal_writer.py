@@ -1,4 +1,4 @@
-"""Writing a journal while its run goes on; its lines are told in :mod:`perfsuite.record.journal`."""
+"""Write a journal while its run goes on; :mod:`perfsuite.record.journal` describes its lines."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ASIDE = ("header", "skip", "peaks", "environment")
 class JournalWriter:
     """Appends to a new journal; every line is on disk when the method that adds it returns.
 
-    A journal that cannot be written any more, or that somebody else changed, is written again, whole, in the first of
-    the places ``elsewhere`` that takes it.  :attr:`problem` tells of it, and how many cases are kept where.
+    If its file cannot be written or was changed by another program, the whole journal is written again in the first
+    usable place of ``elsewhere``.  :attr:`problem` then says how many cases are kept where.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class JournalWriter:
         """
         self.path = path
         self.trouble = ""
-        """What went wrong with the first place; empty while nothing did."""
+        """Why the first place was given up; empty while it is in use."""
         self._elsewhere = elsewhere
         self._uninterrupted = uninterrupted
         self._first = path
         self._lines: list[Mapping[str, Any] | Result] = []
-        """Every line, results undecoded: what the file should hold."""
+        """Every line that the file should have."""
         self._written = 0
         """How many of them it holds."""
         self._end = 0
@@ -93,7 +93,7 @@ class JournalWriter:
         self._add({"interrupted": {"case": case, "signal": signal}})
 
     def projected(self, record: Projected) -> None:
-        """Add what a case would measure."""
+        """Add the projection of a case."""
         self._add({"projected": to_json(record)})
 
     def skip(self, case: str, reason: str) -> None:
@@ -101,7 +101,7 @@ class JournalWriter:
         self._add({"skip": {"case": case, "reason": reason}})
 
     def judged(self, gate: GateRecord) -> None:
-        """Add what the gate said of the whole run."""
+        """Add the verdicts of the gate."""
         self._add({"gate": to_json(gate)})
 
     def ended(self, end: RunEnd) -> None:
@@ -110,7 +110,7 @@ class JournalWriter:
             self._add({"end": to_json(end)})
 
     def check(self) -> None:
-        """Find out whether the file is still what was written, and write it elsewhere where it is not."""
+        """Write the journal elsewhere if another program changed the file."""
         if self._descriptor >= 0:
             self._keep_up()
 
@@ -174,7 +174,7 @@ class JournalWriter:
             raise OSError(errno.ESTALE, _CHANGED)
 
     def _move(self, reason: str) -> None:
-        """Go on elsewhere, or, where no other place takes the journal, here as soon as that is possible again."""
+        """Continue in another place; if there is none, here as soon as that is possible again."""
         if self.trouble:  # the other places were tried
             return
         self.trouble = reason
@@ -219,9 +219,8 @@ def _json(line: Mapping[str, Any]) -> bytes:
 
 
 def _cases(lines: Iterable[Mapping[str, Any] | Result]) -> set[str]:
-    """The cases that have a result, a failure or an interruption among these lines."""
-    told = (
+    cases = (
         line.case if isinstance(line, Result) else line.get("failure", line.get("interrupted", {})).get("case")
         for line in lines
     )
-    return set(filter(None, told))
+    return set(filter(None, cases))

@@ -1,4 +1,4 @@
-"""Metrics of one's own: numbers that ranks record beside the time, with unit, direction and how they are judged."""
+"""A user's own metrics: numbers that ranks record with the time, with unit, direction and rule of the gate."""
 
 from __future__ import annotations
 
@@ -95,33 +95,33 @@ def _check_choice(name: str, field: str, value: object, allowed: tuple[object, .
 
 
 def registered(parts: Iterable[object]) -> tuple[OwnMetric, ...]:
-    """The metrics that implementations of the hook returned; InvalidParameter for others, and for two of one name."""
-    known: dict[str, OwnMetric] = {}
+    """Return the metrics of the hook's results; InvalidParameter for other objects and for two of one name."""
+    by_name: dict[str, OwnMetric] = {}
     for part in parts:
         for metric in part if isinstance(part, (list, tuple)) else (part,):
             if not isinstance(metric, OwnMetric):
                 raise InvalidParameter(
                     f"pytest_perfsuite_metrics returned {metric!r:.80}; return a list of perfsuite.OwnMetric"
                 )
-            if known.setdefault(metric.name, metric) != metric:
+            if by_name.setdefault(metric.name, metric) != metric:
                 raise InvalidParameter(
-                    f"pytest_perfsuite_metrics registers {metric.name} twice, as {known[metric.name]} and as {metric}; "
-                    "keep one"
+                    f"pytest_perfsuite_metrics registers {metric.name} twice, as {by_name[metric.name]} and as "
+                    f"{metric}; keep one"
                 )
-    return tuple(known.values())
+    return tuple(by_name.values())
 
 
 MEANING = frozenset({"unit", "better", "reduce", "over", "exact", "tolerance", "floor"})
-"""What a record may say beside name and value."""
+"""Fields that a record may set in addition to name and value."""
 
 
-def agreed(known: OwnMetric, given: Mapping[str, Any], whose: str) -> OwnMetric:
-    """The known metric, where a record says nothing else of it; InvalidParameter names what differs."""
-    differing = [f"{field}={value!r}" for field, value in given.items() if value != getattr(known, field)]
+def agreed(metric: OwnMetric, fields: Mapping[str, Any], whose: str) -> OwnMetric:
+    """Return ``metric`` if a record has no other fields; InvalidParameter names the fields that differ."""
+    differing = [f"{field}={value!r}" for field, value in fields.items() if value != getattr(metric, field)]
     if differing:
-        fields = (f"{field}={getattr(known, field)!r}" for field in given)
+        expected = (f"{field}={getattr(metric, field)!r}" for field in fields)
         raise InvalidParameter(
-            f"{known.name} was recorded with {', '.join(differing)}, but {whose} has it with {', '.join(fields)}; "
+            f"{metric.name} was recorded with {', '.join(differing)}, but {whose} has it with {', '.join(expected)}; "
             "leave these out of rank.record, or use another name"
         )
-    return known
+    return metric

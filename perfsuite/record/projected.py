@@ -1,7 +1,4 @@
-"""The projection of one case as a record of its own kind: beside results, and never one of them.
-
-No baseline keeps it, no gate judges it, no A/B pairs it and no rule of physics examines it.
-"""
+"""The projection of one case: a record of its own kind that baselines, the gate and A/B do not use."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from perfsuite.record.result import Metric, Training
 
 @dataclass(frozen=True, kw_only=True)
 class Projected:
-    """What a case would measure, or why nobody can tell."""
+    """The projected figures of a case, or the reason why there are none."""
 
     kind: Literal["projected"]
     case: str
@@ -26,7 +23,7 @@ class Projected:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the workload, as a result has them."""
     reason: str = ""
-    """Why nothing is projected; empty where it is."""
+    """Why nothing is projected; empty for a projection."""
     not_measured: str = ""
     """Why the case was skipped; empty where it was measured."""
     training: Training | None = None
@@ -38,7 +35,7 @@ class Projected:
     memory_bytes: float = 0.0
     """Allocated at most, on the fullest rank."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Of the step, by the resource that is waited for."""
+    """Seconds of the step by the resource that it waits for."""
     binding: str = ""
     """The resource that most of the step waits for."""
     regime: str = ""
@@ -53,5 +50,5 @@ class Projected:
     """Of a simulated device."""
 
     def value(self, metric: str) -> float | None:
-        """Of the metric of this name; None where it is not projected."""
-        return next((known.value for known in self.metrics if known.name == metric), None)
+        """Return the value of a metric by name; None if it is not projected."""
+        return next((one.value for one in self.metrics if one.name == metric), None)

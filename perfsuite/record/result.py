@@ -1,6 +1,4 @@
-"""What is known about a case once it has run: ``Work`` is what one iteration must do, ``Measurement`` all that the
-ranks reported, ``Metric`` a number with its meaning, ``Result`` the whole.
-"""
+"""The record of a case that ran: its work, the measurement of its ranks, and its metrics, all in a Result."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ SCHEMA = 1
 """Version of the JSON form; a reader refuses a higher one."""
 
 UNLIKE = "unlike"
-"""Kind of the control of a step that none resembles."""
+"""Kind of the control of a step that no control resembles."""
 ABOVE_MEASURED_PEAK = "above the measured peak"
-"""Said in place of a share or utilisation."""
+"""Printed instead of a share or utilisation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +31,12 @@ class Peak:
     unit: str
     """``TFLOPS``, ``TOPS``, ``GB/s``, ``GiB`` or ``devices``."""
     source: str
-    """Where the number stands: a data sheet, a report, or how it was measured."""
+    """A data sheet, a report, or how it was measured."""
     kind: Literal["published", "measured", "nominal"] = "published"
     """A measured peak, and a nominal one (published at a clock that devices pass), never makes a result impossible."""
 
     def share(self, value: float) -> float | None:
-        """value / peak, 0 to 1; None above a measured peak: what is exceeded was none, so nothing is a share of it.
+        """Return value / peak, 0 to 1; None above a measured peak, which then was not the peak.
 
         >>> Peak(value=4.0, unit="TFLOPS", source="probe", kind="measured").share(3.0)
         0.75
@@ -49,7 +47,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """What a case's device can do at most; what metrics take their shares of."""
+    """The peaks of a case's device, which shares are of."""
 
     tflops: Mapping[str, Peak] = field(default_factory=dict)
     """Dense compute peak by short dtype name, TFLOPS or TOPS per device."""
@@ -65,7 +63,7 @@ class Peaks:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What one optimizer step trains, as plain data: enough to project it elsewhere without its workload."""
+    """The training of one optimizer step as plain data: enough to project it without its workload."""
 
     model: str
     """Name of a configuration of perfsuite.models, with ``overrides``."""
@@ -75,7 +73,7 @@ class Training:
     strategy: str = "single"
     """As the case names it: single, ddp, fsdp, zero1, hybrid, ..."""
     sharding: Literal["none", "optimizer", "gradients", "parameters"] = "none"
-    """What the replicas share out among themselves; each includes those before it (ZeRO 0 to 3)."""
+    """State that is sharded across replicas; each value includes those before it (ZeRO 0 to 3)."""
     micro_batch_size: int = 1
     """Samples of one forward on one rank."""
     num_micro_batches: int = 1
@@ -89,22 +87,22 @@ class Training:
     attention: Literal["auto", "math", "flash"] = "auto"
     compiled: bool = False
     sequence_parallel: bool = False
-    """Whether tensor parallelism splits what lies between its parts by tokens."""
+    """Whether activations between tensor-parallel parts are split by tokens."""
     overlap: bool = True
-    """Whether messages of data parallelism run beside the backward."""
+    """Whether messages of data parallelism overlap with the backward."""
     gradient_dtype: str = "fp32"
-    """In which gradients are added up and sent."""
+    """Dtype in which gradients are added up and sent."""
     narrow: bool = False
-    """Whether parameters themselves are used in a 16-bit dtype; otherwise autocast narrows matrix products alone."""
+    """Whether parameters are in a 16-bit dtype; False: autocast alone."""
     bucket_bytes: float = 0.0
-    """Of a bucket that gradients are gathered in and that stays."""
+    """Size of the buffer that holds gradients between steps."""
     program: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of :class:`perfsuite.models.program.Program` that are no defaults."""
+    """Fields of :class:`perfsuite.models.program.Program` that differ from their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one iteration of a workload does, summed over all ranks unless a field says otherwise; no clock in it."""
+    """The work of one iteration, summed over all ranks unless a field says otherwise."""
 
     flops: Mapping[str, float] = field(default_factory=dict)
     """Floating-point (or integer) operations by convention; plain kernels have the one convention ``exact``."""
@@ -125,7 +123,7 @@ class Work:
     tokens: float = 0.0
     """Tokens processed."""
     training: Training | None = None
-    """Of a training step: what it trains; None where that has more to it than the record can say."""
+    """The training of a step; None if the record cannot describe it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +140,7 @@ class ClockFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What one rank reported about itself and its own timings."""
+    """The report of one rank about itself and its timings."""
 
     rank: int
     host: str
@@ -161,7 +159,7 @@ class RankFacts:
     max_rss_bytes: int
     """Largest resident set of the process so far."""
     cache_bytes: int = 0
-    """Last-level cache of the rank's device; 0 where it cannot be told."""
+    """Last-level cache of the rank's device; 0 if it is unknown."""
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran any kernel; None: unknown."""
     throttle: tuple[str, ...] | None = None
@@ -180,14 +178,14 @@ class RankFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A number that a workload recorded with ``rank.record`` beside its time."""
+    """A number that a workload recorded with ``rank.record``."""
 
     name: str
     value: float
     unit: str
     reduce: Reduce
     metric: OwnMetric | None = None
-    """What it means as a metric of the case; None for what formulas and reports read."""
+    """Its meaning as a metric of the case; None for numbers that only formulas and reports use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +204,7 @@ class Measurement:
     iterations: int
     """k: iterations in each sample."""
     control: str = ""
-    """Kind of the control timed beside the samples; empty where none was asked for."""
+    """Kind of the control that was timed after each sample; empty without one."""
     warmup_iterations: int
     warmup_steady: bool
     """Whether the warm-up reached a steady time before its limit."""
@@ -224,21 +222,21 @@ class Measurement:
     """local, torchrun, openmpi or slurm."""
     arrival: Arrival | None = None
     looks: tuple[DeviceLook, ...] = ()
-    """At the devices of the driver's host while they were timed; empty where nothing is to be seen, as on a CPU."""
+    """Looks at the devices of the driver's host during timing; empty on a CPU."""
     spans: tuple[SpanTotal, ...] = ()
     records: tuple[Record, ...] = ()
     timeline: Timeline | None = None
     """The pipeline's step nearest to the median, for workloads that have a pipeline."""
     traffic: tuple[Traffic, ...] = ()
-    """What a step sends, from a build of its own; empty where none was run, and on one rank."""
+    """The messages of a step, from a separate build; empty without that build, and on one rank."""
     components: tuple[Component, ...] = ()
     """Parts of that step."""
     failed_builds: Mapping[str, str] = field(default_factory=dict)
-    """Builds beside the timed one that gave nothing (``memory``, ``exposed``, ...), and why."""
+    """Why other builds than the timed one failed, by name (``memory``, ``exposed``, ...)."""
     peak_memory_bytes: int | None = None
     """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
     smoke: bool = False
-    """Built, checked and run once (``--benchmark-disable``): its time is no measurement."""
+    """Built, checked and run once (``--benchmark-disable``); its time does not count."""
     imports: Mapping[str, str] = field(default_factory=dict)
     """In an arm of a comparison, where this process and the ranks imported each module of the project from: its file
     relative to the arm's tree, absolute outside of it."""
@@ -294,7 +292,7 @@ class Metric:
     convention: str = ""
     """How it was counted, e.g. ``exact`` FLOPs or ``nccl-tests`` bandwidth."""
     peak: Peak | None = None
-    """What the value is a share of; of a utilisation in percent, what it was taken of."""
+    """The peak that the share, or a utilisation in percent, is of."""
     note: str = ""
 
     @property
@@ -306,12 +304,12 @@ class Metric:
 
     @property
     def is_above_measured_peak(self) -> bool:
-        """Whether there is a value and a measured peak, and the value is no share of it."""
+        """Whether the value is above a measured peak."""
         return self.value is not None and self.peak is not None and self.share_of_peak is None
 
     @property
     def exceeds_measured_peak(self) -> bool:
-        """Whether it shows that a measured peak was none: by its value, or as a utilisation that has none for that."""
+        """Whether it is above a measured peak, or is a utilisation without a value for that reason."""
         return self.is_above_measured_peak or (self.peak is not None and self.note == ABOVE_MEASURED_PEAK)
 
     @property
@@ -342,7 +340,7 @@ class Result:
     fingerprint: str = ""
     """Key of the hardware, see platforms.fingerprint."""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What may differ between runs on the same hardware."""
+    """Facts that may differ between runs on the same hardware."""
     simulated: bool = False
     """True on a simulated device; such results never meet real ones."""
     session: str = ""
@@ -350,9 +348,9 @@ class Result:
     started_at: str = ""
     """UTC, ISO 8601."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values that parameters have where nobody gives them, also those that ``parameters`` leaves out."""
+    """Default values of the parameters, also of those that ``parameters`` leaves out."""
     took_s: float = 0.0
-    """Seconds that the case took with all its builds; 0 where nobody measured it."""
+    """Seconds of the case with all its builds; 0 if unknown."""
     schema: int = SCHEMA
 
     @property
@@ -362,14 +360,14 @@ class Result:
 
     @property
     def median_s(self) -> float:
-        """Median seconds per iteration; raises AttributeError-like ValueError when there are no samples."""
+        """Median seconds per iteration; ValueError without samples."""
         if self.measurement is None:
             raise ValueError(f"{self.case} has no samples: {self.outcome} {self.detail}".strip())
         return self.measurement.median_s
 
     @property
     def instruments(self) -> tuple[str, ...]:
-        """Those of its measurement."""
+        """Instruments that slowed the ranks."""
         return self.measurement.instruments if self.measurement is not None else ()
 
     @property
@@ -380,11 +378,11 @@ class Result:
 
     @property
     def above_peak(self) -> tuple[Metric, ...]:
-        """Metrics above a measured peak, which was none."""
+        """Metrics above a measured peak."""
         return tuple(metric for metric in self.metrics if metric.peak and metric.exceeds_measured_peak)
 
     def peak(self, name: str) -> Peak | None:
-        """What the share of this metric is taken of; None without the metric or a peak."""
+        """The peak of a metric; None without the metric or a peak."""
         return next((metric.peak for metric in self.metrics if metric.name == name), None)
 
     @functools.cached_property
@@ -393,7 +391,7 @@ class Result:
         return {metric.name: metric.value for metric in self.metrics if metric.value is not None}
 
     def metric(self, name: str) -> Metric:
-        """The metric of this name; KeyError names those there are."""
+        """Return a metric by name; KeyError lists the names."""
         for metric in self.metrics:
             if metric.name == name:
                 return metric

@@ -30,7 +30,7 @@ _SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 
 @dataclass(frozen=True, kw_only=True)
 class Revision:
-    """What code was measured; all empty outside of git."""
+    """The revision of the measured code; all empty outside of git."""
 
     commit: str = ""
     """Full hash."""
@@ -41,12 +41,12 @@ class Revision:
     subject: str = ""
     """First line of the commit's message."""
     problem: str = ""
-    """Why git did not tell all of this, in one line; empty where it did, and outside of git."""
+    """Why git could not be read, in one line; empty if it could, and outside of git."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateRecord:
-    """What the gate said in one run."""
+    """The verdicts of the gate in one run."""
 
     gate: bool
     """Whether verdicts failed their cases (``--perf-gate``)."""
@@ -59,7 +59,7 @@ class GateRecord:
     suite_line: str = ""
     """The same in words."""
     banner: tuple[str, ...] = ()
-    """What a reader must know of the session as a whole."""
+    """Lines on the session as a whole."""
 
     @functools.cached_property
     def by_case(self) -> Mapping[str, Verdict]:
@@ -82,14 +82,14 @@ class RunEnd:
     exit_status: int
     """pytest's, as far as it was known when the journal was closed."""
     warnings: tuple[str, ...] = ()
-    """What makes the numbers less than they look."""
+    """Reasons to doubt the figures."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Message of each case that failed by anything but its verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The facts about a run that are known when it starts."""
+    """Facts about a run at its start."""
 
     session: str
     """Identifier of the pytest session."""
@@ -113,7 +113,7 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(Header):
-    """A run: reports are made of it, a journal holds it."""
+    """A run, as a journal holds it."""
 
     name: str
     """Session, or the file's name."""
@@ -134,7 +134,7 @@ class RunRecord(Header):
     peaks: Peaks | None = None
     """The peaks that had to be measured, in the newest version; shares of them are in the metrics of the results."""
     projections: Mapping[str, Projected] = field(default_factory=dict)
-    """What cases would measure, by node id; none of them is a result."""
+    """Projections of cases by node id."""
     path: Path | None = None
     """The journal that the run was read from."""
     truncated: bool = False
@@ -160,7 +160,7 @@ class RunRecord(Header):
 
     @property
     def hostname(self) -> str:
-        """Name of the driver's host; empty where nothing tells."""
+        """Name of the driver's host; empty if unknown."""
         return self.host or str(self.environment.get("hostname") or "")
 
     @property
@@ -175,7 +175,7 @@ class RunRecord(Header):
 
     @property
     def torch(self) -> str:
-        """Return torch's version; empty where neither the header nor the environment has it."""
+        """Return torch's version; empty if unknown."""
         return str(self.versions.get("torch") or (self.environment.get("packages") or {}).get("torch") or "")
 
     @functools.cached_property
@@ -185,7 +185,7 @@ class RunRecord(Header):
 
 
 def instrumented_line(results: Iterable[Result]) -> str:
-    """The warning that tools or debug settings slowed the ranks; empty where none did."""
+    """Return the warning that tools or debug settings slowed the ranks; empty if none did."""
     measured = [result for result in results if result.outcome != "out_of_memory"]
     slowed = Counter(instrument for result in measured for instrument in result.instruments)
     if not slowed:
@@ -211,7 +211,7 @@ measured; run "python -m pip install -e ." here, or put its folder first on PYTH
 
 
 def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
-    """Groups of measured cases of the same workload, parameters, mesh and ranks on the same hardware, fastest first."""
+    """Return groups of measured cases with equal workload, parameters, mesh, ranks and hardware, fastest first."""
     alike: dict[tuple[object, ...], list[Result]] = defaultdict(list)
     for result in results:
         if result.outcome == "measured":
@@ -227,7 +227,6 @@ def equal_work(results: Iterable[Result]) -> list[tuple[Result, ...]]:
 
 
 def _amount_of_work(work: Work) -> tuple[object, ...]:
-    """What is quick to compare and equal where parameters are."""
     return (work.dtype, work.bytes_moved, work.message_bytes, work.samples, work.tokens, *work.flops.items())
 
 
@@ -249,10 +248,10 @@ def held_down(looks: Iterable[DeviceLook]) -> str:
 
 
 def held_down_elsewhere(ranks: Sequence[RankFacts]) -> str:
-    """One line naming ranks beside other hosts than rank 0's, where the driver is, whose devices were throttled."""
-    said = []
+    """Return one line on throttled devices of ranks that are not on the host of rank 0."""
+    lines = []
     for rank in ranks:
         reasons = sorted(set(rank.throttle or ()) - USUAL_UNDER_LOAD)
         if reasons and rank.host != ranks[0].host:
-            said.append(f"rank {rank.rank} ({rank.device} of {rank.host}) was throttled ({', '.join(reasons)})")
-    return "; ".join(said)
+            lines.append(f"rank {rank.rank} ({rank.device} of {rank.host}) was throttled ({', '.join(reasons)})")
+    return "; ".join(lines)

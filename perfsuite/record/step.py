@@ -1,6 +1,6 @@
-"""What happened inside a step: actions of a pipeline's ranks, messages by axis and part, looks at the devices.
+"""Records of the inside of a step: actions of a pipeline's ranks, messages by axis and part, looks at the devices.
 
-They are kept beside a case's times by the builds that look inside; :mod:`perfsuite.record.result` holds them.
+Separate builds make them; :class:`perfsuite.record.result.Measurement` holds them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from perfsuite.record.codec import COLUMNS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimelineEvent:
-    """One thing that one rank did in a pipeline step."""
+    """One action of one rank in a pipeline step."""
 
     kind: Literal["forward", "backward", "backward_input", "backward_weight", "send", "receive", "wait"]
     """The first four are compute; ``backward`` is both gradients at once."""
@@ -30,7 +30,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What every rank of a pipeline did in one step, measured or simulated."""
+    """The actions of all ranks of a pipeline in one step, measured or simulated."""
 
     ranks: int
     """Ranks of the pipeline, those without an event included."""
@@ -45,13 +45,13 @@ class Timeline:
     """Of several pipelines side by side: which one this is, ``of 4 pipelines that of dp 0, tp 1``."""
 
     def name_of(self, rank: int) -> str:
-        """What a rank along the pipeline is called among all ranks."""
+        """Return the name of a pipeline's rank among all ranks."""
         return f"rank {self.world_ranks[rank] if self.world_ranks else rank}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What one step sends along one axis of the mesh by one collective for one part of the step."""
+    """Messages of one step along one axis of the mesh, by one collective, for one part of the step."""
 
     axis: str
     """Axis of the group, or several joined by dashes: ``tp``, ``dp-ep-cp``."""
@@ -64,16 +64,16 @@ class Traffic:
     message_bytes: int
     """S of all calls together as nccl-tests counts it (perfsuite docs metrics has the table)."""
     time_s: float
-    """Seconds of all calls when nothing else runs; of messages to and fro, counted with what is sent."""
+    """Seconds of all calls when nothing else runs; an exchange is counted once, with its send."""
     ranks: int
     """Ranks of the group."""
     uneven: bool = False
-    """How many bytes a rank sends follows from the data and differs between ranks."""
+    """The number of bytes depends on the data and differs between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """Time of one part of a step, communication told from computation."""
+    """Time of one part of a step, communication apart from computation."""
 
     name: str
     """attention, mlp, data, pipeline or other."""
@@ -109,7 +109,7 @@ class SpanTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceLook:
-    """What a device did at one moment while a case was timed; None is unknown."""
+    """The state of a device at one moment of the timing; None is unknown."""
 
     device: int
     """Index on the driver's host."""
@@ -141,4 +141,4 @@ class Identity:
 
 
 USUAL_UNDER_LOAD = frozenset({"power cap", "sync boost"})
-"""What holds clocks of a healthy device down while it computes: a run under its power cap is like those before it."""
+"""Throttle reasons of a healthy device under load."""

@@ -1,4 +1,4 @@
-"""What the gate says about a case, and what it asks for."""
+"""Verdicts of the gate, and the runs that it requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VerdictName = Literal[
     "not-comparable",
     "unstable-host",
 ]
-"""What the gate says, what files keep of it, and what options name."""
+"""Names of verdicts in output, files and options."""
 
 FAILING: frozenset[VerdictName] = frozenset({"regressed", "drifted", "environment", "impossible"})
 """Verdicts that fail a case, and a suite, unless ``--perf-fail-on`` names others."""
@@ -29,19 +29,19 @@ TIME = "time"
 """The quantity that gates every case: the time of one iteration."""
 
 MEAN = "mean"
-"""The mean of the samples: what throughput feels.  The median does not feel every third iteration."""
+"""The mean of the samples; unlike the median it shows a slow iteration in three."""
 P95 = "p95"
-"""The 95 % quantile of the samples: their tail."""
+"""The 95 % quantile of the samples."""
 ALL = "all samples"
-"""The median of all samples, where clean ones are compared and many more than usual are not clean."""
+"""The median of all samples, compared if many more samples than usual are not clean."""
 
 INSTRUMENTED = "its ranks were instrumented: "
-"""How the reason begins for a case that tools or debug settings slowed: it is neither compared nor stored."""
+"""Beginning of the reason for a case that tools or debug settings slowed; it is neither compared nor stored."""
 
 RHYTHM = 60
 """Every run of so many iterations has one that is slow once in so many."""
 SEEN_ITERATIONS = 200
-"""A shorter run has too few of them for the mean to tell, or none."""
+"""In a shorter run the mean cannot show one slow iteration in RHYTHM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ RequestKind = Literal["run", "ab_pair", "anchor_pair"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Something that the session shall run, in the order of the list that it stands in."""
+    """A run that the gate requests from the session."""
 
     case: str
     """pytest node id."""
@@ -111,7 +111,7 @@ class Request:
     first: Literal["base", "new"] = "new"
     """Which of a pair goes first, the older code or the new; they alternate, so that a drift of the host cancels."""
     why: str = ""
-    """What it is for: screening, re-measurement, confirmation, or whose shift it was."""
+    """Its purpose: screening, re-measurement, confirmation, or attribution of a shift."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one quantity of a case says."""
+    """The comparison of one quantity of a case."""
 
     quantity: str
     """``time`` or the name of a metric."""
@@ -141,17 +141,17 @@ class Finding:
     interval: tuple[float, float] | None = None
     """95 % confidence interval of the effect."""
     before: float | None = None
-    """What the effect is relative to, in ``unit``."""
+    """The stored value, in ``unit``."""
     after: float | None = None
-    """What it is now: ``before`` with the effect."""
+    """The new value: ``before`` with the effect."""
     unit: str = ""
     """Unit of the two: ``s`` for the time."""
     level: Effect | None = None
     """Against the stored runs."""
     change: Effect | None = None
-    """Against the base, both measured now; None where no A/B was run."""
+    """Against the base, both measured now; None without an A/B."""
     since_anchor: Effect | None = None
-    """Against the commit that the stored runs name, both measured now; None where it was not run."""
+    """Against the commit of the stored runs, both measured now; None if it was not run."""
     mde: float | None = None
     """Smallest change for the worse that would have been found with 95 % probability, never below the tolerance."""
     exact: bool = False
@@ -161,12 +161,12 @@ class Finding:
     reasons: tuple[str, ...] = ()
     """Why, one phrase each."""
     flags: tuple[str, ...] = ()
-    """What a reader must know beside the verdict: unconfirmed, not gateable at this tolerance, host shifted, ..."""
+    """Remarks on the verdict: unconfirmed, not gateable at this tolerance, host shifted, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the gate says about one case."""
+    """The verdict on one case."""
 
     case: str
     """pytest node id."""
@@ -187,16 +187,16 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     """Why, one phrase each."""
     flags: tuple[str, ...] = ()
-    """What a reader must know beside the verdict."""
+    """Remarks on the verdict."""
     soft_differences: tuple[str, ...] = ()
     """Fields of the environment that differ from the newest stored run: ``torch 2.13.0, stored 2.12.0``."""
 
     stored_commit: str = ""
     """Revision of the runs that it was compared with; empty where they name none."""
     no_ab: str = ""
-    """Why nothing can be measured here beside that revision; empty where it can."""
+    """Why an A/B with that revision is impossible here; empty if it is possible."""
     ab_folder: str = ""
-    """Where to run an A/B, from where pytest was started; empty where that is the root directory."""
+    """Directory for an A/B, relative to the invocation directory; empty for the root directory."""
 
     @property
     def gated(self) -> bool:
@@ -226,9 +226,9 @@ class Verdict:
 
     @property
     def hidden(self) -> tuple[float, str] | None:
-        """Largest change for the worse that an undecided case may have, and of which quantity.
+        """Return the largest slowdown that an undecided case may have, and its quantity.
 
-        None where nothing bounds it, and for a bound above 100 %, which is none.
+        None without a bound of at most 100 %.
         """
         highs = [(finding.interval[1], finding.quantity) for finding in self.findings if finding.interval is not None]
         largest = max(highs, default=None) if self.gated else None
@@ -237,13 +237,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteVerdict:
-    """What is said of the session as a whole, where its cases are slower together."""
+    """The verdict on the session as a whole, if its cases are slower together."""
 
     name: VerdictName
     """regressed (slower than the base), drifted, environment, unstable-host (yardsticks moved along), inconclusive."""
     effect: float
     """Relative change of the median case: 0.05 is 5 % slower."""
     line: str
-    """What moved, by how much, how many cases, and what the controls say."""
+    """The change, the number of cases, and the controls, in one line."""
     seen: bool = True
-    """Whether the cases look slower; else they may be, as far as the host's movements tell."""
+    """Whether the cases look slower; False: the noise of the host could hide that they are."""

@@ -1,7 +1,6 @@
-"""What a performance case is made of: Workload, Step, and the Rank that a workload is given.
+"""The parts of a performance case: Workload, Step and Rank.
 
-Nothing here imports torch: a workload is described, collected and sent to the ranks without it; only
-:meth:`Workload.build`, :meth:`Workload.check` and the step they make run where torch is.
+Nothing here imports torch: only :meth:`Workload.build`, :meth:`Workload.check` and the step run on ranks with torch.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def require_dtype(dtype: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """What a workload asks of the processes that run it; a workload that declares one always gets fresh children."""
+    """Demands of a workload on its rank processes; a workload with demands always gets new processes."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables set before the interpreter starts: a child with any is exec'd, without it is forked."""
@@ -92,7 +91,7 @@ class Budget:
     cache_flush: bool = False
     """Write a buffer larger than the last-level cache before every iteration: a sample is then one."""
     sustain_s: float | None = None
-    """Go on sampling for so long, whatever ``max_rounds`` and ``max_time_s`` say: does the device keep its speed?"""
+    """Seconds of sampling, instead of ``max_rounds`` and ``max_time_s``, to see if the device keeps its speed."""
     yardstick: bool = False
     """Time a control that resembles the step after every sample."""
     timeout_s: float = 120.0
@@ -114,7 +113,7 @@ class Step(ABC):
         """One iteration.  Only this is timed."""
 
     def refill(self) -> None:
-        """Restore the inputs to what ``check`` expects; called outside the timed region before each check."""
+        """Restore the inputs that ``check`` expects; called outside the timed region before each check."""
         return
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class CallableStep(Step):
 
 
 class Rank(Protocol):
-    """What a worker gives to a workload: its place, its device and its groups."""
+    """The rank that builds a workload: its number, device and groups."""
 
     device: torch.device
     """The device this rank computes on."""
@@ -142,7 +141,7 @@ class Rank(Protocol):
     local_rank: int
     world_size: int
     purpose: Purpose
-    """What this build is for; memory, FLOPs, exposed communication and losses never come from a timed one."""
+    """Purpose of this build; memory, FLOPs, exposed communication and losses come from separate builds."""
     shape: MeshShape
     """Sizes of the mesh's axes."""
 
@@ -172,47 +171,44 @@ class Rank(Protocol):
         """
 
     def record(self, name: str, value: Any, **meaning: Any) -> None:
-        """Return a number that is not a time; a tensor is read after the last sample, so nothing is synchronised.
+        """Record a number that is not a time; a tensor is read after the last sample, so nothing is synchronised.
 
         ``meaning`` has fields of :class:`perfsuite.OwnMetric`: ``record("memory", 2.1, unit="GiB", better="lower")``.
-        NaN or an infinity fails the case, whatever ``reduce`` is.
+        NaN or an infinity fails the case.
         """
 
     def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
-        """Return what a step sends, one entry for each axis, collective and part, and the times of its parts.
+        """Report the messages of a step, one entry for each axis, collective and part, and the times of its parts.
 
-        Ranks that give the same ``place`` must have the same calls and bytes, uneven ones apart; "" is compared with
-        nobody's.
+        Ranks with the same ``place`` must have the same calls and bytes, except uneven ones; "" is not compared.
         """
 
 
 class Probe(Protocol):
-    """How a workload looks for what it is to be: runs on the ranks of the case."""
+    """Runs builds on the ranks of a case, for a workload that searches its size."""
 
     def __call__(self, workload: Workload, purpose: Purpose) -> Measurement:
-        """One build of ``workload`` and its records; raises OutOfMemory and what else a case may raise.
+        """Return the measurement of one build of ``workload``; raises OutOfMemory and the other errors of a case.
 
-        One for ``purpose`` time is timed, and is the result of the case if its workload is what was looked for.
+        A build for ``purpose`` time is timed, and is the result of the case if the search ends with its workload.
         """
 
 
 class Workload(ABC):
-    """What is timed.  Subclasses are frozen keyword-only dataclasses; their fields are the parameters of the case.
+    """A workload.  Subclasses are frozen keyword-only dataclasses; their fields are the parameters of the case.
 
-    What the properties below say, a subclass says by a plain attribute of the same name where it is the same for every
-    case (``metrics = ("tflops",)``), and by a property where it depends on the case's fields.
+    A subclass replaces a property below by a plain attribute (``metrics = ("tflops",)``), or by a property if the value
+    depends on its fields.
     """
 
     aligned: ClassVar[bool] = True
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
     yardstick: ClassVar[Yardstick] = "compute"
-    """Kind of control that resembles the step while it works.  What it does beside that, ranks find out on a CPU; on a
-    device this is the kind that is timed."""
+    """Kind of control that resembles the step.  On a CPU, ranks refine it by observation."""
     captured: ClassVar[bool] = False
-    """Kernels alone: where starting them is what was timed, a captured graph tells the kernel's own time."""
+    """Kernels alone: if they are launch-bound, a captured graph is timed too."""
     fills_memory: ClassVar[bool] = False
-    """It takes memory until there is no more: the yardstick's buffers are there without the gate too, so that both find
-    the same."""
+    """It fills the memory; the yardstick's buffers are then allocated without the gate too, so that results agree."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -221,12 +217,12 @@ class Workload(ABC):
 
     @property
     def process(self) -> Process | None:
-        """Given when the workload needs processes of its own."""
+        """Demands on the processes; None without any."""
         return None
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """Modules that its ranks import: where ranks are forks, their parent imports them once for all."""
+        """Modules that its ranks import; forked ranks get them from their parent."""
         return ()
 
     @property
@@ -236,7 +232,7 @@ class Workload(ABC):
 
     @abstractmethod
     def work(self, shape: MeshShape) -> Work:
-        """What one iteration does on a mesh of this shape; imports no torch.
+        """Return the work of one iteration on a mesh of this shape, without importing torch.
 
         Raises InvalidParameter when the workload cannot be spread over that many ranks.
         """
@@ -246,7 +242,7 @@ class Workload(ABC):
         """On every rank: allocate on ``rank.device`` and make the groups, from ``rank.group`` or ``rank.mesh`` only."""
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless one :meth:`Step.run` on refilled inputs gave what it should."""
+        """Raise WrongResult unless one :meth:`Step.run` on refilled inputs gave the right result."""
         return None
 
     def twin(self) -> Workload | None:
@@ -258,14 +254,14 @@ class Workload(ABC):
         return ""
 
     def settle(self, probe: Probe) -> tuple[Workload, tuple[Record, ...]]:
-        """What is timed, and records of how it was found: a case whose size is its result looks for it here.
+        """Return the workload to time, and records of the search; by default the workload itself.
 
-        Called on the driver before anything is timed, not for smoke runs.  By default the workload itself.
+        A case whose result is a size searches it here.  The driver calls it before timing, not for smoke runs.
         """
         return self, ()
 
     def untimed(self) -> tuple[Purpose, ...]:
-        """Purposes of the builds beside the timed one; each runs one iteration and adds its records to the result."""
+        """Return the purposes of further builds; each runs one iteration and adds its records to the result."""
         return ()
 
     def native_dtype(self) -> str:
@@ -273,11 +269,11 @@ class Workload(ABC):
         return ""
 
     def sustained_s(self) -> float | None:
-        """Seconds for which it is timed, whatever the run's budget says; None leaves that to the budget."""
+        """Return the seconds of timing; None leaves that to the budget."""
         return None
 
     def needs_accelerator(self) -> str:
-        """What of the case no CPU can do; empty where it runs on one."""
+        """Return the part of the case that needs an accelerator; empty if it runs on a CPU."""
         return ""
 
     def parameters(self) -> dict[str, Any]:
@@ -286,7 +282,7 @@ class Workload(ABC):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(described)}
 
     def defaults(self) -> dict[str, Any]:
-        """Values that parameters have where nobody gives them, by name."""
+        """Return the default values of the parameters, by name."""
         described: Any = self
         return {
             field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -296,16 +292,13 @@ class Workload(ABC):
 
 
 def as_step(made: object, maker: str) -> Step:
-    """What a function or ``build`` returned: a Step as it is, a callable as one iteration of a step.
-
-    Raises InvalidParameter, in which ``maker`` is named, for anything else.
-    """
+    """Return ``made`` as a Step; a callable becomes one iteration.  Raises InvalidParameter, naming ``maker``."""
     if isinstance(made, Step):
         return made
     if not callable(made):
         lazy = isinstance(made, (Generator, AsyncGenerator, Coroutine))
-        told = f"a {type(made).__name__}" if lazy else f"{made!r:.80}"
-        raise InvalidParameter(f"{maker} returned {told}; return a callable that is one iteration, or a Step")
+        shown = f"a {type(made).__name__}" if lazy else f"{made!r:.80}"
+        raise InvalidParameter(f"{maker} returned {shown}; return a callable that is one iteration, or a Step")
     return CallableStep(made)
 
 
@@ -320,13 +313,13 @@ class FunctionWorkload(Workload):
     preload = ("pytest",)  # by the function's file: 0.2 s in each of its ranks
 
     def work(self, shape: MeshShape) -> Work:
-        """Unknown: a plain function has a time and nothing else."""
+        """Return empty work: a plain function has only a time."""
         from perfsuite.record.result import Work  # pytest runs without a perf case load this module, and not that one
 
         return Work()
 
     def build(self, rank: Rank) -> Step:
-        """Call the function once; what it returns is the step."""
+        """Call the function once and return its result as a step."""
         return as_step(self.function(rank, **self.arguments), self.function.__qualname__)
 
     def parameters(self) -> dict[str, Any]:
@@ -334,6 +327,6 @@ class FunctionWorkload(Workload):
         return dict(self.arguments)
 
     def defaults(self) -> dict[str, Any]:
-        """Those of the function's signature."""
+        """Return the defaults of the function's signature."""
         parameters = list(inspect.signature(self.function).parameters.values())[1:]
         return {one.name: one.default for one in parameters if one.default is not one.empty}

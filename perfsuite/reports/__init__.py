@@ -1,1 +1,1 @@
-"""What people read: tables for the terminal, and metrics over several cases."""
+"""Output for people: the screen, tables, Markdown and pages."""

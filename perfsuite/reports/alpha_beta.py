@@ -54,17 +54,8 @@ def _fit(collective: str, world_size: int, dtype: str, points: list[tuple[float,
 
 
 def fits_grid(fits: Sequence[CollectiveFit]) -> Grid:
-    """The fits with the standard errors of their parameters."""
-    columns = (
-        "t(S) = alpha + S / beta",
-        "ranks",
-        "dtype",
-        "alpha\nus",
-        "beta\nGB/s",
-        "busbw\nlimit",
-        "misfit",
-        "sizes",
-    )
+    """Return the fits with the standard errors of their parameters."""
+    names = ("ranks", "dtype", "alpha\nus", "beta\nGB/s", "busbw\nlimit", "misfit", "sizes")
     rows = []
     for one in fits:
         fit, limit = one.fit, one.busbw_limit_gb_per_s
@@ -77,4 +68,4 @@ def fits_grid(fits: Sequence[CollectiveFit]) -> Grid:
                 f"{fit.misfit:.0%}{'' if fit.trusted else ' not a line'}",
             )
         rows.append((one.collective, str(one.world_size), one.dtype, *figures, str(one.sizes)))
-    return Grid(title="", columns=columns, rows=tuple(rows))
+    return Grid(title="", columns=("t(S) = alpha + S / beta", *names), rows=tuple(rows))

@@ -1,10 +1,10 @@
-"""Imported figures as tables: beside what was measured here, each row under its own label."""
+"""Tables of imported figures with the measured ones, each row with a label of its origin."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from perfsuite.base.text import escaped, markdown_text
 from perfsuite.base.units import format_bytes, plural, significant
@@ -24,26 +24,14 @@ _COLLECTIVE = ("latency_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 
 def imported_grids(files: Sequence[Imported], cases: Sequence[TableCase]) -> list[Grid]:
-    """A table of collectives with the measured ones of the same kind and size beside, and one of all other figures."""
-    grids = []
-    for grid in (_collectives(files, cases), _others(files)):
-        if grid.rows:
-            grids.append(grid)
-    return grids
+    """Return a table of collectives, with the measured ones of the same kind, and a table of all other figures."""
+    return [grid for grid in (_collectives(files, cases), _others(files)) if grid.rows]
 
 
 def foreign_markdown(grid: Grid) -> list[str]:
-    """The grid as Markdown in which no text of others is a mark."""
-    return markdown(
-        dataclasses.replace(
-            grid,
-            rows=tuple(
-                tuple(cell if _OWN.fullmatch(cell) else markdown_text(cell) for cell in row) for row in grid.rows
-            ),
-            notes=tuple(map(markdown_text, grid.notes)),
-        ),
-        level=2,
-    )
+    """Return the grid as Markdown, with the text of imported files escaped."""
+    rows = tuple(tuple(cell if _OWN.fullmatch(cell) else markdown_text(cell) for cell in row) for row in grid.rows)
+    return markdown(dataclasses.replace(grid, rows=rows, notes=tuple(map(markdown_text, grid.notes))), level=2)
 
 
 def label(row: ImportedRow) -> str:
@@ -76,7 +64,7 @@ def _collectives(files: Sequence[Imported], cases: Sequence[TableCase]) -> Grid:
     if rows:
         rows += [_measured_row(case) for case in measured if case.settings["collective"] in kinds]
     return Grid(
-        title="Collectives of other tools beside those measured",
+        title="Collectives of other tools and measured ones",
         columns=("label", "collective", "dtype", "ranks", "size", "time us", "algbw GB/s", "busbw GB/s", "convention"),
         rows=tuple(rows),
         notes=tuple(notes),
@@ -87,7 +75,6 @@ _Point = tuple[ImportedRow, dict[str, float]]
 
 
 def _points(rows: Iterable[ImportedRow]) -> list[_Point]:
-    """The figures of each collective, size and side."""
     points: dict[tuple[str, str], _Point] = {}
     for row in rows:
         if row.collective and row.metric in _COLLECTIVE:
@@ -97,7 +84,7 @@ def _points(rows: Iterable[ImportedRow]) -> list[_Point]:
 
 
 def _chosen(points: Sequence[_Point], sizes: set[float]) -> list[_Point]:
-    """Out of place: the sizes that were measured here too, and SIZES more at even distances."""
+    """Return the out-of-place figures of measured sizes, and SIZES more at even distances."""
     whole = [point for point in points if point[0].settings.get("place", "out of place") == "out of place"]
     step = max(1, -(-len(whole) // SIZES))
     ends = {len(whole) - 1 - step * index for index in range(SIZES)}
@@ -134,23 +121,15 @@ def _measured_row(case: TableCase) -> tuple[str, ...]:
 
 
 def _others(files: Sequence[Imported]) -> Grid:
-    return Grid(
-        title="Figures of other tools",
-        columns=("label", "what", "metric", "value", "unit", "convention", "source"),
-        rows=tuple(row for imported in files for row in _other_rows(imported)),
-        notes=(NEVER, *_left_out(files)),
-    )
-
-
-def _other_rows(imported: Imported) -> Iterator[tuple[str, ...]]:
-    for row in [row for row in imported.rows if not row.collective][:FIGURES]:
-        source = f"{escaped(row.source)}:{row.line}"
-        convention = escaped(row.convention)
-        yield label(row), escaped(row.name), row.metric, significant(row.value), row.unit, convention, source
-
-
-def _left_out(files: Sequence[Imported]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = []
+    notes = [NEVER]
     for imported in files:
-        count = sum(not row.collective for row in imported.rows)
-        if count > FIGURES:
-            yield f"{escaped(imported.source)}: {FIGURES} of {count} figures; perfsuite import --all prints every one"
+        figures = [row for row in imported.rows if not row.collective]
+        for row in figures[:FIGURES]:
+            text = (escaped(row.name), row.metric, significant(row.value), row.unit, escaped(row.convention))
+            rows.append((label(row), *text, f"{escaped(row.source)}:{row.line}"))
+        if len(figures) > FIGURES:
+            count = f"{FIGURES} of {len(figures)} figures"
+            notes.append(f"{escaped(imported.source)}: {count}; perfsuite import --all prints every one")
+    columns = ("label", "what", "metric", "value", "unit", "convention", "source")
+    return Grid(title="Figures of other tools", columns=columns, rows=tuple(rows), notes=tuple(notes))

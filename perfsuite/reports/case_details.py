@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 
 from perfsuite.base.text import folded, printable
-from perfsuite.base.units import format_seconds, readable_unit, significant
+from perfsuite.base.units import format_seconds, plural, readable_unit, significant
 from perfsuite.metrics import REGISTRY
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import phrases
 from perfsuite.record.result import Measurement, Result
 from perfsuite.record.verdict import Verdict
@@ -30,9 +31,9 @@ def case_facts(result: Result) -> Iterator[tuple[str, str]]:
         median, least, most = (format_seconds(time_s) for time_s in (measurement.median_s, times[0], times[-1]))
         yield (
             "timed",
-            f"{len(times)} samples of {measurement.iterations} iterations, {measurement.backend}, "
-            f"{measurement.process} processes: median {median}, {least} to {most}; "
-            f"{measurement.disturbed_share:.0%} disturbed{steady}",
+            f"{plural(len(times), 'sample')} of {plural(measurement.iterations, 'iteration')}, {measurement.backend}, "
+            f"{measurement.process} processes: median {median}, {least} to {most}"
+            f"{f'; disturbed: {reason}' if (reason := disturbance(result)) else ''}{steady}",
         )
     elif result.outcome == "measured":
         yield "timed", f"median {format_seconds(result.median_s)}"
@@ -50,10 +51,10 @@ def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
             yield metric.name, f"unknown: {metric.note}" if metric.note else "unknown"
             continue
         interval = (values.get(end) for end in intervals.get(metric.name, ()))
-        known = [significant(value, 2) for value in interval if value is not None]
-        between = f" ({' to '.join(known)})" if len(set(known)) == 2 else ""
+        ends_known = [significant(value, 2) for value in interval if value is not None]
+        between = f" ({' to '.join(ends_known)})" if len(set(ends_known)) == 2 else ""
         figure = f"{significant(metric.value)}{between} {metric.unit}".strip()
-        yield metric.name, f"{figure}  {share_of_peak(metric)}".strip()
+        yield metric.name, f"{figure}  {share_of_peak(metric, result)}".strip()
 
 
 def case_grids(measurement: Measurement) -> Iterator[Grid]:
@@ -67,14 +68,9 @@ def case_grids(measurement: Measurement) -> Iterator[Grid]:
     name, unit = readable_unit([rank.max_rss_bytes for rank in measurement.ranks])
     ranks = tuple(
         (
-            str(rank.rank),
-            rank.device,
-            str(rank.threads),
-            format_seconds(rank.median_s),
-            format_seconds(rank.min_s),
-            format_seconds(rank.max_s),
-            f"{rank.cpu_share:.0%}",
-            significant(rank.max_rss_bytes / unit, 3),
+            *(str(rank.rank), rank.device, str(rank.threads)),
+            *map(format_seconds, (rank.median_s, rank.min_s, rank.max_s)),
+            *(f"{rank.cpu_share:.0%}", significant(rank.max_rss_bytes / unit, 3)),
         )
         for rank in measurement.ranks
     )
@@ -89,7 +85,7 @@ def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[
     facts = [f"{label}  {text}" for label, text in case_facts(result)]
     metrics = list(case_metrics(result))
     widest = max((len(name) for name, _ in metrics), default=0)
-    for line in (about, *facts, *(f"{name.ljust(widest)}  {told}" for name, told in metrics)):
+    for line in (about, *facts, *(f"{name.ljust(widest)}  {text}" for name, text in metrics)):
         yield from folded(f"  {printable(line, 2000)}", width, "    ")
     for grid in case_grids(result.measurement) if result.measurement is not None else ():
         yield from (f"  {line}" for line in lay_out(grid.columns, grid.rows, width - 2))

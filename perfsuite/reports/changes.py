@@ -1,7 +1,7 @@
-"""How much a case changed between two sets of runs, with an interval where runs allow one.
+"""The change of a case between two sets of runs, with an interval if there are enough runs.
 
-The run of the processes is the unit of evidence, not the sample: one run against one has no interval.  One new run
-against several stored ones has the interval of a prediction, as wide as stored runs differ among themselves.
+The unit of evidence is a run, not a sample: one run against one has no interval.  One new run against several stored
+ones has a prediction interval, from the spread of the stored runs.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class CaseChange:
 
     node: str
     effect: float | None
-    """Relative change of the time: 0.05 is 5 % slower; None where nothing could be compared."""
+    """Relative change of the time: 0.05 is 5 % slower; None if nothing could be compared."""
     low: float | None = None
     """Lower end of the 95 % interval; None without one: then the effect is unsure."""
     high: float | None = None
     before: str = ""
     after: str = ""
     word: str = ""
-    """What was decided: regressed, slower, pass, undecided."""
+    """The decision: regressed, slower, pass, undecided."""
     tone: Tone = "plain"
     runs: str = ""
-    """What it rests on: ``6 pairs``, ``1 run against 12``."""
+    """The evidence: ``6 pairs``, ``1 run against 12``."""
 
     @property
     def between(self) -> str:
-        """The interval with a blank before it; empty without one."""
+        """The interval after a blank; empty without one."""
         return "" if self.low is None or self.high is None else f" {interval(self.low, self.high)}"
 
 
@@ -52,14 +52,14 @@ Timed = tuple[Result, tuple[float, ...]]
 
 
 def timed_result(result: Result) -> Timed:
-    """A case with its own time; a stored case with the time of each stored run."""
+    """Return a case with its time; a stored case with the time of each stored run."""
     if isinstance(result, StoredResult):
         return result, result.times_s
     return result, (result.median_s,) if result.outcome == "measured" and result.median_s else ()
 
 
 def timed(recording: Recording) -> list[Timed]:
-    """The cases of a recording, with the times of all runs that it knows."""
+    """Return the cases of a recording with the times of all their runs."""
     return [
         (result, recording.times_s.get(result.case, times_s))
         for result, times_s in map(timed_result, recording.run.results.values())
@@ -67,9 +67,9 @@ def timed(recording: Recording) -> list[Timed]:
 
 
 def joined(older: Timed | None, newer: Timed) -> Timed:
-    """The newer run of a case with the times of both; one that measured nothing does not hide one that did.
+    """Return the newer run of a case with the times of both; the older one if only that was measured.
 
-    Times of a run with other settings are another case's.
+    Times of a run with other settings are dropped.
     """
     if older is None or changed_settings(older[0], newer[0], glance=True):
         return newer
@@ -79,14 +79,14 @@ def joined(older: Timed | None, newer: Timed) -> Timed:
 
 
 LEAST_RUNS = 3
-"""Of fewer runs nobody knows how they spread."""
+"""Runs that are needed to estimate their spread."""
 TOLERANCE = 0.03
-"""A change that does not matter, as the gate's default has it."""
+"""Largest change that does not matter; the gate's default."""
 
 NOT_COMPARABLE = "not comparable"
-"""How the word begins of a case that ran with other settings."""
+"""Beginning of the word of a case that ran with other settings."""
 UNCHANGED = ("pass", "no difference")
-"""Words of a comparison that excluded a change that matters."""
+"""Words of comparisons that exclude a change above TOLERANCE."""
 
 Known = tuple[float, float | None, float | None]
 
@@ -104,24 +104,24 @@ def ratio(before_s: Sequence[float], after_s: Sequence[float]) -> Known | None:
         return None
     before, after = ([math.log(time_s) for time_s in times_s] for times_s in (before_s, after_s))
     effect = statistics.fmean(after) - statistics.fmean(before)
-    known = [times for times in (before, after) if len(times) >= LEAST_RUNS]
-    if not known:
+    several = [times for times in (before, after) if len(times) >= LEAST_RUNS]
+    if not several:
         return math.expm1(effect), None, None
-    freedom = sum(len(times) - 1 for times in known)
-    variance = sum(statistics.variance(times) * (len(times) - 1) for times in known) / freedom
+    freedom = sum(len(times) - 1 for times in several)
+    variance = sum(statistics.variance(times) * (len(times) - 1) for times in several) / freedom
     reach = t_quantile(0.975, freedom) * math.sqrt(variance * (1 / len(before) + 1 / len(after)))
     return math.expm1(effect), math.expm1(effect - reach), math.expm1(effect + reach)
 
 
 def tone_of(effect: float, low: float | None, high: float | None) -> Tone:
-    """bad or good only where the interval excludes no change and the change is more than the tolerance."""
+    """Return bad or good if the interval excludes 0 and the change is above the tolerance, else plain."""
     if low is not None and low > 0 and effect > TOLERANCE:
         return "bad"
     return "good" if high is not None and high < 0 and effect < -TOLERANCE else "plain"
 
 
 def changes_between(before: Iterable[Timed], after: Iterable[Timed]) -> Iterator[CaseChange]:
-    """The cases that both have, in the order of ``after``."""
+    """Yield the cases that both have, in the order of ``after``."""
     older = {result.case: (result, times_s) for result, times_s in before if result.outcome == "measured"}
     for result, times_s in after:
         base, base_s = older.get(result.case, (None, ()))
@@ -131,10 +131,10 @@ def changes_between(before: Iterable[Timed], after: Iterable[Timed]) -> Iterator
         if changed:
             yield CaseChange(node=result.case, effect=None, word=f"{NOT_COMPARABLE}: {changed}")
             continue
-        known = ratio(base_s, times_s)
-        if known is None:
+        found = ratio(base_s, times_s)
+        if found is None:
             continue
-        effect, low, high = known
+        effect, low, high = found
         tone = tone_of(effect, low, high)
         unsure = "unsure: one run each" if low is None else "not shown"
         if low is not None and high is not None and low >= -TOLERANCE and high <= TOLERANCE:
@@ -153,7 +153,7 @@ def changes_between(before: Iterable[Timed], after: Iterable[Timed]) -> Iterator
 
 
 def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
-    """What the gate compared, and what it found impossible: of each case the finding that decided."""
+    """Yield the decisive finding of each case that the gate compared or found impossible."""
     for verdict in verdicts:
         if not verdict.gated and verdict.name not in ("impossible", "unstable-host"):
             continue
@@ -187,32 +187,31 @@ def verdict_sentence(
     apart: str = "",
     name: Callable[[str], str] = name_of,
 ) -> str:
-    """What became of the cases: ``12 cases slower, worst test_a[cpu] +8.1 % [+6.2, +10.0]; 204 unchanged``.
+    """Return the outcome: ``12 cases slower, worst test_a[cpu] +8.1 % [+6.2, +10.0]; 204 unchanged``.
 
-    ``suite``: what failed the suite as a whole; ``apart``: what is to be said of cases without a comparison; ``name``
-    writes a node id.  Empty where there is nothing to say.  One run against one decides nothing, and must not read as
-    if all were well.
+    ``suite``: why the suite as a whole fails; ``apart``: a phrase on cases without a comparison; ``name`` formats
+    a node id.  Empty without any case.  One run against one is "unsure", not "unchanged".
     """
-    known = [one for one in changes if not one.word.startswith(NOT_COMPARABLE)]
-    impossible = [one for one in known if one.word.startswith("impossible")]
-    bad = [one for one in known if one.tone == "bad" and not one.word.startswith("impossible")]
-    good = [one for one in known if one.tone == "good"]
-    unchanged = [one for one in known if one.word in UNCHANGED]
-    rest = [one for one in known if one.tone == "plain" and one.word not in UNCHANGED]
+    compared = [one for one in changes if not one.word.startswith(NOT_COMPARABLE)]
+    impossible = [one for one in compared if one.word.startswith("impossible")]
+    bad = [one for one in compared if one.tone == "bad" and not one.word.startswith("impossible")]
+    good = [one for one in compared if one.tone == "good"]
+    unchanged = [one for one in compared if one.word in UNCHANGED]
+    rest = [one for one in compared if one.tone == "plain" and one.word not in UNCHANGED]
     unsure = [one for one in rest if one.word.startswith("unsure")]
 
-    def extreme(members: Sequence[CaseChange], told: str, superlative: str) -> str:
+    def extreme(members: Sequence[CaseChange], text: str, superlative: str) -> str:
         figures = [(abs(one.effect), one) for one in members if one.effect is not None]
         if not figures:
-            return told if members else ""
+            return text if members else ""
         _, one = max(figures, key=lambda pair: pair[0])
-        return f"{told}, {superlative} {name(one.node)} {change(one.effect or 0)}{one.between}"
+        return f"{text}, {superlative} {name(one.node)} {change(one.effect or 0)}{one.between}"
 
-    if known and len(unsure) == len(known):
-        decided = f"unsure: one run each of {plural(len(known), 'case')} decides nothing"
+    if compared and len(unsure) == len(compared):
+        decided = f"unsure: one run each of {plural(len(compared), 'case')} decides nothing"
         decided = extreme(unsure, decided, "at most")
-    elif known and len(rest) == len(known):
-        decided = f"none of {plural(len(known), 'case')} is decided: runs differ too much among themselves"
+    elif compared and len(rest) == len(compared):
+        decided = f"none of {plural(len(compared), 'case')} is decided: runs differ too much among themselves"
     else:
         counts = (
             extreme(bad, f"{plural(len(bad), 'case')} slower", "worst")

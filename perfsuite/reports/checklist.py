@@ -1,7 +1,7 @@
-"""Report 004's tuning checklist, each line answered from what was measured, with its evidence and what to do.
+"""The tuning checklist of report 004, answered from results, with evidence and advice.
 
-A line that nothing measured answers names the command that would.  Where a line has no threshold in the report, the one
-that is used here stands in its answer.
+A line without results names the command that measures them.  If the report has no threshold, the answer names
+perfsuite's own.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ MOST_COMMUNICATION = 0.30
 LEAST_UTILISATION_PERCENT = 80.0
 """Of the report."""
 LEAST_BATCH = 0.5
-"""Share of the largest batch that fits; the report has no figure, this one is perfsuite's."""
+"""Share of the largest batch that fits; perfsuite's own threshold."""
 LEAST_LINK = 0.5
-"""Share of the peak of a node's network; the report has no figure, this one is perfsuite's."""
+"""Share of the peak of a node's network; perfsuite's own threshold."""
 BATCH_TOKENS = (500_000, 4_000_000)
 """Global batch of a GPT, of the report."""
 BATCH_SAMPLES = (256, 4096)
 """Global batch of a vision model, of the report."""
 _PERF = "pytest test_perf"
 _NOISE = 0.02
-"""Two cases of one session that differ by less are taken for equal."""
+"""Relative difference up to which two cases of one session are equal."""
 _WIDE, _HALF = ("fp32", "tf32"), ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What is known of one line."""
+    """The answer to one line."""
 
     verdict: Verdict
     evidence: str = ""
@@ -57,14 +57,14 @@ class Answer(Said):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the answers are made of."""
+    """The input of the answers."""
 
     cases: Sequence[TableCase]
     """Measured or not, of one platform."""
     worker: Mapping[str, Any]
-    """What a rank told of torch and its libraries."""
+    """Versions of torch's libraries, as a rank reported them."""
     device: DeviceModel | None = None
-    """The platform's row; None for one that nobody knows here."""
+    """The platform's row; None for an unknown platform."""
 
     @property
     def training(self) -> list[TableCase]:
@@ -73,7 +73,7 @@ class Facts:
 
 
 def facts_of(recordings: Sequence[Recording]) -> Facts:
-    """The results of one machine as the answers take them; ConfigurationError for those of several."""
+    """Return the input of the answers; ConfigurationError for results of several machines."""
     machines = {recording.run.hardware: recording for recording in recordings}
     if len(machines) > 1:
         raise ConfigurationError(f"results of several machines, {', '.join(machines)}; give those of one")
@@ -87,10 +87,10 @@ def facts_of(recordings: Sequence[Recording]) -> Facts:
 def answers(facts: Facts) -> Iterator[Answer]:
     """Every line of the list in the report's order."""
     for line, command, judge in _LINES:
-        said = judge(facts) or Said(verdict="not measured")
-        if said.verdict == "not measured" and not said.advice:
-            said = replace(said, advice=f"{command} measures it")
-        yield Answer(line=line, **vars(said))
+        found = judge(facts) or Said(verdict="not measured")
+        if found.verdict == "not measured" and not found.advice:
+            found = replace(found, advice=f"{command} measures it")
+        yield Answer(line=line, **vars(found))
 
 
 # -- the lines ---------------------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def _library(facts: Facts) -> Said | None:
     name, floor = family.backend, family.least_library_version
     version = str(facts.worker.get(name, "unknown"))
     if not floor:
-        told = f"{name} {version}" if version != "unknown" else name
-        return Said(verdict="does not apply", evidence=f"{told}: the report's 2.18 counts another library's versions")
+        library = f"{name} {version}" if version != "unknown" else name
+        return Said(verdict="does not apply", evidence=f"{library}: 2.18 is a version of another library")
     if not numbers(version):
         return None
     if numbers(version) >= numbers(floor):
@@ -116,15 +116,15 @@ def _flash(facts: Facts) -> Said | None:
     flash = [case for case in facts.training if _way(case) == "flash"]
     if not flash:
         return None
-    told = f"{plural(len(flash), 'case')} with attention=flash"
+    evidence = f"{plural(len(flash), 'case')} with attention=flash"
     pairs = _twins(facts.training, flash, ("attention",), lambda other: _way(other) == "math")
     if not pairs:
-        return Said(verdict="yes", evidence=told)
+        return Said(verdict="yes", evidence=evidence)
     case, other = min(pairs, key=lambda pair: _gain(*pair))
-    told += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({_token(case)})"
+    evidence += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({_token(case)})"
     if _is_slower(case, other):
-        return Said(verdict="no", evidence=told, advice="it gains nothing there: set attention=math for such lengths")
-    return Said(verdict="yes", evidence=told)
+        return Said(verdict="no", evidence=evidence, advice="set attention=math for such lengths")
+    return Said(verdict="yes", evidence=evidence)
 
 
 def _way(case: TableCase) -> str:
@@ -136,34 +136,36 @@ def _precision(facts: Facts) -> Said | None:
     half = [case for case in cases if case.settings["dtype"] in _HALF]
     if not cases:
         return None
-    told = f"{len(half)} of {plural(len(cases), 'training case')} in bf16 or fp16"
+    evidence = f"{len(half)} of {plural(len(cases), 'training case')} in bf16 or fp16"
     if not half:
-        return Said(verdict="no", evidence=told, advice="train in dtype=bf16 (fp16 scales the loss) where it is native")
+        return Said(
+            verdict="no", evidence=evidence, advice="train in dtype=bf16 (fp16 scales the loss) if it is native"
+        )
     pairs = _twins(cases, half, ("dtype", "options"), lambda other: other.settings["dtype"] in _WIDE)
     if not pairs:
-        return Said(verdict="yes", evidence=told)
+        return Said(verdict="yes", evidence=evidence)
     case, other = max(pairs, key=lambda pair: _gain(*pair))
     dtypes = f"{case.settings['dtype']} has {_ratio(case, other)} times the samples/s of {other.settings['dtype']}"
-    told += f"; {dtypes} ({_token(case)})"
+    evidence += f"; {dtypes} ({_token(case)})"
     if _is_slower(case, other):
         return Said(
-            verdict="no", evidence=told, advice="16 bits gain nothing: perfsuite platforms says if they are native"
+            verdict="no", evidence=evidence, advice="16 bits gain nothing: perfsuite platforms says if they are native"
         )
-    return Said(verdict="yes", evidence=told)
+    return Said(verdict="yes", evidence=evidence)
 
 
 def _checkpointing(facts: Facts) -> Said | None:
     on = [case for case in facts.training if case.settings.get("checkpointing", "none") != "none"]
     if not on:
         return None
-    told = f"{plural(len(on), 'case')} with checkpointing"
+    evidence = f"{plural(len(on), 'case')} with checkpointing"
     for case, other in _twins(facts.training, on, ("checkpointing",), lambda other: _checkpoints(other) == "none"):
         peaks = [one.values.get("peak_gib") for one in (case, other)]
         if peaks[0] and peaks[1]:
             memory = f"{significant(peaks[0] / peaks[1], 3)} of the peak memory and "
-            told += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({_token(case)})"
+            evidence += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({_token(case)})"
             break
-    return Said(verdict="yes", evidence=told)
+    return Said(verdict="yes", evidence=evidence)
 
 
 def _checkpoints(case: TableCase) -> str:
@@ -171,7 +173,6 @@ def _checkpoints(case: TableCase) -> str:
 
 
 def _batch(facts: Facts) -> Said | None:
-    """By the case farthest from its largest batch, and by the largest global batch beside the report's range."""
     if not facts.training:
         return None
     shares, beyond = [], []
@@ -187,17 +188,16 @@ def _batch(facts: Facts) -> Said | None:
     within, ranged = _in_range(facts.training)
     if not shares:
         return Said(verdict="not measured", evidence="; ".join([*beyond[:1], ranged]))
-    share, told = min(shares)
-    evidence = f"{told}; at least {LEAST_BATCH:.0%} asked for; {ranged}"
+    share, nearest = min(shares)
+    evidence = f"{nearest}; at least {LEAST_BATCH:.0%} asked for; {ranged}"
     if share < LEAST_BATCH:
         return Said(verdict="no", evidence=evidence, advice="raise micro_batch_size towards the largest that fits")
     if not within:
-        return Said(verdict="no", evidence=evidence, advice="choose global_batch_size within the report's range")
+        return Said(verdict="no", evidence=evidence, advice="choose global_batch_size within that range")
     return Said(verdict="yes", evidence=evidence)
 
 
 def _in_range(training: Sequence[TableCase]) -> tuple[bool, str]:
-    """Whether the largest global batch lies in the report's range for such models, and both in words."""
 
     def size(case: TableCase) -> float:
         samples = float(case.settings.get("global_batch_size", 0))
@@ -206,8 +206,8 @@ def _in_range(training: Sequence[TableCase]) -> tuple[bool, str]:
     language = [case for case in training if "vocabulary" in case.settings]
     case = max(language or training, key=size)
     (low, high), unit = (BATCH_TOKENS, "tokens") if language else (BATCH_SAMPLES, "samples")
-    told = f"largest global batch {size(case):,.0f} {unit} ({_token(case)}), the report has {low:,} to {high:,}"
-    return low <= size(case) <= high, told
+    text = f"largest global batch {size(case):,.0f} {unit} ({_token(case)}), {low:,} to {high:,} asked for"
+    return low <= size(case) <= high, text
 
 
 def _same_memory(largest: TableCase, other: TableCase) -> bool:
@@ -225,51 +225,50 @@ def _overlap(facts: Facts) -> Said | None:
     if not pairs:
         return None
     case, other = pairs[0]
-    told = f"{_ratio(case, other)} times the samples/s of overlap=False ({_token(case)})"
+    evidence = f"{_ratio(case, other)} times the samples/s of overlap=False ({_token(case)})"
     if (by_vendor := facts.worker.get("fsdp2_overlap")) is not None:
-        told += f"; FSDP: {by_vendor}"
+        evidence += f"; FSDP: {by_vendor}"
     if not _is_slower(case, other):
-        return Said(verdict="yes", evidence=told)
+        return Said(verdict="yes", evidence=evidence)
     return Said(
         verdict="no",
-        evidence=told,
+        evidence=evidence,
         advice="overlap gains nothing here: look at the trace (--perf-trace) and at the size of the buckets",
     )
 
 
 def _network(facts: Facts) -> Said | None:
-    """Bus bandwidth between hosts, which is bounded by the network of a node; within one host nothing of it is seen."""
     reached = [(case.values["busbw_gb_per_s"], case) for case in facts.cases if "busbw_gb_per_s" in case.values]
     between = [(busbw, case) for busbw, case in reached if (case.settings.get("nodes") or 1) > 1]
     if not reached:
         return None
     busbw, case = max(between or reached, key=lambda pair: pair[0])
-    told = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {case.ranks} ranks)"
+    evidence = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {plural(case.ranks, 'rank')})"
     if not between:
         advice = "start the suite on every host (perfsuite docs clusters)"
-        return Said(verdict="not measured", evidence=f"within one host alone: {told}", advice=advice)
-    told = f"between {case.settings['nodes']} hosts: {told}"
+        return Said(verdict="not measured", evidence=f"within one host alone: {evidence}", advice=advice)
+    evidence = f"between {case.settings['nodes']} hosts: {evidence}"
     peak = facts.device.network if facts.device else None
     if peak is None:
-        return Said(verdict="yes", evidence=f"{told}; no peak of a node's network is published here")
+        return Said(verdict="yes", evidence=f"{evidence}; no peak of a node's network is published here")
     share = busbw / peak.value
-    told += f", {share:.0%} of the {peak.value:g} GB/s of a node's network"
+    evidence += f", {share:.0%} of the {peak.value:g} GB/s of a node's network"
     if share >= LEAST_LINK:
-        return Said(verdict="yes", evidence=told)
+        return Said(verdict="yes", evidence=evidence)
     return Said(
         verdict="no",
-        evidence=f"{told}; {LEAST_LINK:.0%} asked for",
+        evidence=f"{evidence}; {LEAST_LINK:.0%} asked for",
         advice="larger messages (1GiB), the topology (perfsuite env) and the library's settings (-k library_setting)",
     )
 
 
 def _utilisation(facts: Facts) -> Said | None:
     name = "device_utilisation_percent"
-    known = [(case.values[name], case) for case in facts.training if name in case.values]
-    if known:
+    shares = [(case.values[name], case) for case in facts.training if name in case.values]
+    if shares:
         advice = "larger batches, loader processes (-k loaders), compiled blocks (-k compiled)"
         unit = "% utilisation"
-        return _worst(known, LEAST_UTILISATION_PERCENT, below=False, unit=unit, advice=advice)
+        return _worst(shares, LEAST_UTILISATION_PERCENT, below=False, unit=unit, advice=advice)
     reasons = {case.reasons[name] for case in facts.training if name in case.reasons}
     advice = f"pip install 'perfsuite[telemetry]'; {_PERF} -k 'ddp or fsdp' measures it on an accelerator"
     return Said(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
@@ -277,12 +276,12 @@ def _utilisation(facts: Facts) -> Said | None:
 
 def _communication(facts: Facts) -> Said | None:
     several = [case for case in facts.training if case.ranks > 1 and "communication_share" in case.values]
-    known = [(100 * case.values["communication_share"], case) for case in several]
-    if not known:
+    shares = [(100 * case.values["communication_share"], case) for case in several]
+    if not shares:
         return None
     advice = "overlap, larger buckets or batches, compressed gradients (-k 'overlap or bucket or compression')"
     unit = "% of the step exposed to communication"
-    return _worst(known, 100 * MOST_COMMUNICATION, below=True, unit=unit, advice=advice)
+    return _worst(shares, 100 * MOST_COMMUNICATION, below=True, unit=unit, advice=advice)
 
 
 _LINES: tuple[tuple[str, str, Callable[[Facts], Said | None]], ...] = (
@@ -296,7 +295,7 @@ _LINES: tuple[tuple[str, str, Callable[[Facts], Said | None]], ...] = (
     ("device utilisation is above 80 %", f"{_PERF} -k 'ddp or fsdp'", _utilisation),
     ("communication takes less than 30 %", f"{_PERF} -k 'ddp or fsdp'", _communication),
 )
-"""Lines in the report's order: what it asks, what would measure it, how it is answered."""
+"""Lines in the report's order: text, command that measures it, function that answers it."""
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------
@@ -334,10 +333,9 @@ def _ratio(case: TableCase, other: TableCase) -> str:
     return significant(_gain(case, other), 3)
 
 
-def _worst(known: Sequence[tuple[float, TableCase]], limit: float, *, below: bool, unit: str, advice: str) -> Said:
-    """Whether all cases are on the right side of a limit, by the one that is farthest from it."""
-    wrong = [value for value, _ in known if (value >= limit if below else value <= limit)]
-    value, case = max(known, key=lambda pair: pair[0]) if below else min(known, key=lambda pair: pair[0])
-    told = f"{significant(value, 3)} {unit} at worst ({_token(case)}, {plural(case.ranks, 'rank')})"
-    told += f"; {len(known) - len(wrong)} of {plural(len(known), 'case')} within {limit:g} %"
-    return Said(verdict="no", evidence=told, advice=advice) if wrong else Said(verdict="yes", evidence=told)
+def _worst(shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bool, unit: str, advice: str) -> Said:
+    wrong = [value for value, _ in shares if (value >= limit if below else value <= limit)]
+    value, case = max(shares, key=lambda pair: pair[0]) if below else min(shares, key=lambda pair: pair[0])
+    evidence = f"{significant(value, 3)} {unit} at worst ({_token(case)}, {plural(case.ranks, 'rank')})"
+    evidence += f"; {len(shares) - len(wrong)} of {plural(len(shares), 'case')} within {limit:g} %"
+    return Said(verdict="no", evidence=evidence, advice=advice) if wrong else Said(verdict="yes", evidence=evidence)

@@ -1,4 +1,4 @@
-"""What the devices did while cases were timed, in lines: those held down, and how a sustained run went."""
+"""Lines on devices during timing: throttled ones, the course of sustained runs, and outliers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READINGS = (("clock", "clock_mhz", "MHz"), ("power", "power_w", "W"), ("tempera
 
 
 def throttled_lines(results: Iterable[Result]) -> list[str]:
-    """A line for every case during which a device was known to be held down."""
+    """Return a line for every case during which a device was throttled."""
     return [line for result in results if result.measurement for line in _throttled(result.case, result.measurement)]
 
 
@@ -41,9 +41,9 @@ def _throttled(case: str, measurement: Measurement) -> list[str]:
 
 
 def burst(result: Result) -> str:
-    """Return ``burst of 0.4 s`` for a device that was timed before its power cap could hold it down; else empty.
+    """Return ``burst of 0.4 s`` for a device that was timed before its power cap could lower the clock; else empty.
 
-    Unknown is a burst: without telemetry, or without a power cap among the looks, only POWER_CAPPED_S of load count.
+    Without a power cap among the looks, also without telemetry, less than POWER_CAPPED_S of load is a burst.
     """
     measurement = result.measurement
     if measurement is None or measurement.smoke or result.simulated or measurement.ranks[0].device == "cpu":
@@ -54,7 +54,7 @@ def burst(result: Result) -> str:
 
 
 def sustained_lines(results: Iterable[Result]) -> list[str]:
-    """How each case went over its whole time: its first third beside its last, and the course of each device."""
+    """Return lines on each case: the medians of its first and last third, and the course of each device."""
     lines = []
     for result in results:
         measurement = result.measurement
@@ -81,7 +81,6 @@ def _by_device(looks: Iterable[DeviceLook]) -> dict[int, list[DeviceLook]]:
 
 
 def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> str:
-    """From the first reading to the last, and the lowest and highest; empty where none could be read."""
     values = [value for look in looks if (value := getattr(look, field)) is not None]
     if not values:
         return ""
@@ -90,16 +89,16 @@ def _course(looks: Sequence[DeviceLook], name: str, field: str, unit: str) -> st
 
 
 _OUT_OF_LINE = 0.02
-"""A device this much slower or faster than the median one is worth a look, where the others agree better."""
+"""Least relative distance of an outlier from the median device."""
 _DEVIATIONS = 4.0
 _OF_NORMAL = 1.4826
 """Standard deviations in a median absolute deviation of normal values."""
 _FEWEST = 3
-"""Of two devices nobody can say which one is out of line."""
+"""Devices that are needed to name an outlier."""
 
 
 def every_device_grid(results: Iterable[Result]) -> Grid:
-    """A row for every case on several devices: which one is slowest, and which are out of line."""
+    """Return a row for every case on several devices: fastest, slowest, and outliers."""
     rows = []
     for result in filter(on_every_device, results):
         assert result.measurement is not None
@@ -107,12 +106,12 @@ def every_device_grid(results: Iterable[Result]) -> Grid:
         middle_s = median([rank.median_s for rank in ranks])
         several = len({rank.host for rank in ranks}) > 1
 
-        def told(rank: RankFacts, middle_s: float = middle_s, several: bool = several) -> str:
+        def label(rank: RankFacts, middle_s: float = middle_s, several: bool = several) -> str:
             name = f"{rank.host} {rank.device}" if several else rank.device
             return f"{name} {format_seconds(rank.median_s, 3)} ({rank.median_s / middle_s - 1:+.1%})"
 
-        ends = [told(pick(ranks, key=lambda rank: rank.median_s)) for pick in (min, max)]
-        odd = ", ".join(map(told, outliers(ranks)))
+        ends = [label(pick(ranks, key=lambda rank: rank.median_s)) for pick in (min, max)]
+        odd = ", ".join(map(label, outliers(ranks)))
         spread = f"{result.measurement.rank_spread:.1%}"
         rows.append((result.name, str(len(ranks)), format_seconds(middle_s, 3), *ends, spread, odd))
     columns = ("every device", "devices", "median", "fastest", "slowest", "spread", "out of line")
@@ -122,12 +121,12 @@ def every_device_grid(results: Iterable[Result]) -> Grid:
 
 
 def outliers(ranks: Iterable[RankFacts]) -> list[RankFacts]:
-    """Ranks whose median is 2 % and four robust standard deviations away from that of all, the farthest first."""
-    known = list(ranks)
-    if len(known) < _FEWEST:
+    """Return ranks that are 2 % and four robust standard deviations from the median of all, the farthest first."""
+    all_ranks = list(ranks)
+    if len(all_ranks) < _FEWEST:
         return []
-    middle_s = median([rank.median_s for rank in known])
-    sigma_s = _OF_NORMAL * median([abs(rank.median_s - middle_s) for rank in known])
+    middle_s = median([rank.median_s for rank in all_ranks])
+    sigma_s = _OF_NORMAL * median([abs(rank.median_s - middle_s) for rank in all_ranks])
     allowed_s = max(_OUT_OF_LINE * middle_s, _DEVIATIONS * sigma_s)
-    odd = [rank for rank in known if abs(rank.median_s - middle_s) > allowed_s]
+    odd = [rank for rank in all_ranks if abs(rank.median_s - middle_s) > allowed_s]
     return sorted(odd, key=lambda rank: -abs(rank.median_s - middle_s))

@@ -1,8 +1,8 @@
 """Write measured values into the empty cells of a report's own Markdown tables, and change nothing else.
 
-A table of the file is the report's where its columns are those of a published table, in order and as printed.  Its row
-is the report's where it has the same settings as printed.  A value comes from the case that reproduces the row, on the
-platform that the row is of.  Each filled cell has a footnote; footnotes stand at the end of the file.
+A table is recognised by the columns of a published table, in order and as printed; a row by its settings as printed.
+A value comes from the case that reproduces the row, on the platform of the row.  Each filled cell has a footnote at the
+end of the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MEANT = {"throughput_per_device": "samples_per_s_per_device", "loss": "final_lo
 """Metrics by role where report 000 or 002 printed figures of another kind in the column than its title says."""
 _WHOLE_DEVICE = "whole_device_gib"
 _DOUBTS = (INSTRUMENTED, NOT_QUIET, THROTTLED)
-"""Beginnings of warnings of a run that leave little to trust."""
+"""Beginnings of warnings that are copied into footnotes."""
 _PERCENT, _PALM = "mfu_percent", "mfu_palm_percent"
 _CODE = re.compile(r" {0,3}(```+|~~~+)")
 _RULE = re.compile(r"\|?(\s*:?-+:?\s*\|)+(\s*:?-+:?)?")
@@ -76,7 +76,7 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A published table in the file: its rows there beside the published ones."""
+    """A published table in the file: pairs of its rows there and the published rows."""
 
     report: PublishedReport
     table: PublishedTable
@@ -125,7 +125,7 @@ def _plain(cell: str) -> str:
 def _cells(line: str, count: int) -> tuple[tuple[int, int], ...]:
     """Return begin and end of each of ``count`` cells; empty for a line of more or fewer.
 
-    A pipe before the first cell and one behind the last are optional, unless a cell beside them would be missing.
+    A pipe before the first cell and one after the last are optional, unless a cell would then be missing.
     """
     at = [match.start() for match in _PIPE.finditer(line)]
     spans = list(zip([0, *(place + 1 for place in at)], [*at, len(line)], strict=True))
@@ -156,12 +156,17 @@ def _tables(lines: Sequence[str]) -> Iterator[tuple[int, Sequence[int]]]:
 
 
 def _found(lines: Sequence[str], name: str) -> list[_Found]:
-    """Return the report's tables of a file; ConfigurationError says what the file's tables have otherwise."""
-    known = [(report, table) for report in shipped() for table in report.tables if _is_table(table)]
+    """Return the report's tables of a file; ConfigurationError without any."""
+    results = [
+        (report, table)
+        for report in shipped()
+        for table in report.tables
+        if table.kind == "result" and table.layout == "table" and table.rows
+    ]
     found: list[_Found] = []
     near = ""
     for head, numbers in _tables(lines):
-        alike = [(report, table) for report, table in known if _has_titles(lines[head], table)]
+        alike = [(report, table) for report, table in results if _has_titles(lines[head], table)]
         options = [
             _Found(report=report, table=table, rows=_paired(table, [lines[at] for at in numbers], numbers[0]))
             for report, table in alike
@@ -181,10 +186,6 @@ def _found(lines: Sequence[str], name: str) -> list[_Found]:
     return found
 
 
-def _is_table(table: PublishedTable) -> bool:
-    return table.kind == "result" and table.layout == "table" and bool(table.rows)
-
-
 def _has_titles(line: str, table: PublishedTable) -> bool:
     titles = [_plain(column.title) for column in table.printed_columns]
     line = line.lstrip("\ufeff").rstrip("\r")
@@ -193,7 +194,7 @@ def _has_titles(line: str, table: PublishedTable) -> bool:
 
 
 def _paired(table: PublishedTable, lines: Sequence[str], first: int) -> list[tuple[_Line, PublishedRow]]:
-    """Return the file's rows that are the report's, each beside its own; of rows that are set up alike the next."""
+    """Return pairs of rows of the file and of the report; rows with equal settings are paired in order."""
     columns = table.printed_columns
     free = [row for row in table.rows if any(cell is not None for cell in row.cells)]
     pairs = []
@@ -202,20 +203,20 @@ def _paired(table: PublishedTable, lines: Sequence[str], first: int) -> list[tup
         if not spans:
             continue
         line = _Line(number=number, cells=spans, text=text)
-        mine = next((row for row in free if _is_row(table, row, line.words)), None)
-        if mine is not None:
-            free.remove(mine)
-            pairs.append((line, mine))
+        match = next((row for row in free if _is_row(table, row, line.words)), None)
+        if match is not None:
+            free.remove(match)
+            pairs.append((line, match))
     return pairs
 
 
 def _is_row(table: PublishedTable, row: PublishedRow, words: Sequence[str]) -> bool:
-    """Whether all cells that say which run a row is of are as printed; a figure may be any, or empty."""
+    """Whether all settings of a row are as printed; figures may differ."""
     for column, word in zip(table.printed_columns, words, strict=True):
         cell = table.cell(row, column)
         says = ROLES[column.role].kind == "configuration" or column.role in ("case", "note", "setting")
-        theirs = _plain(cell.text) if cell else ""
-        if says and theirs != word and (theirs or column.role != "note"):
+        printed = _plain(cell.text) if cell else ""
+        if says and printed != word and (printed or column.role != "note"):
             return False
     return True
 
@@ -225,7 +226,7 @@ def _is_row(table: PublishedTable, row: PublishedRow, words: Sequence[str]) -> b
 
 @dataclass(kw_only=True)
 class _Filling:
-    """The values that there are, and what was done with them."""
+    """Fills cells; keeps the footnotes, the count, and the reasons of empty cells."""
 
     material: Material
     first: int
@@ -244,8 +245,8 @@ class _Filling:
             why = reason if key else "no figure of perfsuite's"
             why = why or (_why_not(case, key, run) if case else "")
             if case is None or recording is None or why:
-                told = f"{column.name.replace('_', ' ')}: {why}"
-                self.left[told] = self.left.get(told, 0) + 1
+                left = f"{column.name.replace('_', ' ')}: {why}"
+                self.left[left] = self.left.get(left, 0) + 1
                 continue
             scale = column.scale if key in (column.metric, _PALM) else 1.0
             figure = f"{significant(case.values[key] / scale)}{_unit(table, column, key)}"
@@ -260,7 +261,6 @@ class _Filling:
 
 
 def _metric(column: PublishedColumn) -> str:
-    """Return the metric that a column's title asks for."""
     if column.role == "memory" and column.metric and not column.metric.endswith("_gib"):
         return _WHOLE_DEVICE
     if column.metric == _PERCENT and column.convention == "PaLM":
@@ -272,28 +272,27 @@ def _case_of(run: PublishedRun, material: Material) -> tuple[TableCase | None, R
     """Return the case that reproduces a row, with its recording; measured before projected, the last file first."""
     recipes = recipes_of(run)
     if not recipes:
-        return None, None, "nobody can run this row"
+        return None, None, "no recipe runs this row"
     ids = [plain_id(recipe.case("x")) for recipe in recipes]
-    known = [
+    candidates = [
         (case.projected, case.simulated, -index, ids.index(plain_id(case.case)), case, recording)
         for index, (recording, cases) in enumerate(material)
         for case in cases
         if plain_id(case.case) in ids
     ]
-    here = [one for one in known if one[4].platform in run.platforms]
-    tried = [one for one in here if not one[0]] or here  # what ran out of memory is not filled from a projection
+    here = [one for one in candidates if one[4].platform in run.platforms]
+    tried = [one for one in here if not one[0]] or here  # a run out of memory is not replaced by a projection
     if there := [one for one in tried if one[4].values]:
         *_, case, recording = min(there, key=lambda one: one[:4])
         return case, recording, ""
     if tried:
         return None, None, tried[-1][4].missing
-    others = sorted({case.platform for *_, case, _ in known if case.values})
+    others = sorted({case.platform for *_, case, _ in candidates if case.values})
     elsewhere = f"of {', '.join(others)} alone, and the row is of {' or '.join(run.platforms)}"
     return None, None, elsewhere if others else "not measured"
 
 
 def _why_not(case: TableCase, key: str, run: PublishedRun) -> str:
-    """Return why a case has no value for a metric; empty where it has one."""
     if key not in case.values:
         return why_empty(case, key) or f"not {'projected' if case.projected else 'measured'}"
     smallest = min(row.world_size or 1 for row in rows(shipped()) if table_of(row) == table_of(run))
@@ -303,7 +302,7 @@ def _why_not(case: TableCase, key: str, run: PublishedRun) -> str:
 
 
 def _unit(table: PublishedTable, column: PublishedColumn, key: str) -> str:
-    """Return what follows a figure: as in the column's other cells, else its unit where the title does not name it."""
+    """Return the suffix of a figure: that of the column's other cells, else the unit if the title has none."""
     texts = [cell.text for row in table.rows if (cell := table.cell(row, column)) and cell.number()]
     ends = {re.sub(r"^[\s\d.,]+", lambda match: " " * match[0].endswith(" "), text) for text in texts}
     memory = key.endswith("_gib")
@@ -317,23 +316,23 @@ def _unit(table: PublishedTable, column: PublishedColumn, key: str) -> str:
 
 
 def _note(case: TableCase, recording: Recording, run: PublishedRun) -> str:
-    """Return the text of a footnote: what the values are, journal, case, commit, and how the run differs."""
-    told = recording.run
+    """Return the text of a footnote: kind of the values, journal, case, commit, and how the run differs."""
+    run_of_case = recording.run
     kind = case.missing if case.projected else "measured"
     if case.simulated and not case.projected:
-        kind = "simulated, on devices whose times are no measurements"
-    commit = escape(told.revision.commit[:12]) or "unknown"
-    commit += " with changes" if told.revision.dirty else ""
+        kind = "simulated, not measured on a device"
+    commit = escape(run_of_case.revision.commit[:12]) or "unknown"
+    commit += " with changes" if run_of_case.revision.dirty else ""
     differing = "; ".join(differing_settings(case, run))
     same = f"differs from the row: {escape(differing)}" if differing else "the row's run, as far as is stated"
-    doubts = [warning for warning in told.end.warnings if warning.startswith(_DOUBTS)] if told.end else []
+    doubts = [warning for warning in run_of_case.end.warnings if warning.startswith(_DOUBTS)] if run_of_case.end else []
     doubted = "" if case.projected else "".join(f"; {escape(warning)}" for warning in doubts)
-    journal = code_text(PurePath(told.name).name)
+    journal = code_text(PurePath(run_of_case.name).name)
     return f"perfsuite, {kind}: journal {journal}, case {code_text(case.case)}, commit {commit}; {same}{doubted}"
 
 
 def _with_cells(line: _Line, cells: Mapping[int, str]) -> str:
-    """Return the line with these cells; each keeps its width where the text has room."""
+    """Return the line with these cells; a cell keeps its width if the text is shorter."""
     parts, end = [], 0
     for at, text in sorted(cells.items()):
         begin, stop = line.cells[at]

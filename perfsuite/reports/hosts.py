@@ -1,4 +1,4 @@
-"""Names of hosts in a file meant for others: who they are stays out, which is which stays in."""
+"""Replace names of hosts by numbers in files for other people."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from perfsuite.record.result import Result
 
 
 def hosts_of(results: Iterable[Result]) -> tuple[str, ...]:
-    """Names of hosts that texts on these results may hold, the longest first."""
+    """Return the names of hosts that texts on these results may contain, the longest first."""
     names: set[str] = set()
-    told: set[int] = set()
+    seen: set[int] = set()
     for result in results:
         names.add(str(result.environment.get("hostname", "")))
-        if result.world_size not in told and result.measurement is not None:  # as many ranks run on the same hosts
-            told.add(result.world_size)
+        if result.world_size not in seen and result.measurement is not None:  # as many ranks run on the same hosts
+            seen.add(result.world_size)
             names |= {rank.host for rank in result.measurement.ranks}
     return tuple(sorted(names - {""}, key=lambda name: (-len(name), name)))
 
 
 def numbered(hosts: Sequence[str]) -> Callable[[str], str]:
-    """What puts a number in the place of each host's name, the same one everywhere.
+    """Return a function that replaces each host's name by its number.
 
     >>> numbered(["node17", "node2"])("node2 cuda:3 to node17 cuda:0, not node171")
     'host 1 cuda:3 to host 2 cuda:0, not node171'
@@ -34,5 +34,4 @@ def numbered(hosts: Sequence[str]) -> Callable[[str], str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """node2 before node17."""
     return [(int(part or 0), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

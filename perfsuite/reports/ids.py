@@ -1,4 +1,4 @@
-"""What node ids of cases and names of workloads say: test, words, ranks, and the short forms that reports print."""
+"""Parts of node ids and of names of workloads, and the short forms that reports print."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_of(node: str) -> str:
 
 
 def words_of(node: str) -> str:
-    """What stands in the brackets of a node id; the name where nothing does."""
+    """Return the text in the brackets of a node id; the name without brackets."""
     name = name_of(node)
     return name.partition("[")[2].removesuffix("]") or name
 
@@ -40,14 +40,18 @@ def short_name(node: str) -> str:
 
     >>> short_name("test_perf/test_train.py::test_ddp[cpu-ws2-gpt2-tiny]")
     'ddp ws2-gpt2-tiny'
+    >>> short_name("test_perf/test_published.py::test_published[a100-001-latte-l-b1-w8-2x8]")
+    'latte-l-b1-w8-2x8'
     """
     test, _, words = bare_name(node).partition("[")
     words = words.removesuffix("]").partition("-")[2]
+    if _OF_RECIPE.search(node):
+        return printable(words.partition("-")[2], 60)
     return printable(f"{test.removeprefix('test_')} {words}".strip(), 60)
 
 
 def token_of(node: str, platform: str) -> str:
-    """A case's test with what its id says beside platform and ranks, where that is anything.
+    """Return a case's test with its parameters other than platform and ranks.
 
     >>> token_of("test_perf/test_train_step.py::test_ddp[cpu-ws2-gpt2-tiny]", "cpu")
     'test_ddp[gpt2-tiny]'
@@ -58,7 +62,7 @@ def token_of(node: str, platform: str) -> str:
 
 
 def without_ranks(node: str) -> str:
-    """A node id without its number of ranks: what the cases of one series have in common.
+    """Return a node id without its number of ranks, which the cases of one series share.
 
     >>> without_ranks("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), without_ranks("t.py::test_mine[cpu-ws2]")
     ('t.py::test_ddp[cpu-gpt2-tiny]', 't.py::test_mine[cpu]')
@@ -69,7 +73,7 @@ def without_ranks(node: str) -> str:
 
 
 def ranks_in(node: str) -> int | None:
-    """The number of ranks that a node id names.
+    """Return the number of ranks in a node id; None without one.
 
     >>> ranks_in("t.py::test_ddp[cpu-ws8-gpt2-tiny]"), ranks_in("t.py::test_published[a100-001-latte-l-b1-w8-2x8]")
     (8, 16)
@@ -85,7 +89,7 @@ def named(nodes: Iterable[str], most: int = 3) -> str:
 
 
 def anchor_of(node: str, fingerprint: str) -> str:
-    """Where a case stands on any page of this hardware."""
+    """Return the anchor of a case on pages of this hardware."""
     return "c-" + hashlib.sha256(f"{fingerprint} {node}".encode(errors="replace")).hexdigest()[:10]
 
 

@@ -1,7 +1,4 @@
-"""What a page is made of: the cases of journals, baseline files or a session, what was found, what was compared.
-
-Layers below know nothing of journals: whoever has one (the command line, the plugin) hands over its parts here.
-"""
+"""The input of a page: cases of journals, baseline files or a session, findings, and comparisons."""
 
 from __future__ import annotations
 
@@ -37,15 +34,15 @@ class Material:
 
     runs: tuple[Recording, ...]
     base: Recording | None = None
-    """What the runs are compared with."""
+    """The run to compare with."""
     changes: tuple[CaseChange, ...] = ()
     """Every case that was compared, in order of appearance."""
     compared: str = ""
-    """What with what, in words: ``b (HEAD) against a (main), 6 pairs``."""
+    """The comparison in words: ``b (HEAD) against a (main), 6 pairs``."""
     notable: tuple[Notable, ...] = ()
     """The gravest first."""
     over_time: OverTime | None = None
-    """A history beside the runs."""
+    """A history to show with the runs."""
     beside: tuple[Grid, ...] = ()
     """Tables of other tools' figures."""
     hidden_hosts: tuple[str, ...] = ()
@@ -54,11 +51,11 @@ class Material:
     @functools.cached_property
     def _known(self) -> Mapping[tuple[str, str], Timed]:
         """Each case once, with the times of all its runs: of several runs of one case the newest."""
-        known: dict[tuple[str, str], Timed] = {}
+        cases: dict[tuple[str, str], Timed] = {}
         for result, times_s in (pair for recording in self.runs for pair in timed(recording)):
             key = (result.fingerprint, result.case)
-            known[key] = joined(known.get(key), (result, times_s))
-        return known
+            cases[key] = joined(cases.get(key), (result, times_s))
+        return cases
 
     @property
     def timed(self) -> Iterable[Timed]:
@@ -72,7 +69,7 @@ class Material:
 
     @functools.cached_property
     def measured(self) -> tuple[Result, ...]:
-        """Cases with a time that counts."""
+        """Measured cases."""
         return tuple(result for result in self.cases if result.outcome == "measured")
 
     def times_s(self, result: Result) -> tuple[float, ...]:
@@ -81,7 +78,7 @@ class Material:
 
     @functools.cached_property
     def missing(self) -> Mapping[str, str]:
-        """Why cases have no result in any run."""
+        """Reasons of cases without a result in any run."""
         there = {result.case for result in self.cases}
         return {node: why for one in self.runs for node, why in one.run.missing.items() if node not in there}
 
@@ -98,14 +95,14 @@ class Material:
 
     @functools.cached_property
     def anchors(self) -> Mapping[str, str]:
-        """Where each case stands on the page, by node id."""
+        """Anchor of each case on the page, by node id."""
         return {result.case: anchor_of(result.case, result.fingerprint) for result in self.cases}
 
 
 def material_of(runs: Sequence[Recording], base: Recording | None = None, *, show_hosts: bool = False) -> Material:
-    """All that a page shows of these runs, beside ``base`` where one is given.
+    """Return the material of these runs, compared with ``base``, without one with the stored runs by the gate.
 
-    Without a base the verdicts of the gate are the comparison, where it judged.  ``show_hosts``: keep names of hosts.
+    ``show_hosts``: keep names of hosts.
     """
     notes = tuple(one for recording in runs[-1:] for one in notable(recording.run))
     alone = Material(runs=tuple(runs), base=base, notable=notes)
@@ -126,14 +123,13 @@ def material_of_arms(
     changes: Sequence[CaseChange],
     compared: str,
 ) -> Material:
-    """The page of an A/B: every run of both arms, arm b beside arm a."""
+    """Return the material of an A/B: arm b compared with arm a."""
     arms = [_arm(results, name) for results, name in zip((a, b), names, strict=True)]
     hidden = hosts_of(_results(arms))
     return Material(runs=(arms[1],), base=arms[0], changes=tuple(changes), compared=compared, hidden_hosts=hidden)
 
 
 def _arm(runs: Sequence[Sequence[Result]], name: str) -> Recording:
-    """One arm: the newest run of each case with the times of all."""
     cases: dict[str, Timed] = {}
     for result in (result for results in runs for result in results):
         cases[result.case] = joined(cases.get(result.case), timed_result(result))
@@ -148,7 +144,7 @@ def _arm(runs: Sequence[Sequence[Result]], name: str) -> Recording:
 
 
 def named_run(recording: Recording) -> str:
-    """The name of a run without its folder: a page is for others."""
+    """Return the name of a run without its folder."""
     return PurePath(recording.run.name).name
 
 
@@ -157,21 +153,18 @@ def _results(runs: Sequence[Recording]) -> Iterator[Result]:
 
 
 MOST_CASES = 150
-"""Of more the tables would be longer than anybody reads, and the page slower than it may be."""
+"""Cases in the tables of reports on a page."""
 
 
 def recordings(material: Material) -> list[Recording]:
-    """A recording per run: its training steps, then its collectives, no more than MOST_CASES together."""
+    """Return a recording per run: training steps, then collectives, at most MOST_CASES together."""
     left = MOST_CASES
-    told = []
+    kept = []
     for recording in reversed(material.runs):
-        shown = filter(_of_a_report, recording.run.results.values())
+        results = [result for result in recording.run.results.values() if result.outcome != "smoke"]
+        shown = [one for one in results if "model" in one.parameters or "busbw_gb_per_s" in one.values]
         ordered = sorted(shown, key=lambda result: bool(result.values.get("busbw_gb_per_s")))
         run = dataclasses.replace(recording.run, results={result.case: result for result in ordered[:left]})
-        told.append(dataclasses.replace(recording, run=run))
+        kept.append(dataclasses.replace(recording, run=run))
         left -= len(run.results)
-    return told[::-1]
-
-
-def _of_a_report(result: Result) -> bool:
-    return result.outcome != "smoke" and ("model" in result.parameters or "busbw_gb_per_s" in result.values)
+    return kept[::-1]

@@ -1,7 +1,6 @@
-"""What a reader of a run should look at, the gravest first: one function for terminal, summary and page.
+"""Findings of a run, the gravest first, for terminal, summary and page.
 
-An effect has an interval only where it comes from several runs.  What one run of each case shows is ``unsure``: the
-spread of equal work, cases that do the same under different ids, is the least noise there is.
+An effect has an interval only if it comes from several runs.  A finding from one run of each case is ``unsure``.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ Sure = Literal["sure", "likely", "unsure"]
 _NAMED = 3
 """Keys of an environment that a sentence names."""
 TOLERANCE = GateSettings.tolerance
-"""Equal work may be this far apart."""
+"""Largest difference between cases of equal work that is not a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notable:
-    """One thing to look at."""
+    """One finding."""
 
     kind: Kind
     case: str
@@ -65,13 +64,13 @@ class Notable:
     interval: tuple[float, float] | None = None
     """95 % interval of the effect; None where there are not several runs."""
     cases: tuple[str, ...] = ()
-    """All cases that it tells of, where they are several."""
+    """All cases of the finding, if there are several."""
 
 
 def notable(run: RunRecord, *, more: Iterable[Notable] = ()) -> tuple[Notable, ...]:
-    """Everything notable of a run, the gravest kind first and in each the largest effect.
+    """Return all findings of a run, the gravest kind first and in each the largest effect.
 
-    ``more`` are findings of other rooms, such as change points of a history.
+    ``more``: further findings, such as change points of a history.
     """
     notes = [
         *_failed(run),
@@ -148,13 +147,13 @@ def _sentence(verdict: Verdict) -> str:
     finding = verdict.decisive
     if finding is None or finding.effect is None:
         return f"{verdict.name}: {'; '.join(verdict.reasons)}" if verdict.reasons else verdict.name
-    told = change_in_words(finding.effect, finding.interval, finding.quantity)
+    text = change_in_words(finding.effect, finding.interval, finding.quantity)
     if finding.before is not None and finding.after is not None:
-        told += f", {amount(finding.before, finding.unit)} -> {amount(finding.after, finding.unit)}"
+        text += f", {amount(finding.before, finding.unit)} -> {amount(finding.after, finding.unit)}"
     if verdict.name == "environment" and verdict.soft_differences:
         differs = dict.fromkeys(difference.partition(" ")[0] for difference in verdict.soft_differences)
-        told += f"; not as stored: {listed(list(differs), _NAMED)}"
-    return told if verdict.name in ("regressed", "improved") else f"{verdict.name}: {told}"
+        text += f"; not as stored: {listed(list(differs), _NAMED)}"
+    return text if verdict.name in ("regressed", "improved") else f"{verdict.name}: {text}"
 
 
 def _out_of_memory(run: RunRecord) -> Iterator[Notable]:
@@ -162,15 +161,13 @@ def _out_of_memory(run: RunRecord) -> Iterator[Notable]:
     for case, result in run.results.items():
         verdict = verdicts.get(case)
         if result.outcome == "out_of_memory" and not (verdict and verdict.name in FAILING):
-            known = ", as in the stored runs" if verdict and verdict.name == "pass" else ""
-            told = result.detail.removeprefix("OOM").strip()
-            yield Notable(
-                kind="out-of-memory", case=case, sentence=f"out of memory {told}".strip() + known, sure="sure"
-            )
+            as_stored = ", as in the stored runs" if verdict and verdict.name == "pass" else ""
+            amount_text = result.detail.removeprefix("OOM").strip()
+            sentence = f"out of memory {amount_text}".strip() + as_stored
+            yield Notable(kind="out-of-memory", case=case, sentence=sentence, sure="sure")
 
 
 def _above_peak(results: Iterable[Result]) -> Iterator[Notable]:
-    """One finding for each peak that was exceeded."""
     above: dict[str, dict[str, float]] = defaultdict(dict)
     for result in results:
         for metric in result.above_peak:
@@ -180,13 +177,8 @@ def _above_peak(results: Iterable[Result]) -> Iterator[Notable]:
                 above[name][result.case] = max(excess, above[name].get(result.case, 0.0))
     for name, cases in above.items():
         worst = max(cases, key=cases.__getitem__)
-        yield Notable(
-            kind="above-peak",
-            case=worst,
-            sentence=f"peak exceeded: {plural(len(cases), 'case')} above the measured peak ({name}), which was none",
-            sure="sure",
-            cases=tuple(cases),
-        )
+        sentence = f"peak exceeded: {plural(len(cases), 'case')} above the measured peak ({name}), which was none"
+        yield Notable(kind="above-peak", case=worst, sentence=sentence, sure="sure", cases=tuple(cases))
 
 
 def _equal_work(groups: Iterable[tuple[Result, ...]]) -> Iterator[Notable]:
@@ -194,48 +186,32 @@ def _equal_work(groups: Iterable[tuple[Result, ...]]) -> Iterator[Notable]:
         fastest, slowest = group[0], group[-1]
         apart = slowest.median_s / fastest.median_s - 1
         if apart > TOLERANCE:
+            ends = f"{format_seconds(fastest.median_s)} to {format_seconds(slowest.median_s)}, {apart:.0%} apart"
+            sentence = f"{plural(len(group), 'case')} of equal work: {ends}, one run each"
+            cases = tuple(result.case for result in group)
             yield Notable(
-                kind="equal-work",
-                case=slowest.case,
-                sentence=f"{plural(len(group), 'case')} of equal work: {format_seconds(fastest.median_s)} to "
-                f"{format_seconds(slowest.median_s)}, {apart:.0%} apart, one run each",
-                sure="unsure",
-                effect=apart,
-                cases=tuple(result.case for result in group),
+                kind="equal-work", case=slowest.case, sentence=sentence, sure="unsure", effect=apart, cases=cases
             )
 
 
 def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
-    """Ranks or devices that nearly all cases wait for."""
+    """Yield ranks or devices that nearly all cases wait for."""
     for slow in slowest_everywhere(results):
-        yield Notable(
-            kind="slowest",
-            case=slow.worst_case,
-            sentence=f"{slow.name} is the slowest in {slow.count} of {plural(slow.of, 'case')}, typically by "
-            f"{slow.excess:.1%}",
-            sure="likely",
-            effect=slow.excess,
-            cases=slow.cases,
-        )
+        count = f"{slow.count} of {plural(slow.of, 'case')}"
+        sentence, case = f"{slow.name} is the slowest in {count}, typically by {slow.excess:.1%}", slow.worst_case
+        yield Notable(kind="slowest", case=case, sentence=sentence, sure="likely", effect=slow.excess, cases=slow.cases)
 
 
 def _slow_pairs(results: Iterable[Result]) -> Iterator[Notable]:
-    """One finding for each case in which a link is slower than its like."""
     for matrix in pair_matrices(results):
         if matrix.slow:
             worst = matrix.slow[0]
             more = f" and {len(matrix.slow) - 1} more" if len(matrix.slow) > 1 else ""
-            yield Notable(
-                kind="slow-pair",
-                case=matrix.case,
-                sentence=f"{matrix.told(worst)}{more}",
-                sure="unsure",
-                effect=worst.factor - 1,
-            )
+            sentence, effect = f"{matrix.sentence(worst)}{more}", worst.factor - 1
+            yield Notable(kind="slow-pair", case=matrix.case, sentence=sentence, sure="unsure", effect=effect)
 
 
 def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
-    """One finding for all pipelines that stand idle for longer than their own durations explain."""
     beyond: dict[str, tuple[float, float]] = {}
     for result in results:
         measured, simulated = (result.values.get(name) for name in ("bubble_ratio", "simulated_bubble_ratio"))
@@ -244,16 +220,11 @@ def _bubbles(results: Iterable[Result]) -> Iterator[Notable]:
     if beyond:
         worst = max(beyond, key=lambda case: beyond[case][0] - beyond[case][1])
         measured, simulated = beyond[worst]
-        yield Notable(
-            kind="bubble",
-            case=worst,
-            sentence=f"{plural(len(beyond), 'pipeline')} idle for longer than their own durations explain, most: "
-            f"bubble {measured:.0%}, simulated {simulated:.0%}",
-            sure="unsure",
-            cases=tuple(beyond),
-        )
+        most = f"most: bubble {measured:.0%}, simulated {simulated:.0%}"
+        sentence = f"{plural(len(beyond), 'pipeline')} idle for longer than their own durations explain, {most}"
+        yield Notable(kind="bubble", case=worst, sentence=sentence, sure="unsure", cases=tuple(beyond))
 
 
 def of_kind(findings: Sequence[Notable], *kinds: Kind) -> tuple[Notable, ...]:
-    """Those of the kinds named."""
+    """Return the findings of these kinds."""
     return tuple(one for one in findings if one.kind in kinds)

@@ -1,7 +1,8 @@
-"""A history as tables: what changed between which commits, and what small changes add up to."""
+"""A history as tables: changes with their commits, sums of small changes, and changes of the environment."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ NAMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OverTime:
-    """A history and what it shows."""
+    """A history and its findings."""
 
     history: HistoryFile
     findings: Findings
@@ -28,8 +29,12 @@ class OverTime:
 def history_grids(over_time: OverTime) -> list[Grid]:
     """Changes, accumulated changes and environment, those that are there; the first has the head's lines as notes."""
     history, findings = over_time.history, over_time.findings
-    grids = [grid for grid in (_accumulated(findings), _environment(findings)) if grid.rows]
-    return [_changes(history, findings), *grids]
+    sums = Grid(
+        title="Over time: sums of small changes",
+        columns=("case", "change", "since"),
+        rows=tuple(_accumulated_rows(findings)),
+    )
+    return [_changes(history, findings), *(grid for grid in (sums, _environment(findings)) if grid.rows)]
 
 
 def _changes(history: HistoryFile, findings: Findings) -> Grid:
@@ -38,8 +43,8 @@ def _changes(history: HistoryFile, findings: Findings) -> Grid:
     for change in findings.changes:
         commits = commits_told(findings.ordered, change, NAMED)
         place = [where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change)]
-        told = "; ".join(filter(None, (*place, *commits, *change.environment)))
-        rows.append((escaped(change.case), str(change.ratio), escaped(told)))
+        text = "; ".join(filter(None, (*place, *commits, *change.environment)))
+        rows.append((escaped(change.case), str(change.ratio), escaped(text)))
     return Grid(
         title="Over time: changes of level, newest first",
         columns=("case", "time after over before", "where"),
@@ -48,16 +53,13 @@ def _changes(history: HistoryFile, findings: Findings) -> Grid:
     )
 
 
-def _accumulated(findings: Findings) -> Grid:
-    return Grid(
-        title="Over time: what small changes add up to",
-        columns=("case", "change", "since"),
-        rows=tuple(_accumulated_rows(findings)),
-    )
-
-
 def _accumulated_rows(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    steps: Counter[str] = Counter()
+    for change in findings.changes:
+        steps[change.case] += len(change.steps)
     for one in findings.accumulated:
+        if steps[one.case] == 1:  # the table of changes has this one step
+            continue
         commit = short(findings.ordered.sessions[one.since].revision.commit)
         since = f"its best, reached at {commit}" if one.is_best else findings.since
         yield escaped(one.case), str(one.ratio), escaped(since)

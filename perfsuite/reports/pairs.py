@@ -1,4 +1,4 @@
-"""What every two ranks send each other, as a matrix: the sender's row, the receiver's column, slow links named."""
+"""Messages between every two ranks as a matrix: senders in rows, receivers in columns, slow links by name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.text import bare_name, matrix_rows
-from perfsuite.base.units import format_bytes, gb_per_s, seconds_to_us, significant
+from perfsuite.base.units import format_bytes, gb_per_s, plural, seconds_to_us, significant
 from perfsuite.metrics.pairs import Pair, SlowPair, message_times_s, slow_pairs
 from perfsuite.record.result import RankFacts, Result
 from perfsuite.reports.document import Grid
 
 _MOST_NAMED = 4
-"""Slow pairs of a matrix that are named."""
+"""Slow pairs of a matrix that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class PairMatrix:
     both: bool
     """Whether the two of a pair sent at the same time."""
     as_time: bool
-    """Whether times are what to look at, in us; else rates in GB/s per direction."""
+    """Whether cells are times in us; else rates in GB/s per direction."""
     names: Sequence[str]
     """Of the ranks, in order: device, and host where there are several."""
     times_s: Mapping[Pair, float]
@@ -46,7 +46,7 @@ class PairMatrix:
             return "-"
         return significant(seconds_to_us(time_s) if self.as_time else gb_per_s(self.message_bytes, time_s), 3)
 
-    def told(self, slow: SlowPair) -> str:
+    def sentence(self, slow: SlowPair) -> str:
         """``cuda:1 to cuda:3 (NV18): 2.00 times slower than its like: 196 GB/s, others 392``."""
         first, second = (self.names[rank] for rank in slow.pair)
         unit = "us" if self.as_time else "GB/s"
@@ -83,7 +83,6 @@ def pair_matrices(results: Iterable[Result]) -> list[PairMatrix]:
 
 
 def _names(ranks: Sequence[RankFacts]) -> list[str]:
-    """Devices where each rank has its own; else the ranks themselves."""
     devices = {(rank.host, rank.device) for rank in ranks}
     several = len({rank.host for rank in ranks}) > 1
     if len(devices) < len(ranks):
@@ -92,13 +91,13 @@ def _names(ranks: Sequence[RankFacts]) -> list[str]:
 
 
 def pair_grids(results: Iterable[Result]) -> list[Grid]:
-    """Every matrix with the pairs below their class, and the kinds of links where a tool told them."""
+    """Return a matrix of each case with its slow pairs, and the kinds of links if a vendor's tool lists them."""
     grids: list[Grid] = []
     for matrix in pair_matrices(results):
         cells = {pair: matrix.figure(time_s) for pair, time_s in matrix.times_s.items()}
-        named = [matrix.told(slow) for slow in matrix.slow[:_MOST_NAMED]]
+        named = [matrix.sentence(slow) for slow in matrix.slow[:_MOST_NAMED]]
         left = len(matrix.slow) - len(named)
-        notes = (*named, *([f"{left} more pairs are slower than their like"] if left else []))
+        notes = (*named, *([f"{plural(left, 'more pair')} slower than the others"] if left else []))
         grids.append(_grid(matrix, matrix.title, cells, notes))
         if set(matrix.links.values()) - {ONE_DEVICE, UNKNOWN}:
             shown = _grid(matrix, "Links of these pairs", matrix.links, ())
@@ -117,15 +116,15 @@ NETWORK = "network"
 ONE_DEVICE = "one device"
 """Between ranks that share a device, as all of a CPU do."""
 UNKNOWN = "within the host"
-"""Between devices of which no tool told how they are linked."""
+"""Between devices of one host whose links are unknown."""
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "MUSA_VISIBLE_DEVICES")
-"""Variables by which torch leaves devices out; a container's ``NVIDIA_VISIBLE_DEVICES=all`` numbers nothing."""
+"""Variables that select torch's devices."""
 
 
 def links(ranks: Sequence[RankFacts], environment: Mapping[str, Any]) -> dict[Pair, str]:
-    """The kind of every ordered pair: a cell of the vendor tool's matrix (``NV18``, ``SYS``), or what is known.
+    """Return the kind of every ordered pair: a cell of the vendor tool's matrix (``NV18``, ``SYS``), or a word above.
 
-    The matrix is that of the driver's host; other hosts of a cluster are taken to be like it.
+    The matrix is that of the driver's host; other hosts are assumed to be equal.
     """
     kinds = {}
     rows = matrix_rows(str(environment.get("topology") or ""))
@@ -146,7 +145,7 @@ def _cell(rows: Mapping[str, Sequence[str]], first: int | None, second: int | No
 
 
 def _index(rank: RankFacts, environment: Mapping[str, Any]) -> int | None:
-    """The tool's number of a device, which torch numbers among those left visible; None: it is not told."""
+    """Return the tool's number of a device, which torch counts among visible devices; None if it is unknown."""
     number = rank.device.rpartition(":")[2]
     if not number.isdigit():
         return None

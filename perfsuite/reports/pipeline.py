@@ -1,4 +1,4 @@
-"""Pipelines: each case's bubble beside what it should be, and the stage that binds an uneven one."""
+"""Pipelines: measured and simulated bubble of each case, and the stage that binds an uneven one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.base.units import format_seconds, readable_unit, significant
+from perfsuite.base.units import format_seconds, plural, readable_unit, significant
 from perfsuite.metrics.pipeline import (
     COMPUTE,
     SIMULATION_TOLERANCE,
@@ -26,38 +26,38 @@ from perfsuite.reports.timelines.files import check_timeline
 from perfsuite.schedules import Imbalance, formula_bubble, replay
 
 EVEN = 0.05
-"""The busiest rank may have this much more work than the average before its stage is said to bind."""
+"""Excess work of the busiest rank over the average from which on its stage binds."""
 GAIN = 0.01
-"""And an even split must make the step shorter by more than this."""
+"""Least gain of an even split for a stage to bind."""
 _MOST_LINES = 4
-"""Uneven cases that are told of each test; those left out are counted."""
+"""Uneven cases that are listed for each test; the others are counted."""
 _LISTED = 4
-"""Values of ranks in one cell; of more, the least and the most."""
+"""Values of ranks in one cell; of more, the smallest and the largest are printed."""
 _ACTIVATIONS = re.compile(r"peak_activations_bytes_rank(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRow:
-    """What one case's timeline says; None for what cannot be known of it."""
+    """The figures of one case's timeline; None is unknown."""
 
     case: str
     schedule: str
-    """The name that the timeline gives it; ``-`` for none."""
+    """Name of the schedule; ``-`` without one."""
     ranks: int
     stages_per_rank: int | None
     num_micro_batches: int | None
     bubble_ratio: float
     bubble_to_ideal: float
     simulated: float | None
-    """bubble_ratio of the schedule with this very step's durations: nothing but the order and the stages."""
+    """bubble_ratio of the schedule with this step's durations and no other delays."""
     formula: float | None
     """bubble_ratio of equal stages."""
     in_flight: tuple[int, ...]
     """The most micro-batches in flight, by rank."""
     peak_activations_bytes: tuple[float, ...]
-    """Peak of what forwards and backwards allocate, by rank; empty where the case recorded none."""
+    """Peak allocation of forwards and backwards, by rank; empty if it was not recorded."""
     imbalance: Imbalance | None
-    """Which stage binds; None where stages are even."""
+    """The stage that binds; None if stages are even."""
 
     @property
     def impossible(self) -> bool:
@@ -66,7 +66,7 @@ class PipelineRow:
 
 
 def pipeline_row(case: str, timeline: Timeline, measurement: Measurement | None = None) -> PipelineRow:
-    """What ``timeline`` says; InvalidParameter when it is damaged or has no action."""
+    """Return the figures of ``timeline``; InvalidParameter if it is damaged or has no action."""
     check_timeline(timeline)
     again = replay(timeline)
     schedule = again.schedule
@@ -87,7 +87,7 @@ def pipeline_row(case: str, timeline: Timeline, measurement: Measurement | None 
 
 
 def _lasting(imbalance: Imbalance, timeline: Timeline) -> Imbalance | None:
-    """What binds, when something does: a few actions that were held up bind nothing, and nothing binds ``naive``."""
+    """Return the imbalance if it lasts for the whole step and an even split gains time; else None."""
     usual = _usual_work(timeline)
     busiest = max(usual, key=usual.__getitem__)
     excess = usual[busiest] * len(usual) / sum(usual.values()) - 1 if usual[busiest] else 0
@@ -97,7 +97,7 @@ def _lasting(imbalance: Imbalance, timeline: Timeline) -> Imbalance | None:
 
 
 def _usual_work(timeline: Timeline) -> Mapping[int, float]:
-    """Seconds of each rank's actions if each took the median of its stage and kind."""
+    """Return seconds of each rank's actions if each took the median of its stage and kind."""
     took: dict[tuple[int, int, str], list[float]] = defaultdict(list)
     for event in timeline.events:
         if event.kind in COMPUTE:
@@ -109,7 +109,7 @@ def _usual_work(timeline: Timeline) -> Mapping[int, float]:
 
 
 def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]:
-    """By rank of the pipeline, from the records of the memory build; empty unless every rank has one."""
+    """Return peak bytes by rank, from the records of the memory build; empty unless every rank has one."""
     sizes = {
         int(match[1]): record.value
         for record in (measurement.records if measurement else ())
@@ -119,7 +119,7 @@ def peak_activations_bytes(measurement: Measurement | None) -> tuple[float, ...]
 
 
 def pipeline_grids(results: Iterable[Result]) -> list[Grid]:
-    """A table per test of the cases with a timeline; what the columns mean and what is wrong below the last one."""
+    """Return a table per test of the cases with a timeline; the last one has notes on the columns and on errors."""
     tests: dict[str, list[PipelineRow]] = {}
     unreadable: list[str] = []
     for result in results:
@@ -142,10 +142,10 @@ def pipeline_grids(results: Iterable[Result]) -> list[Grid]:
 
 def _grid(test: str, pipelines: Sequence[PipelineRow]) -> Grid:
     name, unit = readable_unit([size for row in pipelines for size in row.peak_activations_bytes])
-    told = all(row.schedule in _short(row) for row in pipelines)
+    in_names = all(row.schedule in _short(row) for row in pipelines)
     columns: Mapping[str, list[str]] = {
         "pipeline": [_short(row) for row in pipelines],
-        "schedule": ["" if told else row.schedule for row in pipelines],
+        "schedule": ["" if in_names else row.schedule for row in pipelines],
         "p": [str(row.ranks) for row in pipelines],
         "v": [_count(row.stages_per_rank) for row in pipelines],
         "m": [_count(row.num_micro_batches) for row in pipelines],
@@ -164,7 +164,6 @@ def _grid(test: str, pipelines: Sequence[PipelineRow]) -> Grid:
 
 
 def _short(pipeline: PipelineRow) -> str:
-    """The case's parameters: its test stands above the table."""
     return pipeline.case.partition("[")[2].removesuffix("]") or "-"
 
 
@@ -177,7 +176,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def _few(values: Sequence[str]) -> str:
-    """Every value, by rank: ``4 3 2 1``; one where all are equal; of many the least and the most."""
+    """Return all values by rank: ``4 3 2 1``; one if all are equal; of many the smallest and the largest."""
     if len(set(values)) <= 1:
         return " ".join(values[:1])
     if len(values) <= _LISTED:
@@ -187,7 +186,7 @@ def _few(values: Sequence[str]) -> str:
 
 def _explanation(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
     if pipelines:
-        yield "bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time, another number"
+        yield "bubble_ratio: idle share of all the ranks' time; bubble_to_ideal: idle over busy time"
         yield "simulated: bubble_ratio of the schedule with this step's own durations; formula: of equal stages"
     if any(row.imbalance for row in pipelines):
         yield "a stage binds where its rank has so much more work than the average; both steps are simulated"
@@ -196,17 +195,16 @@ def _explanation(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
 
 
 def _binding(pipelines: Sequence[PipelineRow]) -> Iterator[str]:
-    """The most uneven cases of a table: which stage binds, what an even split would give."""
     uneven = [(row.imbalance, row) for row in pipelines if row.imbalance]
     uneven.sort(key=lambda pair: -pair[0].excess)
     for imbalance, row in uneven[:_MOST_LINES]:
         yield f"{_short(row)}: {binding_sentence(imbalance)}"
     if len(uneven) > _MOST_LINES:
-        yield f"and {len(uneven) - _MOST_LINES} more cases with a stage that binds"
+        yield f"and {plural(len(uneven) - _MOST_LINES, 'more case')} with a stage that binds"
 
 
 def binding_sentence(imbalance: Imbalance) -> str:
-    """Which stage binds, and what the simulator says that an even split of the same work would give."""
+    """Return the stage that binds, and the simulated step with an even split of the same work."""
     now, even = imbalance.simulated, imbalance.balanced
     return (
         f"stage {imbalance.stage} binds, rank {imbalance.rank} has {imbalance.excess:+.0%} work; an even split: "

@@ -1,4 +1,4 @@
-"""Measured, projected and published figures of one case side by side, with both ratios.  Never a gate."""
+"""Measured, projected and published figures of a case in one row, with both ratios."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from perfsuite.reports.ids import name_of
 
 _STEP = "step_time_s"
 _WORKLOAD = "train_step"
+_FIELDS = ("case", "metric", "projected", "low", "high", "measured", "published", "label", "lower_bound")
 _COLUMNS = (
     *("case", "metric", "measured", "projected", "80 % band", "published"),
     *("projected/measured", "projected/published", "waits most for", "memory"),
@@ -24,7 +25,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """One metric of one case by every way that it is known."""
+    """One metric of one case: projected, measured and published."""
 
     case: str
     metric: str
@@ -43,7 +44,7 @@ class Beside:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As printed."""
+        """Texts of the columns."""
         at_most = {"higher": "<= ", "lower": ">= "}.get(find(self.metric).better, "") if self.lower_bound else ""
         return (
             name_of(self.case),
@@ -62,7 +63,7 @@ class Beside:
 def beside(
     projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
 ) -> tuple[Beside, ...]:
-    """A row per case for its step time, and one for each metric that a report published of it.
+    """Return a row per case for its step time, and one for each published metric of it.
 
     ``parameters`` are those of every projected case, by its id.
     """
@@ -70,15 +71,16 @@ def beside(
     for case, one in projections.items():
         if one.reason:
             continue
+        binding = f"{one.binding} {100 * one.seconds.get(one.binding, 0.0) / one.step_time_s:.0f} %"
         figures = lookup(one.platform, _WORKLOAD, parameters.get(case, {}), one.world_size)
         names = [_STEP, *dict.fromkeys(figure.metric for figure in figures if figure.metric != _STEP)]
         for name in names:
             value = one.value(name)
             if value is None:
                 continue
-            known: list[PublishedFigure | None] = [figure for figure in figures if figure.metric == name]
+            published: list[PublishedFigure | None] = [figure for figure in figures if figure.metric == name]
             low, high = _band(one, value, name)
-            for figure in known or [None]:
+            for figure in published or [None]:
                 rows.append(
                     Beside(
                         case=case,
@@ -86,38 +88,27 @@ def beside(
                         projected=value,
                         low=low,
                         high=high,
-                        measured=_measured(results.get(case), name),
+                        measured=results[case].values.get(name) if case in results else None,
                         published=figure.metric_value if figure else None,
                         label=figure.label if figure else "",
                         lower_bound=one.lower_bound,
-                        binding=_binding(one) if name == _STEP else "",
+                        binding=binding if name == _STEP else "",
                         memory=f"{one.memory_bytes / GIB:.3g} GiB" if name == _STEP and one.memory_bytes else "",
                     )
                 )
     return tuple(dict.fromkeys(rows))  # two tables of a report may have one figure
 
 
-def _binding(one: Projected) -> str:
-    return f"{one.binding} {100 * one.seconds.get(one.binding, 0.0) / one.step_time_s:.0f} %"
-
-
 def _band(one: Projected, value: float, metric: str) -> tuple[float, float]:
-    """The band of a metric: rates are high where times are low."""
     if metric == _STEP:
         return one.low_s, one.high_s
     return value * one.step_time_s / one.high_s, value * one.step_time_s / one.low_s
 
 
-def _measured(result: Result | None, name: str) -> float | None:
-    if result is None:
-        return None
-    return next((metric.value for metric in result.metrics if metric.name == name), None)
-
-
 def projected_grids(
     projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
 ) -> list[Grid]:
-    """A table of every figure, what binds each case, what to beware of, what could not be projected; of none, none."""
+    """Return a table of all figures with remarks; empty without projections."""
     if not projections:
         return []
     rows = tuple(row.cells for row in beside(projections, results, parameters))
@@ -126,14 +117,14 @@ def projected_grids(
 
 
 def remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
-    """Yield where the projections come from, what to beware of, and why others there are none, with counts."""
-    told = [one for one in projections.values() if not one.reason]
+    """Yield the sources of projections, their flags, and the reasons of missing ones, with counts."""
+    projected = [one for one in projections.values() if not one.reason]
     for (regime, source, calibration), count in Counter(
-        (one.regime, one.band_source, one.calibration) for one in told
+        (one.regime, one.band_source, one.calibration) for one in projected
     ).items():
         parts = ", ".join(part for part in (f"regime {regime}", f"band {source}", calibration) if part)
         yield f"{plural(count, 'case')}: {parts}"
-    for flag, count in Counter(flag for one in told for flag in one.flags).most_common():
+    for flag, count in Counter(flag for one in projected for flag in one.flags).most_common():
         yield f"{plural(count, 'case')}: {flag}"
     for reason, count in Counter(one.reason for one in projections.values() if one.reason).most_common():
         yield f"{plural(count, 'case')} not projected: {reason}"
@@ -142,19 +133,11 @@ def remarks(projections: Mapping[str, Projected]) -> Iterator[str]:
 def as_json(
     projections: Mapping[str, Projected], results: Mapping[str, Result], parameters: Mapping[str, Mapping[str, object]]
 ) -> Sequence[Mapping[str, object]]:
-    """Rows for files of other programs, ``kind`` in each."""
+    """Return the rows as JSON objects."""
     return [
         {
             "kind": "projected",
-            "case": row.case,
-            "metric": row.metric,
-            "projected": row.projected,
-            "low": row.low,
-            "high": row.high,
-            "measured": row.measured,
-            "published": row.published,
-            "label": row.label,
-            "lower_bound": row.lower_bound,
+            **{name: getattr(row, name) for name in _FIELDS},
             "projected_to_measured": None if not row.measured else row.projected / row.measured,
             "projected_to_published": None if not row.published else row.projected / row.published,
         }

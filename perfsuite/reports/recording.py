@@ -1,4 +1,4 @@
-"""What reports are made from: a run and what is published of its device."""
+"""A run with the row of its platform: the input of reports."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class Recording:
 
     run: RunRecord
     device: DeviceModel | None = None
-    """None for a platform that nobody knows here."""
+    """None for an unknown platform."""
     times_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Median seconds of each run by node id, the newest last, where there are more than the newest."""
+    """Median seconds of all runs of a case by node id, the newest last; empty if there is one run."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.gate.physics import speed_up_violation
+from perfsuite.base.units import plural
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
 from perfsuite.reports.document import Grid
@@ -15,19 +16,21 @@ from perfsuite.reports.ids import name_of, without_ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One measured case as scaling sees it."""
+    """The ranks, work and time of one measured case."""
 
     case: str
     """pytest node id."""
     series: tuple[str, ...]
-    """What the cases of one series have in common: everything but the ranks."""
+    """Everything but the ranks, equal in the cases of one series."""
     ranks: int
     work: float
     """Samples of a step on all ranks, tokens where there are no samples."""
     time_s: float
     """Median seconds of a step."""
     devices: int | None = None
-    """Distinct devices behind the ranks; None where nobody knows."""
+    """Distinct devices behind the ranks; None if it is unknown."""
+    disturbed: str = ""
+    """Why its time is disturbed, see :func:`perfsuite.platforms.quiet.disturbance`; empty if it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +48,34 @@ class Scaling:
     @property
     def base_name(self) -> str:
         """``1 rank``, ``2 ranks``."""
-        return f"{self.base.ranks} rank{'' if self.base.ranks == 1 else 's'}"
+        return plural(self.base.ranks, "rank")
+
+    @property
+    def doubt(self) -> str:
+        """Why the efficiency cannot be true: a disturbed time, or a speed-up above linear; else empty."""
+        for point in (self.point, self.base):
+            if point.disturbed:
+                return f"{name_of(point.case)} was disturbed: {point.disturbed}"
+        from perfsuite.gate.physics import speed_up_violation  # a run without scaling does not load the gate
+
+        above = speed_up_violation(self.speed_up, self.point.ranks, self.base.ranks)
+        return f"{above}, look at the base" if above else ""
 
     @property
     def shared(self) -> bool:
-        """Whether ranks were added and devices were not: then there is nothing to gain but overlap."""
+        """Whether the base has as many devices: then more ranks cannot make it faster."""
         return self.point.devices is not None and self.point.devices == self.base.devices
 
 
 def series_of(case: str, workload: str, parameters: Mapping[str, Any], *hardware: str) -> tuple[str, ...]:
-    """The key of a series: test, workload, hardware and parameters other than those that follow the ranks.
-
-    A fixed global batch is shared out over the ranks, and its micro-batches with it.
-    """
+    """Return the key of a series: test, workload, hardware and the parameters that do not depend on the ranks."""
     follow = ("mesh", "accumulation") if parameters.get("global_batch_size") else ("mesh",)
     kept = sorted(f"{name}={value!r}" for name, value in parameters.items() if name not in follow)
     return (without_ranks(case), workload, *hardware, *kept)
 
 
 def point_of(result: Result) -> Point | None:
-    """What scaling needs of a result; None where nothing was measured or the work is not counted."""
+    """Return the point of a result; None if nothing was measured or its work is unknown."""
     work = result.work.samples or result.work.tokens
     if result.outcome != "measured" or not work or result.measurement is None or result.median_s <= 0:
         return None
@@ -75,11 +86,12 @@ def point_of(result: Result) -> Point | None:
         work=work,
         time_s=result.median_s,
         devices=len({(rank.host, rank.device) for rank in result.measurement.ranks}),
+        disturbed=disturbance(result),
     )
 
 
 def scale(points: Iterable[Point]) -> dict[str, Scaling]:
-    """Scaling of every point of a series with two or more numbers of ranks, by node id; the base's own is 1."""
+    """Return the scaling of every point of a series with several numbers of ranks, by node id; the base has 1."""
     series: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point)
@@ -91,11 +103,11 @@ def scale(points: Iterable[Point]) -> dict[str, Scaling]:
         for point in sorted(members, key=lambda point: point.ranks):
             faster = speed_up(point.work, point.time_s, base.work, base.time_s)
             largest = max(members, key=lambda point: point.ranks)
-            told = point if point is not base else largest  # the base's own kind is that of its series
+            ends = point if point is not base else largest  # the base's own kind is that of its series
             by_case[point.case] = Scaling(
                 point=point,
                 base=base,
-                kind=kind_of(told.work, told.ranks, base.work, base.ranks),
+                kind=kind_of(ends.work, ends.ranks, base.work, base.ranks),
                 speed_up=faster,
                 efficiency=efficiency(faster, point.ranks, base.ranks),
             )
@@ -103,23 +115,27 @@ def scale(points: Iterable[Point]) -> dict[str, Scaling]:
 
 
 def scalings(results: Iterable[Result]) -> dict[str, Scaling]:
-    """Scaling of the results of one run, by node id."""
+    """Return the scaling of the results of one run, by node id."""
     return scale(point for result in results if (point := point_of(result)) is not None)
 
 
 def scaling_grid(found: Iterable[Scaling]) -> Grid:
-    """A row per case of a series, its kind, speed-up and efficiency, and what they are counted from."""
-    known = list(found)
+    """Return a row per case of a series: kind, speed-up, base and efficiency."""
+    scaled = list(found)
     rows, notes = [], []
-    for scaling in known:
+    for scaling in scaled:
         point, name = scaling.point, name_of(scaling.point.case)
-        told = ("base", "", "")
+        cells = ("base", "", "")
         if point is not scaling.base:
-            told = (f"{scaling.speed_up:.3g}", f"vs {scaling.base_name}", f"{scaling.efficiency:.0%}")
-            if doubt := speed_up_violation(scaling.speed_up, point.ranks, scaling.base.ranks):
-                notes.append(f"{name}: {doubt}, look at the base")
-        rows.append((name, str(point.ranks), scaling.kind, *told))
-    if any(scaling.shared and scaling.point is not scaling.base for scaling in known):
-        notes.append("ranks of one device share it: more ranks brought no more hardware, and linear is out of reach")
+            sign = "~" if scaling.doubt else ""
+            cells = (
+                f"{sign}{scaling.speed_up:.3g}",
+                f"vs {scaling.base_name}",
+                "" if sign else f"{scaling.efficiency:.0%}",
+            )
+            notes += [f"~ {name}: {scaling.doubt}"] if sign else []
+        rows.append((name, str(point.ranks), scaling.kind, *cells))
+    if any(scaling.shared and scaling.point is not scaling.base for scaling in scaled):
+        notes.append("ranks share one device: a linear speed-up is impossible")
     columns = ("scaling", "ranks", "kind", "speed-up", "over", "efficiency")
     return Grid(title="", columns=columns, rows=tuple(rows), notes=tuple(notes))

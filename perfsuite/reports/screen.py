@@ -1,7 +1,6 @@
-"""A run on one screen: what was measured, what the gate says, whether to trust it, a line per family, what is notable.
+"""A run on one screen: counts, the gate, trust, a row per question, a line per family, notable cases, the next command.
 
-At most MOST_LINES lines at any number of cases, none wider than the terminal but an id or a path alone on its line.
-Meaning is in the words; a mark is only what a terminal may colour.
+It has at most MOST_LINES lines, none wider than the terminal but an id or a path alone on its line.
 """
 
 from __future__ import annotations
@@ -9,40 +8,45 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from perfsuite.base.text import folded, printable
+from perfsuite.base.text import cut, folded, printable
 from perfsuite.base.units import clock_time, plural
 from perfsuite.record.result import Result
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
 from perfsuite.reports.families import OTHERS, FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
+from perfsuite.reports.questions import answer_lines, answers, expected_of
 from perfsuite.reports.verdicts import undecided_lines, verdict_counts
+
+if TYPE_CHECKING:
+    from perfsuite.expectations.judge import Expected
 
 MOST_LINES = 40
 _LABEL = 12
-"""Columns of a line's label."""
 _FAMILY_LINES = 2
-_WARNINGS = 2
+_REASONS_TO_DOUBT = 6
+_FINE = ("pass", "improved", "no-baseline", "learning")
+"""Verdicts that trust does not change."""
 _LONGEST = 600
 """Characters of a line before it is folded: it may name three cases."""
 _REASONS = 3
 _REASON = 60
 """Characters of a reason for skipping."""
 _LOUD = {THROTTLED: "THROTTLED", NOT_QUIET: "NOT QUIET"}
-"""What a warning begins with that leaves little to trust, and its word here."""
+"""Beginnings of the warnings that are printed first, and their words."""
 Mark = Literal["", "bad", "doubt", "good"]
 _MARKS: dict[str, tuple[str, Mark]] = {
     **dict.fromkeys(("impossible", "failed", "regressed", "drifted", "environment", "undecided"), ("!", "bad")),
     "out-of-memory": ("!", "doubt"),
     "improved": ("+", "good"),
 }
-"""By kind of finding; others are ``~`` and doubtful."""
+"""By kind of finding; others are ``?`` and doubtful."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenLine:
-    """One line of text."""
+    """A line, and how a terminal may colour it."""
 
     text: str
     mark: Mark = ""
@@ -60,21 +64,30 @@ def screen(
     *,
     width: int,
     quiet: bool = False,
+    full: bool = False,
     stores: bool = False,
     links: Sequence[tuple[str, str]] = (),
+    expected: Sequence[Expected] | None = None,
 ) -> list[ScreenLine]:
-    """The lines below the title.
+    """Return the lines below the title.
 
-    ``quiet``: counts, those of a gate, times that no metric has, and notable cases; ``stores``: this run updates the
-    baseline itself; ``links``: where more is, as label and command or path.
+    ``quiet``: only counts, the gate's counts, LOW and SLOW rows, times that no metric has, and notable cases.
+    ``full``: everything that concerns trust.  ``stores``: this run updates the baseline itself.
+    ``links``: label and command or path; the last is the next step.
+    ``expected``: results judged by expectations; None: by the shipped expectations.
     """
     head = _labelled("", outcome_counts(run), width)
-    if quiet and run.gate is not None and run.gate.gate:  # a green gate says what it left undecided
-        head += _gate(run, width, stores)
-    if quiet:  # a figure that stands nowhere else
-        head += _families(run, width, only=OTHERS)
+    rows = answers(run.results.values(), expected_of(run.results.values()) if expected is None else expected)
+    if quiet:
+        if run.gate is not None and run.gate.gate:  # a green gate lists the undecided cases
+            head += _gate(run, width, stores)
+        rows = [row for row in rows if row.mark == "bad"]
     else:
-        head += [*_gate(run, width, stores), *_trust(run, width), *_families(run, width)]
+        head += [*_gate(run, width, stores), *_trust(run, width, full)]
+    head += [ScreenLine(text=line, mark=mark) for line, mark in answer_lines(rows, width)]
+    for family in family_lines(run.results.values()):
+        if not quiet or family.family == OTHERS:
+            head += [ScreenLine(text=text) for text in _packed(family, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]
     tail = [*_skips(run, width), *([] if quiet else tail)]
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
@@ -83,81 +96,83 @@ def screen(
 def outcome_counts(run: RunRecord) -> str:
     """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
     skipped = len(_skipped(run))
-    told = outcomes(
+    counts = outcomes(
         run.results.values(),
         failed=len(run.failures),
         interrupted=len(run.interrupted),
         skipped=skipped,
         xfailed=len(run.skips) - skipped,
     )
-    told = told or "no cases"
-    return f"{told}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else told
+    counts = counts or "no cases"
+    return f"{counts}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else counts
 
 
 def outcomes(results: Iterable[Result], reused: Collection[str] = (), **without: int) -> str:
-    """How many cases were measured, come from the journal that the run resumed (``reused``), ran out of memory, ...
+    """Return the counts of cases by outcome; ``reused`` are from the journal that the run resumed.
 
-    ``without`` are the counts of those without a result, by what became of them.
+    ``without``: counts of cases without a result, by reason.
     """
     counts = Counter("reused" if result.case in reused else result.outcome for result in results)
-    told = {
+    by_outcome = {
         "measured": counts["measured"],
         "from the journal": counts["reused"],
         "built, checked and run once, not measured": counts["smoke"],
         "out of memory": counts["out_of_memory"],
         **without,
     }
-    return ", ".join(f"{count} {what}" for what, count in told.items() if count)
+    return ", ".join(f"{count} {outcome}" for outcome, count in by_outcome.items() if count)
 
 
 def _gate(run: RunRecord, width: int, stores: bool) -> Iterator[ScreenLine]:
     if run.gate is None:
         return
-    told = verdict_counts(run.gate.by_case, run.gate.gate, stores=stores)
     failing = any(run.gate.fails(verdict.name) for verdict in run.gate.verdicts)
-    yield from _labelled("gate", told, width, "bad" if failing else "")
+    counts = verdict_counts(run.gate.by_case, run.gate.gate, stores=stores)
+    yield from _labelled("gate", counts, width, "bad" if failing else "")
     for line in (*undecided_lines(run.gate.verdicts, run.gate.gate), *run.gate.banner):
         yield from _labelled(" ", line, width, "doubt")
 
 
-def _trust(run: RunRecord, width: int) -> Iterator[ScreenLine]:
+def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
+    """Yield one line; all lines if a gate left a case failed or undecided, which they may explain, and if ``full``."""
     measured = [result for result in run.results.values() if result.outcome == "measured"]
     if not measured:
         return
     warnings = run.end.warnings if run.end is not None else ()
-    loud = [
-        f"{name}: {line.removeprefix(head).partition(', e.g. ')[0]}"
-        for head, name in _LOUD.items()
-        for line in warnings
-        if line.startswith(head)
-    ]
-    told = "not known whether the machine was quiet" if run.end is None else "no sign of others on the machine"
-    parts = loud or [told]
-    if any(result.simulated for result in measured):
-        parts.insert(0, "SIMULATED devices: no time here is a measurement")
+    parts = ["SIMULATED: no time is a measurement"] if any(result.simulated for result in measured) else []
     instrumented = instrumented_line(measured)
     if instrumented:
-        parts.insert(0, f"INSTRUMENTED: {instrumented.removeprefix(INSTRUMENTED)}")
+        parts.append(f"INSTRUMENTED: {instrumented.removeprefix(INSTRUMENTED)}")
+    loud = [
+        (name, line.removeprefix(head)) for head, name in _LOUD.items() for line in warnings if line.startswith(head)
+    ]
+    for name, line in loud:
+        signs = line.partition(", e.g. ")[0].split("; ")
+        parts.append(f"{name}: {signs[-1]}{' (~)' if signs[-1].endswith('disturbed') else ''}")
+        parts += signs[:-1]
+    if not loud:
+        parts.append("unknown whether the machine was quiet" if run.end is None else "no sign of other programs")
     spread = spread_of_equal_work(run.equal_work)
     if spread is not None:
-        parts.append(f"equal work differs by up to {100 * spread:.3g} %")
-    yield from _labelled("trust", "; ".join(parts), width, "doubt" if loud or instrumented else "")
-    others = [line for line in warnings if not line.startswith((*_LOUD, INSTRUMENTED))]
-    for line in others[:_WARNINGS]:
-        yield from _labelled(" ", printable(line, 2 * width), width, "doubt")
-    if len(others) > _WARNINGS:
-        yield from _labelled(" ", f"and {plural(len(others) - _WARNINGS, 'more warning')}: --perf-show=tables", width)
-
-
-def _families(run: RunRecord, width: int, *, only: str = "") -> Iterator[ScreenLine]:
-    for line in family_lines(run.results.values()):
-        if only and line.family != only:
-            continue
-        yield from (ScreenLine(text=text) for text in _packed(line, width))
+        parts.append(f"equal work differs by up to {100 * spread:.2g} %")
+    parts += [line for line in warnings if not line.startswith((*_LOUD, INSTRUMENTED))]
+    mark: Mark = "doubt" if loud or instrumented else ""
+    judged = run.gate.verdicts if run.gate is not None and run.gate.gate else ()
+    if full or any(verdict.name not in _FINE for verdict in judged):
+        for number, part in enumerate(parts if full else parts[:_REASONS_TO_DOUBT]):
+            yield from _labelled("trust" if not number else " ", part, width, mark)
+        return
+    text, left = printable(parts[0], width), len(parts) - 1
+    for number, part in enumerate(parts[1:]):
+        more = f"; + {left - 1} more" if number < len(parts) - 2 else ""
+        if len(text) + len(f"; {part}{more}") > width - _LABEL:
+            break
+        text, left = f"{text}; {printable(part)}", left - 1
+    more = f"; + {left} more" if left else ""
+    yield ScreenLine(text="trust".ljust(_LABEL) + cut(text, width - _LABEL - len(more)) + more, mark=mark)
 
 
 def _packed(family: FamilyLine, width: int) -> list[str]:
-    """As many parts as fit on _FAMILY_LINES lines, and how many do not."""
     lines: list[str] = [family.family.ljust(_LABEL)]
     count = left = len(family.parts) + family.more
     for part in family.parts:
@@ -183,16 +198,16 @@ def _packed(family: FamilyLine, width: int) -> list[str]:
 
 
 def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list[ScreenLine]:
-    """What to look at, the gravest first, in at most ``most`` lines; the others are counted."""
+    """Return the findings, the gravest first, in at most ``most`` lines; the last line counts the others."""
     if not findings:
         return []
     lines = [ScreenLine(text="notable")]
-    for told, one in enumerate(findings):
-        left = len(findings) - told
+    for number, one in enumerate(findings):
+        left = len(findings) - number
         own = _finding(one, width)
         room = most - len(lines) - (1 if left > 1 else 0)
-        if len(own) > room and told:
-            kinds = Counter(rest.kind for rest in findings[told:])
+        if len(own) > room and number:
+            kinds = Counter(rest.kind for rest in findings[number:])
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             lines.append(ScreenLine(text=f" . and {left} more: {counts}"))
             break
@@ -201,7 +216,7 @@ def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list
 
 
 def _finding(one: Notable, width: int) -> list[ScreenLine]:
-    sign, mark = _MARKS.get(one.kind, ("~", "doubt"))
+    sign, mark = _MARKS.get(one.kind, ("?", "doubt"))
     case, sentence = printable(one.case), printable(one.sentence)
     together = f" {sign} {sentence}   {case}".rstrip()
     if len(together) <= width:
@@ -211,16 +226,15 @@ def _finding(one: Notable, width: int) -> list[ScreenLine]:
 
 
 def skip_reasons(skips: Iterable[str]) -> list[tuple[str, int]]:
-    """Reasons with their counts, the commonest first; numbers of ranks in a reason do not make it another."""
-    return Counter(_cut(printable(reason)) for reason in skips).most_common()
-
-
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 3].rstrip()}..."
+    """Return reasons, cut to _REASON characters, with their counts, the commonest first."""
+    texts = map(printable, skips)
+    return Counter(
+        text if len(text) <= _REASON else f"{text[: _REASON - 3].rstrip()}..." for text in texts
+    ).most_common()
 
 
 def _skipped(run: RunRecord) -> list[str]:
-    """The reasons, without those of cases that failed as expected."""
+    """Return the reasons of skipped cases; those that failed as expected are left out."""
     return [reason for reason in run.skips.values() if not reason.startswith(XFAILED)]
 
 
@@ -229,9 +243,9 @@ def _skips(run: RunRecord, width: int) -> list[ScreenLine]:
     reasons = skip_reasons(skipped)
     if not reasons:
         return []
-    told = ", ".join(f"{reason} {count}" for reason, count in reasons[:_REASONS])
-    more = f", {plural(len(reasons) - _REASONS, 'other reason')}" if len(reasons) > _REASONS else ""
-    return [ScreenLine(text=text) for text in folded(f" . skipped {len(skipped)}: {told}{more}", width, "   ")]
+    named = "; ".join(f"{count} x {reason}" for reason, count in reasons[:_REASONS])
+    more = f"; {plural(len(reasons) - _REASONS, 'other reason')}" if len(reasons) > _REASONS else ""
+    return [ScreenLine(text=text) for text in folded(f" . skipped {len(skipped)}: {named}{more}", width, "   ")]
 
 
 def _labelled(label: str, text: str, width: int, mark: Mark = "") -> list[ScreenLine]:

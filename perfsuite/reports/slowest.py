@@ -1,4 +1,4 @@
-"""A rank, or the device behind it, that is the slowest in nearly every case: what a single case cannot tell."""
+"""A rank, or its device, that is the slowest in nearly every case."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LEAST_EXCESS = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRank:
-    """Who is slowest everywhere."""
+    """A rank or device that is the slowest in nearly every case."""
 
     name: str
     """``device host cuda:3``, or ``rank 3`` where ranks share devices."""
     count: int
     of: int
-    """Cases that it took part in."""
+    """Cases with this rank."""
     excess: float
     """Median over its slowest places of its time over that of the other ranks, less 1."""
     worst_case: str
@@ -34,7 +34,7 @@ class SlowRank:
 
 
 def slowest_everywhere(results: Iterable[Result]) -> list[SlowRank]:
-    """Who is slowest in at least four of five cases of the same ranks, more often than chance would have it."""
+    """Return ranks that are slowest in at least four of five cases of the same ranks, more often than by chance."""
     places: dict[tuple[str, ...], list[tuple[str, str, float]]] = defaultdict(list)
     for result in results:
         measurement = result.measurement if result.outcome == "measured" and result.world_size > 1 else None
@@ -43,12 +43,11 @@ def slowest_everywhere(results: Iterable[Result]) -> list[SlowRank]:
             names = _names(ranks)
             slowest, excess = _slowest(ranks, measurement)
             places[names].append((names[slowest], result.case, excess))
-    told = (_told(names, members) for names, members in places.items())
-    return [slow for slow in told if slow is not None]
+    found = (_told(names, members) for names, members in places.items())
+    return [slow for slow in found if slow is not None]
 
 
 def _names(ranks: Sequence[RankFacts]) -> tuple[str, ...]:
-    """The names of the ranks, in rank order."""
     if len({(rank.host, rank.device) for rank in ranks}) < len(ranks):
         return tuple(f"rank {place} of {len(ranks)}" for place in range(len(ranks)))
     several = len({rank.host for rank in ranks}) > 1
@@ -56,7 +55,7 @@ def _names(ranks: Sequence[RankFacts]) -> tuple[str, ...]:
 
 
 def _slowest(ranks: Sequence[RankFacts], measurement: Measurement) -> tuple[int, float]:
-    """Place of the slowest rank and how much longer it takes: of ranks that wait for each other, who comes last."""
+    """Return the slowest rank and its excess; of ranks that wait for each other, the one that comes last."""
     arrival = measurement.arrival
     if arrival is not None and arrival.late_rank < len(ranks) and measurement.median_s > 0:
         return arrival.late_rank, arrival.lag_s / measurement.median_s

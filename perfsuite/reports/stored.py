@@ -26,10 +26,9 @@ class StoredResult(Result):
 
 
 def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
-    """The newest run of each case; work is what follows from the stored rates, shares of peaks are not stored."""
-    hardware = baseline.hardware
+    """Return the newest run of each case; work is computed from stored rates, shares of peaks are missing."""
+    hardware, newest = baseline.hardware, baseline.newest
     entries = sorted(baseline.entries.values(), key=lambda entry: entry.case.node)
-    newest = baseline.newest
     commit = newest.commit if newest else ""
     results = (stored_result(entry, hardware) for entry in entries)
     return RunRecord(
@@ -45,7 +44,7 @@ def record_of_baseline(baseline: Baseline, name: str) -> RunRecord:
 
 
 def stored_result(entry: Entry, hardware: Hardware) -> StoredResult:
-    """A case of a baseline as its newest run had it; work is what follows from the stored rates."""
+    """Return the newest run of a case; work is computed from the stored rates."""
     run, case = entry.newest, entry.case
     times_s = tuple(kept.median_s for kept in entry.runs if kept.quantiles_s)
     time_s = run.median_s if run.quantiles_s else 0.0
@@ -69,14 +68,13 @@ def stored_result(entry: Entry, hardware: Hardware) -> StoredResult:
 
 
 def _metrics(entry: Entry) -> Iterator[Metric]:
-    """Of perfsuite's own and of others'; neither peaks nor notes are kept."""
     for name, value in entry.newest.metrics.items():
         meaning, spec = entry.case.metrics.get(name), REGISTRY.get(name)
-        known = meaning or spec
-        if known is not None:
+        source = meaning or spec
+        if source is not None:
             convention = spec.convention if spec is not None else ""
-            better = spec.better if spec is not None else known.better
-            yield Metric(name=name, value=value, unit=known.unit, better=better, convention=convention)
+            better = spec.better if spec is not None else source.better
+            yield Metric(name=name, value=value, unit=source.unit, better=better, convention=convention)
 
 
 def _work(entry: Entry, time_s: float) -> Work:

@@ -1,7 +1,7 @@
-"""A Markdown summary of a run, for a file and for the page that a CI service shows beside the build.
+"""A Markdown summary of a run, for a file and for the page of a CI service.
 
-Its first line is the verdict in words, because many readers see no more; then what is notable, then the cases that
-changed; the others are counted and folded.  It is for others: no path, and no host's name unless it is asked for.
+Its first line is the verdict; then findings and changed cases; the other cases are counted and folded.  Paths and
+names of hosts are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from perfsuite.base.text import LONGEST_LINE, code_text, markdown_text, printable, without_hosts, without_paths
 from perfsuite.base.units import format_seconds, percent, plural, readable_rate
 from perfsuite.metrics import is_headline
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
@@ -22,14 +23,14 @@ from perfsuite.reports.notable import Notable
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000
-"""Of a summary; a step's limit at GitHub is 1 MiB, and other steps write there too."""
+"""Size of a summary; GitHub allows 1 MiB for all steps together."""
 _SLOWER = ("regressed", "drifted", "environment")
 _FOOT_BYTES = 300
 _NOTABLE = 40
 
 
 def first_sentence(run: RunRecord) -> str:
-    """What became of the run: ``12 cases slower, worst `...` +8.1 % [+6.2, +10.0]; 204 unchanged``."""
+    """Return the outcome of the run: ``12 cases slower, worst `...` +8.1 % [+6.2, +10.0]; 204 unchanged``."""
     verdicts = run.gate.verdicts if run.gate is not None else ()
     judged = run.gate.by_case if run.gate is not None else {}
     oom = [case for case, one in run.results.items() if one.outcome == "out_of_memory"]
@@ -39,7 +40,7 @@ def first_sentence(run: RunRecord) -> str:
         measured = sum(one.outcome == "measured" for one in run.results.values())
         without = f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with"
     fails = run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite)
-    told = verdict_sentence(
+    sentence = verdict_sentence(
         changes_of_verdicts(verdicts),
         failed=len(run.failures) + len(run.interrupted),
         out_of_memory=sum(not (case in judged and judged[case].name == "pass") for case in oom),
@@ -47,24 +48,24 @@ def first_sentence(run: RunRecord) -> str:
         apart=without,
         name=code_text,
     )
-    return told or f"{outcome_counts(run)}, not judged"
+    return sentence or f"{outcome_counts(run)}, not judged"
 
 
 def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts: bool = False) -> str:
-    """The whole summary, at most LIMIT_BYTES; the rest is in the journal."""
+    """Return the summary, at most LIMIT_BYTES; ``show_hosts``: keep names of hosts."""
     lines = _Lines(LIMIT_BYTES - _FOOT_BYTES)
     hosts = () if show_hosts else hosts_of(run.results.values())
 
-    def said(text: str) -> str:
+    def public(text: str) -> str:
         return _text(without_hosts(text, hosts))
 
     lines.add(f"**perfsuite**: {first_sentence(run)}")
     lines.add("")
-    lines.add(said(_about(run)))
+    lines.add(public(_about(run)))
     if findings:
         lines.add("")
         kept = lines.rows(
-            f"- {said(one.sentence)}{f', {code_text(one.case)}' if one.case else ''}" for one in findings[:_NOTABLE]
+            f"- {public(one.sentence)}{f', {code_text(one.case)}' if one.case else ''}" for one in findings[:_NOTABLE]
         )
         if kept < len(findings):
             lines.add(f"- and {len(findings) - kept} more in the journal")
@@ -74,7 +75,7 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     if changed:
         lines.table(("verdict", "case", "change"), [_changed_row(verdict) for verdict in changed])
     if run.skips:
-        reasons = "; ".join(f"{said(reason)} {count}" for reason, count in skip_reasons(run.skips.values())[:5])
+        reasons = "; ".join(f"{count} x {public(reason)}" for reason, count in skip_reasons(run.skips.values())[:5])
         lines.add("")
         lines.add(f"{len(run.skips)} skipped: {reasons}")
     names = {verdict.case for verdict in changed}
@@ -88,21 +89,20 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
 
 
 def _gravity(verdict: Verdict) -> tuple[int, float]:
-    """What fails first, what is undecided last, the largest effect first: a table may be cut."""
     order = ("impossible", *_SLOWER, "improved")
     effect = verdict.decisive.effect if verdict.decisive is not None else None
     return order.index(verdict.name) if verdict.name in order else len(order), -abs(effect or 0.0)
 
 
 class _Lines:
-    """Lines that together stay below a number of bytes: a table is cut at a row."""
+    """Lines of at most ``room`` bytes; a table is cut at a row."""
 
     def __init__(self, room: int) -> None:
         self.lines: list[str] = []
         self._room = room
 
     def add(self, line: str) -> bool:
-        """Add a line; False where there is no room for it."""
+        """Add a line; False if it does not fit."""
         taken = len(line.encode("utf-8", "replace")) + 1
         if taken > self._room:
             return False
@@ -111,7 +111,7 @@ class _Lines:
         return True
 
     def rows(self, rows: Iterable[str]) -> int:
-        """Add rows while there is room; how many."""
+        """Add rows while they fit; return how many."""
         kept = 0
         for row in rows:
             if not self.add(row):
@@ -120,7 +120,7 @@ class _Lines:
         return kept
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], heading: str = "", end: str = "") -> None:
-        """A table between ``heading`` and ``end``; what has no room is counted."""
+        """Add a table between ``heading`` and ``end``; rows that do not fit are counted."""
         all_rows = list(rows)
         foot = [f"and {len(all_rows)} more in the journal", "", end]
         reserved = sum(map(len, foot)) + 8
@@ -144,7 +144,6 @@ class _Lines:
 
 
 def _about(run: RunRecord) -> str:
-    """What was measured where, of which code."""
     revision = run.revision
     commit = revision.commit[:10] + (" with uncommitted changes" if revision.dirty else "")
     branch = f" on {revision.branch}" if revision.branch else ""
@@ -174,30 +173,23 @@ def _changed_row(verdict: Verdict) -> tuple[str, str, str]:
 def _row(result: Result, verdict: Verdict | None) -> tuple[str, ...]:
     median = _text(result.detail) or "no samples"
     if result.outcome == "measured":
-        median = format_seconds(result.median_s, 3)
-    return (
-        _cell(result.case),
-        str(result.world_size),
-        median,
-        _text(best_figure(result)),
-        word(verdict) if verdict else "",
-    )
+        median = f"{'~' if disturbance(result) else ''}{format_seconds(result.median_s, 3)}"
+    decided = word(verdict) if verdict else ""
+    return _cell(result.case), str(result.world_size), median, _text(best_figure(result)), decided
 
 
 def best_figure(result: Result) -> str:
-    """The last headline metric beside the time, with its share of the peak."""
+    """Return the last headline metric that is not a time, with its share of the peak."""
     for metric in reversed(result.metrics):
         if metric.value is not None and is_headline(metric.name) and metric.unit not in ("s", "us", "ms"):
             name, times = readable_rate([metric.value], metric.unit)
-            return f"{metric.value * times:.3g} {name} {share_of_peak(metric)}".strip()
+            return f"{metric.value * times:.3g} {name} {share_of_peak(metric, result)}".strip()
     return ""
 
 
 def _text(text: str) -> str:
-    """Text of others as text in Markdown, for others."""
     return markdown_text(printable(without_paths(text), LONGEST_LINE)).replace("|", "\\|")
 
 
 def _cell(text: str) -> str:
-    """An id as code in a table, where a bar ends a cell even in code."""
     return code_text(text).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The tables that people read at the end of a run: lines of plain text, nothing of pytest."""
+"""The tables at the end of a run, as lines of plain text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from perfsuite.base.text import listed
-from perfsuite.base.units import format_seconds, readable_rate, significant
+from perfsuite.base.units import format_seconds, plural, readable_rate, significant
 from perfsuite.metrics import REGISTRY, is_headline
-from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
+from perfsuite.metrics.disturbance import disturbance
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Metric, Peak, Result
 from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
 from perfsuite.reports.devices import BURST_NOTE, burst, every_device_grid
 from perfsuite.reports.layout import grid_lines, lay_out
@@ -19,7 +20,7 @@ from perfsuite.reports.scaling import scaling_grid, scalings
 
 _STEADY = 1e-3
 _BURST_RATES = frozenset({"tflops", "tflops_per_device", "mfu_percent"})
-"""What a clock that no power cap holds down yet makes larger."""
+"""Rates that are larger before a power cap lowers the clock."""
 SAME_AS_MEDIAN = "latency_us"
 """The median column shows it already."""
 
@@ -31,16 +32,16 @@ def metric_tables(
     verdicts: Mapping[str, str] = MappingProxyType({}),
     reused: Collection[str] = (),
 ) -> list[str]:
-    """A table per test file and family of metrics: the cases, their times, metrics and ranks.
+    """Return a table per test file and family of metrics: cases, times, metrics and ranks.
 
-    ``verdicts``: the word of the gate by node id; ``reused``: cases from the journal that the run resumed.  What is
-    equal in all rows of a table is told above it.
+    ``verdicts``: the word of the gate by node id; ``reused``: cases from the journal that the run resumed.  Settings
+    that are equal in all rows are printed once above the table.
     """
     families: dict[tuple[str, tuple[str, ...]], list[Result]] = {}
     for result in results:
         file = result.case.partition("::")[0]
         names = tuple(metric.name for metric in result.metrics if is_headline(metric.name))
-        if result.outcome == "out_of_memory":  # no metrics of its own: beside the cases that have some
+        if result.outcome == "out_of_memory":  # it has no metrics: put it in the table of its file
             names = next((key[1] for key in families if key[0] == file), ())
         if result.outcome != "smoke":
             families.setdefault((file, names), []).append(result)
@@ -55,7 +56,7 @@ def metric_tables(
 
 
 _SETTINGS = ("ranks", "spread\nslowest", "last\nby", "samples", "verdict")
-"""Columns that are told once where they are equal in all rows; what was measured stands in every row."""
+"""Columns that are printed once above a table if they are equal in all rows."""
 Cell = Callable[[Result], str]
 
 
@@ -74,9 +75,9 @@ def _table(
         columns.append((_heading(name, unit), functools.partial(_value, name=name, scale=scale)))
         columns.append((share, functools.partial(_share, name=name)))
     columns += [
-        ("spread\nslowest", lambda row: _of(row, _spread)),
-        ("last\nby", lambda row: _of(row, _late)),
-        ("samples", lambda row: _of(row, _samples)),
+        ("spread\nslowest", _spread),
+        ("last\nby", _late),
+        ("samples", _samples),
         ("verdict", lambda row: verdicts.get(row.case, "")),
     ]
     headings, cells = ["case"], [[row.name + (" *" if row.case in reused else "") for row in rows]]
@@ -93,14 +94,14 @@ def _table(
 
 
 def _unit(name: str, rows: Sequence[Result]) -> tuple[str, float]:
-    """The unit in which a column reads best, and how many of it are one of the metric's."""
+    """Return the unit of a column, and the factor from the metric's unit."""
     metrics = [metric for row in rows if (metric := _find(row, name))]
     unit = next((metric.unit for metric in metrics), "")
     return readable_rate([metric.value or 0.0 for metric in metrics], unit)
 
 
 def _heading(name: str, unit: str) -> str:
-    """What the metric is, and its unit below: ``busbw``, ``GB/s``; the unit alone where the name says no more."""
+    """Return the name of a metric and its unit below: ``busbw``, ``GB/s``."""
     if name.endswith("_per_device"):
         return f"{unit}\nper device"
     spec = REGISTRY[name].unit.lower().replace("/", "_per_") if name in REGISTRY else unit
@@ -123,41 +124,40 @@ def _share(row: Result, *, name: str) -> str:
     metric = _find(row, name)
     if metric is not None and metric.is_above_measured_peak:
         return ABOVE_MEASURED_PEAK
-    share = metric.share_of_peak if metric else None
+    share = metric.share_of_peak if metric and not disturbance(row) else None
     return "" if share is None else f"{share:.1%}"
 
 
 def _median(row: Result) -> str:
-    return row.detail if row.outcome == "out_of_memory" else format_seconds(row.median_s, _digits(row))
+    if row.outcome == "out_of_memory":
+        return row.detail
+    return f"{'~' if disturbance(row) else ''}{format_seconds(row.median_s, _digits(row))}"
 
 
 def _digits(result: Result) -> int:
-    """Significant digits: the fourth is noise where half of the samples are further apart than a thousandth."""
+    """Return 4 digits if the middle half of the samples agrees to a thousandth, else 3."""
     times = sorted(result.measurement.times_s) if result.measurement else []
     middle = times[len(times) // 4 : len(times) - len(times) // 4]
     return 4 if not middle or middle[-1] - middle[0] <= _STEADY * middle[0] else 3
 
 
-def _of(row: Result, cell: Callable[[Measurement], str]) -> str:
-    return "" if row.measurement is None else cell(row.measurement)
+def _spread(row: Result) -> str:
+    seen = row.measurement
+    return f"{seen.rank_spread:.1%} r{seen.slowest_rank}" if seen and seen.world_size > 1 else ""
 
 
-def _spread(measurement: Measurement) -> str:
-    return f"{measurement.rank_spread:.1%} r{measurement.slowest_rank}" if measurement.world_size > 1 else ""
-
-
-def _late(measurement: Measurement) -> str:
-    arrival = measurement.arrival
+def _late(row: Result) -> str:
+    arrival = row.measurement.arrival if row.measurement else None
     return f"r{arrival.late_rank} {format_seconds(float(f'{arrival.lag_s:.2g}'))}" if arrival else ""
 
 
-def _samples(measurement: Measurement) -> str:
-    unsteady = "" if measurement.warmup_steady else " ~"
-    return f"{len(measurement.times_s)} x {measurement.iterations}{unsteady}"
+def _samples(row: Result) -> str:
+    seen = row.measurement
+    return f"{len(seen.times_s)} x {seen.iterations}{'' if seen.warmup_steady else ' ^'}" if seen else ""
 
 
 def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
-    """Why values or shares are missing, each reason once."""
+    """Return the reasons for missing values and shares, each once."""
     cases: dict[str, list[str]] = {}
     for row in rows:
         for metric in row.metrics:
@@ -168,9 +168,8 @@ def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
     lines = [f"  {note}{'' if len(names) == len(rows) else f' ({listed(names, 1)})'}" for note, names in cases.items()]
     hidden = {metric.name for row in rows for metric in row.metrics if not is_headline(metric.name)}
     if hidden:
-        lines.append(
-            f"  {len(hidden)} more metrics per case: perfsuite show --case, --benchmark-json and --junitxml have them"
-        )
+        more = plural(len(hidden), "more metric")
+        lines.append(f"  {more} per case: perfsuite show --case, --benchmark-json and --junitxml have them")
     lines += [
         f"  {purpose} ({row.name}): {why}"
         for row in rows
@@ -179,28 +178,30 @@ def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
     ]
     if any(row.case in reused for row in rows):
         lines.append("  * from the journal of the run that this one resumes")
+    reasons = [reason for row in rows if (reason := disturbance(row))]
+    if reasons:
+        lines.append(f"  ~ disturbed, without a share of the peak: {plural(len(reasons), 'case')}, as {reasons[0]}")
     if any(row.measurement and not row.measurement.warmup_steady for row in rows):
-        lines.append("  ~ the warm-up ended before the time per iteration was steady")
+        lines.append("  ^ the warm-up ended before the time per iteration was steady")
     return lines
 
 
 def peak_lines(results: Iterable[Result]) -> list[str]:
-    """Each peak that a share was taken of, with its source."""
+    """Return a line for each peak that a share is of, with its source."""
     peaks: dict[str, Peak] = {}
     for result in results:
         for metric in result.metrics:
             if metric.peak is not None:
                 what = result.work.dtype if result.work.flops else result.work.memory_path or "link"
                 peaks.setdefault(f"{what.replace('_', ' ')} {metric.peak.value:.4g} {metric.peak.unit}", metric.peak)
-    return [f"peak {text} ({_source(peak)})" for text, peak in peaks.items()]
-
-
-def _source(peak: Peak) -> str:
-    return peak.source if peak.source.startswith(peak.kind) else f"{peak.kind}: {peak.source}"
+    return [
+        f"peak {text} ({'' if peak.source.startswith(peak.kind) else f'{peak.kind}: '}{peak.source})"
+        for text, peak in peaks.items()
+    ]
 
 
 def clock_lines(results: Iterable[Result]) -> list[str]:
-    """Resolution and cost of each clock, as measured by the ranks; the worst seen."""
+    """Return a line for each clock: the worst resolution and cost that a rank measured."""
     clocks: dict[str, list[ClockFacts]] = {}
     for result in results:
         if result.measurement is not None:
@@ -215,7 +216,7 @@ def clock_lines(results: Iterable[Result]) -> list[str]:
 def tables(
     results: Sequence[Result], width: int, *, verdicts: Mapping[str, str], reused: Collection[str] = ()
 ) -> list[str]:
-    """Metrics by file, fits of collectives, pairs, devices, scaling, pipelines, in blocks of ``width`` columns."""
+    """Return all tables: metrics by file, fits of collectives, pairs, devices, scaling and pipelines."""
     grids = [
         fits_grid(fit_collectives(results)),
         *pair_grids(results),

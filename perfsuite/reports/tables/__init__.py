@@ -1,1 +1,1 @@
-"""The tables of the published reports out of what runs measured."""
+"""Results in the tables of the published reports."""

@@ -51,8 +51,8 @@ def _is_judged(table: PublishedTable, row: PublishedRow, column: PublishedColumn
 
 def _notes(report: PublishedReport, table: PublishedTable, rows: list[PublishedRow]) -> Iterator[str]:
     facts = (table.model, table.hardware, *(f"{stated.role} {stated.text}" for stated in table.stated))
-    told = "; ".join(fact for fact in facts if fact)
-    yield f"{report.file}, {table.heading or table.title}{f': {told}' if told else ''}"
+    text = "; ".join(fact for fact in facts if fact)
+    yield f"{report.file}, {table.heading or table.title}{f': {text}' if text else ''}"
     if any(column.prose for column in table.columns):
         yield "sentences are not copied: their cells are empty"
     reasons: dict[str, dict[str, list[int]]] = {}
@@ -73,13 +73,13 @@ def _meanings(table: PublishedTable) -> Iterator[str]:
     """Columns whose figures are something else than their title says, or are counted in a way that must be known."""
     for column in table.columns:
         unit = column.unit if column.unit and column.unit != column.unit_published else ""
-        told = "; ".join(filter(None, (f"in {unit}" if unit else "", column.convention)))
-        if told:
-            yield f"{column.name.replace('_', ' ')}: {told}"
+        text = "; ".join(filter(None, (f"in {unit}" if unit else "", column.convention)))
+        if text:
+            yield f"{column.name.replace('_', ' ')}: {text}"
 
 
 def published_cells(report: PublishedReport, table: PublishedTable) -> Iterator[dict[str, Any]]:
-    """Every printed figure and text for other programs: where it stands, what it is, its label and why.
+    """Yield every printed figure and text for other programs: place, meaning, label and reason.
 
     ``value`` is the number of the cell in ``unit``; None for text and bounds.
     """

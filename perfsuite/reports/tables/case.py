@@ -36,13 +36,13 @@ class TableCase:
     parameters: Mapping[str, Any]
     """Fields of the workload."""
     settings: Mapping[str, Any]
-    """What was set up, by name: ranks, layout, model, local_batch_size, dp, schedule, ..."""
+    """Settings by name: ranks, layout, model, local_batch_size, dp, schedule, ..."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """What was measured, by name of the metric."""
+    """Values by name of the metric."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why a metric has no value."""
     bases: Mapping[str, str] = field(default_factory=dict)
-    """What a ratio is counted from: ``speedup`` -> ``1 rank``."""
+    """The base of a ratio: ``speedup`` -> ``1 rank``."""
     base_ranks: int = 0
     """Ranks that a speed-up is counted from; 0 without one."""
     kind: str = ""
@@ -56,7 +56,7 @@ class TableCase:
     fingerprint: str = ""
     simulated: bool = False
     traffic: tuple[Traffic, ...] = ()
-    """What a step sends, where a build looked."""
+    """Messages of a step, from a separate build."""
     components: tuple[Component, ...] = ()
     """Parts of that step."""
 
@@ -116,7 +116,7 @@ def from_result(result: Result) -> TableCase:
 
 
 def from_projection(one: Projected) -> TableCase:
-    """Return the case of a projection: what a step would take, and the memory that it would allocate."""
+    """Return the case of a projection, with its step time and memory."""
     values = {metric.name: metric.value for metric in one.metrics if metric.value is not None}
     samples, tokens = (
         float(round(values.get(f"{what}_per_s", 0.0) * one.step_time_s)) for what in ("samples", "tokens")
@@ -145,7 +145,7 @@ def from_projection(one: Projected) -> TableCase:
 
 
 def _of_training(training: Training | None) -> dict[str, Any]:
-    """Return parameters by what was trained, for a projection that was stored without any."""
+    """Return parameters from the training, for a projection that was stored without any."""
     if training is None:
         return {}
     names = ("model", "overrides", "strategy", "micro_batch_size", "dtype", "checkpointing", "attention", "compiled")
@@ -158,24 +158,23 @@ def _of_training(training: Training | None) -> dict[str, Any]:
 
 
 def _named(node: str) -> dict[str, str]:
-    """Group, name and place of a case that is called as report 003 calls its own."""
     name = name_in(node)
     if name is None:
         return {}
     return {"group": name.group, "group_order": name.place, "case_name": name.text, "case_name_order": name.place}
 
 
-def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[list[TableCase], dict[str, str]]:
-    """Cases without a result: those with a sibling on other ranks, as rows with its settings, and the rest as told."""
-    siblings = {without_ranks(case.case): case for case in reversed(known) if case.ranks}
-    measured = {case.case for case in known}
+def unmeasured(cases: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[list[TableCase], dict[str, str]]:
+    """Return cases without a result: rows with the settings of a sibling on other ranks, and the other reasons."""
+    siblings = {without_ranks(case.case): case for case in reversed(cases) if case.ranks}
+    measured = {case.case for case in cases}
     rows, rest = [], {}
     for node, reason in reasons.items():
         sibling, ranks = siblings.get(without_ranks(node)), ranks_in(node)
         if node in measured:
             continue
         if sibling is None or ranks is None or (is_recipe(node) and reason.startswith("skipped")):
-            rest[node] = reason  # the published row of a recipe tells its reason
+            rest[node] = reason  # the published row of a recipe has the reason
             continue
         rows.append(
             TableCase(
@@ -195,7 +194,7 @@ def unmeasured(known: Sequence[TableCase], reasons: Mapping[str, str]) -> tuple[
 
 
 def _as_on(sibling: TableCase, ranks: int) -> dict[str, Any]:
-    """What a sibling's settings are on another number of ranks; a fixed global batch stays, else the local one."""
+    """Return a sibling's settings on another number of ranks; a fixed global batch stays, else the local one."""
     hosts = 1 if sibling.settings.get("nodes") == 1 else None
     settings = settings_of(sibling.parameters, sibling.platform, ranks, hosts)
     settings.update({name: value for name, value in sibling.settings.items() if name not in settings})

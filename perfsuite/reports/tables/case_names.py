@@ -1,4 +1,4 @@
-"""Names of report 003's cases, which say what they are.
+"""Names of report 003's cases, which contain their settings.
 
 ``2D_2x4x1_16_1536x16`` is of group 2D, has dp 2, tp 4 and pp 1, a global batch of 16, and 16 layers of 1536 features.
 """
@@ -27,12 +27,12 @@ _LOG = (
 )
 """As report 003 calls its logs."""
 _UNKNOWN = 99
-"""Place of a case that the report does not have: behind those it has."""
+"""Place of a case that is not in the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseName:
-    """What a name says."""
+    """The settings in a name."""
 
     text: str
     prefix: str
@@ -52,14 +52,14 @@ class CaseName:
 
     @property
     def place(self) -> str:
-        """Sorts as the report does; what it does not have stands behind, few ranks and most dp first."""
-        known = _published().get((self.prefix, self.dp, self.tp, self.pp), _UNKNOWN)
+        """Sort key in the report's order; other cases are last, few ranks and large dp first."""
+        place = _published().get((self.prefix, self.dp, self.tp, self.pp), _UNKNOWN)
         ranks = self.dp * self.tp * self.pp
-        return f"{_PREFIXES.index(self.prefix)} {known:02} {ranks:06} {10**6 - self.dp:06}"
+        return f"{_PREFIXES.index(self.prefix)} {place:02} {ranks:06} {10**6 - self.dp:06}"
 
 
 def case_name(text: str) -> CaseName | None:
-    """What a name says; None for text that is none.
+    """Return the settings in a name; None for other text.
 
     >>> case_name("DP_PP_8x1x4_512_1536x16").group, case_name("gpt2-xl")
     ('PP', None)
@@ -68,7 +68,7 @@ def case_name(text: str) -> CaseName | None:
 
 
 def name_in(node: str) -> CaseName | None:
-    """The name that a node id has as one of its tokens; None where it has none.
+    """Return the name in a node id; None without one.
 
     >>> name_in("t.py::test_oneflow[cpu-2D_2x4x1_4_64x4]").dp
     2
@@ -76,7 +76,7 @@ def name_in(node: str) -> CaseName | None:
     return _read(_IN_ID.search(node))
 
 
-def log_name(told: Mapping[str, Any]) -> str | None:
+def log_name(settings: Mapping[str, Any]) -> str | None:
     """Return the name of OneFlow's log of a case with these settings; None where one that it takes is unknown.
 
     >>> log_name(
@@ -86,7 +86,7 @@ def log_name(told: Mapping[str, Any]) -> str | None:
     'perf_test_logs/pretrain_gpt_1n8d_dp2_mp4_pp1_mbz8_gbz16_s2048_l16_h1536_nh16.log'
     """
     try:
-        return _LOG.format_map(told)
+        return _LOG.format_map(settings)
     except KeyError:
         return None
 
@@ -113,13 +113,11 @@ def _read(match: re.Match[str] | None) -> CaseName | None:
 
 
 def _table(name: str) -> PublishedTable:
-    """One of report 003."""
     (found,) = (table for report in shipped() for table in report.tables if (report.report, table.id) == ("003", name))
     return found
 
 
 @functools.cache
 def _published() -> Mapping[tuple[str, int, int, int], int]:
-    """Place among the report's cases by prefix and degrees."""
     names = [name for row in _table("cases").rows if row.cells[1] and (name := case_name(str(row.cells[1])))]
     return {(name.prefix, name.dp, name.tp, name.pp): place for place, name in enumerate(names)}

@@ -44,32 +44,32 @@ def environment_grids(machines: Sequence[tuple[str, Mapping[str, Any]]], reports
 
     ``machines`` are names and environments as results carry them; a baseline file has the environment of its runs.
     """
-    known = [(name, environment) for name, environment in machines if environment]
-    published = {report: told for report in reports if (told := _published_environment(report))}
-    columns = ("", *(name for name, _ in known), *(f"published: {report}" for report in published))
-    environments = [environment for _, environment in known]
+    machines_known = [(name, environment) for name, environment in machines if environment]
+    published = {report: values for report in reports if (values := _published_environment(report))}
+    columns = ("", *(name for name, _ in machines_known), *(f"published: {report}" for report in published))
+    environments = [environment for _, environment in machines_known]
     hardware = [label for label, _ in _HARDWARE] + list(_PUBLISHED_HARDWARE)
     for title, fields in (("Hardware", _HARDWARE), ("Software", _SOFTWARE)):
         rows = [(label, *(_text(environment.get(name)) for environment in environments)) for label, name in fields]
         rows += _library_rows(environments) if title == "Software" else []
         labels = [row[0] for row in rows]
-        there = dict.fromkeys(label for told in published.values() for label in told)
-        mine = [label for label in there if label not in labels and (label in hardware) == (title == "Hardware")]
-        rows += [(label, *[""] * len(known)) for label in mine]
-        whole = ((*row, *(told.get(row[0], "") for told in published.values())) for row in rows)
+        there = dict.fromkeys(label for values in published.values() for label in values)
+        further = [label for label in there if label not in labels and (label in hardware) == (title == "Hardware")]
+        rows += [(label, *[""] * len(machines_known)) for label in further]
+        whole = ((*row, *(values.get(row[0], "") for values in published.values())) for row in rows)
         if kept := tuple(row for row in whole if any(row[1:])):
             yield Grid(title=title, columns=columns, rows=kept)
 
 
 def _published_environment(report: str) -> Mapping[str, str]:
-    """What a report prints of its machine and software, by label here."""
+    """Return a report's entries on its machine and software, by label."""
     table = _published_table(report, "environment")
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     for row in table.rows if table else ():
         quantity, value = (table.cell(row, column) for column in table.printed_columns) if table else (None, None)
         if quantity and value and quantity.text not in _NEITHER:
-            told.setdefault(_PUBLISHED.get(quantity.text, quantity.text), value.text)
-    return told
+            values.setdefault(_PUBLISHED.get(quantity.text, quantity.text), value.text)
+    return values
 
 
 def _published_table(report: str, name: str) -> PublishedTable | None:
@@ -86,7 +86,6 @@ def _library_rows(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 
 
 def _text(value: Any) -> str:
-    """One cell; ``unknown`` is no knowledge and stays out."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_text(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):

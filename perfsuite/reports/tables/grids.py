@@ -1,4 +1,4 @@
-"""The tables of a style: a row per case, published rows below, and what a reader must know of their cells."""
+"""The tables of a style: a row per case with its published row below, then published rows of other hardware."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def why_empty(case: TableCase, key: str) -> str:
     """Why a measured case has no value for a column; empty when it has, or when nothing of it was measured."""
     if key in case.values or case.missing or (key == "over_base" and key not in case.reasons):
         return ""
-    told = case.reasons.get(_SOURCES.get(key, key), "")
+    reason = case.reasons.get(_SOURCES.get(key, key), "")
     build = _BUILD_OF.get(key, "memory" if key.endswith("_gib") else "")
     ran = bool(build) and build in case.parameters.get("builds", ()) and key != "time_to_target_s"
-    if told and not (ran and told == f"no {build} build was run"):
-        return told
+    if reason and not (ran and reason == f"no {build} build was run"):
+        return reason
     if ran:
-        return f"the {build} build does not tell it here"
+        return f"the {build} build does not report it here"
     if key == "steps_per_epoch":
         return "synthetic data have no end"
     return f"the case has no {build} build" if build else "not measured by this case"
@@ -88,14 +88,16 @@ def _grid(
     ordered = sorted(cases, key=lambda case: _order(case, columns, least))
     lines = placed(published, ordered, spec.pair_by, material.rest)
     columns = _readable(_told_apart(columns, ordered), ordered, lines)
-    rows = [(*(_published_cell(row.line, column) for column in columns), row.missing) for row in lines if row.after < 0]
-    for index, case in enumerate(ordered):
-        rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
-        rows += [
-            (*(_published_cell(row.line, column) for column in columns), row.missing)
-            for row in lines
-            if row.after == index
-        ]
+    platforms = {case.platform for case in ordered}
+    below = [row.after if platforms & set(row.line.run.platforms) else len(ordered) for row in lines]
+    rows = []
+    for index in range(-1, len(ordered) + 1):  # published rows of other hardware are after all measured ones
+        if 0 <= index < len(ordered):
+            case = ordered[index]
+            rows.append((*(_cell(case, column, columns) for column in columns), case.missing))
+        for row, place in zip(lines, below, strict=True):
+            if place == index:
+                rows.append((*(_published_cell(row.line, column) for column in columns), row.missing))
     remarks = any(row[-1] for row in rows)
     shown = {column.key: column.title for column in columns if column.value}
     return Grid(
@@ -113,7 +115,7 @@ def _grid(
 
 
 def _told_apart(columns: Sequence[ColumnSpec], cases: Sequence[TableCase]) -> list[ColumnSpec]:
-    """The columns, with one of the cases' names before the first value where settings do not tell two rows apart."""
+    """Return the columns, with the cases' names before the first value if two rows have equal settings."""
     settings = [column for column in columns if not column.value]
     rows = [tuple(_cell(case, column) for column in settings) for case in cases]
     if len(set(rows)) == len(rows):
@@ -180,7 +182,7 @@ def _cell(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec] = (
 
 
 def _over(case: TableCase, column: ColumnSpec, columns: Sequence[ColumnSpec]) -> str:
-    """What a ratio is counted from, which the first ratio of a row says for all."""
+    """Return the base of a ratio, for the first ratio of a row only."""
     if column.key != next((other.key for other in columns if other.key in _RATIOS), column.key):
         return ""
     return " (base)" if case.ranks == case.base_ranks else f" vs {case.bases[column.key]}"
@@ -193,7 +195,6 @@ def _setting(value: object, column: ColumnSpec) -> str:
 
 
 def _interval(case: TableCase, column: ColumnSpec) -> str:
-    """Two digits say how far a value is known."""
     ends = [case.values.get(f"{column.key}_{end}") for end in ("low", "high")]
     low, high = (None if end is None else significant(end * column.scale, 2) for end in ends)
     return "" if low is None or high is None or low == high else f" ({low} to {high})"
@@ -212,7 +213,6 @@ def _published_cell(line: PublishedLine, column: ColumnSpec) -> str:
 
 
 def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterator[str]:
-    """Why measured rows have empty cells, columns of one reason together."""
     reasons: dict[str, list[str]] = {}
     for column in columns:
         measured = [case for case in cases if case.values] if column.value else []
@@ -225,13 +225,13 @@ def _empty(cases: Sequence[TableCase], columns: Sequence[ColumnSpec]) -> Iterato
 
 
 def _doubts(cases: Sequence[TableCase], shown: Mapping[str, str]) -> Iterator[str]:
-    """What is odd about speed-ups: nothing was added to gain from, or more was gained than was added."""
+    """Yield doubts about speed-ups: ranks that share a device, or a speed-up above linear."""
     if not {"speedup", "scaling_efficiency"} & set(shown):
         return
     if any(case.shared for case in cases):
-        yield "ranks share one device: more ranks brought no more hardware, so linear is out of reach"
+        yield "ranks share one device: a linear speed-up is impossible"
     for case in cases:
         if "speedup" in case.values:
-            said = speed_up_violation(case.values["speedup"], case.ranks, case.base_ranks)
-            if said:
-                yield f"{said}, look at the base: {code_text(case.case)}"
+            violation = speed_up_violation(case.values["speedup"], case.ranks, case.base_ranks)
+            if violation:
+                yield f"{violation}, look at the base: {code_text(case.case)}"

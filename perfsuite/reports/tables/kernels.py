@@ -1,8 +1,9 @@
-"""Tables of single kernels and collectives: report 004's methods, and what FlagPerf prints of a machine."""
+"""Tables of single kernels and collectives, of report 004 and of FlagPerf."""
 
 from __future__ import annotations
 
-from perfsuite.reports.tables.spec import DTYPE, LAYOUT, ColumnSpec, TableSpec, setting
+from perfsuite.reports.tables import spec as c
+from perfsuite.reports.tables.spec import ColumnSpec, TableSpec, setting
 
 _STREAMS = ("MemoryCopy", "MemoryTriad", "HostDeviceCopy")
 
@@ -11,9 +12,9 @@ KERNELS = (
         title="Matrix products",
         select=lambda case: case.workload == "Matmul" or "tflops" in case.values,
         columns=(
-            LAYOUT,
+            c.LAYOUT,
             setting("size m x k x n", "size"),
-            DTYPE,
+            c.DTYPE,
             ColumnSpec(title="TFLOPS (integers: TOPS)", key="tflops"),
             ColumnSpec(title="ms", key="median_s", scale=1000),
         ),
@@ -22,7 +23,7 @@ KERNELS = (
         title="Memory bandwidth",
         select=lambda case: case.workload in _STREAMS or "gb_per_s" in case.values,
         columns=(
-            LAYOUT,
+            c.LAYOUT,
             setting("kernel", "kernel"),
             setting("buffer", "size"),
             ColumnSpec(title="GB/s", key="gb_per_s"),
@@ -37,9 +38,9 @@ KERNELS = (
         ),
         columns=(
             setting("collective", "kernel"),
-            LAYOUT,
+            c.LAYOUT,
             setting("size", "size"),
-            DTYPE,
+            c.DTYPE,
             ColumnSpec(title="us", key="median_us"),
             ColumnSpec(title="algbw GB/s", key="algbw_gb_per_s"),
             ColumnSpec(title="busbw GB/s", key="busbw_gb_per_s"),
@@ -51,9 +52,9 @@ KERNELS = (
         select=lambda case: case.workload == "Pairs",
         columns=(
             setting("directions", "directions"),
-            LAYOUT,
+            c.LAYOUT,
             setting("size", "size"),
-            DTYPE,
+            c.DTYPE,
             ColumnSpec(title="median pair us", key="pair_us", optional=True),
             ColumnSpec(title="slowest pair us", key="slowest_pair_us", optional=True),
             ColumnSpec(title="median pair GB/s", key="pair_gb_per_s", optional=True),

@@ -1,4 +1,4 @@
-"""Markdown tables that are aligned in the source too, so that they can be read before they are rendered."""
+"""Markdown tables that are aligned in the source too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfsuite.base.text import escaped
 from perfsuite.reports.document import Grid
 
 _NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?( \[[MRX?]+\])?( vs .*| \(base\))?")
-"""A figure, its label, what it is counted from."""
+"""A figure, its label, its base."""
 
 _TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<!\\)\](?=\()")
 _NEITHER = {"<": "&lt;", "]": "]\\"}
@@ -66,6 +66,5 @@ def escape(text: str) -> str:
 
 
 def _is_right(rows: Sequence[Sequence[str]], column: int) -> bool:
-    """A column of numbers, empty cells aside."""
     cells = [row[column] for row in rows if row[column]]
     return bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)

@@ -1,34 +1,35 @@
-"""Tables of report 003: OneFlow's GPT by groups of cases, in the report's order, its arithmetic checked."""
+"""Tables of report 003: OneFlow's GPT by groups of cases, with a check of their arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import code_text
+from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
-from perfsuite.reports.tables.spec import DP, GLOBAL, LAYOUT, PP, SAMPLES, TP, ColumnSpec, Style, TableSpec, setting
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, setting
 
 
 def is_of_grid(case: TableCase) -> bool:
-    """Cases of report 003 are called as the report calls them: DP_8x1x1_16_1536x16."""
+    """Whether the id of a case is named as in report 003: DP_8x1x1_16_1536x16."""
     return "case_name" in case.settings
 
 
 def _contradictions(case: TableCase) -> Iterator[str]:
-    """What does not hold of a row's numbers."""
-    told = case.settings
-    ranks, dp, tp, pp = (int(told.get(name, 1)) for name in ("ranks", "dp", "tp", "pp"))
+    settings = case.settings
+    ranks, dp, tp, pp = (int(settings.get(name, 1)) for name in ("ranks", "dp", "tp", "pp"))
     if dp * tp * pp != ranks:
         yield f"dp {dp} is not ranks {ranks} / (tp {tp} x pp {pp})"
-    micro = case.parameters.get("micro_batch_size") or told.get("micro_batch_size", 1)
-    steps, batch = told.get("num_micro_batches", 1), told.get("global_batch_size")
+    micro = case.parameters.get("micro_batch_size") or settings.get("micro_batch_size", 1)
+    steps, batch = settings.get("num_micro_batches", 1), settings.get("global_batch_size")
     if batch is not None and micro * dp * steps != batch:
         yield f"accumulation {steps} is not batch {batch} / (micro {micro} x dp {dp})"
-    name = case_name(str(told.get("case_name", "")))
+    name = case_name(str(settings.get("case_name", "")))
     if name is None:
         return
-    ran = {"dp": dp, "tp": tp, "pp": pp, "batch": batch, "width": told["hidden_size"], "layers": told["num_layers"]}
+    sizes = {"width": settings["hidden_size"], "layers": settings["num_layers"]}
+    ran = {"dp": dp, "tp": tp, "pp": pp, "batch": batch, **sizes}
     for what, value in ran.items():
         if value is not None and getattr(name, what) != value:
             yield f"its name says {what} {getattr(name, what)}, and it ran with {value}"
@@ -39,9 +40,9 @@ def _checked(rows: Sequence[TableCase]) -> Iterator[str]:
     wrong = {case.case: "; ".join(_contradictions(case)) for case in rows}
     if not any(wrong.values()):
         yield f"checked: {rule} in every row"
-    for case, said in wrong.items():
-        if said:
-            yield f"CONTRADICTION in {code_text(case)}: {said}"
+    for case, errors in wrong.items():
+        if errors:
+            yield f"CONTRADICTION in {code_text(case)}: {errors}"
 
 
 _GROUP, _CASE = setting("group", "group"), setting("case", "case_name")
@@ -66,16 +67,16 @@ ONEFLOW = Style(
             columns=(
                 _GROUP,
                 _CASE,
-                LAYOUT,
+                c.LAYOUT,
                 setting("nodes", "nodes"),
                 setting("devices per node", "devices_per_node"),
-                DP,
-                TP,
-                PP,
+                c.DP,
+                c.TP,
+                c.PP,
                 setting("micro-batch", "micro_batch_size"),
                 setting("micro-batch x dp", "micro_times_dp"),
                 setting("accumulation", "num_micro_batches"),
-                GLOBAL,
+                c.GLOBAL,
                 setting("hidden size", "hidden_size"),
                 setting("heads", "num_heads"),
                 setting("layers", "num_layers"),
@@ -91,12 +92,12 @@ ONEFLOW = Style(
             columns=(
                 _GROUP,
                 _CASE,
-                LAYOUT,
+                c.LAYOUT,
                 _ATTENTION,
                 ColumnSpec(title="latency ms", key="step_time_s", scale=1000),
                 _WHOLE_CARD,
                 ColumnSpec(title="memory peak GiB (allocated)", key="peak_gib"),
-                SAMPLES,
+                c.SAMPLES,
             ),
         ),
         TableSpec(
@@ -104,7 +105,7 @@ ONEFLOW = Style(
             select=is_of_grid,
             published=("003/results",),
             pair_by=_SAME_AXES,
-            columns=(_GROUP, _CASE, LAYOUT, _ATTENTION, setting("log, as OneFlow calls it", "log_name")),
+            columns=(_GROUP, _CASE, c.LAYOUT, _ATTENTION, setting("log, as OneFlow calls it", "log_name")),
             notes=("OneFlow's program writes a log of this name for the same case",),
         ),
     ),

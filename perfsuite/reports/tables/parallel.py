@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.parallel_rows import (
     claimed,
@@ -14,28 +13,7 @@ from perfsuite.reports.tables.parallel_rows import (
     step_remarks,
     traffic_rows,
 )
-from perfsuite.reports.tables.spec import (
-    COMMUNICATION,
-    CP,
-    DP,
-    EP,
-    EXPOSED,
-    GLOBAL,
-    LAYOUT,
-    LENGTH,
-    MESH,
-    MFU,
-    MFU_NOTE,
-    MODEL,
-    OPTIONS,
-    PEAK,
-    PP,
-    SAMPLES,
-    TP,
-    ColumnSpec,
-    TableSpec,
-    setting,
-)
+from perfsuite.reports.tables.spec import ColumnSpec, TableSpec, setting
 
 REPLAYED = ColumnSpec(title="communication % (replayed)", key="communication_percent")
 _COMPUTE = ColumnSpec(title="compute ms", key="compute_time_s", scale=1000)
@@ -48,25 +26,8 @@ _TOKENS_PER_S = ColumnSpec(title="tokens/s (all devices)", key="tokens_per_s")
 REPLAY_NOTE = "replayed: everything that the step sends, sent again by itself, over that and the step's computation"
 
 
-def _axis_alone(axis: str) -> Callable[[TableCase], bool]:
-    """Cases whose mesh is of this one axis; one rank along it counts."""
-
-    def select(case: TableCase) -> bool:
-        return bool(case.model) and str(case.settings.get("mesh", "")).rstrip("0123456789") == axis
-
-    return select
-
-
-def _splits_sequences(case: TableCase) -> bool:
-    return _trains_a_language_model(case) and (_size(case, "cp") > 1 or _size(case, "tp") > 1)
-
-
 def _trains_a_language_model(case: TableCase) -> bool:
     return case.workload == "TrainStep" and "vocabulary" in case.settings
-
-
-def _attends_as_asked(case: TableCase) -> bool:
-    return _trains_a_language_model(case) and case.settings.get("attention", "auto") != "auto"
 
 
 def _size(case: TableCase, axis: str) -> int:
@@ -82,11 +43,11 @@ def _compares_experts(case: TableCase) -> bool:
 PARALLEL = (
     TableSpec(
         title="Tensor parallel",
-        select=_axis_alone("tp"),
+        select=lambda case: bool(case.model) and str(case.settings.get("mesh", "")).rstrip("0123456789") == "tp",
         published=("004/tensor",),
         pair_by=("tp",),
-        columns=(MODEL, TP, LAYOUT, OPTIONS, SAMPLES, PEAK, EXPOSED, REPLAYED, MFU),
-        notes=(COMMUNICATION, REPLAY_NOTE, MFU_NOTE),
+        columns=(c.MODEL, c.TP, c.LAYOUT, c.OPTIONS, c.SAMPLES, c.PEAK, c.EXPOSED, REPLAYED, c.MFU),
+        notes=(c.COMMUNICATION, REPLAY_NOTE, c.MFU_NOTE),
     ),
     TableSpec(
         title="Column and row parallel layer",
@@ -96,7 +57,7 @@ PARALLEL = (
         columns=(
             setting("features", "features"),
             setting("split", "split"),
-            LAYOUT,
+            c.LAYOUT,
             setting("dtype", "dtype"),
             _COMPUTE,
             _COMMUNICATION_MS,
@@ -106,26 +67,26 @@ PARALLEL = (
         ),
         notes=(
             "forward and backward of one linear layer; none: on one rank",
-            "column leaves its output cut; what row gives takes column_gather, with the all-gather that the report "
-            "forgot; row_scatter leaves each rank whole rows, as sequence parallelism does",
+            "column leaves its output split; column_gather adds the all-gather that the report omits, and its output "
+            "equals that of row; row_scatter leaves each rank whole rows, as sequence parallelism does",
             "bytes: S of nccl-tests over all messages of a rank",
         ),
     ),
     TableSpec(
         title="Long sequences",
-        select=_splits_sequences,
+        select=lambda case: _trains_a_language_model(case) and (_size(case, "cp") > 1 or _size(case, "tp") > 1),
         rows=of_several_lengths,
         published=("004/long-sequences",),
         pair_by=("sequence_length",),
         columns=(
-            MODEL,
+            c.MODEL,
             setting("split by", "sequence_split"),
-            LENGTH,
-            LAYOUT,
-            GLOBAL,
+            c.LENGTH,
+            c.LAYOUT,
+            c.GLOBAL,
             ColumnSpec(title="peak GiB without sequence parallelism", key="peak_without_gib"),
-            PEAK,
-            SAMPLES,
+            c.PEAK,
+            c.SAMPLES,
             _TOKENS_PER_S,
             ColumnSpec(title="times without, same length", key="speedup_same_length"),
         ),
@@ -133,26 +94,22 @@ PARALLEL = (
     ),
     TableSpec(
         title="Ring attention",
-        select=_attends_as_asked,
+        select=lambda case: _trains_a_language_model(case) and case.settings.get("attention", "auto") != "auto",
         rows=of_several_methods,
         published=("004/ring-attention",),
         pair_by=("method",),
         columns=(
-            MODEL,
-            LENGTH,
+            c.MODEL,
+            c.LENGTH,
             setting("attention", "method"),
-            LAYOUT,
-            PEAK,
-            SAMPLES,
-            EXPOSED,
+            c.LAYOUT,
+            c.PEAK,
+            c.SAMPLES,
+            c.EXPOSED,
             REPLAYED,
             ColumnSpec(title="communication overhead %", key="communication_overhead", scale=100),
         ),
-        notes=(
-            COMMUNICATION,
-            REPLAY_NOTE,
-            "overhead: what the exposed communication adds to the step without it",
-        ),
+        notes=(c.COMMUNICATION, REPLAY_NOTE, "overhead: exposed communication over the rest of the step"),
     ),
     TableSpec(
         title="Experts and dense",
@@ -161,12 +118,12 @@ PARALLEL = (
         pair_by=("experts",),
         columns=(
             setting("experts", "experts"),
-            MODEL,
-            EP,
-            LAYOUT,
-            OPTIONS,
-            SAMPLES,
-            PEAK,
+            c.MODEL,
+            c.EP,
+            c.LAYOUT,
+            c.OPTIONS,
+            c.SAMPLES,
+            c.PEAK,
             ColumnSpec(title="MFU % by active parameters", key="mfu_percent"),
             ColumnSpec(title="parameters 1e9", key="parameters", value=False, scale=1e-9),
             ColumnSpec(title="active 1e9", key="active_parameters", value=False, scale=1e-9),
@@ -187,8 +144,8 @@ PARALLEL = (
             ColumnSpec(title="capacity", key="capacity_factor", value=False, optional=True),
             ColumnSpec(title="skew", key="skew", value=False, optional=True),
             ColumnSpec(title="layer of", key="implementation", value=False, optional=True),
-            LAYOUT,
-            MESH,
+            c.LAYOUT,
+            c.MESH,
             setting("experts", "experts"),
             ColumnSpec(title="all-to-all ms", key="communication_time_s", scale=1000),
             _COMPUTE,
@@ -209,20 +166,20 @@ PARALLEL = (
         published=("004/3d",),
         pair_by=("dp", "pp", "tp"),
         columns=(
-            MODEL,
+            c.MODEL,
             setting("axes", "axes"),
-            DP,
-            PP,
-            TP,
-            CP,
-            EP,
-            LAYOUT,
-            GLOBAL,
-            SAMPLES,
-            MFU,
-            PEAK,
+            c.DP,
+            c.PP,
+            c.TP,
+            c.CP,
+            c.EP,
+            c.LAYOUT,
+            c.GLOBAL,
+            c.SAMPLES,
+            c.MFU,
+            c.PEAK,
         ),
-        notes=(MFU_NOTE,),
+        notes=(c.MFU_NOTE,),
     ),
     TableSpec(
         title="Components of a step",
@@ -231,17 +188,17 @@ PARALLEL = (
         published=("004/5d",),
         pair_by=("component", "top_k"),
         columns=(
-            MODEL,
-            MESH,
+            c.MODEL,
+            c.MESH,
             setting("component", "component"),
-            LAYOUT,
+            c.LAYOUT,
             _COMPUTE,
             _COMMUNICATION_MS,
             ColumnSpec(title="share %", key="component_share", scale=100),
         ),
         notes=(
-            "computation on the rank that has most, without what it sends; communication when nothing else runs: in a "
-            "step the two overlap, so their sum is none",
+            "computation on the rank that has most, without its messages; communication when nothing else runs: in a "
+            "step the two overlap, so their sum is not the step",
         ),
         remarks=step_remarks,
     ),
@@ -250,12 +207,12 @@ PARALLEL = (
         select=lambda case: bool(case.traffic),
         rows=traffic_rows,
         columns=(
-            MODEL,
-            MESH,
+            c.MODEL,
+            c.MESH,
             setting("axis", "axis"),
             setting("collective", "collective"),
             setting("part", "part"),
-            LAYOUT,
+            c.LAYOUT,
             ColumnSpec(title="calls", key="calls"),
             ColumnSpec(title="bytes", key="message_bytes"),
             ColumnSpec(title="bytes by closed form", key="expected_bytes"),
@@ -265,7 +222,7 @@ PARALLEL = (
         notes=(
             "of one step, on the rank that has most; bytes and busbw as nccl-tests counts them (docs metrics), "
             "times when nothing else runs; perfsuite docs model-parallel derives the closed forms",
-            "uneven: what a rank sends follows from its data, and the closed form is the mean of all ranks",
+            "uneven: the bytes of a rank depend on its data; the closed form is the mean of all ranks",
         ),
     ),
 )

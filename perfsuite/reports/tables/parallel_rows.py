@@ -1,4 +1,4 @@
-"""Rows that are no single case: parts of one, a case and its sibling, the cases that differ in one thing alone."""
+"""Rows that are not a single case: parts of a case, a case with its sibling, cases that differ in one setting."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _with_values(case: TableCase, settings: Mapping[str, Any], values: Mapping[s
 
 
 def of_several_lengths(cases: Sequence[TableCase]) -> list[TableCase]:
-    """Cases whose like ran at other lengths or both ways, those without sequence parallelism beside those with it."""
+    """Return cases of several lengths, those with sequence parallelism compared with those without it."""
     rows: list[TableCase] = []
     for series in _grouped(cases, "model", "ranks", "global_batch_size", "dtype", "checkpointing"):
         both_ways = len({_splits_sequences(case) for case in series}) > 1
@@ -63,25 +63,24 @@ def _beside_without(members: Sequence[TableCase]) -> Iterator[TableCase]:
 
 def _splits_sequences(case: TableCase) -> bool:
     options = case.parameters.get("options")
-    said = options.get("sequence_parallel", True) if isinstance(options, Mapping) else True
-    return said is not False or int(case.settings.get("cp", 1)) > 1
+    chosen = options.get("sequence_parallel", True) if isinstance(options, Mapping) else True
+    return chosen is not False or int(case.settings.get("cp", 1)) > 1
 
 
 def _compared(case: TableCase, whole: TableCase | None, *, is_whole: bool) -> TableCase:
-    """A row with what the same length takes without sequence parallelism."""
     values, reasons = dict(case.values), dict(case.reasons)
     if is_whole:
         values = {name: value for name, value in values.items() if name != "peak_gib"}
         reasons["peak_gib"] = "nothing was measured with sequence parallelism"
     missing = "nothing was measured without sequence parallelism" if whole is None else whole.missing
     for name, source in (("peak_without_gib", "peak_gib"), ("speedup_same_length", "samples_per_s")):
-        theirs = None if whole is None else whole.values.get(source)
-        if theirs is None:
+        value = None if whole is None else whole.values.get(source)
+        if value is None:
             reasons[name] = missing or f"the case without it has no {source}"
         elif source == "peak_gib":
-            values[name] = theirs
+            values[name] = value
         elif not is_whole and source in values:
-            values[name] = values[source] / theirs
+            values[name] = values[source] / value
     return dataclasses.replace(case, values=values, reasons=reasons)
 
 
@@ -119,13 +118,13 @@ def of_constant_devices(cases: Sequence[TableCase]) -> list[TableCase]:
 
 
 def claimed(rows: Sequence[TableCase]) -> Iterator[str]:
-    """How much faster experts train than the dense model on as many ranks, beside what report 004 claims."""
+    """Yield how much faster experts train than the dense model on as many ranks, and the claim of report 004."""
     for group in _grouped(rows, "ranks"):
         dense = [case for case in group if not case.settings.get("experts") and case.values.get("samples_per_s")]
         for case in group:
-            mine = case.values.get("samples_per_s")
-            if dense and mine and case.settings.get("experts"):
-                ratio = significant(mine / dense[0].values["samples_per_s"], 3)
+            rate = case.values.get("samples_per_s")
+            if dense and rate and case.settings.get("experts"):
+                ratio = significant(rate / dense[0].values["samples_per_s"], 3)
                 yield (
                     f"{case.model} over {dense[0].model} on {case.ranks} {case.platform}: {ratio} times the samples/s; "
                     f"{_claim()}"
@@ -178,9 +177,9 @@ def step_remarks(rows: Sequence[TableCase]) -> Iterator[str]:
     """Throughput and MFU of the whole step, measured and published."""
     for case in {row.case: row for row in rows}.values():
         samples, mfu = case.values.get("samples_per_s"), case.values.get("mfu_percent")
-        told = [f"{significant(samples)} samples/s"] if samples else []
-        told.append(f"MFU {significant(mfu)} %" if mfu is not None else f"no MFU: {case.reasons.get('mfu_percent')}")
-        yield f"whole step of {case.model} on {case.settings.get('mesh') or case.ranks}: {', '.join(told)}"
+        figures = [f"{significant(samples)} samples/s"] if samples else []
+        figures.append(f"MFU {significant(mfu)} %" if mfu is not None else f"no MFU: {case.reasons.get('mfu_percent')}")
+        yield f"whole step of {case.model} on {case.settings.get('mesh') or case.ranks}: {', '.join(figures)}"
     yield _published_step()
 
 
@@ -200,7 +199,7 @@ def _published_step() -> str:
 
 _NO_FIGURES = {
     "expected_bytes": "no closed form",
-    "message_busbw_gb_per_s": "what is received is timed where it is sent",
+    "message_busbw_gb_per_s": "a receive is timed at its sender",
 }
 
 
@@ -249,7 +248,7 @@ def _calls(case: TableCase) -> Iterator[Call]:
         step = TrainStep(**{**case.parameters, "builds": tuple(case.parameters.get("builds", ()))})
         shape = MeshShape.on(case.ranks, step.mesh)
         plan, strategy = step.plan(shape), step.find_strategy()
-    except (PerfsuiteError, TypeError):  # of a model or strategy of somebody else's, or of an older perfsuite
+    except (PerfsuiteError, TypeError):  # an unknown model or strategy, or an older perfsuite
         return
     for rank in range(shape.world_size):
         yield from strategy.traffic(plan, shape, rank) or ()

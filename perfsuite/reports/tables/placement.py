@@ -1,8 +1,7 @@
-"""Where published rows stand among measured ones: below the case that they are, or that is set up most alike.
+"""Places of published rows among measured ones: after their own case, or after the one with the most equal settings.
 
-No published row is left out, and one whose case was not run says so, whether or not a case of like settings stands
-above it.  Whether two rows may be compared is said below the table: another platform, model or setting, or the label
-of the figure itself.
+Every published row has a place; one whose case was not run has a remark.  Notes below the table name the differences
+that make two rows not comparable.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ T = TypeVar("T")
 
 NOT_HERE = "not measured here"
 _OURS = re.compile(r" \(ours: .*?\), not ")
-"""Why a recipe fills what its report leaves unsaid: too long for a table's note."""
+"""Reason for a setting of a recipe that its report does not state; too long for a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedLine:
-    """A published row in a table: below a case of the same settings, or between them in the report's order."""
+    """A published row with its place in a table."""
 
     line: PublishedLine
     after: int
-    """Index of the case that it stands below; -1: above all."""
+    """Index of the case before it; -1: first."""
     case: TableCase | None
-    """The measured case that it stands below; None where nothing here is like it."""
+    """The measured case before it; None if none has similar settings."""
     was_run: bool
     """Whether that case is the row's run, and not another one of like settings."""
     reason: str = ""
@@ -44,7 +43,7 @@ class PlacedLine:
 
     @property
     def missing(self) -> str:
-        """What its last cell says."""
+        """Text of its last cell."""
         here = "" if self.was_run else f"{NOT_HERE}{f': {self.reason}' if self.reason else ''}"
         return "; ".join(filter(None, (self.line.missing, here)))
 
@@ -57,7 +56,7 @@ def placed(
     The rows of one published table and platform go together with one series of cases, which are of one test function,
     strategy and platform: the one that is most of the very runs, then of their platform, then has most of them, then
     differs least.  A row
-    stands below the case that is its recipe, else has all its settings named in ``pair_by``, of several the one that
+    follows the case that is its recipe, else has all its settings named in ``pair_by``, of several the one that
     differs least.  A row without such a case follows the row before it in the report; where none of them has a case,
     they stand at the end.  ``skips`` are reasons of cases without a result by node id.
     """
@@ -71,7 +70,7 @@ def placed(
             after = beside.get(index, after)
             case = cases[after] if index in beside else None
             reason = why.get(id_of_row(line.table, line.line), "")
-            was_run = case is not None and _is_run(case, line)
+            was_run = case is not None and (_is_row(case, line) or not differing_settings(case, line.run))
             whole.append(PlacedLine(line=line, after=after, case=case, was_run=was_run, reason=reason))
     return whole
 
@@ -79,7 +78,7 @@ def placed(
 def shared_out(
     lines: Sequence[PublishedLine], groups: Mapping[str, Sequence[TableCase]], pair_by: Sequence[str]
 ) -> dict[str, list[PublishedLine]]:
-    """Which table of several has which published rows: that of their model, one of its own where others have theirs;
+    """Which table of several has which published rows: that of their model, one of its own where others have named;
     where no model is one of the reports', the table with most of their like.  A table that is not per model is the only
     one and has no name.
 
@@ -87,16 +86,15 @@ def shared_out(
     """
     blocks = _grouped(((line.table, line.run.model), line) for line in lines)
     models = {plain(model) for _, model in blocks} - {""}
-    theirs = {
-        plain(case.model): name for name, cases in groups.items() for case in cases if plain(case.model) in models
-    }
+    named = {plain(case.model): name for name, cases in groups.items() for case in cases if plain(case.model) in models}
     shares: dict[str, list[PublishedLine]] = {}
     for (_, model), members in blocks.items():
-        known = [name for name in sorted(groups) if any(_does(case, members[0].run.workload) for case in groups[name])]
-        best = max(known, key=lambda name: len(_beside(members, groups[name], pair_by)), default=None)
+        workload = members[0].run.workload
+        fitting = [name for name in sorted(groups) if any(_does(case, workload) for case in groups[name])]
+        best = max(fitting, key=lambda name: len(_beside(members, groups[name], pair_by)), default=None)
         if best is not None:
-            alone = model if theirs and best else best
-            shares.setdefault(theirs.get(plain(model), alone), []).extend(members)
+            alone = model if named and best else best
+            shares.setdefault(named.get(plain(model), alone), []).extend(members)
     place = {(line.table, line.line): index for index, line in enumerate(lines)}
     # In the reports' order again: a table that is not per model has rows of several.
     return {name: sorted(shared, key=lambda line: place[line.table, line.line]) for name, shared in shares.items()}
@@ -107,10 +105,14 @@ def _does(case: TableCase, workload: str) -> bool:
 
 
 def _beside(lines: Sequence[PublishedLine], cases: Sequence[TableCase], pair_by: Sequence[str]) -> dict[int, int]:
-    """Index of the case beside each row that has one, by index of the row: of one series, the best that there is."""
+    """Return the index of the case of each row, by index of the row, from the series that fits best."""
     best: dict[int, int] = {}
     best_rank = (0, 0, 0, 0)
-    for members in _grouped((_series(case), index) for index, case in enumerate(cases)).values():
+    series = (
+        (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
+        for case in cases
+    )
+    for members in _grouped((key, index) for index, key in enumerate(series)).values():
         pairs, differing = {}, []
         for number, line in enumerate(lines):
             at = [index for index in members if _is_row(cases[index], line) or _alike(line, cases[index], pair_by)]
@@ -125,28 +127,16 @@ def _beside(lines: Sequence[PublishedLine], cases: Sequence[TableCase], pair_by:
 
 
 def _is_row(case: TableCase, line: PublishedLine) -> bool:
-    """Whether a case is the run of a published row, by its name."""
     return bool(case.case) and plain_id(case.case) == id_of_row(line.table, line.line)
 
 
-def _is_run(case: TableCase, line: PublishedLine) -> bool:
-    """Whether a case is the run of a published row, by its name or by all that is stated."""
-    return _is_row(case, line) or not differing_settings(case, line.run)
-
-
-def _series(case: TableCase) -> tuple[str, ...]:
-    """What cases of one series have in common."""
-    return (case.platform, case.fingerprint, case.case.partition("[")[0], str(case.parameters.get("strategy", "")))
-
-
 def _distance(case: TableCase, line: PublishedLine) -> tuple[int, bool]:
-    mine, theirs = case_name(str(case.settings.get("case_name", ""))), case_name(line.run.name)
-    same_group = mine is not None and theirs is not None and mine.prefix == theirs.prefix
+    own, other = case_name(str(case.settings.get("case_name", ""))), case_name(line.run.name)
+    same_group = own is not None and other is not None and own.prefix == other.prefix
     return 0 if _is_row(case, line) else len(differing_settings(case, line.run)), not same_group
 
 
 def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool:
-    """Whether a case can have the row beside it; one that emulates a model by sleeping has none."""
     return _does(case, line.run.workload) and all(
         line.setting(name) is not None and plain(line.setting(name)) == plain(case.settings.get(name))
         for name in pair_by
@@ -154,7 +144,7 @@ def _alike(line: PublishedLine, case: TableCase, pair_by: Sequence[str]) -> bool
 
 
 def notes_of(rows: Sequence[PlacedLine], shown: Mapping[str, str]) -> list[str]:
-    """What a reader must know of the published rows: whether they may be compared, labels with reasons, conventions.
+    """Return notes on the published rows: comparability, labels with reasons, conventions.
 
     ``shown`` are titles of the columns by metric.
     """
@@ -193,8 +183,8 @@ def _not_here(rows: Sequence[PlacedLine]) -> Iterator[str]:
         if why := why_none(line.table, line.line):
             yield f"line {line.line} has no case: {why}"
     if names:
-        told = ", ".join(f"{name} (line {number})" for number, name in names.items())
-        yield f"pytest test_perf -k NAME runs those not measured here: {told}"
+        listing = ", ".join(f"{name} (line {number})" for number, name in names.items())
+        yield f"pytest test_perf -k NAME runs those not measured here: {listing}"
 
 
 def _as_it_ran(case: TableCase) -> Ran:
@@ -210,24 +200,25 @@ def _as_it_ran(case: TableCase) -> Ran:
 
 def differing_settings(case: TableCase, run: PublishedRun) -> tuple[str, ...]:
     """Return how a case differs from the run of a published row, a phrase for each setting."""
-    told = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(_as_it_ran(case), run))
+    phrases = (_OURS.sub(" (ours), not ", phrase) for phrase in differences(_as_it_ran(case), run))
     return tuple(
         phrase.replace(", not None", ", unset here")
-        for phrase in told
+        for phrase in phrases
         if not (case.projected and phrase.startswith("nodes "))  # it is projected on nodes of its platform's row
     )
 
 
 def _comparable(case: TableCase, line: PublishedLine) -> str:
     differing = list(differing_settings(case, line.run))
-    if plain(line.run.model) != plain(case.model):  # of another model nothing else needs to be told apart
+    if plain(line.run.model) != plain(case.model):  # of another model other differences do not matter
         differing = [difference for difference in differing if difference.startswith(("platform ", "model "))]
     if case.simulated:
         differing.insert(0, "the devices here are simulated")
     if differing:
-        return f"not comparable with the row above: {'; '.join(differing)}"
-    known = not_stated(line.run, _as_it_ran(case))
-    return f"the same run{' as is projected above' if case.projected else ''}{known}"
+        row = "measured row" if any(each.startswith("platform ") for each in differing) else "row above"
+        return f"not comparable with the {row}: {'; '.join(differing)}"
+    remark = not_stated(line.run, _as_it_ran(case))
+    return f"the same run{' as is projected above' if case.projected else ''}{remark}"
 
 
 def _places(lines: Sequence[PublishedLine]) -> str:

@@ -36,28 +36,27 @@ class PublishedLine:
         return self.run.source.partition(",")[0]
 
     def setting(self, name: str) -> object:
-        """What the report states of a setting, under perfsuite's name for it; None when it says nothing."""
+        """Return the report's value of a setting under perfsuite's name; None if it states none."""
         run = self.run
-        told = run.parameters.get(name, run.parameters.get(_ALSO.get(name, "")))
-        return told if told is not None else self._derived().get(name)
+        stated = run.parameters.get(name, run.parameters.get(_ALSO.get(name, "")))
+        return stated if stated is not None else self._derived().get(name)
 
     def _derived(self) -> dict[str, object]:
-        """What has no column of its own, or follows from others."""
         run = self.run
-        known: dict[str, object] = {"ranks": run.world_size, "model": run.model}
-        known.update(case_name=run.name or None, axes=run.name or None)
+        derived: dict[str, object] = {"ranks": run.world_size, "model": run.model}
+        derived.update(case_name=run.name or None, axes=run.name or None)
         name = case_name(run.name)
-        known["group"] = name.group if name else None
-        known["log_name"] = published_log(run.name)
+        derived["group"] = name.group if name else None
+        derived["log_name"] = published_log(run.name)
         nodes, micro, dp = (run.parameters.get(name) for name in ("nodes", "micro_batch_size", "dp"))
         if isinstance(nodes, int) and run.world_size:
-            known["devices_per_node"] = run.world_size // nodes
+            derived["devices_per_node"] = run.world_size // nodes
         stages = run.parameters.get("stages")
         if isinstance(stages, int) and run.world_size:
-            known["devices_per_stage"] = run.world_size // stages
+            derived["devices_per_stage"] = run.world_size // stages
         if isinstance(micro, int) and isinstance(dp, int):
-            known["micro_times_dp"] = micro * dp
-        return known
+            derived["micro_times_dp"] = micro * dp
+        return derived
 
     @property
     def name(self) -> str:
@@ -78,17 +77,12 @@ class PublishedLine:
 
 
 @functools.cache
-def _every_run() -> tuple[PublishedRun, ...]:
-    return tuple(rows(shipped()))
-
-
-@functools.cache
 def published_of(tables: tuple[str, ...]) -> tuple[PublishedLine, ...]:
     """The rows of these tables, in the reports' order, also those without figures; a table is ``report/id``."""
     figures: dict[tuple[str, int], dict[str, PublishedFigure]] = {}
     for figure in select():
         figures.setdefault((f"{figure.report}/{figure.table}", figure.line), {})[figure.metric] = figure
-    runs = ((f"{run.report}/{run.table}", run) for run in _every_run())
+    runs = ((f"{run.report}/{run.table}", run) for run in rows(shipped()))
     return tuple(
         PublishedLine(table=table, run=run, figures=figures.get((table, run.line), {}))
         for table, run in runs

@@ -1,4 +1,4 @@
-"""Which published rows a case is: its node id beside those of the recipes, whatever the platform."""
+"""Map a measured case to the published rows that it reproduces, on any platform."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ def plain_id(node: str) -> str:
 
 @functools.cache
 def _ids() -> Mapping[str, str]:
-    """By name of the recipe."""
     return {recipe.name: plain_id(recipe.case("x")) for recipe in recipes()}
 
 
 @functools.cache
 def _by_id() -> Mapping[str, Recipe]:
-    """By plain id of the case."""
     return {_ids()[recipe.name]: recipe for recipe in recipes()}
 
 
@@ -60,5 +58,5 @@ def id_of_row(table: str, line: int) -> str:
 
 
 def words_of_row(table: str, line: int) -> str:
-    """What selects that case with ``-k`` beside the platform; empty where there is none."""
+    """Return the words for ``-k`` that select that case; empty without one."""
     return id_of_row(table, line).partition("[-")[2].rstrip("]")

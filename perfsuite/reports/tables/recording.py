@@ -1,4 +1,4 @@
-"""What a report is made from: the cases of journals, baseline files, a session, and another machine's beside."""
+"""The cases of a report: from journals, baseline files or a session, and from a base on another machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfsuite.reports.tables.speed_ups import scaled
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCases:
-    """All cases of a report, with speed-ups, and what has no row."""
+    """All cases of a report with speed-ups, and the reasons of cases without a row."""
 
     cases: tuple[TableCase, ...]
     rest: Mapping[str, str]
@@ -28,7 +28,7 @@ def table_cases(recording: Recording) -> list[TableCase]:
 
 
 def projected_cases(recording: Recording) -> list[TableCase]:
-    """Return what a recording projects of cases that it did not measure."""
+    """Return the projections of cases that a recording did not measure."""
     run = recording.run
     return [from_projection(one) for case, one in run.projections.items() if not (one.reason or case in run.results)]
 
@@ -38,12 +38,11 @@ def gathered(recordings: Sequence[Recording], base: Recording | None) -> ReportC
     cases: list[TableCase] = []
     rest: dict[str, str] = {}
     for recording in recordings:
-        known, projected = scaled(table_cases(recording)), scaled(projected_cases(recording))
-        told = {case.case for case in projected}
-        rows, without = unmeasured(
-            known, {case: why for case, why in recording.run.missing.items() if case not in told}
-        )
-        cases += [_with_device(case, recording) for case in (*known, *rows)] + projected
+        measured_cases, projected = scaled(table_cases(recording)), scaled(projected_cases(recording))
+        ids = {case.case for case in projected}
+        missing = {case: why for case, why in recording.run.missing.items() if case not in ids}
+        rows, without = unmeasured(measured_cases, missing)
+        cases += [_with_device(case, recording) for case in (*measured_cases, *rows)] + projected
         rest.update(without)
     if base is not None:
         _require_comparable(recordings, base)
@@ -55,11 +54,9 @@ def gathered(recordings: Sequence[Recording], base: Recording | None) -> ReportC
 
 
 def _with_device(case: TableCase, recording: Recording) -> TableCase:
-    """The case with the memory that its device has, GiB, where that is published."""
     memory = recording.device.memory if recording.device else None
-    return (
-        dataclasses.replace(case, settings={**case.settings, "memory_there": f"{memory.value:g}"}) if memory else case
-    )
+    settings = {**case.settings, "memory_there": f"{memory.value:g}"} if memory else case.settings
+    return dataclasses.replace(case, settings=settings)
 
 
 def _newest(cases: Sequence[TableCase]) -> list[TableCase]:
@@ -85,11 +82,11 @@ def _require_comparable(recordings: Sequence[Recording], base: Recording) -> Non
                 f"the base {other.name} is of the same hardware as {run.name}, {run.hardware}; give the "
                 "results of another machine as the base, or compare two runs of one machine with perfsuite ab"
             )
-    ours, theirs = (
+    models, base_models = (
         {case.model for recording in side for case in table_cases(recording)} for side in (recordings, (base,))
     )
-    if not ours & theirs - {""}:
-        there = ", ".join(sorted(theirs - {""})) or "none"
+    if not models & base_models - {""}:
+        there = ", ".join(sorted(base_models - {""})) or "none"
         raise ConfigurationError(
             f"the base {other.name} of {other.hardware} has no model in common with the results; its models: {there}"
         )
@@ -100,17 +97,17 @@ _SAME_RUN = ("model", "ranks", "local_batch_size", "global_batch_size", "strateg
 
 def _over(case: TableCase, others: Sequence[TableCase], base: Recording) -> TableCase:
     """The case with its throughput over that of the base's case of the same run; loaders may differ, not otherwise."""
-    mine = case.values.get("samples_per_s")
+    rate = case.values.get("samples_per_s")
     alike = [
         other
         for other in others
         if other.values.get("samples_per_s")
         and all(case.settings.get(name) == other.settings.get(name) for name in _SAME_RUN)
     ]
-    if mine is None or not alike:
-        reason = f"{base.run.platform} has no run of this model, batch and number of ranks" if mine is not None else ""
+    if rate is None or not alike:
+        reason = f"{base.run.platform} has no run of this model, batch and number of ranks" if rate is not None else ""
         return dataclasses.replace(case, reasons={**case.reasons, "over_base": reason}) if reason else case
     workers = case.settings.get("num_workers")
     nearest = min(alike, key=lambda other: (other.settings.get("num_workers") != workers, other.case))
-    ratio = mine / nearest.values["samples_per_s"]
+    ratio = rate / nearest.values["samples_per_s"]
     return dataclasses.replace(case, values={**case.values, "over_base": ratio})

@@ -1,7 +1,4 @@
-"""A report in Markdown: the tables of a style out of what runs measured, published figures beside.
-
-Pure functions: the same runs give the same text.
-"""
+"""A report in Markdown: the tables of a style with the results of runs and published figures."""
 
 from __future__ import annotations
 
@@ -27,8 +24,14 @@ _NAMED = 4
 LABELS = "[M] measured, [M?] mislabelled or anomalous, [R] ratios usable, [X] contradictory: perfsuite docs published"
 
 
+def best_style(recordings: Sequence[Recording], styles: Sequence[Style]) -> Style:
+    """Return the style that has a table for most cases; of several the first."""
+    cases = [case for recording in recordings for case in (*table_cases(recording), *projected_cases(recording))]
+    return max(styles, key=lambda style: sum(bool(case.values) and _has_row(style, case) for case in cases))
+
+
 def fitting_styles(recordings: Iterable[Recording]) -> tuple[Style, ...]:
-    """Styles that measured or projected cases are of, and that have a table for them."""
+    """Return the styles that have a table for a measured or projected case."""
     cases = [
         case
         for recording in recordings
@@ -63,7 +66,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
     lines = ["# perfsuite report", "", *_head(recordings, base), ""]
     printed: list[list[str]] = []
     for style in styles:
-        lines += [f"## {style.title} (report {style.report})", ""]
+        lines += [f"## {style.title}", ""]
         for block in (*_preamble(style, styles, recordings, base), *map(markdown, grids_of(style, material))):
             if block not in printed:  # machine, software and kernels belong to several styles: once is enough
                 lines += block
@@ -73,7 +76,7 @@ def report(recordings: Sequence[Recording], styles: Sequence[Style], base: Recor
         for case, reason in material.rest.items()
         if not reason.startswith("skipped") or _style_of(case, material) in styles
     }
-    if rest:  # whatever failed, and skips of these styles: those of other reports are no news here
+    if rest:  # failures, and skips of these styles
         lines += ["## Not measured", ""]
         lines += [*_unmeasured_lines(rest), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -90,7 +93,6 @@ def _style_of(node: str, material: ReportCases) -> Style:
 
 
 def _unmeasured_lines(reasons: Mapping[str, str]) -> Iterator[str]:
-    """A line per reason with its cases, the first few of them by name."""
     cases: dict[str, list[str]] = {}
     for case, reason in sorted(reasons.items()):
         cases.setdefault(without_paths(reason), []).append(code_text(case))
@@ -125,7 +127,7 @@ def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[s
         yield f"- measured: {escape(without_paths(recording.run.name))}, {_described(recording)}"
         run = recording.run
         shown = {case: one for case, one in run.projections.items() if case not in run.results}
-        yield from (f"- projected, {escape(without_paths(told))}" for told in remarks(shown))
+        yield from (f"- projected, {escape(without_paths(remark))}" for remark in remarks(shown))
     if base is not None:
         yield f"- base: {escape(without_paths(base.run.name))}, {_described(base)}"
     yield f"- published figures are references, no gates; {LABELS}"
@@ -135,8 +137,8 @@ def _described(recording: Recording) -> str:
     measured, projected = sum(bool(case.values) for case in table_cases(recording)), len(projected_cases(recording))
     torch = f", torch {recording.run.versions['torch']}" if "torch" in recording.run.versions else ""
     simulated = "; the devices are simulated: no time here is a measurement" if recording.run.simulated else ""
-    told = f"; rows of {plural(projected, 'projected case')} begin with 'projected'" if projected else ""
-    return escape(f"{measured} measured cases on {recording.run.hardware}{torch}{told}{simulated}")
+    projected_rows = f"; rows of {plural(projected, 'projected case')} begin with 'projected'" if projected else ""
+    return escape(f"{plural(measured, 'measured case')} on {recording.run.hardware}{torch}{projected_rows}{simulated}")
 
 
 def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:
@@ -148,5 +150,5 @@ def _require_rows(style: Style, recordings: Sequence[Recording], material: Repor
     there = ", ".join(sorted({case.model or case.workload for case in material.cases if case.values}))
     fitting = ", ".join(f"--style={other.name}" for other in fitting_styles(recordings)) or "another file"
     raise ConfigurationError(
-        f"style {style.name} has no table for what {names} measured ({there}); choose {fitting}, or run {style.needs}"
+        f"style {style.name} has no table for the cases of {names} ({there}); choose {fitting}, or run {style.needs}"
     )

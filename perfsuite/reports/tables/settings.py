@@ -1,4 +1,4 @@
-"""What was set up in a case, by the names that columns have: parameters, the mesh taken apart, batches and sizes."""
+"""Settings of a case by the names of columns: parameters, sizes of the mesh's axes, batches and sizes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
     settings.update({name: value for name, value in _mapping(parameters, "options").items() if name in _OF_STAGES})
     settings.update(models.stated(parameters, settings.get("tp", 1)))
     settings.update(_experts(parameters))
-    settings.update(
-        axes=_axes(settings), sequence_split=_sequence_split(settings), method=_method(settings, parameters)
-    )
+    split = "-".join(f"{axis}{settings[axis]}" for axis in ("cp", "tp") if int(settings.get(axis, 1)) > 1)
+    settings.update(axes=_axes(settings), sequence_split=split, method=_method(settings, parameters))
     if "accumulation" in parameters:
         settings["num_micro_batches"] = parameters["accumulation"]
     settings.update(_size(parameters))
@@ -78,7 +77,7 @@ def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(parameters: Mapping[str, Any]) -> str:
-    """What was chosen beside model, strategy and batch: ``overlap=False, accumulation=4``."""
+    """Return the settings other than model, strategy and batch: ``overlap=False, accumulation=4``."""
     options = {name: value for name, value in _mapping(parameters, "options").items() if name not in _OF_STAGES}
     chosen = [_told(options), _told(parameters.get("environment"))]
     if parameters.get("accumulation", 1) != 1:
@@ -95,11 +94,10 @@ def _mapping(parameters: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _told(values: Any) -> str:
-    """A mapping as ``name=value, ...``; numbers to four digits."""
     if not isinstance(values, Mapping):
         return ""
-    told = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
-    return ", ".join(f"{name}={value}" for name, value in told.items())
+    texts = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}
+    return ", ".join(f"{name}={value}" for name, value in texts.items())
 
 
 def _layout(platform: str, ranks: int, hosts: int | None) -> str:
@@ -125,13 +123,7 @@ def _axes(settings: Mapping[str, Any]) -> str:
     return f"{len(spread)}D ({'+'.join(spread)})" if len(spread) > 1 else "".join(f"{axis}-only" for axis in spread)
 
 
-def _sequence_split(settings: Mapping[str, Any]) -> str:
-    """``cp2-tp4``: the axes along which sequences are split."""
-    return "-".join(f"{axis}{settings[axis]}" for axis in ("cp", "tp") if int(settings.get(axis, 1)) > 1)
-
-
 def _method(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """How attention is computed: ``standard`` keeps the scores of all pairs."""
     if int(settings.get("cp", 1)) > 1:
         return str(_mapping(parameters, "options").get("context", "zigzag"))
     attention = str(parameters.get("attention", "auto"))

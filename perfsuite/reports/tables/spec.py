@@ -1,4 +1,4 @@
-"""What a table of a report is made of: which cases, which columns, which published rows beside them.
+"""The parts of a report's table: cases, columns and published rows.
 
 A column names a setting or a value of :class:`~perfsuite.reports.tables.case.TableCase`; its title has the unit and
 says per device or all devices where a report was not clear.
@@ -22,7 +22,7 @@ class ColumnSpec:
     """Name of a setting, or of a value: then a metric, under the name that published figures have too.  One in GiB is
     shown in the unit that the column reads best in, and has GiB in its title, or in MiB where the title says that."""
     scale: float = 1.0
-    """Value x scale is what the title says."""
+    """Factor from the value to the unit of the title."""
     value: bool = True
     """False for a setting."""
     optional: bool = False
@@ -47,17 +47,17 @@ class TableSpec:
     select: Callable[[TableCase], bool]
     """Which cases are its rows."""
     published: tuple[str, ...] = ()
-    """Published tables whose rows stand beside, ``report/id``."""
+    """Published tables whose rows are added, ``report/id``."""
     pair_by: tuple[str, ...] = ("ranks",)
-    """Settings that a published row shares with the row it stands beside."""
+    """Settings that a published row shares with its measured row."""
     notes: tuple[str, ...] = ()
-    """What a reader must know whatever was measured."""
+    """Notes for any results."""
     per: str = ""
     """A table for each value of this setting."""
     rows: Callable[[Sequence[TableCase]], Sequence[TableCase]] = tuple
     """From the selected cases to the rows, where a row is not a case: parts of a case, or a case and its sibling."""
     remarks: Callable[[Sequence[TableCase]], Iterable[str]] = lambda rows: ()
-    """What is to be said of the rows that were measured, below the table."""
+    """Returns further notes on the measured rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,8 @@ def setting(title: str, key: str) -> ColumnSpec:
 
 
 def trains(*prefixes: str) -> Callable[[TableCase], bool]:
-    """Cases of models whose name begins so."""
-
-    def select(case: TableCase) -> bool:
-        return bool(case.model) and case.model.startswith(prefixes)
-
-    return select
+    """Return a selection of cases of models whose name begins with a prefix."""
+    return lambda case: bool(case.model) and case.model.startswith(prefixes)
 
 
 def is_gpt(case: TableCase) -> bool:
@@ -103,7 +99,7 @@ def is_gpt(case: TableCase) -> bool:
 # -- columns that several tables have ----------------------------------------------------------------------------
 
 CASE = setting("case", "case_token")
-"""Which case a row is of; for tables whose other settings do not tell."""
+"""The case of a row; for tables in which rows have equal settings."""
 OPTIONS = ColumnSpec(title="options", key="options", value=False, optional=True)
 VARIANT = ColumnSpec(title="variant", key="variant", value=False, optional=True)
 LAYOUT = setting("nodes x ranks", "layout")
@@ -126,9 +122,9 @@ STRATEGY = setting("strategy", "strategy")
 SCHEDULE, STAGES = setting("schedule", "schedule"), setting("stages", "stages")
 DP, TP, PP, CP, EP = (setting(axis, axis) for axis in ("dp", "tp", "pp", "cp", "ep"))
 
-NAMED_BASE = "speed-up and efficiency name what they are counted from: the smallest number of ranks that was measured"
+NAMED_BASE = "speed-up and efficiency are relative to the smallest number of ranks that was measured"
 MFU_NOTE = "MFU here counts every product once (convention exact); perfsuite's JSON has the other conventions"
 COMMUNICATION = (
-    "communication is the exposed part: what the step loses to it, overlap taken off; in brackets its 95 % interval, "
+    "communication is the exposed part: the time of the step that is not overlapped; in brackets its 95 % interval, "
     "which reaches below 0 on a busy machine; on one rank it is 0 by definition"
 )

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
+from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.kernels import KERNELS
-from perfsuite.reports.tables.spec import (
-    DTYPE,
-    GLOBAL,
-    LAYOUT,
-    LENGTH,
-    LOCAL,
-    LOSS_STEPS,
-    MODEL,
-    NAMED_BASE,
-    PEAK,
-    SAMPLES,
-    SPEED_UP,
-    STEP_S,
-    STRATEGY,
-    TARGET,
-    VARIANT,
-    ColumnSpec,
-    Style,
-    TableSpec,
-    setting,
-    trains,
-)
+from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, setting, trains
 
 # -- 000 Open-Sora -----------------------------------------------------------------------------------------------
 
@@ -42,14 +22,14 @@ OPENSORA = Style(
             select=trains("opensora"),
             published=("000/overview",),
             columns=(
-                LAYOUT,
-                VARIANT,
-                MODEL,
+                c.LAYOUT,
+                c.VARIANT,
+                c.MODEL,
                 ColumnSpec(title="videos/s (all devices)", key="samples_per_s"),
                 ColumnSpec(title="videos/s per device", key="samples_per_s_per_device"),
                 ColumnSpec(title="tokens/s per device", key="tokens_per_s_per_device"),
                 ColumnSpec(title="final loss", key="final_loss"),
-                LOSS_STEPS,
+                c.LOSS_STEPS,
             ),
         ),
         TableSpec(
@@ -57,14 +37,14 @@ OPENSORA = Style(
             select=trains("opensora"),
             published=("000/compute",),
             columns=(
-                LAYOUT,
-                VARIANT,
-                LOCAL,
-                LENGTH,
+                c.LAYOUT,
+                c.VARIANT,
+                c.LOCAL,
+                c.LENGTH,
                 ColumnSpec(title="TFLOPS per device (ColossalAI)", key="colossalai_tflops_per_device"),
                 ColumnSpec(title="TFLOPS per device (Megatron)", key="megatron_tflops_per_device"),
                 ColumnSpec(title="TFLOPS per device (exact)", key="tflops_per_device"),
-                STEP_S,
+                c.STEP_S,
             ),
         ),
         TableSpec(
@@ -72,8 +52,8 @@ OPENSORA = Style(
             select=trains("opensora"),
             published=("000/time",),
             columns=(
-                LAYOUT,
-                VARIANT,
+                c.LAYOUT,
+                c.VARIANT,
                 ColumnSpec(title="data ms", key="data_ms"),
                 ColumnSpec(title="encoders ms", key="encoders_ms", optional=True),
                 ColumnSpec(title="forward ms", key="forward_ms"),
@@ -92,8 +72,8 @@ OPENSORA = Style(
             select=trains("opensora"),
             published=("000/memory",),
             columns=(
-                LAYOUT,
-                VARIANT,
+                c.LAYOUT,
+                c.VARIANT,
                 ColumnSpec(title="weights GiB", key="weights_gib"),
                 ColumnSpec(title="gradients GiB", key="gradients_gib"),
                 ColumnSpec(title="optimizer GiB", key="optimizer_gib"),
@@ -113,24 +93,23 @@ OPENSORA = Style(
 # -- 001 Latte ---------------------------------------------------------------------------------------------------
 
 _LATTE_COLUMNS = (
-    PEAK,
-    LOCAL,
-    GLOBAL,
+    c.PEAK,
+    c.LOCAL,
+    c.GLOBAL,
     setting("workers", "num_workers"),
     ColumnSpec(title="iter/s", key="iterations_per_s"),
-    SAMPLES,
-    SPEED_UP,
+    c.SAMPLES,
+    c.SPEED_UP,
     ColumnSpec(title="steps/epoch", key="steps_per_epoch"),
-    TARGET,
+    c.TARGET,
     ColumnSpec(title="time to target loss s", key="time_to_target_s"),
-    LOSS_STEPS,
+    c.LOSS_STEPS,
     ColumnSpec(title="final loss", key="final_loss", optional=True),
 )
 _trains_latte = trains("latte")
 
 
 def _copies_all(case: TableCase) -> bool:
-    """Whether every rank has the whole model, as with DDP or on one card."""
     return case.settings.get("strategy", "single") in ("ddp", "single")
 
 
@@ -148,28 +127,28 @@ LATTE = Style(
             select=lambda case: _trains_latte(case) and _copies_all(case),
             published=("001/latte-l", "001/latte-xl"),
             per="model",
-            columns=(LAYOUT, *_LATTE_COLUMNS),
-            notes=(NAMED_BASE,),
+            columns=(c.LAYOUT, *_LATTE_COLUMNS),
+            notes=(c.NAMED_BASE,),
         ),
         TableSpec(
             title="DeepSpeed and others",
             select=lambda case: _trains_latte(case) and not _copies_all(case),
             per="model",
-            columns=(STRATEGY, LAYOUT, *_LATTE_COLUMNS),
-            notes=(NAMED_BASE, "the report has a heading DeepSpeed and no figures below it"),
+            columns=(c.STRATEGY, c.LAYOUT, *_LATTE_COLUMNS),
+            notes=(c.NAMED_BASE, "the report has a heading DeepSpeed and no figures below it"),
         ),
         TableSpec(
             title="Largest local batch",
             select=lambda case: _trains_latte(case) and "largest_local_batch_samples" in case.values,
             columns=(
-                LAYOUT,
-                MODEL,
-                DTYPE,
-                STRATEGY,
-                VARIANT,
+                c.LAYOUT,
+                c.MODEL,
+                c.DTYPE,
+                c.STRATEGY,
+                c.VARIANT,
                 setting("checkpointing", "checkpointing"),
                 ColumnSpec(title="largest local batch", key="largest_local_batch_samples"),
-                PEAK,
+                c.PEAK,
             ),
             notes=("the report says of Latte-XL: 2 on an RTX 6000 Ada, and that a 4090 cannot hold it",),
         ),
@@ -191,18 +170,18 @@ FLAGPERF = Style(
             title="Batch",
             select=trains("llama2"),
             columns=(
-                LAYOUT,
-                MODEL,
+                c.LAYOUT,
+                c.MODEL,
                 setting("LBS (local batch)", "micro_batch_size"),
                 setting("MPE (sequence length)", "sequence_length"),
                 setting("GAS (accumulation)", "num_micro_batches"),
                 setting("DP", "dp"),
                 setting("GBS = LBS x GAS x DP", "global_batch_size"),
-                DTYPE,
+                c.DTYPE,
                 setting("activation checkpointing", "checkpointing"),
                 setting("attention", "attention"),
-                STRATEGY,
-                VARIANT,
+                c.STRATEGY,
+                c.VARIANT,
                 setting("data", "data"),
             ),
         ),
@@ -211,14 +190,14 @@ FLAGPERF = Style(
             select=trains("llama2"),
             published=("002/performance",),
             columns=(
-                LAYOUT,
-                DTYPE,
+                c.LAYOUT,
+                c.DTYPE,
                 setting("LBS", "micro_batch_size"),
                 setting("GAS", "num_micro_batches"),
                 setting("fix_hp", "fix_hp"),
                 ColumnSpec(title="tokens/s per device", key="tokens_per_s_per_device"),
                 ColumnSpec(title="loss", key="final_loss"),
-                LOSS_STEPS,
+                c.LOSS_STEPS,
                 ColumnSpec(title="memory used GiB (whole device)", key="whole_device_gib"),
                 setting("of GiB", "memory_there"),
                 ColumnSpec(title="memory peak GiB (allocated)", key="peak_gib"),

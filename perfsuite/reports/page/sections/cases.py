@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from perfsuite.base.text import listed, without_paths
 from perfsuite.base.units import format_seconds, plural, scaled
+from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import describe, word
 from perfsuite.record.result import Result
 from perfsuite.reports.case_details import case_facts, case_metrics
@@ -28,8 +29,6 @@ _KEY = (
 )
 """Metric, factor and unit of the figure in a row: the first metric that the case has."""
 COLUMNS = ("case", "ranks", "median", "figure", "rank spread", "disturbed", "verdict")
-
-_DISTURBED = "Disturbed: share of the samples in which another process or rank took the core of a rank."
 
 
 def section(material: Material) -> Section | None:
@@ -66,8 +65,6 @@ def section(material: Material) -> Section | None:
         ordered = [dataclasses.replace(row, cells=(*row.cells[:-1], ("", None))) for row in ordered]
     kept = [place for place in range(len(COLUMNS)) if not place or any(row.cells[place - 1][0] for row in ordered)]
     columns = tuple(COLUMNS[place] for place in kept)
-    if "disturbed" in columns:
-        more.append(_DISTURBED)
     shown = [dataclasses.replace(row, cells=tuple(row.cells[place - 1] for place in kept if place)) for row in ordered]
     table = CaseTable(columns=columns, rows=shown, more=" ".join(more))
     return Section(key="cases", title="All cases", blocks=[table])
@@ -86,7 +83,7 @@ def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
     measurement = case.measurement if looked_into and case.outcome == "measured" else None
     verdict = material.verdicts.get(case.case)
     spread = measurement.rank_spread if measurement is not None and case.world_size > 1 else None
-    disturbed = measurement.disturbed_share if measurement is not None else None
+    disturbed = disturbance(case) if measurement is not None else ""
     why_not = without_paths(case.detail) if case.outcome == "out_of_memory" else "run once, not measured"
     median = format_seconds(case.median_s, 3) if case.outcome == "measured" else why_not
     return CaseRow(
@@ -97,7 +94,7 @@ def _row(case: Result, material: Material, *, looked_into: bool) -> CaseRow:
             (median, case.median_s if case.outcome == "measured" else None),
             (_figure(case), None),
             ("" if spread is None else f"{spread:.0%}", spread),
-            ("" if disturbed is None else f"{disturbed:.0%}", disturbed),
+            (disturbed, None),
             ("" if verdict is None else word(verdict), None),
         ),
     )

@@ -143,6 +143,6 @@ def _points(members: Sequence[Result], title: str, *, one: bool = False) -> Grid
         "time": lambda case: format_seconds(case.median_s, 3),
         "algbw": lambda case: scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
         "busbw": lambda case: scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
-        "share of link": lambda case: share_of_peak(case.metric("busbw_gb_per_s")),
+        "share of link": lambda case: share_of_peak(case.metric("busbw_gb_per_s"), case),
     }
     return grid_of(ordered, dict([*columns.items()][2 * one :]), (), title)

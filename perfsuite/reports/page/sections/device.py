@@ -64,7 +64,7 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
             "intensity": intensity,
             "rate": case.values["tflops"] * per_tflops,
             "dtype": str(case.parameters.get("dtype")),
-            "tip": f"{words_of(case.case)}: {_rate(case)} {share_of_peak(case.metric('tflops'))}".strip(),
+            "tip": f"{words_of(case.case)}: {_rate(case)} {share_of_peak(case.metric('tflops'), case)}".strip(),
         }
         for case, intensity in drawn
     ]
@@ -72,7 +72,7 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
         "case": lambda case: case.name,
         "dtype": lambda case: str(case.parameters.get("dtype", "")),
         "rate": _rate,
-        "share of peak": lambda case: share_of_peak(case.metric("tflops")),
+        "share of peak": lambda case: share_of_peak(case.metric("tflops"), case),
         "time": lambda case: format_seconds(case.median_s, 3),
         "operations per byte": lambda case: f"{figure:.3g}" if (figure := _intensity(case)) else "",
     }
@@ -159,7 +159,7 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
     values = []
     for row, case in zip(names, drawn, strict=True):
         reached = case.values["gb_per_s"]
-        tip = f"{case.name}: {scaled(reached * 1e9, 'B/s')} {share_of_peak(case.metric('gb_per_s'))}".strip()
+        tip = f"{case.name}: {scaled(reached * 1e9, 'B/s')} {share_of_peak(case.metric('gb_per_s'), case)}".strip()
         values.append({"row": row, "what": "measured", "value": reached * times, "tip": tip})
         if peak := case.peak("gb_per_s"):
             values.append({"row": row, "what": f"{peak.kind} peak", "value": peak.value * times, "tip": peak.source})
@@ -167,7 +167,7 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
     columns: dict[str, Callable[[Result], str]] = {
         "case": lambda case: case.name,
         "bandwidth": lambda case: scaled(case.values["gb_per_s"] * 1e9, "B/s"),
-        "share of peak": lambda case: share_of_peak(case.metric("gb_per_s")),
+        "share of peak": lambda case: share_of_peak(case.metric("gb_per_s"), case),
         "time": lambda case: format_seconds(case.median_s, 3),
         "remark": lambda case: case.metric("gb_per_s").note,
     }

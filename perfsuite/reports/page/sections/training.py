@@ -201,7 +201,7 @@ def _published(material: Material) -> list[Grid]:
         tables = tuple(spec for spec in style.tables if spec.published)
         for table in grids_of(dataclasses.replace(style, tables=tables), found):
             if any("published:" in cell for row in table.rows for cell in row):
-                title = f"{table.title}, with published rows"
+                title = f"{table.title}, published rows after them"
                 lines.append(grid(table.columns, table.rows, table.notes, title))
     return lines
 
@@ -219,7 +219,8 @@ def scaling(material: Material) -> Section | None:
     results = _of_series(material.measured)
     series: dict[tuple[str, str], list[Scaling]] = {}
     for one in scalings(results).values():
-        series.setdefault((one.kind, without_ranks(one.point.case)), []).append(one)
+        if not one.doubt:  # neither a disturbed time nor a speed-up above linear is drawn
+            series.setdefault((one.kind, without_ranks(one.point.case)), []).append(one)
     charts = []
     for kind in ("weak", "strong", "mixed"):
         found = {
