@@ -41,7 +41,9 @@ def pages():
 
 def test_a_page_stands_where_it_was_asked_for(repo):
     done = repo.run("--perf-html=out/run.html")
-    done.stdout.fnmatch_lines(["page        out/run.html without charts: pip install *", "next *perfsuite show *--show=tables"])
+    done.stdout.fnmatch_lines(
+        ["page        out/run.html without charts: pip install *", "next *perfsuite show *--show=tables"]
+    )
     read = Read(Path("out/run.html").read_text())
     assert "2 measured, 1 failed" in read.text
     assert "test_product[cpu-64]" in read.text
