@@ -98,6 +98,13 @@ FORMATS: tuple[Format, ...] = (
 )
 _WITH_DEEPSPEED = (megatron.MEGATRON, megatron.GPT_NEOX, megatron.PRIMUS)
 """Formats that read DeepSpeed's lines too."""
+_OPTIONS = {
+    "collective": ("nccl-tests", "hccl-test"),
+    "ranks": ("nccl-tests", "hccl-test", "osu"),
+    "ranks_per_node": ("flagperf",),
+    "run": ("nccl-tests", "torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed"),
+}
+"""The formats that an option applies to, by the field of :class:`Told`; platform and dtype apply to all."""
 MAX_BYTES = 256 << 20
 """Larger files are refused unread."""
 _STANDARD_INPUT = Path("-")
@@ -126,6 +133,12 @@ def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
             many = "is of several formats" if fits else "is of no format that is known"
             raise ImportFailed(f"{shown} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
         known = fits[0]
+    for field, takers in _OPTIONS.items():
+        if getattr(told, field) and known.name not in takers:
+            option = f"--{field.replace('_', '-')}"
+            raise ImportFailed(
+                f"{shown}: {option} does not apply to {known.name}, only to {', '.join(takers)}; omit it"
+            )
     source = replace(source, tool=known.name)
     imported = known.read(source)
     return _checked(source, replace(imported, notes=(*imported.notes, note)) if note else imported)

@@ -106,6 +106,14 @@ PROGRAM = StepProgram(
         "actual seq length": "sequence_length",
     },
 )
+_BAR = StepProgram(
+    step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d+)/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
+    fields=re.compile(r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*)(?:\.0(?=,))?(?P<end>[,\]]|$)"),
+    figures=_FIGURES,
+    mark=re.compile(r"\btrain_step_timing in s="),
+    ignored=frozenset({"global_step", "v_num"}),
+)
+"""NeMo's progress bar; the bar counts the steps exactly, its global_step has three digits."""
 _BRIDGE = re.compile(r"\bStep Time : (?P<time>[\d.]+s) GPU utilization: (?P<rate>[\d.]+MODEL_TFLOP/s/GPU)\s*$")
 _BRIDGE_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "time": (StepFigure(meaning=_STEP_MS, convention="megatron-bridge: printed in s", form="@s", scales={"": 1e3}),),
@@ -123,7 +131,7 @@ def family(source: Source) -> str:
     'gpt-neox'
     """
     if not PROGRAM.begins(source):
-        return ""
+        return "megatron" if _BAR.begins(source) else ""
     if any_line(source.lines, _NEOX):
         return "gpt-neox"
     return "primus" if any_line(source.lines, _PRIMUS) else "megatron"
@@ -131,6 +139,7 @@ def family(source: Source) -> str:
 
 def _read(source: Source) -> Imported:
     found = found_in(source, PROGRAM)
+    found.add(found_in(source, _BAR))
     found.add(figures_of(source, list(_bridge(source)), _BRIDGE_FIGURES))
     found.add(deepspeed.found_in(source))
     return imported(source, found)

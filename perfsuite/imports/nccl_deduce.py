@@ -50,7 +50,7 @@ def figure(text: str) -> Interval:
 
 def from_time(point: LogPoint) -> Interval | None:
     """Return size over time in GB/s; None where the time may be 0."""
-    return Interval.exactly(Fraction(point.size, 1000)).over(figure(point.printed[0]))
+    return Interval.exactly(Fraction(point.size, 1000 * point.time_unit_us)).over(figure(point.printed[0]))
 
 
 def meets(one: Interval, other: Interval) -> bool:

@@ -18,7 +18,7 @@ from perfsuite.base.masking import is_secret_name, masked
 from perfsuite.base.units import gb_per_s, plural
 from perfsuite.imports.factors import factor
 from perfsuite.imports.nccl_deduce import BYTES, Found, decide, figure, from_time, meets
-from perfsuite.imports.nccl_text import BEGIN, Log, LogPoint, is_table, read_runs
+from perfsuite.imports.nccl_text import BEGIN, Log, LogPoint, is_row, is_table, read_runs
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
 from perfsuite.published.numbers import Interval, printed
 
@@ -115,7 +115,7 @@ def _reason(source: Source, error: ImportFailed) -> str:
 # ---- figures ----
 
 _DTYPES: Mapping[str, str] = MappingProxyType(
-    {"float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "int8": "int8", "int32": "int32"}
+    {"float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "char": "int8", "int": "int32"}
 )
 _CONVENTION = "nccl-tests; from size and time"
 _LEAST_US = 1e-3
@@ -256,7 +256,8 @@ def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequenc
     counted = "nccl-tests; as printed" if is_printed else _CONVENTION
     counted += "; one rank sends nothing" if found.ranks == 1 else ""
     time: Meaning = ("cpu_time_us" if log.cpu_time else "latency_us", "us", "lower")
-    figures: list[tuple[Meaning, float, str, str]] = [(time, point.time_us, point.printed[0], "nccl-tests")]
+    clock = "nccl-tests" if point.time_unit_us == 1 else "nccl-tests; printed in ms"
+    figures: list[tuple[Meaning, float, str, str]] = [(time, point.time_us, point.printed[0], clock)]
     figures.append((("algbw_gb_per_s", "GB/s", "higher"), algbw, point.printed[1], counted))
     if found.ranks > 1:
         busbw = float(point.printed[2]) if log.cpu_time else algbw * ratio
@@ -281,6 +282,8 @@ def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequenc
 FORMAT = Format(
     name="nccl-tests",
     about="nccl-tests, rccl-tests, mccl: text, or JSON of -J",
-    recognises=lambda source: any(BEGIN.search(line) or is_table(line) for line in source.lines) or _is_json(source),
+    recognises=lambda source: (
+        any(BEGIN.search(line) or is_table(line) or is_row(line) for line in source.lines) or _is_json(source)
+    ),
     read=_read,
 )

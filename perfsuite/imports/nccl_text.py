@@ -32,6 +32,8 @@ class LogPoint:
     time_us: float
     printed: tuple[str, str, str]
     """Time, algbw, busbw."""
+    time_unit_us: int = 1
+    """Microseconds per unit of the printed time: 1,000 before NCCL 2.5."""
     wrong: str
     """Wrong values, or the largest deviation; N/A where nothing was checked."""
 
@@ -67,7 +69,7 @@ class Log:
     notes: tuple[str, ...] = ()
 
 
-BEGIN = re.compile(r"# nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
+BEGIN = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
 _RANK = re.compile(
     r"(?:#\s*(?=Rank)|(?=Rank\s+\d+\s+(?:Group|Pid)\s))Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?(\S)"
 )
@@ -96,7 +98,14 @@ _FAILURE_AROUND = re.compile(
 _NEXT = re.compile(r"# (?:nccl-tests version|Collective test starting)")
 _FIGURE = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|N/A|[-+]?nan|[-+]?inf", re.IGNORECASE)
 _OPERATIONS = frozenset({"sum", "prod", "max", "min", "avg", "mulsum", "none"})
+_FIRST_HALF = re.compile(
+    rf"\s*\d+\s+\d+\s+[a-z]\w*(?=\s)(?:\s+(?:{'|'.join(sorted(_OPERATIONS))})(?=\s))?"
+    r"(?:\s+(?:-1(?!\d)|\d+(?:\.\d+)?(?=\s|$)))*"
+)
+"""The beginning of a row up to the message that broke it; -1 is the last figure that a message may touch."""
 _UNITS = frozenset({"B", "elements", "us", "GB/s", "%"})
+_OLDEST = ["bytes", "N", "type"]
+"""Names of the first columns before NCCL 2.5, whose times are in ms."""
 _NO_UNITS = "the units are not stated: us and GB/s, because size over time gives algbw"
 
 
@@ -116,8 +125,14 @@ def read_runs(source: Source) -> list[Log]:
 def is_table(line: str) -> bool:
     """Return whether a line has the names of the table's columns, and no word of a message."""
     words = line.lstrip("# ").split()
-    is_named = words[:3] == ["size", "count", "type"] and words.count("algbw") == words.count("busbw") > 0
-    return is_named and all(map(_NAME.fullmatch, words))
+    is_named = words[:3] in (["size", "count", "type"], _OLDEST) and words.count("algbw") == words.count("busbw") > 0
+    return is_named and all(word == "N" or _NAME.fullmatch(word) for word in words)
+
+
+def is_row(line: str) -> bool:
+    """Return whether a line has the columns of a whole row, both sides of it."""
+    words = line.split()
+    return _ROW.match(line) is not None and 11 <= len(words) <= 13 and all(map(_FIGURE.fullmatch, words[-8:]))
 
 
 def _split(labelled: Sequence[Line]) -> list[tuple[list[Line], list[Line]]]:
@@ -182,13 +197,24 @@ def _run(lines: Sequence[Line], before: Sequence[Line]) -> Log:
     refused: list[Refused] = []
     seen: dict[str, int] = {}
     notes = list(table.notes)
+    half: Line | None = None
+    """A row that another message may have broken, until its rest or a whole row comes."""
     for line in table.lines:
         plain = " ".join(line.text.split())
         try:
             row = list(table.points(line))
         except ValueError as error:
+            row = table.joined(half, line) if half else []
+            if half and row:
+                notes.append(f"lines {half.number} and {line.number} are one row that another message broke")
+                refused.pop()
+                points += row
+                half = None
+                continue
+            half = line if _ROW.match(line.text) else None
             refused.append(Refused(line=line.number, text=plain, why=str(error)))
             continue
+        half = None if row else half
         if row and seen.setdefault(plain, line.number) != line.number:
             notes.append(f"line {line.number} repeats line {seen[plain]} word by word: left out")
         else:
@@ -304,6 +330,7 @@ class _Table:
     units: bool = False
     deviations: bool = False
     cpu_time: bool = False
+    time_unit_us: int = 1
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -325,12 +352,21 @@ class _Table:
             lines=tuple(lines[at + 1 :]),
             side=sides[1] - sides[0] if len(sides) == 2 else 4,
             has_one=len(sides) == 1,
-            columns=frozenset({"redop", "root"} & set(words)),
+            columns=frozenset({"redop", "root"} & {"redop" if word == "op" else word for word in words}),
             units=stated,
-            deviations="error" in words,
+            deviations="error" in words or "res" in words,
             cpu_time="cputime" in words,
-            notes=() if stated else (_NO_UNITS,),
+            time_unit_us=1_000 if words[:3] == _OLDEST else 1,
+            notes=() if stated else (_NO_UNITS.replace("us and", "ms and") if words[:3] == _OLDEST else _NO_UNITS,),
         )
+
+    def joined(self, half: Line, rest: Line) -> list[LogPoint]:
+        """Return the figures of two lines that make one whole row; none where they do not."""
+        first = _FIRST_HALF.match(half.text)
+        try:
+            return list(self.points(replace(half, text=f"{first[0]} {rest.text}"))) if first else []
+        except ValueError:
+            return []
 
     def points(self, line: Line) -> Iterator[LogPoint]:
         """Return the figures of a row, none for another line; ValueError says how the row is broken."""
@@ -363,7 +399,8 @@ class _Table:
                 operation="".join(names).replace("none", ""),
                 root=root,
                 in_place=in_place,
-                time_us=float(time),
+                time_us=self.time_unit_us * float(time),
+                time_unit_us=self.time_unit_us,
                 printed=(time, algbw, busbw),
                 wrong=wrong,
             )
