@@ -196,7 +196,7 @@ def test_printed_digits_are_intervals(tmp_path):
         row.name.rpartition(" rank ")[0] + " rank" for row in imported.rows
     }
     wrong = read(tmp_path, log(3, T4.replace("0.57", "0.59"), OLD))
-    assert ["busbw 0.59 is not what size and time give, 0.5652 GB/s: the row is not consistent"] == [
+    assert ["busbw 0.59 differs from size over time, 0.5652 GB/s: the row is not consistent"] == [
         one.why for one in wrong.refused
     ]
 

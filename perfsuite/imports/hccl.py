@@ -1,8 +1,8 @@
 """hccl_test: collectives between Ascend devices.
 
-alg_bandwidth is data_size over aveg_time, of 1e9 bytes in some versions and of 2**30 in others, and both are printed as
-GB/s.  Rows are checked by it, and algbw is taken from size and time.  The collective is that
-of the command above (``all_reduce_test``) or of ``--collective``; the ranks are those of ``--ranks``.
+alg_bandwidth is data_size over aveg_time. Its GB are 1e9 bytes in some versions and 2**30 in others. Rows are checked
+with it; the imported algbw is computed from size and time. The collective comes from the command (``all_reduce_test``)
+or from ``--collective``, the ranks from ``--ranks``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COLUMNS = ("data_size", "time", "alg_bandwidth", "check_result")
 _COMMAND = re.compile(r"[\s/](?P<name>[a-z]\w*)_test(?=\s+-|\s*$)")
 _CHECKED = ("success", "NULL")
 _WHOLE = ("all_reduce", "broadcast", "reduce")
-"""Collectives whose data_size is the size that busbw counts."""
+"""Collectives whose data_size is the size S of busbw."""
 _SPARE = Fraction(1, 1000)
 
 
@@ -38,7 +38,7 @@ def _names(line: str) -> tuple[str, ...]:
 
 
 def _read(source: Source) -> Imported:
-    asked = source.told.collective
+    asked = source.options.collective
     if asked and not collective_named(asked):
         raise source.fault(1, f"--collective {asked!r} is none of {', '.join(KINDS)}", "choose one of these")
     lines = [replace(line, text=line.text.replace("|", " ")) for line in source.labelled]
@@ -82,7 +82,7 @@ def _why_refused(row: LogRow) -> str:
 
 
 def _fits(bandwidth: str, exact: Interval, unit: int) -> bool:
-    """Return whether a printed bandwidth is the exact one, given in GB/s, in this many bytes."""
+    """Return whether a printed bandwidth equals the exact one in GB/s, if a GB has ``unit`` bytes."""
     scale = Fraction(10**9, unit)
     right = Interval(low=exact.low * scale * (1 - _SPARE), high=exact.high * scale * (1 + _SPARE))
     return printed(bandwidth).numbers[0].interval.meets(right)
@@ -90,7 +90,7 @@ def _fits(bandwidth: str, exact: Interval, unit: int) -> bool:
 
 def _figures(source: Source, table: LogTable, row: LogRow, collective: str) -> Iterator[ImportedRow]:
     size, time, bandwidth, _ = row.cells
-    ranks = source.told.ranks
+    ranks = source.options.ranks
     algbw = gb_per_s(int(size), float(time) / 1e6)
     figures: list[tuple[Meaning, float, str, str]] = [
         (("latency_us", "us", "lower"), float(time), time, "hccl_test: mean of its iterations"),

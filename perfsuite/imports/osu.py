@@ -1,7 +1,7 @@
 """OSU micro-benchmarks: latency, bandwidth and collectives between MPI ranks.
 
-MB/s are 1e6 bytes.  The latency between two ranks is half of a round trip.  The size of allgather, alltoall, gather and
-scatter is that of one rank.  Source: osu-micro-benchmarks 5.9 to 7.5.
+MB/s are 1e6 bytes. The latency between two ranks is half a round trip. The size of allgather, alltoall, gather and
+scatter is per rank. Source: osu-micro-benchmarks 5.9 to 7.5.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMNS: Mapping[str, tuple[Meaning | None, float]] = MappingProxyType(
 )
 _NAMES = re.compile("|".join(re.escape(name).replace(r"\ ", r"\s*") for name in _COLUMNS))
 _ENDS = (28, 30)
-"""Columns that the first figure ends in, today and before version 4; a row that lost its first digits ends earlier."""
+"""Columns in which the first figure ends, since version 4 and before; a row that lost its first digits ends earlier."""
 _OF_ONE_RANK = re.compile(r"\b(?:I?All-?gather|I?All-?to-?all|I?Gather|I?Scatter)v?w?\b", re.IGNORECASE)
 _WHOLE = re.compile(r"\b(?P<name>Allreduce|Broadcast|Bcast|Reduce) Latency$")
 _KINDS = {"Allreduce": "all_reduce", "Broadcast": "broadcast", "Bcast": "broadcast", "Reduce": "reduce"}
@@ -47,7 +47,7 @@ def _title(line: str) -> str:
 
 
 def _names(line: str) -> tuple[str, ...]:
-    """Return the columns that a line names; empty for another line, also for one that is cut."""
+    """Return the column names of a line; empty for any other or cut line."""
     text = line.lstrip("# ").strip()
     names = tuple(
         next(name for name in _COLUMNS if name.replace(" ", "") == re.sub(r"\s", "", found))
@@ -76,7 +76,7 @@ def _read(source: Source) -> Imported:
 
 
 def _why_refused(table: LogTable, index: int) -> str:
-    """Return why a row is broken; sizes are powers of two, or none is, and figures have two decimals."""
+    """Return why a row is broken: sizes must all be powers of two or none, figures must have two decimals."""
     cells = dict(zip(table.columns, table.rows[index].cells, strict=True))
     if cells.get("Validation", "Pass") != "Pass":
         return "the validation failed: the result is wrong"
@@ -94,7 +94,7 @@ def _why_refused(table: LogTable, index: int) -> str:
         return f"the size is {sizes[index]!r:.40}"
     odd = [size for size in sizes if size.isdecimal() and int(size) & (int(size) - 1)]
     if sizes and len(sizes) > 2 and odd == [sizes[index]]:
-        return f"{odd[0]} B is no power of two, as the other sizes are: the row is cut"
+        return f"{odd[0]} B is not a power of two, as the other sizes are: the row is cut"
     return ""
 
 
@@ -118,7 +118,7 @@ def _figures(source: Source, table: LogTable, row: LogRow) -> Iterator[ImportedR
             convention=_convention(table.title, meaning[0]),
             collective=_KINDS[whole["name"]] if whole and meaning[0] == "latency_us" else "",
             message_bytes=float(size) if size and not share else None,
-            ranks=source.told.ranks,
+            ranks=source.options.ranks,
             settings={key: text for key, text in extras.items() if text},
         )
 

@@ -1,6 +1,6 @@
-"""perftest: bandwidth and latency of RDMA, as ib_write_bw, ib_send_lat and their like print them.
+"""perftest: RDMA bandwidth and latency of ib_write_bw, ib_send_lat and similar programs.
 
-MiB/sec, and MB/sec of older versions, are 2**20 bytes; Gb/sec are 1e9 bits.  Rows are checked by the message rate.
+MiB/sec, and MB/sec of older versions, are 2**20 bytes; Gb/sec are 1e9 bits. Rows are checked against the message rate.
 Source: linux-rdma/perftest, src/perftest_parameters.c.
 """
 
@@ -53,7 +53,7 @@ def _title(line: str) -> str:
 
 
 def _names(line: str) -> tuple[str, ...]:
-    """Return the columns that a line names; empty for another line, also for one that is cut."""
+    """Return the column names of a line; empty for any other or cut line."""
     text = line.strip()
     names = tuple(_NAMES.findall(text))
     return (
