@@ -171,10 +171,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _runs_of(
-    path: Path,
-    rows: Sequence[Expectation],
-    quantities: dict[str, FleetQuantity],
-    over_several: dict[str, Result],
+    path: Path, rows: Sequence[Expectation], quantities: dict[str, FleetQuantity], over_several: dict[str, Result]
 ) -> list[NodeRun]:
     """Return a run for every host of a journal; an absent one for a journal that does not count."""
     try:

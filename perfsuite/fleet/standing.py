@@ -133,12 +133,7 @@ def judge_fleet(
     lacking = _lacking(present, populations)
     nodes: dict[str, NodeStanding] = {
         name: _standing(
-            name,
-            fleet.nodes[name],
-            slow=found[name],
-            alike=alike,
-            judged=name in judged,
-            lacking=lacking.get(name, ""),
+            name, fleet.nodes[name], slow=found[name], alike=alike, judged=name in judged, lacking=lacking.get(name, "")
         )
         for name in fleet.nodes
     }

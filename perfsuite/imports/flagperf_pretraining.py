@@ -63,13 +63,7 @@ def _ends(source: Source) -> Iterator[ImportedRow]:
         meaning, scale, convention = _FIGURES[name]
         settings = {"epoch": str(epoch), **({"stated_peak_tflops": peak} if peak else {})}
         yield source.row(
-            number,
-            f"epoch {epoch}",
-            meaning,
-            scale * value,
-            printed=text,
-            convention=convention,
-            settings=settings,
+            number, f"epoch {epoch}", meaning, scale * value, printed=text, convention=convention, settings=settings
         )
 
 

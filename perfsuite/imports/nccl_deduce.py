@@ -123,10 +123,7 @@ def _names(source: Source, log: Log, points: Sequence[LogPoint]) -> tuple[tuple[
     if asked or (named and not log.named_line):
         return (named or asked,), True
     names = possible(
-        operation=points[-1].operation != "",
-        root=points[-1].root,
-        columns=log.columns,
-        unchecked=_is_unchecked(points),
+        operation=points[-1].operation != "", root=points[-1].root, columns=log.columns, unchecked=_is_unchecked(points)
     )
     if named and named not in names:  # the name in a command may be cut
         reason = f"{where} {named}, whose rows have another operation, root or check"

@@ -92,11 +92,9 @@ class Advice:
     ties: tuple[Candidate, ...]
     """Layouts whose difference to the fastest is within its error, the simplest first."""
     legal: int
-    """Number of layouts that break no rule."""
     rejected: Mapping[str, int]
     """Number of rejected layouts by reason, including memory."""
     errors: Mapping[str, float]
-    """Relative error by resource."""
     smallest: tuple[int, Layout, MemoryBreakdown] | None = None
     """If no layout fits: the smallest world on which one fits, the layout and its memory."""
 

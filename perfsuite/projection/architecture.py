@@ -38,7 +38,6 @@ class Architecture:
     positions: int = 0
     """Number of learned positions."""
     biases: bool = False
-    """Norms and matrices have biases."""
     head_width: int = 0
     """Features of a head's queries and keys; 0: D / H."""
     value_width: int = 0
@@ -53,11 +52,9 @@ class Architecture:
     top_k: int = 0
     expert_hidden: int = 0
     shared_hidden: int = 0
-    """Hidden features of the shared experts."""
     dense_layers: int = 0
     """Number of first layers without experts."""
     router_biases: bool = False
-    """A router has a bias for each expert."""
     vectors: int = 0
     """Parameters of a block's norms and biases; 0: two norms, and with ``biases`` those of all matrices."""
     capacity_factor: float | None = None

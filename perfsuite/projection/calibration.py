@@ -58,7 +58,6 @@ class KernelPoint:
     of a head), causal unless ``causal`` says otherwise."""
     time_s: float
     source: str = ""
-    """The case id."""
     stage: str = ""
     """forward, backward_input or backward_weight if the kernel differs by it; empty: any."""
     causal: bool = True
@@ -72,7 +71,6 @@ class CollectiveLine:
     """all_reduce, all_gather, reduce_scatter, all_to_all, send_recv."""
     ranks: int
     alpha_us: float
-    """Time of an empty message."""
     beta_gb_per_s: float
     """busbw that large messages approach, GB/s."""
     nodes: int = 1
@@ -89,7 +87,6 @@ class Calibration:
     """The constants and measurements of one device under one software."""
 
     device: str
-    """Platform name."""
     software: str = ""
     """Key of the software: the versions that change times; empty without a measurement."""
     regime: Regime = "platform row only"

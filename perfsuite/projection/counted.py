@@ -36,7 +36,6 @@ class BlockCounts:
     backward_width_bytes: float
     backward_hidden_bytes: float
     backward_weight_bytes: float
-    """Casts of their gradients."""
     forward_kernels: float
     """Kernels other than matrix products and attention."""
     backward_kernels: float

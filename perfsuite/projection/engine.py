@@ -29,7 +29,6 @@ class StepTime(NamedTuple):
 
     seconds: float
     parts: tuple[tuple[str, str, float], ...]
-    """(name, resource, seconds)."""
     bubble_ratio: float
     host_s: float
     """Seconds that the host needs to start all kernels of a step."""
@@ -82,7 +81,8 @@ class Projector:
         launched = count * busiest.kernels * self._launch_s
         device_s = sum([seconds for _, _, seconds in parts])
         waits_s = max(0.0, launched - device_s)
-        slower_s = self._slowest_of(layout.world_size) * (device_s + waits_s + self._host_s)
+        beyond = expected_maximum(max(_SPREAD_OF, layout.world_size)) - expected_maximum(_SPREAD_OF)
+        slower_s = self._spread * beyond * (device_s + waits_s + self._host_s)
         parts += [
             ("launching kernels", "host", waits_s),
             ("host", "host", self._host_s),
@@ -187,12 +187,6 @@ class Projector:
     def _waits(self, name: str, message: Message, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
         exposed = NONE.waiting(message, self._stages.exposed(message, behind_s, layout))
         return [(name, "link", exposed.link), (name, "network", exposed.network)]
-
-    def _slowest_of(self, ranks: int) -> float:
-        """Return the relative delay of the slowest of ``ranks``, beyond 8: sigma (E max of N - E max of 8)."""
-        if ranks <= _SPREAD_OF or not self._spread:
-            return 0.0
-        return self._spread * (expected_maximum(ranks) - expected_maximum(_SPREAD_OF))
 
 
 def _last_bucket(gradient_bytes: float, bucket_bytes: float) -> float:

@@ -31,7 +31,6 @@ class Implementation:
 
     name: str
     source: str
-    """Source of the counts."""
     forward_width_bytes: float = 20.0
     """Bytes that elementwise kernels of a block move in the forward pass, per token and width."""
     forward_hidden_bytes: float = 4.0
@@ -112,7 +111,6 @@ class Implementation:
     gathers_again: bool = False
     """The backward pass gathers tokens again for weight gradients under sequence parallelism (Megatron)."""
     splits_positions: bool = False
-    """Tensor parallelism splits the embedding of positions."""
     ring_gradient_bytes: float = 0.0
     """Bytes of a key's or value's gradient sent round a ring; 0: as the key is sent."""
     ring_bytes: tuple[float, float] = (0.0, 0.0)
@@ -241,9 +239,7 @@ _BUCKET_BYTES = 25.0 * MIB
 def _read_from_code(model: Model, training: Training) -> Implementation:
     plain = training.dtype in ("fp32", "tf32")
     own = counted(
-        gated=(kind_of(model) or "").startswith(("llama", "moe")),
-        autocast=not plain,
-        compiled=training.compiled,
+        gated=(kind_of(model) or "").startswith(("llama", "moe")), autocast=not plain, compiled=training.compiled
     )
     double = 2.0 if plain else 1.0
     gradient = 4.0 if training.gradient_dtype == "fp32" else 2.0

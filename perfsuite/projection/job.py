@@ -49,7 +49,6 @@ class Job:
     architecture: Architecture
     """The model in plain numbers; published rows have models that perfsuite does not build."""
     implementation: Implementation
-    """Traits of the code."""
 
     @classmethod
     def of(

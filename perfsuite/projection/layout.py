@@ -29,7 +29,6 @@ class Group(NamedTuple):
     """Most ranks of the group on one node."""
     nodes: int
     stride: int
-    """Distance of neighbours in ranks."""
     concurrent: int
     """Groups of this axis that send from one node at the same time and share its network."""
 

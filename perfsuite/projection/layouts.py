@@ -35,7 +35,6 @@ class Layouts:
     fused_attention: bool = False
     """Scores are never kept, so selective recomputation changes nothing."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Number of rejected meshes and choices by rule."""
 
     def legal(self) -> Iterator[Layout]:
         """Yield all layouts that break no rule, also those that do not fit into memory."""
@@ -50,7 +49,7 @@ class Layouts:
         for tp in self._along_tp():
             for pp in self._along_pp(self.world_size // tp):
                 for cp in self._along_cp(self.world_size // tp // pp, tp):
-                    for ep in self._along_ep(self.world_size // tp // pp // cp):
+                    for ep in _divisors(math.gcd(self.world_size // tp // pp // cp, self.model.experts or 1)):
                         dp = self.world_size // tp // pp // cp // ep
                         if self.global_batch % (dp * ep):
                             self.rejected[f"the batch does not divide by {dp * ep} replicas"] += 1
@@ -98,9 +97,6 @@ class Layouts:
                 self.rejected["cp and tp do not divide the tokens of a sample"] += 1
             else:
                 yield cp
-
-    def _along_ep(self, ranks: int) -> Iterator[int]:
-        yield from _divisors(math.gcd(ranks, self.model.experts) if self.model.experts else 1)
 
     def _choices(self, shape: MeshShape, micro_batch_size: int, count: int) -> Iterator[Layout]:
         pp, several = shape.size("pp"), shape.replicas * shape.size("cp") > 1

@@ -45,7 +45,6 @@ class MemoryBreakdown:
     temporary: float = 0.0
     """Gathered layers, one layer's weight gradient, one recomputed layer, buffers of the loss."""
     communication: float = 0.0
-    """Buckets and buffers."""
     accumulated: float = 0.0
     """Gradients allocated together with activations: in persistent buffers, or of earlier micro-batches."""
     updating: float = 0.0
@@ -86,7 +85,6 @@ class Load(NamedTuple):
     dense: float
     """Parameters that all data-parallel ranks have."""
     routed: float
-    """Parameters of the rank's experts."""
     activations: float
     logits: float
     temporary: float

@@ -22,7 +22,6 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
         "SendRecv": "send_recv",
     }
 )
-"""Collective by class of the workload."""
 _PASSES: Mapping[str, float] = MappingProxyType({"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0})
 """Passes round a ring, in order of preference."""
 

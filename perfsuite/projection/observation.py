@@ -23,11 +23,9 @@ class Observation:
     """The times and values of one case."""
 
     case: str
-    """pytest node id."""
     kind: str
     """Class of the workload: Matmul, AllReduce, TrainStep, ..."""
     parameters: Mapping[str, Any]
-    """Fields of the workload."""
     platform: str
     world_size: int
     time_s: float

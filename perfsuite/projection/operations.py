@@ -131,7 +131,8 @@ class Share:
 def block(share: Share, *, experts: bool) -> Passes:
     """Return the operations of one block."""
     model, code, checkpointing = share.model, share.code, share.layout.checkpointing
-    products = (*_projections(share), *(_expert_products(share) if experts else _dense_products(share)))
+    dense = _mlp(share.tokens, model.width, model.hidden / share.tp, model)
+    products = (*_projections(share), *(_expert_products(share) if experts else dense))
     scores = _scores(share)
     sent, returned, last = _messages(share, experts=experts)
     forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent, *last)
@@ -173,10 +174,6 @@ def _mlp(tokens: float, width: int, hidden: float, model: Architecture, groups: 
         Matmul(m=tokens, n=(model.matrices - 1) * hidden, k=width, groups=groups),
         Matmul(m=tokens, n=width, k=hidden, groups=groups),
     )
-
-
-def _dense_products(share: Share) -> tuple[Matmul, ...]:
-    return _mlp(share.tokens, share.model.width, share.model.hidden / share.tp, share.model)
 
 
 def _expert_products(share: Share) -> tuple[Matmul, ...]:

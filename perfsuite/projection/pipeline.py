@@ -74,8 +74,8 @@ class PricedPipeline:
         work of the busiest rank plus one micro-batch of every other rank.
         """
         spec = find_schedule(self.schedule)
-        sums = self._stage_sums
-        if spec.bubble is not None and max(sums) - min(sums) <= _EQUAL * max(sums) and self._halves_are_equal():
+        equal = all(max(each) - min(each) <= _EQUAL * max(each) for each in (self._stage_sums, self.times.forward_s))
+        if spec.bubble is not None and equal:
             bubble: Fraction = spec.bubble(self.ranks, self.num_micro_batches, self.stages_per_rank)
             return self.busiest_s / float(1 - bubble)
         if spec.bubble is None or simulated:
@@ -92,10 +92,6 @@ class PricedPipeline:
         times = self.times
         both = zip(times.forward_s, times.backward_input_s, times.backward_weight_s, strict=True)
         return [a + b + c for a, b, c in both]
-
-    def _halves_are_equal(self) -> bool:
-        forward = self.times.forward_s
-        return max(forward) - min(forward) <= _EQUAL * max(forward)
 
     @functools.cached_property
     def _rank_sums(self) -> list[float]:
@@ -127,10 +123,7 @@ class PricedPipeline:
 
     def _walked_s(self, num_micro_batches: int) -> float:
         schedule = make_schedule(
-            self.schedule,
-            ranks=self.ranks,
-            num_micro_batches=num_micro_batches,
-            stages_per_rank=self.stages_per_rank,
+            self.schedule, ranks=self.ranks, num_micro_batches=num_micro_batches, stages_per_rank=self.stages_per_rank
         )
         times = schedule.walk(self.times).times  # no events of a timeline: nothing but its ends is asked for
         first, last = min(rank[0][0] for rank in times), max(rank[-1][1] for rank in times)

@@ -38,7 +38,6 @@ class CurvePoint:
     efficiency: float
     """Throughput per device relative to the first point."""
     note: str = ""
-    """Change of the layout, if any."""
 
 
 def worlds_between(first: int, last: int) -> list[int]:

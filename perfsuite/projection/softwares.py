@@ -49,7 +49,6 @@ class Fitted:
     table: str
     software: str
     device: str
-    """Platform name."""
     rows: int
     """Number of rows of the fit."""
     world: int

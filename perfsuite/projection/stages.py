@@ -95,7 +95,6 @@ class Gathered:
     scatter: Message
     """Message of one micro-batch, including the sum over replicas."""
     gather_waits_s: float
-    """Exposed seconds of one pass."""
     scatter_waits_s: float
 
 
@@ -105,11 +104,8 @@ class Stages:
 
     each: tuple[Priced, ...]
     busiest: Priced
-    """All stages of the busiest rank."""
     work_s: float
-    """Seconds of all stages."""
     times: StageTimes
-    """Seconds of the passes of each stage."""
 
 
 @dataclass(kw_only=True)

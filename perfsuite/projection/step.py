@@ -64,7 +64,6 @@ class Projection:
     band_source: str
     flags: tuple[Flag, ...] = ()
     calibration: str = ""
-    """Source of the constants in one line."""
     lower_bound: bool = False
     """The step takes at least this long: memory is at its limit, or the host is the bottleneck."""
 
@@ -202,10 +201,7 @@ def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
         raise InvalidParameter(f"layout {layout} has no pipeline to draw; give it pp2 or more, or leave --trace out")
     stages = projector_of(job, calibration).step(layout).stages
     schedule = make_schedule(
-        layout.schedule,
-        ranks=ranks,
-        num_micro_batches=layout.num_micro_batches,
-        stages_per_rank=layout.stages_per_rank,
+        layout.schedule, ranks=ranks, num_micro_batches=layout.num_micro_batches, stages_per_rank=layout.stages_per_rank
     )
     times = StageTimes(
         forward_s=tuple(stage.forward.total for stage in stages),
@@ -295,7 +291,8 @@ def _flags(
     if share is None:
         text = "its size is not known, nor whether the step fits and runs undisturbed; give memory in a --platform-file"
         flags.append(Flag(name="memory-unknown", text=text))
-    standing = [name for name in used_constants(calibration, job.training.dtype) if _stands_in(calibration, name)]
+    used = used_constants(calibration, job.training.dtype)
+    standing = [name for name in used if "back-test" in calibration.constants[name].source]
     if standing:
         flags.append(Flag(name="stand-in", text=f"not measured here, typical of other devices: {', '.join(standing)}"))
     if calibration.regime in ("in situ", "kernels only") and (unknown := calibration.missing()):
@@ -311,10 +308,6 @@ def used_constants(calibration: Calibration, dtype: str) -> list[str]:
         for name in calibration.constants
         if not name.startswith(("matmul_", "attention_")) or dtypes & set(name.split("_"))
     ]
-
-
-def _stands_in(calibration: Calibration, name: str) -> bool:
-    return "back-test" in calibration.constants[name].source
 
 
 FILE = Path(__file__).with_name("bands.json")

@@ -129,7 +129,8 @@ def _in_situ(
         if not base.value(f"matmul_{dtype}_tflops"):
             notes.append(f"{names}: no product in {dtype} was measured to hold them against")
             continue
-        if any(_is_host_bound(projection) for _, projection in _foreseen(depths, device, base)):
+        parts = [part for _, projection in _foreseen(depths, device, base) for part in projection.parts]
+        if any(part.name == "launching kernels" and part.seconds > 0 for part in parts):
             notes.append(f"{names}: bound by the host, so they contain nothing about the device's block")
             continue
         block = _block(depths, device, base)
@@ -223,10 +224,6 @@ def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -
     training: Training | None = seen.training
     assert training is not None
     return project(Job.of(training, device), calibration, simulated=calibration.simulated)
-
-
-def _is_host_bound(projection: Projection) -> bool:
-    return any(part.name == "launching kernels" and part.seconds > 0 for part in projection.parts)
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:
