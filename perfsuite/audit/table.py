@@ -62,7 +62,6 @@ class Row:
     """One row."""
 
     name: str
-    """Human-readable name."""
     cells: Mapping[str, Printed]
     """Cells by column name, without empty ones."""
     facts: Mapping[str, Fact] = field(default_factory=dict)
@@ -355,7 +354,6 @@ class Hit:
     """One breach of a rule."""
 
     message: str
-    """The numbers, in one line."""
     rows: tuple[Row, ...] = ()
     """Rows that break the rule; empty: the whole table."""
     columns: tuple[AuditColumn, ...] = ()
@@ -391,6 +389,5 @@ class Rule:
     roles: tuple[str, ...] = ()
     """Roles of the rule, most important first; ``a|b``: one of them suffices."""
     checks: str = ""
-    """The formula, in one line."""
     source: str = ""
     """Reason of the rule, or its publication."""

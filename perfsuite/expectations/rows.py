@@ -41,9 +41,7 @@ class Expectation:
     """One figure of one source."""
 
     platform: str
-    """Name of a row of the platforms."""
     workload: str
-    """Name of the workload's class."""
     parameters: Mapping[str, Any]
     """Fields of the workload that its case sets; other fields have their defaults."""
     ranks_per_node: int = 1
@@ -67,7 +65,6 @@ class Expectation:
     """When it was seen or read, as YYYY, YYYY-MM or YYYY-MM-DD."""
     source: str
     place: str = field(default="", compare=False)
-    """File and line of the row."""
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -31,7 +31,6 @@ class ExportRow:
     """One figure."""
 
     case: str
-    """pytest node id."""
     metric: str
     value: float
     unit: str
@@ -48,7 +47,6 @@ class ExportRow:
     commit: str
     branch: str
     dirty: bool | None
-    """None if it is not stored."""
     verdict: str
     """Verdict of the gate; empty without one."""
     environment: Mapping[str, str]

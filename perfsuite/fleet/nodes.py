@@ -72,9 +72,7 @@ class NodeRun:
     values: Mapping[str, float] = field(default_factory=dict)
     """Value of the quantity's metric by case."""
     expected: tuple[Expected, ...] = ()
-    """Verdicts against the expectations."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Reason of each case without a result."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Throttle reasons and clocks by device at the end of its last sample."""
     absent: str = ""

@@ -36,7 +36,6 @@ class QuantityJudgement:
     nodes: Position | None
     slow: tuple[Slow, ...]
     values: Mapping[str, Mapping[str, float]]
-    """Log times by node and device."""
 
     @property
     def is_judged(self) -> bool:

@@ -53,7 +53,6 @@ class Line:
     label: str
     """The rank or host in the launcher's prefix; empty without one."""
     text: str
-    """The line without prefixes."""
 
 
 def split_lines(text: str) -> list[str]:

@@ -21,7 +21,6 @@ class Log:
 
     points: tuple[LogPoint, ...]
     line: int = 1
-    """First line of the run."""
     ranks: int | None
     """Ranks of the communicator (of one of ``groups``); None if the log does not list them."""
     complete: bool = True
@@ -34,7 +33,6 @@ class Log:
     columns: frozenset[str] | None = None
     """The columns redop and root of the table; None if unknown."""
     units: bool = True
-    """The table states its units."""
     deviations: bool = False
     """The last column is the largest deviation (before August 2022), not a count of wrong values."""
     cpu_time: bool = False

@@ -29,7 +29,6 @@ class ImportedRow:
     printed: str
     """The figure before any conversion, as printed in the source."""
     source: str
-    """Path of the file."""
     line: int
     """Line in the file, from 1."""
     tool: str
@@ -38,13 +37,11 @@ class ImportedRow:
     collective: str = ""
     """perfsuite's name of the collective; empty for other figures."""
     message_bytes: float | None = None
-    """Size S of the collective."""
     dtype: str = ""
     ranks: int | None = None
     platform: str = ""
     """The option --platform."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Other facts in the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +95,6 @@ class Source:
     text: str
     options: Told = field(default_factory=Told)
     tool: str = ""
-    """Name of the format."""
 
     @cached_property
     def lines(self) -> list[str]:
@@ -188,8 +184,6 @@ class Format:
     name: str
     """Name on the command line."""
     about: str
-    """Description in one line."""
     recognises: Callable[[Source], bool]
-    """Returns whether a file is of this format."""
     read: Callable[[Source], Imported]
     """Returns all figures. Raises ImportFailed with line, reason and remedy."""

@@ -39,7 +39,6 @@ class StepFigure:
     form: str = "@"
     """Pattern of the whole field: @ is the number, # another number; a group ``unit`` selects the factor."""
     scales: Mapping[str, float] = field(default_factory=lambda: _ONE)
-    """Factor by unit."""
     is_whole: bool = False
     """A cut number cannot match the form, even if nothing follows it."""
     beside: str = ""
@@ -56,7 +55,6 @@ class StepField:
     """A field of a line, as printed."""
 
     name: str
-    """Name in lower case."""
     value: str
     is_closed: bool
     """Other text follows the field."""
@@ -86,13 +84,11 @@ class StepProgram:
     fields: re.Pattern[str]
     """A field: groups ``name`` and ``value``, and ``end`` for the text after every field."""
     figures: Mapping[str, Sequence[StepFigure]]
-    """Figures by name of field."""
     mark: re.Pattern[str]
     """Text of every line of a step; a line with it but without a beginning was cut."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Name of a setting by name of field."""
     ignored: frozenset[str] = frozenset({"step", "iteration"})
-    """Fields without figures."""
     noun: str = "step"
     """Word for a step in the names of figures."""
 

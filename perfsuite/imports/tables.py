@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.imports.lines import Line
-from perfsuite.imports.row import Refused
+from perfsuite.imports.row import ImportedRow, Refused, Source
 
 _FIGURE = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf|N/A", re.IGNORECASE)
 _MESSAGE = "a message stands in the row; remove it, or run again"
@@ -84,6 +84,34 @@ def read_tables(
         above = tuple(line.text for line in lines[max(0, stop) : start])
         tables.append(LogTable(title=name, run=run, line=lines[start].number, columns=names, rows=once, above=above))
     return [table for table in tables if table.rows], refused
+
+
+def figures_of_tables(
+    source: Source,
+    tables: Iterable[LogTable],
+    refused: list[Refused],
+    *,
+    untitled: str,
+    why_refused: Callable[[LogTable, LogRow], str],
+    figures: Callable[[LogTable, LogRow], Iterable[ImportedRow]],
+) -> list[ImportedRow]:
+    """Return the figures of all whole rows, and refuse the other rows and tables without a title.
+
+    ``untitled`` is the reason of the latter.  Raises ImportFailed without figures.
+    """
+    rows: list[ImportedRow] = []
+    for table in tables:
+        if not table.title:
+            refused.append(Refused(line=table.line, text="the whole table", why=untitled))
+        for row in table.rows if table.title else ():
+            if why := why_refused(table, row):
+                refused.append(Refused(line=row.line, text=" ".join(row.cells), why=why))
+            else:
+                rows += figures(table, row)
+    if not rows:
+        line, why = (refused[0].line, refused[0].why) if refused else (1, f"no table of {source.tool}")
+        raise source.fault(line, why.partition("; ")[0], why.partition("; ")[2] or "give its whole output")
+    return rows
 
 
 def _numbered(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
