@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,8 @@ def _runs_of(
             by_host[name].append(result)
         if len(hosts) > 1 and not on_every_device(result):
             over_several[result.case] = result
-    driver = next(iter(_leading_hosts(record)), host)
+    measured = (result.measurement for result in record.results.values())
+    driver = next((each.ranks[0].host for each in measured if each is not None), host)
     return [
         _run(
             record,
@@ -207,13 +208,6 @@ def _runs_of(
 
 def _name_of(path: Path) -> str:
     return path.parent.name if path.stem == "journal" and path.parent.name else path.stem
-
-
-def _leading_hosts(record: RunRecord) -> Iterator[str]:
-    """Yield the host of rank 0 of every result, which is the driver's."""
-    for result in record.results.values():
-        if result.measurement is not None:
-            yield result.measurement.ranks[0].host
 
 
 def _run(

@@ -158,9 +158,10 @@ def compare(
 
 
 def two_groups(values: Sequence[float]) -> tuple[float, int] | None:
-    """Return the distance of two groups of node medians and the size of the slower one; None for one group. The best
-    split by the variance between the groups counts from 64 nodes on, with Ashman's D above 4, more than 1 % distance,
-    and 5 % and three nodes on each side (Ashman, Bird and Zepf 1994, Astronomical Journal 108).
+    """Return the distance of two groups of node medians and the size of the slower one; None for one group.
+
+    The best split by the variance between the groups counts from 64 nodes on, with Ashman's D above 4, more than 1 %
+    distance, and 5 % and three nodes on each side (Ashman, Bird and Zepf 1994, Astronomical Journal 108).
 
     >>> two_groups([0.0, 0.001, 0.002, 0.003] * 16) is None
     True

@@ -1,6 +1,7 @@
-"""Iteration lines of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, NeMo and AMD's Primus, and DeepSpeed's lines among
-them. Fields end with ``|``. FLOPs are counted differently. Megatron-LM counts the model (3 x forward).
-Megatron-DeepSpeed and GPT-NeoX add the recomputed forward pass. Primus prints last and mean.
+"""Iteration lines of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, NeMo and AMD's Primus.
+
+Lines of DeepSpeed among them are read too.  Fields end with ``|``.  FLOPs are counted differently.  Megatron-LM counts
+the model (3 x forward).  Megatron-DeepSpeed and GPT-NeoX add the recomputed forward pass.  Primus prints last and mean.
 """
 
 from __future__ import annotations

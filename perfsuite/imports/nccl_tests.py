@@ -166,7 +166,8 @@ def _run(source: Source, log: Log, run: str) -> tuple[list[ImportedRow], list[Re
     """Return figures, refusals and notes of a run. Raises ImportFailed for an unreadable one."""
     refused = list(log.refused)
     if not log.points and refused:
-        raise source.fault(refused[0].line, *_halves(refused[0].why))
+        reason, _, remedy = refused[0].why.rpartition("; ")
+        raise source.fault(refused[0].line, reason or refused[0].why, remedy)
     sized = [point for point in log.points if point.size > 0]
     if not sized:
         raise source.fault(log.line, "no row with a size above 0", "run a larger message")
@@ -194,11 +195,6 @@ def _run(source: Source, log: Log, run: str) -> tuple[list[ImportedRow], list[Re
     if all(point.wrong == "N/A" for point in sized):
         notes.append("values were not checked")
     return rows, refused, notes
-
-
-def _halves(why: str) -> tuple[str, str]:
-    reason, _, remedy = why.rpartition("; ")
-    return reason or why, remedy
 
 
 def _why_refused(point: LogPoint, found: Found, log: Log) -> str:

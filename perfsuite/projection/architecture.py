@@ -149,9 +149,7 @@ class Architecture:
         return self.layers - self.dense_layers if self.experts else 0
 
     def mlp_weights(self, *, experts: bool, active: bool = False) -> int:
-        """Return the number of weights of a block's MLP: all experts and their router, or the ``active`` ones of a
-        token.
-        """
+        """Return the weights of a block's MLP: all experts and their router, or the ``active`` ones of a token."""
         if not experts:
             return self.matrices * self.width * self.hidden
         count = self.top_k if active else self.experts
@@ -202,9 +200,7 @@ class Architecture:
 
     @property
     def forward_flops(self) -> float:
-        """Return the operations of one sample's forward pass, as :attr:`perfsuite.models.base.Model.forward_flops`
-        does.
-        """
+        """Return the operations of one sample's forward pass, as the model's own ``forward_flops``."""
         dense = self.attention_weights + self.mlp_weights(experts=False)
         expert = self.attention_weights + self.mlp_weights(experts=True, active=True) if self.experts else 0
         weights = (self.layers - self.expert_layers) * dense + self.expert_layers * expert

@@ -138,8 +138,9 @@ TENSORS: Mapping[str, tuple[int, int]] = MappingProxyType(
 
 
 def kind_of(model: Model, *, grouped: bool = True) -> str | None:
-    """Return the kind of a model's block; None if it was not counted. With ``grouped`` the products of a block's
-    experts are one kernel, else one kernel per expert.
+    """Return the kind of a model's block; None if it was not counted.
+
+    With ``grouped`` the products of a block's experts are one kernel, else one kernel per expert.
 
     >>> from perfsuite.models import find
     >>> kind_of(find("gpt3-13b")), kind_of(find("llama2-70b")), kind_of(find("moe-tiny"), grouped=False)

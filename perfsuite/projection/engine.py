@@ -190,8 +190,9 @@ class Projector:
 
 
 def _last_bucket(gradient_bytes: float, bucket_bytes: float) -> float:
-    """Return the share of the gradients in the last bucket; the other buckets are full. Source: torch's
-    DistributedDataParallel, whose first bucket is smaller only without ``bucket_cap_mb``.
+    """Return the share of the gradients in the last bucket; the other buckets are full.
+
+    Source: torch's DistributedDataParallel, whose first bucket is smaller only without ``bucket_cap_mb``.
 
     >>> _last_bucket(20.0, 25.0), _last_bucket(60.0, 25.0), _last_bucket(50.0, 25.0)
     (1.0, 0.16666666666666666, 0.5)

@@ -293,8 +293,6 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
 
 
 def _sharded_bytes(training: Training) -> tuple[float, float]:
-    """Return the bytes of (two gathers, a scatter) of FSDP2: gathered buffer to parameters, gradients to one fp32
-    buffer. Source: torch.distributed.fsdp's foreach_all_gather_copy_out and foreach_reduce.
-    """
+    """Return the bytes of (two gathers, a scatter) of FSDP2, as foreach_all_gather_copy_out and foreach_reduce."""
     element = 2.0 if training.narrow else 4.0
     return 2 * (element + element), element + 4.0

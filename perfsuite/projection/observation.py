@@ -87,8 +87,9 @@ def kind_of(workload: str) -> str:
 
 
 def software_key(environment: Mapping[str, Any]) -> str:
-    """Return the versions that change times in one line, or ``unknown``. Versions recorded by the ranks take precedence
-    over installed ones.
+    """Return the versions that change times in one line, or ``unknown``.
+
+    Versions recorded by the ranks take precedence over installed ones.
 
     >>> software_key({"packages": {"torch": "2.13.0", "numpy": "2.4"}, "worker": {"nccl": "2.21.5"}})
     'torch 2.13.0, nccl 2.21.5'

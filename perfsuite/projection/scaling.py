@@ -128,9 +128,10 @@ def _within_groups(
 
 
 def goodput(world: int, step_time_s: float, *, mtbf_device_h: float, checkpoint_s: float) -> float:
-    """Return the share of time left after failures and checkpoints, with the best interval of checkpoints. Young's
-    interval is sqrt(2 x write time x MTBF / N). A failure costs the write time and half an interval. Source: Young
-    1974; Daly 2006.
+    """Return the share of time left after failures and checkpoints, with the best interval of checkpoints.
+
+    Young's interval is sqrt(2 x write time x MTBF / N). A failure costs the write time and half an interval. Source:
+    Young 1974; Daly 2006.
 
     >>> round(goodput(16384, 10.0, mtbf_device_h=50_700, checkpoint_s=30.0), 2)
     0.93

@@ -337,9 +337,7 @@ class StagePrices:
     def sharded_messages(
         self, parameters: float, layout: Layout, groups: dict[str, Group], routed: float = 0.0
     ) -> tuple[Message, Message]:
-        """Return (gather, scatter with the sum over replicas) of ``parameters``, of which ``routed`` are this rank's
-        experts.
-        """
+        """Return (gather, scatter with the sum over replicas); ``routed`` are parameters of this rank's experts."""
         gather = scatter = Message(0.0, 0.0)
         for count, group in ((parameters - routed, groups["shard"]), (routed, groups["experts"])):
             gather = together(gather, self.links.seconds("all_gather", count * self.code.compute_bytes, group))

@@ -353,8 +353,9 @@ def kinds_of(device: str, dtype: str, nodes: int) -> tuple[str, ...]:
 
 
 def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, kind: tuple[str, str] = ("", "")) -> Band:
-    """Return the band of a projection; ``kind`` is its device and dtype. ``octaves`` are doublings of devices beyond
-    the measured ones; ``doubts`` are assumed or missing figures.
+    """Return the band of a projection; ``kind`` is its device and dtype.
+
+    ``octaves`` are doublings of devices beyond the measured ones; ``doubts`` are assumed or missing figures.
 
     >>> band = find_band("platform row only", nodes=1, octaves=0.0)
     >>> band.low < 1 < band.high
