@@ -64,6 +64,16 @@ def test_rejected_layouts_are_counted_by_the_rule(model, world, batch, reason):
     assert all(layout.global_batch == batch for layout in layouts)
 
 
+@pytest.mark.parametrize(
+    ("model", "pp", "stages"), [("llama2-70b", 4, [1, 2, 4, 5, 10, 20]), ("llama2-70b", 3, [1, 2, 4])]
+)
+def test_stages_are_interleaved_by_every_divisor_and_unevenly(model, pp, stages):
+    """80 layers on four ranks are 20 each; on three ranks the first stages have one more."""
+    choices = Layouts(model=find(model), world_size=pp, global_batch=4 * pp, devices_per_node=8)
+    found = {layout.stages_per_rank for layout in choices.legal() if layout.shape.size("pp") == pp}
+    assert stages == sorted(found)
+
+
 def test_the_limit_of_memory_is_that_of_a_projection(advice):
     """What advise lists, project does not call at its limit, and the other way round."""
     calibration = Calibration.from_platform(advice.job.device)

@@ -108,12 +108,12 @@ def test_json_of_a_user(tmp_path, capsys):
     [
         (["{csv}"], "say what its columns mean"),
         (["{csv}", "--roles", "gpus"], "is not COLUMN=ROLE[:UNIT]"),
-        (["{csv}", "--roles", "gpus=cards"], "'cards' is no role; choose from case, "),
+        (["{csv}", "--roles", "gpus=cards"], "'cards' is not a role; choose from case, "),
         (
             ["{csv}", "--roles", "time=latency:hours"],
-            "'hours' is no unit of latency; choose from us, ms, s, min, h, days",
+            "'hours' is not a unit of latency; choose from us, ms, s, min, h, days",
         ),
-        (["{csv}", "--roles", "gpus=devices:ms"], "'ms' is no unit of devices; leave the unit out"),
+        (["{csv}", "--roles", "gpus=devices:ms"], "'ms' is not a unit of devices; leave the unit out"),
         (["{csv}", "--roles", "cards=devices"], "no column 'cards'; its columns are batch, gpus"),
         (["{csv}", "--roles", "gpus=devices"], "no rule applies"),
         (["{csv}", "--roles", *ROLES_OF_CSV, "--fact", "peak_tflops=much"], "peak_tflops is a number"),

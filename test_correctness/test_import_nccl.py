@@ -196,7 +196,7 @@ def test_printed_digits_are_intervals(tmp_path):
         row.name.rpartition(" rank ")[0] + " rank" for row in imported.rows
     }
     wrong = read(tmp_path, log(3, T4.replace("0.57", "0.59"), OLD))
-    assert ["busbw 0.59 is not what size and time give, 0.5652 GB/s: the row is not consistent"] == [
+    assert ["busbw 0.59 differs from size over time, 0.5652 GB/s: the row is not consistent"] == [
         one.why for one in wrong.refused
     ]
 
@@ -238,7 +238,6 @@ def test_one_bad_line_costs_that_line(tmp_path):
     first, second = A100.strip("\n").split("\n")
     half = first.index("10052")
     cases = {
-        "info": [first[:half] + INFO, first[half:], second],
         "cut": [first[:70], second],
         "nan": [first.replace("53.41", "nan"), second],
         "shifted": [first.replace("sum      -1", "1.5     -1"), second],
@@ -249,10 +248,74 @@ def test_one_bad_line_costs_that_line(tmp_path):
         assert 6 == len(imported.rows), what
         assert imported.refused, what
         assert 15 == imported.refused[0].line, what
+    other = second.replace("19904", "19905")[second.index("sum") + 12 :]
+    mixed = read(tmp_path, log(8, "\n".join([first[:half] + INFO, other, second])))
+    assert ({1073741824.0}, 2) == ({row.message_bytes for row in mixed.rows}, len(mixed.refused))
     behind = read(tmp_path, log(8, "\n".join([INFO + first, second])))
     assert 12 == len(behind.rows)
     lost = [line for line in log(8, A100) if "Rank  7" not in line]
     assert "7 lines of ranks, but busbw / algbw is that of 8 ranks" in read(tmp_path, lost).notes
+
+
+@pytest.mark.parametrize("gap", [" ", ""])
+def test_the_halves_of_a_broken_row_are_joined(tmp_path, gap):
+    first, second = A100.strip("\n").split("\n")
+    half = first.index("10052")
+    imported = read(tmp_path, log(8, "\n".join([first[:half].rstrip() + gap + INFO, INFO, first[half:], second])))
+    assert (12, ()) == (len(imported.rows), imported.refused)
+    assert "lines 15 and 17 are one row that another message broke" in imported.notes
+    whole = read(tmp_path, log(8, A100))
+    assert [row.value for row in whole.rows] == [row.value for row in imported.rows]
+
+
+OLDEST = """
+nThread 1 nGpus 4 minBytes 10000000 maxBytes 10000000 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+# NCCL Tests compiled with NCCL 2.1
+# Using devices
+#   Rank  0 on   node-a device  0 [0x06] A
+#   Rank  1 on   node-a device  1 [0x07] A
+#   Rank  2 on   node-a device  2 [0x0a] A
+#   Rank  3 on   node-a device  3 [0x0b] A
+
+#                                                 out-of-place                    in-place
+#      bytes             N    type      op     time  algbw  busbw      res     time  algbw  busbw      res
+    10000000      10000000    char     sum    1.628   6.14   9.21    0e+00    1.932   5.18   7.77    0e+00
+    10000000       2500000     int    prod    1.613   6.20   9.30    0e+00    1.629   6.14   9.21    0e+00
+ Out of bounds values : 0 OK
+ Avg bus bandwidth    : 8.87
+"""
+"""The columns of nccl-tests in 2017, whose times are in ms."""
+
+
+def test_times_of_2017_are_in_ms(tmp_path):
+    alone = OLDEST.strip("\n").split("\n")
+    for lines in (alone, alone[8:]):
+        imported = read(tmp_path, lines)
+        assert {("all_reduce", 4)} == kinds(imported)
+        times = [(row.value, row.printed, row.dtype) for row in imported.rows if row.metric == "latency_us"]
+        assert [(1628.0, "1.628", "int8"), (1932.0, "1.932", "int8")] == times[:2]
+        assert {"nccl-tests; printed in ms"} == {row.convention for row in imported.rows[:1]}
+        rates = [round(row.value, 2) for row in imported.rows if row.metric == "busbw_gb_per_s"]
+        assert [9.21, 7.76, 9.3, 9.21] == rates
+
+
+def test_rows_without_any_header_are_recognised(tmp_path):
+    path = write(tmp_path, A100.strip("\n").split("\n"))
+    assert "nccl-tests" == read_file(path, Told()).tool
+
+
+@pytest.mark.parametrize(
+    ("told", "takers"),
+    [
+        ({"collective": "all_reduce"}, "--collective does not apply to torchtitan, only to nccl-tests, hccl-test"),
+        ({"ranks": 8}, "--ranks does not apply to torchtitan, only to nccl-tests, hccl-test, osu"),
+        ({"ranks_per_node": 8}, "--ranks-per-node does not apply to torchtitan, only to flagperf"),
+    ],
+)
+def test_an_option_that_a_format_does_not_take_is_refused(tmp_path, told, takers):
+    line = "step: 14  loss:  3.24405  memory:  9.46GiB(64.99%)  tps: 7,282  mfu: 0.17%"
+    with pytest.raises(ImportFailed, match=takers):
+        read_file(write(tmp_path, [line, line.replace("14", "15")]), Told(**told))
 
 
 def test_several_runs_are_told_apart(tmp_path, capsys):

@@ -180,6 +180,22 @@ def test_nemos_iterations_and_megatrons_own_timers(tmp_path):
     assert "not imported: timer forward, timer backward, timer backward-clip-grad, timer optimizer" in imported.notes
 
 
+def test_nemos_progress_bar(tmp_path):
+    """The bar counts the steps: its global_step has three digits."""
+    bar = "Epoch 0: :   3%|X  | {0}/301500 [1:42:42<55:37:46, v_num=0-56, reduced_train_loss={1}, global_step=9e+3, "
+    bar += "consumed_samples=6.3e+5, train_step_timing in s={2}, val_loss=7.040]"
+    lines = bar.format(9000, "nan.0", 0.615) + "\r" + bar.format(9001, "3.090", 0.625)
+    imported = read_file(written(tmp_path, lines), Told())
+    assert "megatron" == imported.tool
+    found = [(row.name, row.metric, row.value) for row in imported.rows]
+    assert [("step 9000", "step_time_ms", 615.0), ("step 9001", "loss", 3.09)] == found[:2]
+    assert [("step 9001", "step_time_ms", 625.0)] == found[2:]
+    assert ["loss is nan, no finite number"] == [one.why for one in imported.refused]
+    assert "not imported: consumed_samples, val_loss" in imported.notes
+    old = "Epoch 0:   1%|  | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090]"
+    assert [(3.09, "loss")] == [(row.value, row.metric) for row in read_file(written(tmp_path, old), Told()).rows]
+
+
 def test_numbers_without_a_meaning_are_listed():
     notes = "; ".join(read("primus/rank-7.log").notes)
     for name in ("consumed samples", "hip mem usage", "learning rate", "loss scale", "grad norm", "nan iterations"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +59,26 @@ def test_a_band_is_that_of_the_narrowest_kind_that_was_tested():
     assert own.high < wide.high
 
 
+def test_a_band_that_lies_above_the_projected_time_is_not_cut_off_at_it(capsys):
+    """Published steps on one node of H100 took longer than the platform's row says; the note says by how much."""
+    band = find_band("platform row only", nodes=1, octaves=0.0, kind=("h100", "bf16"))
+    wider = find_band("platform row only", nodes=1, octaves=2.0, kind=("h100", "bf16"))
+    assert 1 < band.low < band.high
+    assert wider.low < band.low < band.high < wider.high
+    assert main(["project", *JOB, "--platform", "h100", "--layout", "dp8"]) == 0
+    note = "outside-band: measured steps of this kind took 1.19 to 1.92 times the projected time"
+    assert note in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("copies", [1, 100])
+def test_a_model_weighs_by_the_root_of_its_rows(copies):
+    """One step on many sizes of a cluster repeats one error: 100 rows weigh as 10 of different models."""
+    rows = [SimpleNamespace(model=str(index), device="a100", dtype="bf16") for index in range(20)]
+    errors = [SimpleNamespace(row=row, percent=float(index)) for index, row in enumerate(rows)]
+    low, high = runs.tenths([*errors, *[SimpleNamespace(row=rows[0], percent=0.0)] * (copies - 1)])
+    assert (low, high) == pytest.approx({1: (1 / 1.175, 1 / 1.015), 100: (1 / 1.165, 1.0)}[copies], abs=2e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -111,7 +132,7 @@ def test_published_rows_are_met_within_the_aims():
 @pytest.mark.slow
 def test_bands_cover_four_fifths_of_each_kind():
     for regime, errors in (
-        ("software and device", runs.run_other_sizes()),
+        ("software and device", (*runs.run_other_sizes(), *runs.run_other_release())),
         ("platform row only", runs.run_own_modules()),
     ):
         inside: dict[str, list[bool]] = {}
@@ -123,4 +144,4 @@ def test_bands_cover_four_fifths_of_each_kind():
             inside.setdefault(kinds_of(device, row.dtype, nodes)[0], []).append(band.low <= ratio <= band.high)
         for kind, held in inside.items():
             if len(held) >= 20:
-                assert 0.65 <= sum(held) / len(held) <= 0.95, (regime, kind, sum(held), len(held))
+                assert 0.75 <= sum(held) / len(held) <= 0.95, (regime, kind, sum(held), len(held))

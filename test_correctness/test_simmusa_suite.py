@@ -139,6 +139,13 @@ def test_messages_of_a_ring_cross(session):
     assert {"got0": 1.0, "got1": 0.0} == {each.name: each.value for each in result.measurement.records}
 
 
+def test_the_watched_iteration_has_the_memory_of_every_other_one(session):
+    """A work holds its buffers; whoever looks for works that nobody waited for must let go of the others."""
+    workload = FunctionWorkload(function=simmusa_ranks.sums_what_it_frees)
+    result = session.run(Case(id="left", workload=workload, world_size=2, budget=ONCE, platform="s4000"))
+    assert {"left_bytes": 0.0} == {each.name: each.value for each in result.measurement.records}
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize(("method", "attention"), [("zigzag", "flash"), ("ring", "math"), ("ulysses", "math")])
 def test_attention_of_spread_tokens(session, method, attention):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+
+import numpy as np
 
 from benchmarks.backtest.choices import Choice, choices_of, choices_of_bloom
 from benchmarks.backtest.fit import Constants, Free, fit
@@ -256,6 +259,12 @@ def run_other_sizes() -> tuple[Error, ...]:
     return tuple(errors)
 
 
+def run_other_release() -> tuple[Error, ...]:
+    """Steps of NeMo 24.07, all in fp8, by the constants of NeMo 24.09 to 24.12: a user does not know the release."""
+    rows = published_steps("nemo-h100-fp8")
+    return tuple(_as_commanded(TABLES["nemo-h100"], rows, all_constants()))
+
+
 def run_other_device() -> tuple[Error, ...]:
     """Every table of llm-foundry, the one software with tables of several devices, by all tables but itself."""
     tables = [table for table in TABLES.values() if table.software == "llm-foundry"]
@@ -287,11 +296,11 @@ def bands() -> dict[str, dict[str, float | str]]:
     """10th and 90th percentile of measured over predicted, by regime, and by device and dtype where rows are enough."""
     kernels, dense, experts = run_kernels()
     situ = [error for table in TABLES.values() for error in run(table).errors]
-    sizes, elsewhere, own = run_other_sizes(), run_other_device(), run_own_modules()
+    sizes, elsewhere, own = (*run_other_sizes(), *run_other_release()), run_other_device(), run_own_modules()
     found: dict[str, tuple[Sequence[Error | MemoryRow], str]] = {
         "in situ": ([*situ, *dense.errors, *experts.errors], "leave one model out; B200 by kernels and one step"),
         "kernels only": (kernels.errors, "B200 by its kernels alone"),
-        "software and device": (sizes, "other sizes and more nodes than the constants were fitted to"),
+        "software and device": (sizes, "other sizes, more nodes and another release than the constants were fitted to"),
         "software, another device": (elsewhere, "llm-foundry by its constants of other devices"),
         "platform row only": (own, "all tables by their platforms' rows and perfsuite's modules"),
     }
@@ -308,15 +317,32 @@ def bands() -> dict[str, dict[str, float | str]]:
         }
     stored: dict[str, dict[str, float | str]] = {}
     for regime, (errors, tables) in found.items():
-        ratios = [1 / (1 + error.percent / 100) for error in errors]
-        tenths = statistics.quantiles(ratios, n=10, method="inclusive")
+        low, high = tenths(errors)
         stored[regime] = {
-            "low": round(tenths[0], 3),
-            "high": round(tenths[-1], 3),
-            "rows": len(ratios),
+            "low": round(low, 3),
+            "high": round(high, 3),
+            "rows": len(errors),
             "tables": tables,
         }
     return stored
+
+
+def tenths(errors: Sequence[Error | MemoryRow]) -> tuple[float, float]:
+    """Return the 10th and the 90th percentile of measured over predicted.
+
+    n rows of one model, device and dtype weigh as much as the root of n rows of different models: the same step on
+    twice the devices repeats the error of the first one.
+    """
+    models = [(error.row.model, error.row.device, error.row.dtype) for error in errors]
+    alike = Counter(models)
+    ratios = sorted(
+        (1 / (1 + error.percent / 100), alike[model] ** -0.5) for error, model in zip(errors, models, strict=True)
+    )
+    total = sum(weight for _, weight in ratios)
+    before = [0.0, *itertools.accumulate(weight for _, weight in ratios)]
+    places = [(start + weight / 2) / total for start, (_, weight) in zip(before, ratios, strict=False)]
+    low, high = np.interp([0.1, 0.9], places, [ratio for ratio, _ in ratios])
+    return float(low), float(high)
 
 
 def find_tables(names: Sequence[str]) -> list[str]:

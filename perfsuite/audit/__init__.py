@@ -1,1 +1,1 @@
-"""Plausibility of performance tables: what arithmetic, data sheets and published bounds do not allow."""
+"""Check performance tables with arithmetic, data sheets and published bounds."""

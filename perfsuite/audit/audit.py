@@ -1,9 +1,9 @@
-"""Plausibility rules for performance tables: what arithmetic, data sheets and published bounds do not allow.
+"""Plausibility rules for performance tables, from arithmetic, data sheets and published bounds.
 
-The rules run on any table whose columns have roles (:data:`perfsuite.published.roles.ROLES`); a rule that lacks a
-role says nothing.  Numbers are intervals of what rounds to the printed digits, so correct rounding is never flagged.
-A finding implies a label for what it falls on: M? (mislabelled or anomalous), R (ratios usable, absolutes not) or
-X (contradictory); what no rule touches is M (measured, plausible).
+The rules run on any table whose columns have roles (:data:`perfsuite.published.roles.ROLES`). A rule without its roles
+is skipped. Numbers are intervals of values that round to the printed digits, so correct rounding is never flagged. A
+finding implies a label: M? (mislabelled or anomalous), R (ratios usable, absolute values not) or X (contradictory).
+Figures without a finding are M (measured, plausible).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RULES: tuple[Rule, ...] = tuple(
     for family in (scaling, parts, compute, communication, rates, memory, pipeline, repeats)
     for rule in family.RULES
 )
-"""Every rule, by family; findings come in this order."""
+"""Every rule, by family; findings keep this order."""
 
 _STANDS_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -40,7 +40,7 @@ class TablePlace:
 
     table: str
     row: int | None = None
-    """From 0; None: every row."""
+    """Row from 0; None: every row."""
     column: str | None = None
     """None: every column."""
 
@@ -53,9 +53,9 @@ class AuditFinding:
     severity: Severity
     label: Label | None
     tables: tuple[str, ...]
-    """Tables that the label concerns."""
+    """Tables with this label."""
     places: tuple[TablePlace, ...]
-    """What was compared, and what the label falls on when there is one."""
+    """Compared cells; the label applies to them."""
     rows: tuple[str, ...]
     """Names of the rows that break the rule."""
     message: str
@@ -64,13 +64,13 @@ class AuditFinding:
 
 
 def audit(tables: Sequence[AuditTable]) -> list[AuditFinding]:
-    """Every finding in every table, then in the joins of tables of one run set, then between tables."""
+    """Return the findings in every table, in joined tables of one run set, and between tables."""
     findings = [finding for table in tables for finding in _audit_one(table)]
-    known = {(finding.rule, finding.places) for finding in findings}
+    earlier = {(finding.rule, finding.places) for finding in findings}
     for run_set in dict.fromkeys(table.run_set for table in tables if table.run_set):
         members = tuple(table for table in tables if table.run_set == run_set)
         joined = _audit_one(_join(members)) if len(members) > 1 else []
-        findings += [finding for finding in joined if (finding.rule, finding.places) not in known]
+        findings += [finding for finding in joined if (finding.rule, finding.places) not in earlier]
     for rule in RULES:
         if rule.across:
             findings += [_finding(rule, table, hit) for table, hit in rule.across(tuple(tables))]
@@ -78,7 +78,7 @@ def audit(tables: Sequence[AuditTable]) -> list[AuditFinding]:
 
 
 def _audit_one(table: AuditTable) -> Iterator[AuditFinding]:
-    """The findings of one table; a hit that only facts of the whole table cause is the table's, and is told once."""
+    """Yield the findings of one table; a hit caused by facts of the whole table is reported once."""
     for rule in RULES:
         seen: set[str] = set()
         for hit in rule.check(table) if rule.check else ():
@@ -94,7 +94,7 @@ def _audit_one(table: AuditTable) -> Iterator[AuditFinding]:
 
 
 def _finding(rule: Rule, table: AuditTable, hit: Hit) -> AuditFinding:
-    """The finding of one hit: a graded miss of the last digit becomes a note."""
+    """Return the finding of a hit; an identity missed in the last digit becomes a note."""
     careless = hit.gap is not None and hit.gap < LAST_DIGIT
     tables = tuple(dict.fromkeys(column.table or table.name for column in hit.columns)) or (table.name,)
     places = [TablePlace(table=name) for name in tables]
@@ -117,18 +117,18 @@ def _finding(rule: Rule, table: AuditTable, hit: Hit) -> AuditFinding:
 
 
 def _join(tables: tuple[AuditTable, ...]) -> AuditTable:
-    """One table of several that describe the same runs: rows are matched by their facts, columns put side by side."""
+    """Join tables of the same runs: rows are matched by their facts, columns are put side by side."""
     rows: dict[tuple[tuple[str, str], ...], Row] = {}
     for table in tables:
         for row in table.rows:
             key = tuple(sorted((role, fact.text) for role, fact in row.facts.items()))
-            known = rows.get(key)
+            joined = rows.get(key)
             cells = {f"{table.name}:{name}": cell for name, cell in row.cells.items()}
             rows[key] = Row(
-                name=known.name if known else row.name,
-                cells={**(known.cells if known else {}), **cells},
+                name=joined.name if joined else row.name,
+                cells={**(joined.cells if joined else {}), **cells},
                 facts=row.facts,
-                index={**(known.index if known else {}), **row.index},
+                index={**(joined.index if joined else {}), **row.index},
             )
     return AuditTable(
         name=" + ".join(table.name for table in tables),
@@ -144,15 +144,15 @@ def _join(tables: tuple[AuditTable, ...]) -> AuditTable:
 
 
 def applicable(rule: Rule, table: AuditTable) -> bool:
-    """Whether the table speaks of every role that the rule needs.
+    """Return whether the table has every role that the rule needs.
 
-    ``a|b`` is satisfied by either; a number of devices also by the sizes of a mesh.
+    One of ``a|b`` suffices. The number of devices may follow from the sizes of a mesh.
     """
     return not _lacking(rule, table)
 
 
 def _lacking(rule: Rule, table: AuditTable) -> list[str]:
-    """The needs of the rule that the table does not satisfy."""
+    """Return the roles that the rule needs and the table lacks."""
     lacking = []
     for need in rule.roles:
         roles = [other for role in need.split("|") for other in _STANDS_FOR.get(role, (role,))]
@@ -162,9 +162,9 @@ def _lacking(rule: Rule, table: AuditTable) -> list[str]:
 
 
 def more_with(tables: Sequence[AuditTable]) -> dict[str, int]:
-    """Role -> how many more rules could be checked if a table told it too, most first.
+    """Return the number of additional rules per missing role, most first.
 
-    Rules that lack more than one role are left out.
+    Rules that lack more than one role are not counted.
     """
     gains: Counter[str] = Counter()
     for rule in RULES:
@@ -178,7 +178,7 @@ def more_with(tables: Sequence[AuditTable]) -> dict[str, int]:
 def derived_label(
     findings: Iterable[AuditFinding], table: str, *, row: int | None = None, column: str | None = None
 ) -> Label:
-    """The worst label that findings imply for a cell, a row, a column or (without either) the whole table."""
+    """Return the worst label of a cell, a row, a column or (without either) the whole table."""
     implied = [
         finding.label
         for finding in findings

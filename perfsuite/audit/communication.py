@@ -1,4 +1,4 @@
-"""Rules about messages: their size, the time and the bandwidths, and algbw against busbw."""
+"""Rules about messages: size, time and bandwidths, and algbw against busbw."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perfsuite.published.roles import PARTS
 
 _BY_LETTERS = {name.replace("_", ""): name for name in TRAFFIC} | {"alltoallsingle": "all_to_all"}
 _OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-"""Collectives whose size some tools print as that of one rank's part."""
+"""Collectives for which some tools print the size of one rank's part."""
 _OF_A_STEP = (*WORK_ROLES, "whole", "latency", "model_size", *(part for part in PARTS if part != "communication_time"))
-"""Roles that only a table of steps of a model has: there the message is the same in all rows."""
+"""Roles of a table of model steps, in which all rows send the same message."""
 
 
 def _collective(table: AuditTable, row: Row) -> str:
-    """The collective in perfsuite's spelling; empty for one that has no factor."""
+    """Return perfsuite's name of the collective; empty for a collective without a factor."""
     letters = "".join(letter for letter in table.text(row, "collective").lower() if letter.isalpha())
     return _BY_LETTERS.get(letters.removesuffix("perf"), "")
 
@@ -73,9 +73,9 @@ def _busbw_algbw(table: AuditTable) -> Iterator[Hit]:
 
 
 def _bandwidth_time(table: AuditTable) -> Iterator[Hit]:
-    """In a table of steps, time, bandwidth and collective of a row imply a message, which is the same in all rows.
+    """In a table of steps, time, bandwidth and collective of a row give a message size, equal in all rows.
 
-    Rows of one configuration with different messages are a sweep of sizes, so nothing is said of such a table.
+    Rows of one configuration with different messages are a sweep of sizes and are skipped.
     """
     if table.says("message_size") or not any(table.says(role) for role in _OF_A_STEP):
         return

@@ -9,7 +9,7 @@ from perfsuite.audit.table import ONE, AuditTable, Hit, Row, Rule, Value, consta
 
 TERA = Fraction(10**12)
 CONVENTIONS = 2
-"""Conventions of counting model FLOPs differ by up to 70 / 46 for one run (perfsuite docs published): twice is none."""
+"""Conventions of model FLOPs differ by up to 70 / 46 for one run (perfsuite docs published); a factor 2 is an error."""
 
 
 def _flops_above_peak(table: AuditTable) -> Iterator[Hit]:
@@ -35,18 +35,18 @@ def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
 
 
 def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
-    """throughput x FLOPs per sample / (n x MFU): the peak that the row was computed with."""
+    """Return the implied peak of a row: throughput x FLOPs per sample / (n x MFU)."""
     used = product(table.devices(row), table.value(row, "mfu"))
     return quotient(product(table.throughput(row), flops), used)
 
 
 def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
     """The base is the smallest run."""
-    known = [row for row in table.rows if table.value(row, "mfu") and table.throughput(row)]
-    counts = [(count.low if (count := table.devices(row)) else Fraction(1)) for row in known]
-    if not known:
+    usable = [row for row in table.rows if table.value(row, "mfu") and table.throughput(row)]
+    counts = [(count.low if (count := table.devices(row)) else Fraction(1)) for row in usable]
+    if not usable:
         return
-    base = known[counts.index(min(counts))]
+    base = usable[counts.index(min(counts))]
     for row in table.rows:
         same_work = table.work(row) == table.work(base)
         if row is base or table.text(row, "device") != table.text(base, "device"):
@@ -58,7 +58,7 @@ def _mfu_throughput(table: AuditTable) -> Iterator[Hit]:
 
 
 def same_work_differs(row: Row, base: Row, what: str, ratio: Value | None) -> Iterator[Hit]:
-    """A hit where a quotient of figures that is one for the same work on the same devices differs between two rows."""
+    """Return a hit if a quotient that must be equal for the same work on the same devices differs between two rows."""
     if ratio and (gap := ratio.gap(ONE)):
         rounding = f"({ratio.ends} by rounding); the same work on the same devices gives 1"
         text = f"{what} is {ratio} times that of {base.name} {rounding}"
@@ -83,7 +83,7 @@ def _mfu_peak(table: AuditTable) -> Iterator[Hit]:
 
 
 def _least_parameters(table: AuditTable, row: Row) -> Value | None:
-    """A lower bound of the parameters that a token passes; 4 bytes per parameter at most where only bytes are known."""
+    """Return a lower bound of the parameters per token; at most 4 bytes per parameter if only bytes are stated."""
     active = table.value(row, "active_parameters")
     if active:
         return active
@@ -95,7 +95,7 @@ def _least_parameters(table: AuditTable, row: Row) -> Value | None:
 
 
 def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
-    """The parameters that achieved FLOPs allow, at 2 operations per parameter and token, against the model's."""
+    """Compare the parameters implied by achieved FLOPs (2 operations per parameter and token) with the model's."""
     for row in table.rows:
         least = _least_parameters(table, row)
         length, latency = table.value(row, "sequence_length"), table.value(row, "latency")
@@ -120,7 +120,7 @@ def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
 
 
 def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
-    """Stated peaks, and those that are said to be dense, of columns or of the whole table."""
+    """Check stated peaks, and peaks that are declared dense, of columns or of the whole table."""
     roles = ("stated_peak_tflops", "peak_tflops")
     for row in table.rows:
         columns = [table.read(row, column) for column in table.of_role(*roles)]
@@ -136,7 +136,7 @@ def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
 
 
 def _size_is_count(table: AuditTable) -> Iterator[Hit]:
-    """Sizes of weights that are about one byte per parameter are a count called bytes."""
+    """Find sizes of weights of about one byte per parameter: a count labelled as bytes."""
     for row in table.rows:
         count = table.devices(row)
         narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}

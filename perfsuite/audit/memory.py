@@ -1,4 +1,4 @@
-"""Rules about memory: what must be there, what cannot shard, columns that were computed and not measured."""
+"""Rules about memory: lower bounds, unsharded parts, and columns that were computed instead of measured."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from perfsuite.published.numbers import total
 WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(
     {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp": 2, "fp8": 1, "int8": 1}
 )
-"""Bytes of a weight by dtype; an unknown dtype counts as one byte."""
+"""Bytes of a weight by dtype; 1 for an unknown dtype."""
 
 UNSHARDED_SHARE = Fraction(2, 100)
-"""Activations, buffers and the device's context never are less than this share of a device's memory."""
+"""Smallest share of a device's memory for activations, buffers and the context."""
 
 SHARED_FIT = Fraction(2, 1000)
-"""How well a + b / n must describe a column, as a share of its largest value."""
+"""Largest deviation of a column from a + b / n, as a share of its largest value."""
 
 PARTS = ("memory_weights", "memory_gradients", "memory_optimizer", "memory_activations", "memory_fragmentation")
 TOTALS = ("memory", "memory_final")
 
 
 def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
-    """The weights alone, spread over every device of the run."""
+    """Compare the weights with the memory of all devices of the run."""
     for row in table.rows:
         offloaded = "offload" in f"{table.text(row, 'strategy')} {table.text(row, 'config')}".lower()
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
@@ -41,7 +41,7 @@ def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
 
 
 def _memory_text(table: AuditTable, row: Row) -> str:
-    """The memory of a row as it is printed, with its column's unit where the cell has none."""
+    """Return the printed memory of a row, with its column's unit if the cell has none."""
     for column in table.of_role("memory"):
         cell = row.cells.get(column.name)
         if cell and cell.number(column.index):
@@ -51,7 +51,7 @@ def _memory_text(table: AuditTable, row: Row) -> str:
 
 
 def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
-    """Memory that falls as 1 / n to the printed digit while every device keeps its batch and its activations."""
+    """Find memory that falls exactly as 1 / n although every device keeps its batch and its activations."""
     for column in table.of_role("memory"):
         for base, fewest in table.smallest_runs():
             whole, batch = table.raw(base, column), table.value(base, "local_batch_size")
@@ -97,7 +97,7 @@ def _rate_of_out_of_memory(table: AuditTable) -> Iterator[Hit]:
 
 
 def _residual_column(table: AuditTable) -> Iterator[Hit]:
-    """Parts of the memory that equal a total minus one or two other columns in every row."""
+    """Find parts of the memory that equal a total minus one or two other columns in every row."""
     totals, parts = table.of_role(*TOTALS), table.of_role(*PARTS)
     for part in () if table.of_role("memory_remainder") else parts:
         candidates = [*totals, *(column for column in parts if column != part)]
@@ -118,21 +118,21 @@ def _residual_column(table: AuditTable) -> Iterator[Hit]:
 
 
 def _gives(table: AuditTable, part: AuditColumn, whole: AuditColumn, *chosen: AuditColumn) -> bool:
-    """Whether ``part`` is ``whole`` less the chosen columns in at least three rows that differ, and in all rows."""
+    """Return whether ``part`` is ``whole`` minus the chosen columns in all rows, of which three or more differ."""
     seen = set()
     for row in table.rows:
         values = [table.raw(row, column) for column in (part, whole, *chosen)]
-        known = [value for value in values if value]
-        if len(known) < len(values):
+        present = [value for value in values if value]
+        if len(present) < len(values):
             continue
-        if not known[0].meets(known[1] - total(known[2:])):
+        if not present[0].meets(present[1] - total(present[2:])):
             return False
-        seen.add(known[0].middle)
+        seen.add(present[0].middle)
     return len(seen) >= 3
 
 
 def _optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
-    """Optimizer columns that are a + b / n: the constant part is on every device and no sharded state."""
+    """Find optimizer columns of the form a + b / n: the constant part is not sharded."""
     for column in table.of_role("memory_optimizer"):
         points = []
         for row in table.rows:
@@ -150,7 +150,7 @@ def _optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
         if min(start, slope) > largest / 10 and worst <= SHARED_FIT * largest:
             yield Hit(
                 message=f"{column.printed_name} = {float(start):.3f} + {float(slope):.3f} / n within"
-                f" {float(worst):.3f}: {float(start):.3f} stay on every device and are no sharded optimizer state",
+                f" {float(worst):.3f}: {float(start):.3f} stay on every device and are not sharded",
                 rows=table.rows,
                 columns=(column,),
             )

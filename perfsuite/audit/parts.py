@@ -14,12 +14,12 @@ Parts = list[tuple[AuditColumn, Value]]
 
 
 def _parts_of(table: AuditTable, row: Row) -> Parts:
-    """The columns of a row that are parts of its step, with their values."""
+    """Return the columns of a row that are parts of its step, with their values."""
     return [(column, value) for column in table.of_role(*PARTS) if (value := table.read(row, column))]
 
 
 def _is_total(row: Row) -> bool:
-    """Whether a row is the sum of the others, by its name."""
+    """Return whether the name of a row marks it as a sum."""
     return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
 
 
@@ -28,7 +28,7 @@ def _whole(table: AuditTable, row: Row) -> Value | None:
 
 
 def _wholes(table: AuditTable) -> list[tuple[Row, Parts, Value]]:
-    """Rows with at least two parts and the whole that they belong to."""
+    """Return rows with at least two parts and the whole."""
     rows = [(row, _parts_of(table, row), _whole(table, row)) for row in table.rows]
     return [(row, parts, whole) for row, parts, whole in rows if whole and len(parts) >= 2]
 
@@ -38,7 +38,7 @@ def _sum(parts: Parts) -> Interval:
 
 
 def _nested(rows: list[tuple[Row, Parts, Value]]) -> tuple[AuditColumn, ...]:
-    """Columns without which the parts of every row sum to the whole; empty where no columns explain the gap."""
+    """Return the columns without which the parts of every row sum to the whole; empty if no columns explain the gap."""
     names = [column.name for column, _ in rows[0][1]]
     if any([column.name for column, _ in parts] != names for _, parts, _ in rows):
         return ()
@@ -71,7 +71,7 @@ def _parts_above_whole(table: AuditTable) -> Iterator[Hit]:
 
 
 def _nested_part(table: AuditTable) -> Iterator[Hit]:
-    """The outer part is the last one that is large enough in every row to hold the nested ones."""
+    """The outer part is the last one that is large enough in every row to contain the nested parts."""
     rows = _wholes(table)
     if not rows or not all(_sum(parts).low > whole.high for _, parts, whole in rows):
         return
@@ -133,7 +133,7 @@ def _share_of_total(table: AuditTable) -> Iterator[Hit]:
 
 
 def _share_range(table: AuditTable) -> Iterator[Hit]:
-    """A range is a fact of the table with two numbers in percent: ``15-33%``."""
+    """A range is a fact of the table with two percentages: ``15-33%``."""
     fact = table.facts.get("communication_share")
     ends = printed(fact.text).numbers if fact else ()
     shares: list[tuple[Fraction, Row, Value]] = []
@@ -160,7 +160,7 @@ RULES = (
          source="arithmetic"),
     Rule("parts-below-whole", "note", None, "rows", _parts_below_whole,
          roles=("|".join(PARTS), "whole|latency"),
-         checks="what is in no part is named as a remainder",
+         checks="a time outside all parts is listed as a remainder",
          source="arithmetic"),
     Rule("total-row", "contradiction", "X", "cells", _total_row,
          roles=("|".join((*PARTS, "share")),),

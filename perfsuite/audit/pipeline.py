@@ -12,7 +12,7 @@ from perfsuite.schedules.catalog import fill_drain_bubble, naive_bubble
 
 LAYOUT = frozenset({"stages", "devices", "nodes", "devices_per_node", *DEGREES})
 GROWS = Fraction(105, 100)
-"""Memory may grow by this much with the number of micro-batches (inputs and losses of the step) without a word."""
+"""Tolerated growth of memory with the number of micro-batches (inputs and losses of the step)."""
 
 
 def _schedule(table: AuditTable, row: Row) -> str:
@@ -24,7 +24,7 @@ def _stages(table: AuditTable, row: Row) -> Value | None:
 
 
 def _bound(schedule: str, stages: Fraction, micro_batches: Fraction | None, virtual: Fraction | None) -> Fraction:
-    """Smallest bubble of a schedule; 0 where none is known (zero-bubble schedules, unknown micro-batches).
+    """Return the smallest bubble of a schedule; 0 if unknown (zero-bubble schedules, unknown micro-batches).
 
     >>> _bound("1f1b", Fraction(4), Fraction(8), None), _bound("naive", Fraction(4), None, None)
     (Fraction(3, 11), Fraction(3, 4))
@@ -55,7 +55,7 @@ def _bubble_below_bound(table: AuditTable) -> Iterator[Hit]:
 
 
 def _bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
-    """Bubbles that fall with every added stage while micro-batches are not added."""
+    """Find bubbles that fall with every added stage at a constant number of micro-batches."""
     for column in table.of_role("bubble"):
         points = [(_stages(table, row), row, table.read(row, column)) for row in table.rows]
         for rows in table.series(points, LAYOUT):
@@ -72,7 +72,7 @@ def _bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
 
 
 def _memory_of_1f1b_grows(table: AuditTable) -> Iterator[Hit]:
-    """1F1B keeps at most p micro-batches, however many there are."""
+    """1F1B keeps at most p micro-batches, for any total number."""
     points = []
     for row in table.rows:
         stages, micro = _stages(table, row), table.value(row, "num_micro_batches")
@@ -129,7 +129,7 @@ def _more_devices_than_there_are(table: AuditTable) -> Iterator[Hit]:
 
 
 def _batch_product(table: AuditTable) -> Iterator[Hit]:
-    """Where dp is not stated, the global batch must be a multiple of the local batch."""
+    """Without dp, the global batch must be a multiple of the local batch."""
     for row in table.rows:
         stated, shards = table.value(row, "global_batch_size"), table.value(row, "dp")
         steps, micro = table.value(row, "num_micro_batches"), table.value(row, "micro_batch_size")

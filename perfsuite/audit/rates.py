@@ -1,4 +1,4 @@
-"""Rules about rates where no step time is printed, as of language models: tokens/s, samples/s, TFLOPS, MFU."""
+"""Rules about rates without a step time: tokens/s, samples/s, TFLOPS, MFU."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ TRAINING = (
     "global_batch_size", "micro_batch_size", "num_micro_batches", "loss", "backward_time", "optimizer_time",
     "memory_optimizer", "memory_gradients", "bubble",
 )  # fmt: skip
-"""Roles that only a training run has; without any of them a token may have passed forward alone."""
+"""Roles of a training run; without any of them tokens may only pass forward."""
 _SPARSE = re.compile(r"moe|mixtral|deepseek|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?b", re.IGNORECASE)
-"""Names of models that have experts: a token passes a part of their parameters."""
+"""Names of models with experts, of which a token uses a part."""
 RATES = ("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device")
 HARDWARE_CONVENTIONS = Fraction(8, 3)
-"""Achieved FLOPs may count recomputation too, 8 in place of 6 per parameter."""
+"""Achieved FLOPs may include recomputation: 8 instead of 6 per parameter."""
 _MODEL = ("model", "parameters", "active_parameters")
 """Roles that distinguish rows of different models."""
 _COUNTING = ("device", "dtype", "strategy", "experts", "top_k")
-"""Settings beside the work that figures of FLOPs may depend on."""
+"""Further settings that figures of FLOPs may depend on."""
 
 
 def _sure_devices(table: AuditTable, row: Row) -> Value | None:
-    """The number of devices; None where none is stated and sequence or expert parallelism may share ranks."""
+    """Return the number of devices; None if it is not stated and sequence or expert parallelism may share ranks."""
     stated = table.value(row, "devices") or table.value(row, "nodes")
     return table.devices(row) if stated or not (table.value(row, "sp") or table.value(row, "ep")) else None
 
 
 def _rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn, Value]]:
-    """Every printed rate, as tokens per second of one device.
+    """Yield every printed rate as tokens per second of one device.
 
-    A rate in samples is left out where no sequence length is known, a rate of all devices where their number is not.
-    A rate may have been cut off where it was printed, so it may be half a digit above what it rounds to.
+    Rates in samples need a sequence length, rates of all devices a number of devices. A rate may be truncated, so it
+    may be half a digit above its rounding interval.
     """
     length, count = table.value(row, "sequence_length"), _sure_devices(table, row)
     for column in (column for role in RATES for column in table.of_role(role)):
@@ -54,12 +54,12 @@ def _rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn
 
 
 def _tokens_per_device(table: AuditTable, row: Row) -> Value | None:
-    """Tokens per second of one device, from the first column that allows it."""
+    """Return tokens per second of one device, from the first suitable column."""
     return next((rate for _, rate in _rates_per_device(table, row)), None)
 
 
 def _achieved(table: AuditTable, row: Row) -> Value | None:
-    """Operations per second of a device by its tokens: from forward alone, where nothing says training, to all.
+    """Return operations per second of a device by its tokens: forward only without evidence of training, up to all.
 
     Without a sequence length the figure is a lower bound.
     """
@@ -81,7 +81,7 @@ def _has_steps(table: AuditTable, row: Row) -> bool:
 
 
 def _is_judged(table: AuditTable, row: Row) -> bool:
-    """Whether the rules about throughput judge the row."""
+    """Return whether the rules about throughput judge the row."""
     return bool(table.throughput(row) and table.devices(row))
 
 
@@ -90,7 +90,7 @@ def _tera(value: Value) -> str:
 
 
 def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
-    """Every two rates of a row without a step time; throughput-time judges those with one."""
+    """Compare every two rates of a row without a step time; throughput-time checks the other rows."""
     for row in (row for row in table.rows if not _has_steps(table, row)):
         for (first, one), (second, other) in combinations(_rates_per_device(table, row), 2):
             gap = one.gap(other)
@@ -103,7 +103,7 @@ def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
                         of_all = f": one is of all {count} devices and the other of each"
                 text = (
                     f"{first.printed_name} {table.raw(row, first)} and {second.printed_name}"
-                    f" {table.raw(row, second)} are {ratio} times what one is of the other{of_all}"
+                    f" {table.raw(row, second)} differ from equality by a factor {ratio}{of_all}"
                 )
                 yield hit_of(row, (first, second), text, gap)
 
@@ -134,7 +134,7 @@ def _tflops_rate(table: AuditTable) -> Iterator[Hit]:
 
 
 def _apart(table: AuditTable, row: Row, name: str, stated: Value | None, factor: Fraction) -> Iterator[Hit]:
-    """A hit where the FLOPs that tokens take and those that are stated are further apart than ``factor``."""
+    """Return a hit if FLOPs by tokens and stated FLOPs differ by more than ``factor``."""
     achieved = _achieved(table, row)
     ratio = quotient(achieved, stated)
     if not ratio or not achieved or not stated:
@@ -146,9 +146,9 @@ def _apart(table: AuditTable, row: Row, name: str, stated: Value | None, factor:
 
 
 def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | None]]) -> Iterator[Hit]:
-    """Hits where the quotient of two figures is not the same in all rows of the same work.
+    """Yield hits if the quotient of two figures is not equal in all rows of the same work.
 
-    Rows have the same work when they differ in nothing that FLOPs per token, or how they are counted, could depend on.
+    Rows have the same work if they differ in nothing that affects FLOPs per token or their counting.
     """
     names = (*_COUNTING, *(column.name for column in table.of_role("config")))
     first: list[tuple[object, Row, Value]] = []
@@ -157,20 +157,20 @@ def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | No
             continue
         settings = table.configuration(row)
         key = (table.work(row), [settings.get(name) for name in names])
-        known = next(((base, peak) for other, base, peak in first if other == key), None)
-        if known is None:
+        earlier = next(((base, peak) for other, base, peak in first if other == key), None)
+        if earlier is None:
             first.append((key, row, value))
         else:
-            yield from same_work_differs(row, known[0], what, quotient(value, known[1]))
+            yield from same_work_differs(row, earlier[0], what, quotient(value, earlier[1]))
 
 
 def _knows_devices(table: AuditTable) -> bool:
-    """Whether rows on other devices could be told."""
+    """Return whether the table distinguishes rows on other devices."""
     return table.says("device") or table.says("peak_tflops")
 
 
 def _over_mfu(table: AuditTable, row: Row, figure: Value | None) -> Value | None:
-    """``figure`` over MFU; also over the peak where it is known, so that devices may differ."""
+    """Return ``figure`` over MFU, and over the peak if it is stated, so that devices may differ."""
     ratio, peak = quotient(figure, table.value(row, "mfu")), table.value(row, "peak_tflops")
     return quotient(ratio, peak) if peak else ratio
 
@@ -202,7 +202,7 @@ def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
 
 
 def _tflops_time(table: AuditTable) -> Iterator[Hit]:
-    """FLOPs of a sample from those of a step, and FLOPs of a whole training run."""
+    """Check FLOPs of a sample against those of a step, and FLOPs of a whole training run."""
     if not any(table.says(role) for role in _MODEL):
         return
     for column in table.of_role("tflops"):
@@ -242,7 +242,7 @@ RULES = (
          source="definition of MFU"),
     Rule("mfu-tflops-peak", "contradiction", "R", "table", _mfu_tflops_peak,
          roles=("mfu", "tflops", "peak_tflops"),
-         checks="TFLOPS = MFU x peak, within a factor of 2 for what is counted (recomputation, attention)",
+         checks="TFLOPS = MFU x peak, within a factor of 2 for different counting (recomputation, attention)",
          source="definition of MFU"),
     Rule("tflops-tokens", "contradiction", "X", "table", _tflops_tokens,
          roles=("tflops|mfu", "tokens_per_s|tokens_per_s_per_device", "model|parameters|active_parameters"),

@@ -1,4 +1,4 @@
-"""Tables to audit: the published ones, and a user's own as CSV or Markdown with a role for each column that matters."""
+"""Read tables to audit: published ones, and a user's CSV or Markdown with a role for each relevant column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfsuite.published.roles import ROLES, SCALES
 
 
 def tables_of(report: PublishedReport) -> list[AuditTable]:
-    """Every table of a report as the rules see it; a unit that no dimension has (``samples/s``) needs no factor."""
+    """Return every table of a report for the rules; a unit without a dimension (``samples/s``) needs no factor."""
     return [_published(report, table) for table in report.tables]
 
 
@@ -69,7 +69,7 @@ _HEADER_UNIT = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
 
 
 def parse_roles(texts: Sequence[str]) -> dict[str, AuditColumn]:
-    """``COLUMN=ROLE[:UNIT]`` each, by column; ConfigurationError for anything else.
+    """Parse ``COLUMN=ROLE[:UNIT]`` into columns by name. Raises ConfigurationError for other text.
 
     >>> roles = parse_roles(["step (ms)=latency", "mem=memory:GiB"])
     >>> roles["step (ms)"].role, roles["mem"].unit
@@ -86,7 +86,7 @@ def parse_roles(texts: Sequence[str]) -> dict[str, AuditColumn]:
 
 
 def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
-    """``ROLE=VALUE[:UNIT]`` each: what holds for every row; ConfigurationError for anything else.
+    """Parse ``ROLE=VALUE[:UNIT]``, facts of every row. Raises ConfigurationError for other text.
 
     >>> parse_facts(["peak_tflops=312"])["peak_tflops"]
     Fact(text='312', unit='')
@@ -105,18 +105,18 @@ def parse_facts(texts: Sequence[str]) -> dict[str, Fact]:
 
 def _require(role: str, unit: str, what: str) -> None:
     if role not in ROLES:
-        raise ConfigurationError(f"{what}: {role!r} is no role; choose from {', '.join(ROLES)}")
+        raise ConfigurationError(f"{what}: {role!r} is not a role; choose from {', '.join(ROLES)}")
     units = SCALES.get(ROLES[role].dimension, {})
     if unit and unit not in units:
         choice = f"choose from {', '.join(unit for unit in units if unit)}" if units else "leave the unit out"
-        raise ConfigurationError(f"{what}: {unit!r} is no unit of {role}; {choice}")
+        raise ConfigurationError(f"{what}: {unit!r} is not a unit of {role}; {choice}")
 
 
 def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str, Fact]) -> list[AuditTable]:
-    """The tables of a CSV, TSV or Markdown file that have at least one of the named columns.
+    """Return the tables of a CSV, TSV or Markdown file with at least one of the named columns.
 
-    Raises ConfigurationError for a file that cannot be read, for one without a table, for a column that no table has
-    and for rows that are longer than their header.
+    Raises ConfigurationError for an unreadable file, a file without a table, a missing column, and rows longer than
+    their header.
     """
     try:
         text = content(path, pipe=True).decode("utf-8-sig")
@@ -139,9 +139,9 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
 
 
 def with_peaks(tables: Sequence[AuditTable], catalog: Catalog) -> list[AuditTable]:
-    """The tables with the dense peak of the device that each row names.
+    """Add the dense peak of the device that each row names.
 
-    Without a dtype the peak is that of 16 bit, and only a stated peak is compared with it.
+    Without a dtype it is the peak in 16 bits, which is compared with stated peaks only.
     """
     return [replace(table, rows=tuple(_with_peak(table, row, catalog) for row in table.rows)) for table in tables]
 
@@ -165,7 +165,7 @@ def _delimited(text: str, delimiter: str) -> tuple[int, Grid]:
 
 
 def _markdown(text: str) -> Iterator[tuple[int, Grid]]:
-    """(line of the header, header and rows) of each pipe table."""
+    """Yield (line of the header, header and rows) of each pipe table."""
     lines = text.splitlines()
     for number in range(1, len(lines)):
         if not re.fullmatch(r"\s*\|?(\s*:?-+:?\s*\|)+\s*(:?-+:?)?\s*", lines[number]) or "|" not in lines[number - 1]:
@@ -191,8 +191,8 @@ def _grid_table(
     for column in (roles[title] for title in header if title in roles):
         # without a unit of its own a column has the one in brackets within its title, if the role knows it
         named = _HEADER_UNIT.search(column.name)
-        known = named and named[1] in SCALES.get(column.meaning.dimension, {})
-        columns.append(replace(column, unit=named[1]) if named and known and not column.unit else column)
+        is_unit = named and named[1] in SCALES.get(column.meaning.dimension, {})
+        columns.append(replace(column, unit=named[1]) if named and is_unit and not column.unit else column)
     rows = []
     for index, cells in enumerate(body):
         if len(cells) > len(header):

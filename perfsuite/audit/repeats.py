@@ -1,4 +1,4 @@
-"""Rules about figures that repeat, are missing, stand in the wrong column or disagree between tables."""
+"""Rules about figures that repeat, are missing, are in the wrong column or disagree between tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value
 from perfsuite.published.roles import NEVER_ZERO, ROLES
 
 MANY_DIGITS = 7
-"""Two measurements do not agree in this many digits by chance: one in a million rows of noise of 1 %."""
+"""Digits in which two measurements do not agree by chance: one in a million rows at 1 % noise."""
 
 NOISE = Fraction(1, 10)
-"""Repeats of one run may differ by this much."""
+"""Largest difference of repeats of one run."""
 
 APART = Fraction(3, 2)
-"""Best throughputs of two tables for one model on as many devices: more than this apart is worth a remark."""
+"""Ratio of the best throughputs of two tables, for one model on as many devices, above which a note is printed."""
 
 CARD_SIZES_GB = frozenset({8, 12, 16, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192})
 """Memory sizes of accelerators, for tables that do not state theirs."""
@@ -27,7 +27,7 @@ _PAIR = re.compile(r"\s*\d+(?:\.\d+)?\s*/\s*\d+(?:\.\d+)?\s*")
 
 
 def _measured(table: AuditTable) -> tuple[AuditColumn, ...]:
-    """Columns of measurements beside memory; none in a simulation, which repeats to the bit."""
+    """Return measured columns except memory; none in a simulation, which repeats exactly."""
     columns = table.of_kind("measured")
     return () if table.simulated else tuple(column for column in columns if column.meaning.dimension != "memory")
 
@@ -47,7 +47,7 @@ def _equal_digits(table: AuditTable) -> Iterator[Hit]:
 
 
 def _constant_measurement(table: AuditTable) -> Iterator[Hit]:
-    """Times, rates and losses that are one value for three or more runs that differ."""
+    """Find times, rates and losses with one value for three or more different runs."""
     for column in (measured for measured in _measured(table) if measured.meaning.dimension != "share"):
         numbers = [(row, number) for row in table.rows if (number := table.number(row, column))]
         settings = {tuple(sorted(table.configuration(row).items())) for row, _ in numbers}
@@ -61,7 +61,7 @@ def _constant_measurement(table: AuditTable) -> Iterator[Hit]:
 
 
 def _repeated_row(table: AuditTable) -> Iterator[Hit]:
-    """Rows that repeat every measurement of a run on fewer devices; memory alone may be the same on any number."""
+    """Find rows that repeat every measurement of a run on fewer devices; memory alone may be equal."""
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
         fewer, count = table.devices(row), table.devices(other)
@@ -86,7 +86,7 @@ def _repeated_row(table: AuditTable) -> Iterator[Hit]:
 
 
 def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
-    """Pairs of rows with one configuration that are further apart than NOISE, or that show the noise of the table."""
+    """Yield pairs of rows of one configuration that differ by more than NOISE, or by less."""
     for row, other in combinations(table.rows, 2):
         settings = table.configuration(row)
         if not settings or settings != table.configuration(other):
@@ -104,7 +104,7 @@ def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
 
 
 def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
-    """Cells such as "20 GiB of 48 GiB" in a column that holds no memory."""
+    """Find cells such as "20 GiB of 48 GiB" in a column of another role."""
     memory = next(iter(table.of_role("memory")), None)
     for column in table.columns if memory else ():
         if memory is None or column.meaning.dimension in ("memory", "text"):
@@ -126,7 +126,7 @@ def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
 
 
 def _blank_metric(table: AuditTable) -> Iterator[Hit]:
-    """Rows that ran out of memory are left aside."""
+    """Rows that ran out of memory are skipped."""
     rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
     counts = (column for column in table.of_kind("configuration") if column.role in NEVER_ZERO)
     for column in (*table.of_kind("measured", "derived"), *counts):
@@ -137,7 +137,7 @@ def _blank_metric(table: AuditTable) -> Iterator[Hit]:
 
 
 def _zero_figure(table: AuditTable) -> Iterator[Hit]:
-    """Zeros that are not figures: every other rule leaves them out."""
+    """Find zeros that are not figures; every other rule skips them."""
     for column in (column for column in table.columns if column.role in NEVER_ZERO):
         rows = [row for row in table.rows if (number := table.number(row, column)) and number.value == 0]
         if column.meaning.dimension == "bandwidth":  # one device sends nothing
@@ -155,7 +155,7 @@ RatedRow = tuple[AuditTable, Row, Value]
 
 
 def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[RatedRow]]:
-    """Rows with a throughput by model and number of devices."""
+    """Return rows with a throughput by model and number of devices."""
     rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
     for table in tables:
         for row in table.rows:
@@ -166,7 +166,7 @@ def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[Rat
 
 
 def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
-    """One-device runs of different tables that state one model and one batch."""
+    """Compare one-device runs of different tables with the same model and batch."""
     for (model, count), runs in _runs(tables).items():
         for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
             batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
@@ -182,23 +182,23 @@ def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditT
 
 
 def _one_set(table: AuditTable, other: AuditTable) -> bool:
-    """Tables of one run set describe the same runs; what disagrees there, their join finds."""
+    """Return whether two tables describe the same runs; their join finds contradictions."""
     return table is other or (bool(table.run_set) and table.run_set == other.run_set)
 
 
 def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
-    """On one device the batch is the batch, whatever it is called."""
+    """Return the batch on one device, whichever role states it."""
     batch = table.global_batch(row) or table.value(row, "local_batch_size") or table.value(row, "batch_size")
     return batch.middle if batch else None
 
 
 def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
-    """Tables whose best throughputs for one model on as many devices are far apart."""
+    """Compare the best throughputs of tables for one model on as many devices."""
     for (model, count), runs in _runs(tables).items():
         best: dict[str, RatedRow] = {}
         for run in runs:
-            known = best.get(run[0].name)
-            if known is None or run[2].middle > known[2].middle:
+            fastest = best.get(run[0].name)
+            if fastest is None or run[2].middle > fastest[2].middle:
                 best[run[0].name] = run
         ordered = sorted(best.values(), key=lambda run: run[2].middle)
         (table, row, slow), (other, _, fast) = ordered[0], ordered[-1]
@@ -235,7 +235,7 @@ RULES = (
     Rule("blank-metric", "note", None, "cells", _blank_metric,
          roles=("throughput|throughput_per_device|tokens_per_s|tokens_per_s_per_device|latency|tflops|mfu|memory|bandwidth",),
          checks="every run that did not run out of memory has every metric of its table",
-         source="a missing figure is no figure"),
+         source="a missing figure cannot be checked"),
     Rule("zero-figure", "note", None, "cells", _zero_figure,
          roles=("|".join(role for role in ROLES if role in NEVER_ZERO and ROLES[role].kind != "configuration"),),
          checks="0 devices, 0 tokens/s, 0 ms or 0 GB/s are not figures",

@@ -13,13 +13,13 @@ from perfsuite.published.numbers import Interval
 BATCHES = ("local_batch_size", "micro_batch_size", "global_batch_size", "batch_size")
 SUPERLINEAR = 1 + Fraction(SUPERLINEAR_SLACK).limit_denominator(1000)
 LINEAR_STEP = Fraction(105, 100)
-"""A step may take this much more than its share of a larger batch before it is called anomalous."""
+"""Tolerated ratio of a step to its share of a larger batch."""
 SATURATED_TOKENS = 16384
-"""Tokens per step and device from which on a longer sequence can no longer fill idle units of the device."""
+"""Tokens per step and device above which a longer sequence cannot use more of the device."""
 
 
 def _ratios(table: AuditTable, row: Row, base: Row) -> list[Value]:
-    """Readings of "how much faster than ``base``" that the row's own figures allow."""
+    """Return the possible values of "how much faster than ``base``" from the row's own figures."""
     rate, base_rate = table.throughput(row), table.throughput(base)
     tokens, base_tokens = table.value(row, "tokens_per_s"), table.value(base, "tokens_per_s")
     ratios = [quotient(rate, base_rate), quotient(tokens, base_tokens)]
@@ -36,7 +36,7 @@ def _is_one(printed: Interval | None) -> bool:
 def _nearest(
     row: Row, column: AuditColumn, printed: Interval, computed: list[Value], accepted: list[Value] | None = None
 ) -> Iterator[Hit]:
-    """A hit when the printed figure agrees with none of the values that it could have been computed as."""
+    """Return a hit if the printed figure differs from all possible values."""
     gap = min(map(printed.gap, accepted or computed), default=Fraction(0))
     if computed and gap:
         best = min(computed, key=printed.gap)
@@ -45,7 +45,7 @@ def _nearest(
 
 
 def _speedup_ratio(table: AuditTable) -> Iterator[Hit]:
-    """A speed-up may be counted from the smallest runs and from every row whose speed-up is printed as 1."""
+    """A speed-up may refer to the smallest runs, and to every row with a printed speed-up of 1."""
     smallest = [id(row) for row, _ in table.smallest_runs()]
     for column in table.of_role("speedup"):
         bases = [row for row in table.rows if id(row) in smallest or _is_one(table.raw(row, column))]
@@ -78,7 +78,7 @@ def _efficiency_ratio(table: AuditTable) -> Iterator[Hit]:
 
 
 def _expected_rates(table: AuditTable, row: Row, role: str, *, per_device: bool) -> list[Value]:
-    """Rates by the row's steps and batch; ``role`` is the aggregate's."""
+    """Return the rates by the row's steps and batch; ``role`` is the aggregate's."""
     batch, latency = table.global_batch(row), table.value(row, "latency")
     done = product(batch, table.value(row, "sequence_length")) if role == "tokens_per_s" else batch
     rates = [quotient(done, latency), product(done, table.value(row, "iterations_per_s"))]
@@ -110,7 +110,7 @@ def _throughput_time(table: AuditTable) -> Iterator[Hit]:
 
 
 def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
-    """Columns that are per device by name and aggregate by their figures, or the other way round."""
+    """Find columns that are per device by name and aggregate by their figures, or the reverse."""
     for column, role, per_device in _rate_columns(table):
         rows, mistaken = [], True
         for row in table.rows:
@@ -135,7 +135,7 @@ def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
 
 
 def _speedup_above_n(table: AuditTable) -> Iterator[Hit]:
-    """Against the smallest run of the same device model."""
+    """The base is the smallest run of the same device model."""
     for base, fewest in table.smallest_runs():
         for row in table.rows:
             count, setting, start = table.devices(row), table.configuration(row), table.configuration(base)

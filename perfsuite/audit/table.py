@@ -1,9 +1,9 @@
-"""A table as the plausibility rules see it (columns with roles and units, rows of printed cells, facts), and the rules.
+"""A table for the plausibility rules (columns with roles and units, rows of printed cells, facts), and the rules.
 
-A rule asks a row for a *role* (``latency``, ``devices``, ``mfu``).  The answer comes from the first column with that
-role, else from what is known of the row, else from the facts of the whole table, as an interval in SI units (seconds,
-bytes, operations per second, shares of 1) together with the columns that it was read from.  The
-methods at the end have the quantities that a row states directly or lets one compute.
+A rule asks a row for a *role* (``latency``, ``devices``, ``mfu``). The answer comes from the first column with that
+role, else from the facts of the row, else from the facts of the table. It is an interval in SI units (seconds, bytes,
+operations per second, shares of 1) together with its source columns. The last methods compute quantities from several
+roles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfsuite.published.roles import DEGREES, NEVER_ZERO, ROLES, Role, scale
 WORK_ROLES = frozenset(
     {"model", "sequence_length", "hidden_size", "num_layers", "num_heads", "parameters", "active_parameters"}
 )
-"""Settings that change what one sample costs: throughputs of rows that differ in them are not comparable."""
+"""Settings that change the cost of a sample: throughputs of rows that differ in them are not comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,24 +34,24 @@ class AuditColumn:
     unit: str = ""
     """A unit of the role's dimension; empty for the default."""
     table: str = ""
-    """Identifier of the table that printed it; a join of tables has columns of several."""
+    """Identifier of the table that has the column; a join of tables has columns of several."""
     index: int = 0
-    """Which number of the cell is meant."""
+    """Index of the number within the cell."""
 
     @property
     def printed_name(self) -> str:
-        """The name within its own table: a join puts the table's name before it."""
+        """Return the column's name in its own table; a join adds the table's name."""
         return self.name.removeprefix(f"{self.table}:")
 
     @property
     def meaning(self) -> Role:
-        """The role itself."""
+        """Return the role."""
         return ROLES[self.role]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """Something known of a row or of the whole table."""
+    """A fact of a row or of the whole table."""
 
     text: str
     unit: str = ""
@@ -62,29 +62,28 @@ class Row:
     """One row."""
 
     name: str
-    """What a person finds it by."""
     cells: Mapping[str, Printed]
-    """By column name; an empty cell is left out."""
+    """Cells by column name, without empty ones."""
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    """By role: what holds for this row and stands in no column."""
+    """Facts of this row that are in no column, by role."""
     index: Mapping[str, int] = field(default_factory=dict)
-    """Identifier of the table -> place of the row in it, from 0."""
+    """Row number from 0 by identifier of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value(Interval):
-    """What a row says about a role, in SI units."""
+    """The value of a role in a row, in SI units."""
 
     columns: tuple[AuditColumn, ...] = ()
-    """Where it was read; empty for a fact."""
+    """Source columns; empty for a fact."""
 
     @classmethod
     def of(cls, interval: Interval, columns: tuple[AuditColumn, ...] = ()) -> Value:
-        """An interval that was read from columns."""
+        """Return a value from columns."""
         return cls(low=interval.low, high=interval.high, columns=columns)
 
     def times(self, factor: Interval) -> Value:
-        """The value times a factor that is of no column."""
+        """Return the value times a factor without source columns."""
         return Value.of(self * factor, self.columns)
 
 
@@ -92,7 +91,7 @@ Series = list[tuple[Fraction, Row, Value]]
 
 
 def constant(number: int) -> Value:
-    """A number of no column."""
+    """Return a number without source columns."""
     return Value.of(Interval.exactly(Fraction(number)))
 
 
@@ -100,7 +99,7 @@ ONE = constant(1)
 
 
 def product(*factors: Value | None) -> Value | None:
-    """The product, read from the columns of all factors; None when one is missing."""
+    """Return the product with the columns of all factors; None if one is missing."""
     result = ONE
     for factor in factors:
         if factor is None:
@@ -110,7 +109,7 @@ def product(*factors: Value | None) -> Value | None:
 
 
 def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
-    """The quotient, read from both; None when one is missing or the divisor may be 0."""
+    """Return the quotient with the columns of both; None if one is missing or the divisor may be 0."""
     ratio = dividend.over(divisor) if dividend and divisor else None
     if dividend is None or divisor is None or ratio is None:
         return None
@@ -118,7 +117,7 @@ def quotient(dividend: Value | None, divisor: Value | None) -> Value | None:
 
 
 def merged(*values: Value | None) -> tuple[AuditColumn, ...]:
-    """The columns behind several values, each once."""
+    """Return the columns of several values, each once."""
     columns: dict[AuditColumn, None] = {}
     for value in values:
         columns.update(dict.fromkeys(value.columns if value else ()))
@@ -133,27 +132,30 @@ class AuditTable:
     columns: tuple[AuditColumn, ...]
     rows: tuple[Row, ...]
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    """By role: what holds for every row."""
+    """Facts of every row by role."""
     simulated: bool = False
-    """Times of a simulated device repeat to the bit; that is no contradiction there."""
+    """Measured on a simulated device, whose times repeat exactly."""
     run_set: str = ""
     """Tables of one run set describe the same runs, row by row."""
 
     def of_role(self, *roles: str) -> tuple[AuditColumn, ...]:
-        """The columns with one of these roles, in table order."""
+        """Return the columns with one of these roles, in table order."""
         return tuple(column for column in self.columns if column.role in roles)
 
     def of_kind(self, *kinds: str) -> tuple[AuditColumn, ...]:
-        """The columns whose role is of one of these kinds."""
+        """Return the columns whose role is of one of these kinds."""
         return tuple(column for column in self.columns if column.meaning.kind in kinds)
 
     def number(self, row: Row, column: AuditColumn) -> Number | None:
-        """The number of a cell as it is printed."""
+        """Return the printed number of a cell."""
         cell = row.cells.get(column.name)
         return cell.number(column.index) if cell else None
 
     def raw(self, row: Row, column: AuditColumn) -> Interval | None:
-        """The printed number of a cell, unscaled: for ratios within one column.  A count, rate or time is not 0."""
+        """Return the printed number of a cell without scaling, for ratios within a column.
+
+        A count, rate or time of 0 is None.
+        """
         number = self.number(row, column)
         if number is None or (number.value == 0 and column.role in NEVER_ZERO):
             return None
@@ -162,14 +164,14 @@ class AuditTable:
         return number.rounded if column.meaning.kind in ("measured", "derived") else number.interval
 
     def read(self, row: Row, column: AuditColumn) -> Value | None:
-        """The number of a cell in SI units."""
+        """Return the number of a cell in SI units."""
         raw = self.raw(row, column)
         if raw is None:
             return None
         return Value.of(raw * self._scale(column), (column,))
 
     def figures(self, *roles: str) -> Iterator[tuple[AuditColumn, Row, Value]]:
-        """The numbers in the columns with one of these roles, column by column."""
+        """Yield the numbers in the columns with one of these roles, column by column."""
         for column in self.of_role(*roles):
             for row in self.rows:
                 if value := self.read(row, column):
@@ -177,11 +179,11 @@ class AuditTable:
 
     @functools.cached_property
     def _known(self) -> dict[tuple[int, str], Any]:
-        """What rows say, by the row's identity and a role, or empty: the rules ask the same again and again."""
+        """Cached values by row identity and role, because rules repeat the same questions."""
         return {}
 
     def value(self, row: Row, role: str) -> Value | None:
-        """What the row says about ``role``; None when nothing does."""
+        """Return the value of ``role`` in a row; None without one."""
         key = (id(row), role)
         if key not in self._known:
             values = (self.read(row, column) for column in self.of_role(role))
@@ -199,7 +201,7 @@ class AuditTable:
         return Value.of(interval * scale(meaning.dimension, fact.unit))
 
     def text(self, row: Row, role: str) -> str:
-        """What the row says about a role in words; empty when nothing does."""
+        """Return the text of a role in a row; empty without one."""
         for column in self.of_role(role):
             if column.name in row.cells:
                 return row.cells[column.name].text
@@ -207,11 +209,11 @@ class AuditTable:
         return fact.text if fact else ""
 
     def says(self, role: str) -> bool:
-        """Whether any column, row or fact speaks of ``role``."""
+        """Return whether any column, row or fact has ``role``."""
         return bool(self.of_role(role)) or role in self.facts or any(role in row.facts for row in self.rows)
 
     def configuration(self, row: Row) -> dict[str, str]:
-        """Everything that distinguishes this run: role, or column name for ``config`` -> value."""
+        """Return the configuration of a run: value by role, or by column name for ``config``."""
         key = (id(row), "")
         if key not in self._known:
             facts = {**self.facts, **row.facts}
@@ -227,7 +229,7 @@ class AuditTable:
         return configuration
 
     def _scale(self, column: AuditColumn) -> Interval:
-        """The factor to SI; a share without a unit and above 2 can only have been meant in percent."""
+        """Return the factor to SI; a share above 2 without a unit is a percentage."""
         unit = column.unit
         if column.meaning.dimension == "share" and not unit:
             raws = [self.raw(row, column) for row in self.rows]
@@ -236,7 +238,7 @@ class AuditTable:
         return scale(column.meaning.dimension, unit)
 
     def series(self, points: Iterable[tuple[Value | None, Row, Value | None]], but: Iterable[str]) -> list[Series]:
-        """(x, row, y) of rows that differ in nothing but the settings of these names, and in the order of x.
+        """Return (x, row, y) of rows that differ only in these settings, in the order of x.
 
         Points without x or y are left out.
         """
@@ -250,7 +252,7 @@ class AuditTable:
     # ---- quantities that a row states directly or lets one compute ----
 
     def devices(self, row: Row) -> Value | None:
-        """n: as stated, or hosts times devices per host, or the product of the mesh's sizes."""
+        """Return n: as stated, or hosts times devices per host, or the product of the mesh's sizes."""
         stated = self.value(row, "devices") or product(self.value(row, "nodes"), self.value(row, "devices_per_node"))
         if stated:
             return stated
@@ -258,14 +260,14 @@ class AuditTable:
         return product(*degrees) if degrees else None
 
     def data_parallel(self, row: Row) -> Value | None:
-        """The data-parallel degree: as stated, or all devices where no other degree is stated."""
+        """Return the data-parallel degree: as stated, or all devices if no other degree is stated."""
         stated = self.value(row, "dp")
         if stated or any(self.value(row, role) for role in (*DEGREES, "stages")):
             return stated
         return self.devices(row)
 
     def global_batch(self, row: Row) -> Value | None:
-        """Samples per step over all devices."""
+        """Return the samples per step over all devices."""
         stated = self.value(row, "global_batch_size")
         if stated:
             return stated
@@ -276,7 +278,7 @@ class AuditTable:
         return product(self.value(row, "micro_batch_size"), shards, self.value(row, "num_micro_batches"))
 
     def step_time(self, row: Row) -> Value | None:
-        """Seconds of a step: as stated, or from the rate of steps, or from batch and throughput."""
+        """Return the seconds of a step: as stated, or from the rate of steps, or from batch and throughput."""
         return (
             self.value(row, "latency")
             or quotient(ONE, self.value(row, "iterations_per_s"))
@@ -284,7 +286,7 @@ class AuditTable:
         )
 
     def throughput(self, row: Row) -> Value | None:
-        """Samples per second of all devices: as stated, or from the steps and their batch."""
+        """Return samples per second of all devices: as stated, or from the steps and their batch."""
         return (
             self.value(row, "throughput")
             or product(self.value(row, "iterations_per_s"), self.global_batch(row))
@@ -293,11 +295,11 @@ class AuditTable:
         )
 
     def flops_per_sample(self, row: Row) -> Value | None:
-        """Model FLOPs of a sample, forward and backward: as stated, or 6 N S + 12 L h S^2 (PaLM, appendix B).
+        """Return model FLOPs of a sample, forward and backward: as stated, or 6 N S + 12 L h S^2 (PaLM, appendix B).
 
-        N counts the parameters that a token passes, so a model of experts needs ``active_parameters``; without layers
-        and width the attention term is left out and the figure is a lower bound.  GPT-2 1.5B with 2048 tokens:
-        6 x 1.5576e9 x 2048 + 12 x 48 x 1600 x 2048^2 = 2.30e13.
+        N counts the parameters that a token passes, so a model of experts needs ``active_parameters``. Without layers
+        and width the attention term is missing and the figure is a lower bound. GPT-2 1.5B with 2048 tokens: 6 x
+        1.5576e9 x 2048 + 12 x 48 x 1600 x 2048^2 = 2.30e13.
         """
         stated = self.value(row, "flops_per_sample")
         parameters = self.value(row, "active_parameters") or self.value(row, "parameters")
@@ -313,20 +315,20 @@ class AuditTable:
         return Value.of(flops, merged(parameters, sequence))
 
     def knows_attention(self, row: Row) -> bool:
-        """Whether the row tells the FLOPs of attention; without them its FLOPs are only a lower bound."""
+        """Return whether the row determines the FLOPs of attention; otherwise its FLOPs are a lower bound."""
         stated = self.value(row, "flops_per_sample")
         return bool(stated or all(self.value(row, role) for role in ("num_layers", "hidden_size", "sequence_length")))
 
     def work(self, row: Row) -> dict[str, str]:
-        """The settings that decide what a sample costs; rows with equal ones have comparable throughputs."""
+        """Return the settings that determine the cost of a sample; rows with equal ones have comparable throughputs."""
         settings = {name: value for name, value in self.configuration(row).items() if name in WORK_ROLES}
-        if "active_parameters" in settings:  # what a token passes counts, not what is stored
+        if "active_parameters" in settings:  # parameters per token count, not stored ones
             settings.pop("parameters", None)
             settings.pop("model", None)
         return settings
 
     def smallest_runs(self) -> list[tuple[Row, Value]]:
-        """The rows with the fewest devices, and that number."""
+        """Return the rows with the fewest devices, and that number."""
         counted = [(row, count) for row in self.rows if (count := self.devices(row))]
         fewest = min((count.low for _, count in counted), default=Fraction(0))
         return [(row, count) for row, count in counted if count.low == fewest]
@@ -344,7 +346,7 @@ def _same(text: str) -> str:
 Severity = Literal["contradiction", "mislabel", "note"]
 
 LAST_DIGIT = Fraction(1, 100)
-"""An identity missed by less than this is careless rounding: a note without a label."""
+"""Largest relative miss of an identity that counts as careless rounding: a note without a label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,19 +354,18 @@ class Hit:
     """One breach of a rule."""
 
     message: str
-    """The numbers, in one line."""
     rows: tuple[Row, ...] = ()
     """Rows that break the rule; empty: the whole table."""
     columns: tuple[AuditColumn, ...] = ()
-    """Columns whose figures are in doubt; empty: none of the table's cells."""
+    """Columns with doubtful figures; empty: none of the table's cells."""
     gap: Fraction | None = None
-    """How far an identity is missed, for rules that grade it."""
+    """Relative miss of an identity, for rules that grade it."""
 
 
 def hit_of(
     row: Row, columns: tuple[AuditColumn, ...], text: str, gap: Fraction | None = None, *, base: Row | None = None
 ) -> Hit:
-    """The breach of one row, compared with ``base``; its message begins with the row's name."""
+    """Return the breach of one row, compared with ``base``; its message begins with the row's name."""
     return Hit(message=f"{row.name}: {text}", rows=(row, base) if base else (row,), columns=columns, gap=gap)
 
 
@@ -379,15 +380,14 @@ class Rule:
     name: str
     severity: Severity
     label: Label | None
-    """What a figure that breaks the rule is worth; None: the rule says nothing about that."""
+    """Label of a figure that breaks the rule; None: no label."""
     reach: Literal["table", "rows", "cells"]
-    """What the label falls on: the whole table, the rows, or only the cells that were compared."""
+    """Scope of the label: the whole table, the rows, or only the compared cells."""
     check: Check | None = None
     across: CrossCheck | None = None
-    """For rules that compare tables with each other."""
+    """Check of rules that compare tables."""
     roles: tuple[str, ...] = ()
-    """Roles that the rule reads, most important first; ``a|b`` where one of them is enough."""
+    """Roles of the rule, most important first; ``a|b``: one of them suffices."""
     checks: str = ""
-    """The formula, in one line."""
     source: str = ""
-    """Why it must hold, or where it was published."""
+    """Reason of the rule, or its publication."""

@@ -24,7 +24,7 @@ from perfsuite.projection.figures import figures
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
-from perfsuite.projection.memory import MemoryBreakdown
+from perfsuite.projection.memory import RESERVED, MemoryBreakdown
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput
 from perfsuite.projection.softwares import (
     OWN,
@@ -320,6 +320,8 @@ def _memory_lines(memory: MemoryBreakdown) -> Iterator[str]:
     parts = [(name, getattr(memory, name)) for name in (*_COMPONENTS, "communication", "encoders", "ema")]
     apart = "" if memory.total >= sum(size for _, size in parts) else ", not all at once"
     yield "                 " + ", ".join(f"{name} {gib(size):.2f}" for name, size in parts if size) + apart
+    low, high = (gib(factor * memory.total) for factor in RESERVED)
+    yield f"                 the allocator reserves {low:.2f} to {high:.2f} GiB, by the ratios in public logs"
 
 
 def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float]) -> dict[str, Any]:
@@ -331,6 +333,7 @@ def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping
         "binding": found.binding,
         **counts(find_projected(found.training.model, found.training.overrides), found.training.layout),
         "memory_total_bytes": found.memory.total,
+        "memory_reserved_bytes": [factor * found.memory.total for factor in RESERVED],
         "metrics": [to_json(metric) for metric in metrics],
         "elasticities": dict(gains),
     }

@@ -1,1 +1,1 @@
-"""Figures that healthy devices reach, with their sources, and the verdict of a result against them."""
+"""Expected figures of healthy devices, with sources, and the verdict of a result against them."""

@@ -1,9 +1,9 @@
-"""The verdict of results against expectations: only a row with an equal key is used, the nearest one is named.
+"""Judge results against expectations: only a row with an equal key is used; otherwise the nearest one is listed.
 
-Verdicts, where the speed is the result over the row's lowest figure, of a time that figure over the result:
+Speed is the result over the row's lowest figure; for a time it is that figure over the result.  Verdicts:
 
 - measured: pass from 0.95, look from 0.80, below expectation under it; look above 1.10 of the highest figure.
-- floor: below expectation under the minimum; nothing is known above it.
+- floor: below expectation under the minimum; no verdict above it.
 - own: below expectation if slower than the middle of the row by more than 3 % and by more than six of its spreads.
 """
 
@@ -24,23 +24,23 @@ Answer = Literal["pass", "look", "below", "not judged"]
 _SEVERITY: Mapping[Answer, int] = {"not judged": 0, "pass": 1, "look": 2, "below": 3}
 
 PASS_FROM, LOOK_FROM, LOOK_ABOVE = 0.95, 0.80, 1.10
-"""Public figures of one device model differ by up to 18 %: a shipped row can only find results far below it."""
+"""Public figures of one device model differ by up to 18 %: a shipped row only detects results far below it."""
 SLOWER_THAN, DEVIATIONS = 0.03, 6.0
 """The rule within a fleet, see :mod:`perfsuite.fleet.standing`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """One metric of one case, and what the rows say about it."""
+    """One metric of one case, and its verdict."""
 
     case: str
     question: str
-    """The workload, its dtype and how many devices of how many nodes work: cases of one question differ in size."""
+    """Workload, dtype, devices per node and nodes: cases of one question differ in size."""
     size: str
     metric: Metric
     verdict: Answer
     reason: str
-    """Why; of a case that was not judged, the nearest row."""
+    """The reason; for a case without a verdict, the nearest row."""
     rows: tuple[Expectation, ...] = ()
     """The rows that were used."""
 
@@ -56,7 +56,7 @@ class Expected:
 
     @property
     def speed(self) -> float | None:
-        """Return how fast the result is compared with the slowest expected figure; None if no figure is expected."""
+        """Return the speed relative to the slowest expected figure; None without an expected figure."""
         if self.low is None or self.high is None or not self.metric.value:
             return None
         return self.metric.value / self.low if self.metric.better == "higher" else self.high / self.metric.value
@@ -95,57 +95,57 @@ def judge_one(result: Result, rows: Sequence[Expectation]) -> list[Expected]:
 
 
 def why_unusable(result: Result) -> str:
-    """Return why nothing can be said about a result; empty where it can be judged."""
+    """Return why a result cannot be judged; empty if it can."""
     if result.outcome != "measured" or result.measurement is None:
         return result.outcome.replace("_", " ")
     return f"instrumented by {result.instruments[0]}" if result.instruments else ""
 
 
 def headline(result: Result) -> Metric | None:
-    """Return the metric that says most: the first with a peak, else the first headline metric with a value."""
-    known = [metric for metric in result.metrics if metric.value is not None and metric.better != "neither"]
-    rates = [metric for metric in known if metric.peak is not None and metric.unit != "percent"]
-    shown = [metric for metric in known if is_headline(metric.name)]
-    return next(iter([*rates, *shown, *known]), None)
+    """Return the main metric: the first with a peak, else the first headline metric with a value."""
+    valued = [metric for metric in result.metrics if metric.value is not None and metric.better != "neither"]
+    rates = [metric for metric in valued if metric.peak is not None and metric.unit != "percent"]
+    shown = [metric for metric in valued if is_headline(metric.name)]
+    return next(iter([*rates, *shown, *valued]), None)
 
 
 def differences(row: Expectation, result: Result) -> dict[str, str]:
-    """Return in what the keys of a row and a result of its workload differ, as ``row instead of result`` by name."""
+    """Return the differences between the keys of a row and a result of its workload, as ``row instead of result``."""
     nodes = nodes_of(result)
-    given = {**result.defaults, **result.parameters}
+    fields = {**result.defaults, **result.parameters}
     network = str((result.environment.get("declared") or {}).get("network_class", ""))
     return differences_of(
-        row, given, defaults=result.defaults, ranks_per_node=result.world_size / nodes, nodes=nodes, network=network
+        row, fields, defaults=result.defaults, ranks_per_node=result.world_size / nodes, nodes=nodes, network=network
     )
 
 
 def differences_of(
     row: Expectation,
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     *,
     defaults: Mapping[str, Any],
     ranks_per_node: float,
     nodes: int = 1,
     network: str = "",
 ) -> dict[str, str]:
-    """Return in what a row differs from a case of its workload and platform, by name."""
+    """Return the differences between a row and a case of its workload and platform, by name."""
     wanted = {**defaults, **row.parameters}
-    pairs: dict[str, tuple[Any, Any]] = {name: (wanted.get(name), given.get(name)) for name in {**wanted, **given}}
+    pairs: dict[str, tuple[Any, Any]] = {name: (wanted.get(name), fields.get(name)) for name in {**wanted, **fields}}
     pairs["ranks_per_node"] = (row.ranks_per_node, ranks_per_node)
     pairs["nodes"] = (row.nodes, nodes)
     if row.nodes > 1 or nodes > 1:
         pairs["network"] = (row.network, network)
     return {
-        name: f"{_text(name, ours)} instead of {_text(name, theirs)}"
-        for name, (ours, theirs) in pairs.items()
-        if not _equal(ours, theirs)
+        name: f"{_text(name, wanted_value)} instead of {_text(name, value)}"
+        for name, (wanted_value, value) in pairs.items()
+        if not _equal(wanted_value, value)
     }
 
 
-def _equal(wanted: Any, given: Any) -> bool:
+def _equal(wanted: Any, value: Any) -> bool:
     if isinstance(wanted, AtLeast):
-        return isinstance(given, int) and given >= wanted.count
-    return bool(wanted == given)
+        return isinstance(value, int) and value >= wanted.count
+    return bool(wanted == value)
 
 
 def _text(name: str, value: Any) -> str:
@@ -162,7 +162,7 @@ def nodes_of(result: Result) -> int:
 
 
 def software_of(environment: Mapping[str, Any]) -> str:
-    """Return the versions that an own row is valid for: driver, torch, and the library of the collectives.
+    """Return the versions of an own row: driver, torch and the library of the collectives.
 
     >>> software_of({"driver": {"driver": "570.86"}, "packages": {"torch": "2.7.1"}, "worker": {"nccl": "2.26.2"}})
     'driver 570.86, torch 2.7.1, nccl 2.26.2'
@@ -181,15 +181,15 @@ def _class_name(result: Result) -> str:
 
 
 def _nearest(result: Result, related: Sequence[Expectation]) -> str:
-    """Return the row of the platform and workload that differs in least, and in what."""
+    """Return the row of the platform and workload with the fewest differences, and these differences."""
     if not related:
         return f"no expectation for {result.platform} {_class_name(result)}"
     differing = [(differences(row, result), row) for row in related]
     apart, row = min(differing, key=lambda pair: len(pair[0]))
     if not apart:
         return f"a row has {row.metric}, which the case did not give"
-    told = ", ".join(f"{name} {what}" for name, what in apart.items())
-    return f"nearest row: {significant(row.low)} {row.unit} has {told}"
+    text = ", ".join(f"{name} {what}" for name, what in apart.items())
+    return f"nearest row: {significant(row.low)} {row.unit} has {text}"
 
 
 def _expected(result: Result, metric: Metric, **fields: Any) -> Expected:
@@ -224,27 +224,27 @@ def _speed(row: Expectation, value: float, figure: float) -> float:
 def _of_measured(rows: Sequence[Expectation], value: float) -> tuple[Answer, str]:
     low, high = min(row.low for row in rows), max(row.highest for row in rows)
     slow, fast = (low, high) if better_of(rows[0]) == "higher" else (high, low)
-    told = f"expected {_range(low, high)} {rows[0].unit} ({rows[0].source})"
+    text = f"expected {_range(low, high)} {rows[0].unit} ({rows[0].source})"
     speed = _speed(rows[0], value, slow)
     if speed < LOOK_FROM:
-        return "below", f"{speed:.2f} of the slowest known result, below {LOOK_FROM:.2f}: {told}"
+        return "below", f"{speed:.2f} of the slowest known result, below {LOOK_FROM:.2f}: {text}"
     if speed < PASS_FROM:
-        return "look", f"{speed:.2f} of the slowest known result, below {PASS_FROM:.2f}: {told}"
+        return "look", f"{speed:.2f} of the slowest known result, below {PASS_FROM:.2f}: {text}"
     if _speed(rows[0], value, fast) > LOOK_ABOVE:
         return (
             "look",
-            f"{_speed(rows[0], value, fast):.2f} of the fastest known result, above {LOOK_ABOVE:.2f}: {told}; \
+            f"{_speed(rows[0], value, fast):.2f} of the fastest known result, above {LOOK_ABOVE:.2f}: {text}; \
 the measurement is wrong, or the software newer than the row",
         )
-    return "pass", told
+    return "pass", text
 
 
 def _of_floor(row: Expectation, value: float) -> tuple[Answer, str]:
     speed = _speed(row, value, row.low)
-    told = f"the minimum of {significant(row.low)} {row.unit} ({row.source})"
+    text = f"the minimum of {significant(row.low)} {row.unit} ({row.source})"
     if speed < 1:
-        return "below", f"{speed:.2f} of {told}"
-    return "not judged", f"above {told}, which does not show that the device is healthy"
+        return "below", f"{speed:.2f} of {text}"
+    return "not judged", f"above {text}, which does not show that the device is healthy"
 
 
 def _of_own(row: Expectation, value: float, software: str) -> tuple[Answer, str]:
@@ -252,10 +252,10 @@ def _of_own(row: Expectation, value: float, software: str) -> tuple[Answer, str]
     middle = math.sqrt(row.low * row.highest)
     slower = 1 / max(_speed(row, value, middle), 1e-12) - 1
     deviations = math.log(1 + slower) / row.spread if slower > -1 else 0.0
-    told = f"own row {significant(middle)} {row.unit} of {row.date}, spread {100 * row.spread:.2g} %"
+    text = f"own row {significant(middle)} {row.unit} of {row.date}, spread {100 * row.spread:.2g} %"
     if slower <= SLOWER_THAN or deviations <= DEVIATIONS:
-        return "pass", told
-    slow = f"{100 * slower:.1f} % slower ({deviations:.1f} standard deviations) than {told}"
+        return "pass", text
+    slow = f"{100 * slower:.1f} % slower ({deviations:.1f} standard deviations) than {text}"
     if row.software and row.software != software:
         return "look", f"{slow}; the row is for {row.software}, this run has {software or 'unknown software'}"
     return "below", slow

@@ -1,4 +1,4 @@
-"""The answer in words: a line per question, then what was not judged, and the verdict of the whole."""
+"""Print the result of a judgement: a line per question, the cases without a verdict, and the overall verdict."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ Mark = Literal["", "bad", "doubt"]
 _WORDS = {"below": "LOW", "look": "look", "pass": "pass", "not judged": "not judged"}
 _WORST = ("below", "look", "pass", "not judged")
 _NAMED = 3
-"""Unjudged questions, and rows that were not used, that one line names."""
+"""Most questions and rows that one line lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerLine:
-    """One line of text and how a terminal may colour it."""
+    """One line of text and its colour in a terminal."""
 
     text: str
     mark: Mark = ""
 
 
 def verdict_of(judged: Sequence[Expected], withheld: Sequence[str] = ()) -> str:
-    """Return PASS or FAIL with its reason; nothing judged, and anything in ``withheld``, is not PASS.
+    """Return PASS or FAIL with its reason; without a verdict, or with anything in ``withheld``, there is no PASS.
 
     >>> verdict_of([])
     'FAIL: no result was judged by an expectation'
     """
     counts = Counter(entry.verdict for entry in judged)
-    below, known = counts["below"], len(judged) - counts["not judged"]
+    below, count = counts["below"], len(judged) - counts["not judged"]
     reasons = list(withheld)
     if below:
-        reasons.insert(0, f"{below} of {plural(known, 'judged result')} below expectation")
-    if not known:
+        reasons.insert(0, f"{below} of {plural(count, 'judged result')} below expectation")
+    if not count:
         reasons.append("no result was judged by an expectation")
     if reasons:
         return f"FAIL: {'; '.join(reasons)}"
     looks = f", {counts['look']} to look at" if counts["look"] else ""
-    return f"PASS: {plural(known, 'judged result')}{looks}, {counts['not judged']} not judged"
+    return f"PASS: {plural(count, 'judged result')}{looks}, {counts['not judged']} not judged"
 
 
 def answer_lines(judged: Sequence[Expected]) -> Iterator[AnswerLine]:
@@ -90,11 +90,11 @@ def answer_lines(judged: Sequence[Expected]) -> Iterator[AnswerLine]:
 
 
 KEPT_FROM = 90.0
-"""Per cent of the first minute's rate below which a soak is marked; assumed, no source says what healthy devices do."""
+"""Percentage of the first minute's rate below which a soak is marked; assumed, without a published source."""
 
 
 def soak_lines(results: Iterable[Result]) -> Iterator[AnswerLine]:
-    """Yield a line for every sustained product: the rate at its end beside that at its beginning."""
+    """Yield a line for every sustained product, with the rates at its end and at its beginning."""
     for result in results:
         value = result.values.get("last_minute_percent")
         if value is not None:
@@ -104,7 +104,7 @@ def soak_lines(results: Iterable[Result]) -> Iterator[AnswerLine]:
 
 
 def unused_line(rows: Sequence[Expectation], judged: Sequence[Expected], platform: str) -> str:
-    """Return a line on own rows of this platform that no result matched; empty without any."""
+    """Return a line on own rows of this platform without a matching result; empty without any."""
     used = {row.place for entry in judged for row in entry.rows}
     unused = [row for row in rows if row.platform == platform and row.kind == "own" and row.place not in used]
     if not unused:

@@ -22,13 +22,13 @@ from perfsuite.platforms.catalog import read_platform_file
 SHIPPED = Path(__file__).with_name("expectations.toml")
 Kind = Literal["measured", "floor", "own"]
 MOST_APART = 2.0
-"""Ratio between the figures of two rows of one key from which on they contradict each other."""
+"""Ratio of the figures of two rows of one key above which they contradict each other."""
 _OR_MORE = re.compile(r"(.+?) or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtLeast:
-    """A size in bytes from which on the rate of a streaming copy no longer depends on it."""
+    """A size in bytes above which the rate of a streaming copy no longer depends on it."""
 
     count: int
 
@@ -41,19 +41,16 @@ class Expectation:
     """One figure of one source."""
 
     platform: str
-    """Name of a row of the platforms."""
     workload: str
-    """Name of the workload's class."""
     parameters: Mapping[str, Any]
-    """Fields of the workload that its case gives; other fields have their defaults."""
+    """Fields of the workload that its case sets; other fields have their defaults."""
     ranks_per_node: int = 1
-    """Devices of a node that work at once; 1: a device alone."""
+    """Devices of a node that work at the same time; 1: a single device."""
     nodes: int = 1
     network: str = ""
-    """Class of the network between nodes as the user's ``[environment] network_class`` names it; empty on one node."""
+    """Class of the network between nodes, as in the user's ``[environment] network_class``; empty on one node."""
     metric: str
     unit: str
-    """That of the metric."""
     kind: Kind
     """measured: seen on healthy devices; floor: a minimum to pass; own: of this site's fleet."""
     low: float
@@ -61,24 +58,23 @@ class Expectation:
     high: float | None = None
     """Highest value of the source; None for a floor."""
     spread: float | None = None
-    """Relative standard deviation between healthy devices; None where nobody knows it."""
+    """Relative standard deviation between healthy devices; None if unknown."""
     software: str = ""
-    """Versions and settings under which the figure was seen; of an own row :func:`.judge.software_of`."""
+    """Versions and settings of the measurement; for an own row see :func:`.judge.software_of`."""
     date: str
     """When it was seen or read, as YYYY, YYYY-MM or YYYY-MM-DD."""
     source: str
     place: str = field(default="", compare=False)
-    """File and line of the row."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Everything that a result must share with the row."""
+        """Return everything that a result must share with the row."""
         parameters = tuple(sorted((name, str(value)) for name, value in self.parameters.items()))
         return (self.platform, self.workload, parameters, self.ranks_per_node, self.nodes, self.network, self.metric)
 
     @property
     def highest(self) -> float:
-        """``high``, or ``low`` of a row with one value."""
+        """Return ``high``, or ``low`` of a row with one value."""
         return self.low if self.high is None else self.high
 
 
@@ -89,7 +85,7 @@ _KEYS = (*_REQUIRED, "ranks_per_node", "nodes", "network", "high", "spread", "so
 
 @functools.lru_cache(maxsize=1)
 def shipped_rows() -> tuple[Expectation, ...]:
-    """The rows that perfsuite ships."""
+    """Return the rows that perfsuite ships."""
     return _read(SHIPPED)
 
 
@@ -101,13 +97,13 @@ def load_expectations(extra_files: Iterable[Path | str] = (), platforms: Iterabl
     read, a wrong key, type or unit, and rows of one key that contradict each other.
     """
     rows = list(shipped_rows())
-    known = set(platforms)
+    names = set(platforms)
     for path in extra_files:
         read = _read(Path(path))
         for row in read:
-            if row.platform not in known:
+            if row.platform not in names:
                 raise ConfigurationError(
-                    f"{row.place}: platform {row.platform!r} is unknown; {did_you_mean(row.platform, sorted(known))}"
+                    f"{row.place}: platform {row.platform!r} is unknown; {did_you_mean(row.platform, sorted(names))}"
                 )
         replaced = {row.key for row in read if row.kind == "own"}
         rows = [row for row in rows if not (row.kind == "own" and row.key in replaced)] + list(read)
@@ -128,7 +124,7 @@ def _read(path: Path) -> tuple[Expectation, ...]:
 
 
 Wrong = Callable[[str, str], ConfigurationError]
-"""Makes the error of a row from a key and the rule that it breaks."""
+"""Make the error of a row from a key and the broken rule."""
 
 
 def _row(plain: object, place: str) -> Expectation:
@@ -169,7 +165,7 @@ def _check_types(plain: Mapping[str, Any], wrong: Wrong) -> None:
 
 
 def _broken_rules(plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield key and rule of what is wrong with a row whose types are right."""
+    """Yield key and rule of every mistake in a row with valid types."""
     spec, kind = REGISTRY.get(plain["metric"]), plain["kind"]
     if kind not in get_args(Kind):
         yield "kind", f"is {kind!r:.40}; choose from {', '.join(get_args(Kind))}"
@@ -208,7 +204,7 @@ def _parameters(written: object, wrong: Wrong) -> dict[str, Any]:
 
 
 def _refuse_contradictions(rows: Sequence[Expectation]) -> None:
-    """Raise ConfigurationError for two rows of one key that cannot both be right."""
+    """Raise ConfigurationError for two rows of one key that contradict each other."""
     by_key: dict[tuple[object, ...], list[Expectation]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(row)
@@ -225,16 +221,16 @@ def _refuse_contradictions(rows: Sequence[Expectation]) -> None:
 
 
 def _contradiction(first: Expectation, second: Expectation) -> ConfigurationError:
-    def told(row: Expectation) -> str:
+    def described(row: Expectation) -> str:
         return f"{row.kind} {row.low:g} to {row.highest:g} {row.unit} ({row.place})"
 
     named = f"{first.platform} {first.workload} {first.metric}"
     return ConfigurationError(
-        f"two expectations of one key contradict each other, {named}: {told(first)} and {told(second)}; "
+        f"two expectations of one key contradict each other, {named}: {described(first)} and {described(second)}; "
         "correct or remove one of them"
     )
 
 
 def better_of(row: Expectation) -> Literal["higher", "lower"]:
-    """Return which direction of the row's metric is better."""
+    """Return the better direction of the row's metric."""
     return cast('Literal["higher", "lower"]', REGISTRY[row.metric].better)

@@ -1,1 +1,1 @@
-"""Results as other programs read them: files only, no client of any service, so that nothing needs a token."""
+"""Write results as files for other programs. No service is contacted, so no token is needed."""

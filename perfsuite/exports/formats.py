@@ -1,4 +1,4 @@
-"""Every format of ``perfsuite export``: a new one is a function and a row here."""
+"""The formats of ``perfsuite export``. To add one, write a function and a row in FORMATS."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Exported:
 
     text: str
     count: int
-    """Figures in it: a format may have room for the newest ones or for times only."""
+    """Number of figures in it; a format may contain only the newest ones, or only times."""
     note: str = ""
-    """A remark for the person who exports."""
+    """A remark for the user."""
 
 
 # JSON and CSV: a row per figure.
@@ -34,13 +34,13 @@ SCHEMA = 1
 
 
 def as_json(rows: Sequence[ExportRow]) -> Exported:
-    """``{"perfsuite_rows": 1, "rows": [...]}``."""
+    """Return ``{"perfsuite_rows": 1, "rows": [...]}``."""
     plain = {"perfsuite_rows": SCHEMA, "rows": [dataclasses.asdict(row) for row in rows]}
     return Exported(text=json_text(plain), count=len(rows))
 
 
 def as_csv(rows: Sequence[ExportRow]) -> Exported:
-    """A header and a line per figure; a column per part of the environment; no cell is a formula."""
+    """Return a header and a line per figure, with a column per part of the environment; no cell is a formula."""
     names = [field.name for field in dataclasses.fields(ExportRow) if field.name != "environment"]
     parts = sorted({part for row in rows for part in row.environment})
     text = io.StringIO()
@@ -56,11 +56,14 @@ def _cell(value: object) -> object:
     return cell_text(value) if isinstance(value, str) else value
 
 
-# What programs that follow performance read: Bencher's metric format, github-action-benchmark, Apache Otava.
+# Input of programs that track performance: Bencher's metric format, github-action-benchmark, Apache Otava.
 
 
 def as_bencher(rows: Sequence[ExportRow]) -> Exported:
-    """Bencher metric format: case -> measure -> value.  Source: bencher.dev/docs/reference/bencher-metric-format."""
+    """Return the Bencher metric format: case -> measure -> value.
+
+    Source: bencher.dev/docs/reference/bencher-metric-format.
+    """
     cases: dict[str, dict[str, dict[str, float]]] = {}
     for row in newest(rows):
         cases.setdefault(row.case, {})[row.metric.replace("_", "-")] = {"value": row.value}
@@ -68,7 +71,7 @@ def as_bencher(rows: Sequence[ExportRow]) -> Exported:
 
 
 def as_github_action_benchmark(rows: Sequence[ExportRow]) -> Exported:
-    """``customSmallerIsBetter``: the times, because a file of it has one direction for all.
+    """Return ``customSmallerIsBetter``: only times, because a file has one direction for all.
 
     Source: github.com/benchmark-action/github-action-benchmark, README, "customSmallerIsBetter".
     """
@@ -81,10 +84,10 @@ def as_github_action_benchmark(rows: Sequence[ExportRow]) -> Exported:
 
 
 def as_otava(rows: Sequence[ExportRow]) -> Exported:
-    """CSV with a line per session and a column of seconds per case.
+    """Return CSV with a line per session and a column of seconds per case.
 
-    Otava rejects a file with an empty cell.  A case that a session lacks gets the time of the session before, of the
-    same branch if possible, which is how Otava fills gaps of other sources; the column ``filled`` names such cases.
+    Otava rejects a file with an empty cell. A case missing in a session gets the time of the previous session, of the
+    same branch if possible. Otava fills gaps of other sources in the same way. The column ``filled`` lists such cases.
     Source: Apache Otava, docs/CSV.md: ``type: csv``, ``time_column: time``, ``attributes: [commit, branch]``; and
     otava/analysis.py, fill_missing.
     """
@@ -112,7 +115,7 @@ def as_otava(rows: Sequence[ExportRow]) -> Exported:
 
 
 def _nearest(lines: Sequence[Mapping[str, ExportRow]], index: int, case: str) -> float:
-    """The time of the session before, else of the next one; those of the same branch first."""
+    """Return the time of the previous session, else of the next one; sessions of the same branch first."""
     branch = next(iter(lines[index].values())).branch
     places = [place for place, measured in enumerate(lines) if case in measured]
     best = min(places, key=lambda place: (lines[place][case].branch != branch, place > index, abs(place - index)))
@@ -127,9 +130,10 @@ _INVALID = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def as_openmetrics(rows: Sequence[ExportRow]) -> Exported:
-    """A gauge per metric with a sample per case: the newest of each.  ConfigurationError without prometheus_client.
+    """Return a gauge per metric with a sample per case, the newest of each.
 
-    The text ends with ``# EOF`` as OpenMetrics 1.0 demands; Prometheus' own text format reads that as a comment.
+    Raises ConfigurationError without prometheus_client. The text ends with ``# EOF`` as OpenMetrics 1.0 requires;
+    Prometheus' own text format reads that as a comment.
     """
     try:
         import prometheus_client as client
@@ -163,4 +167,4 @@ EXPORTS: Mapping[str, Callable[[Sequence[ExportRow]], Exported]] = MappingProxyT
         "otava": as_otava,
     }
 )
-"""Name -> the rows in that format."""
+"""Formats by name."""

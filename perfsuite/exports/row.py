@@ -1,4 +1,4 @@
-"""A tidy row: one figure with everything that gives it a meaning; made of journals, baselines and histories."""
+"""Tidy rows: one figure with all its context, from journals, baselines and histories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfsuite.record.own_metrics import Better
 from perfsuite.record.run import Revision, RunRecord
 
 TIME = "median_s"
-"""Metric of the time itself, which every measured case has."""
+"""Metric of the time, which every measured case has."""
 _TIME: Mapping[str, Any] = {
     "metric": TIME,
     "unit": "s",
@@ -23,7 +23,7 @@ _TIME: Mapping[str, Any] = {
     "convention": "median of the samples, seconds per iteration, the slowest rank",
 }
 _PARTS = ("hostname", "kernel", "python", "governor", "container", "driver", "packages", "variables")
-"""Parts of an environment that an export has."""
+"""Exported parts of an environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,13 @@ class ExportRow:
     """One figure."""
 
     case: str
-    """pytest node id."""
     metric: str
     value: float
     unit: str
     better: Better
     convention: str
     ranks: int | None
-    """None in a history, which does not keep it."""
+    """None in a history, which does not store it."""
     platform: str
     fingerprint: str
     simulated: bool
@@ -48,15 +47,14 @@ class ExportRow:
     commit: str
     branch: str
     dirty: bool | None
-    """None where it is not kept."""
     verdict: str
-    """The gate's; empty where nobody judged."""
+    """Verdict of the gate; empty without one."""
     environment: Mapping[str, str]
-    """What may differ on the same hardware, by dotted name."""
+    """Facts that may differ on the same hardware, by dotted name."""
 
 
 def environment_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of an environment that an export has, on one level.
+    """Return the exported parts of an environment on one level.
 
     >>> environment_of({"kernel": "6.1", "packages": {"torch": "2.13.0"}, "notes": ["long"]})
     {'kernel': '6.1', 'packages.torch': '2.13.0'}
@@ -66,7 +64,7 @@ def environment_of(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def rows_of_run(run: RunRecord, *, simulated: bool) -> Iterator[ExportRow]:
-    """A journal's rows."""
+    """Yield the rows of a journal."""
     verdicts = run.gate.by_case if run.gate else {}
     for case, result in run.results.items():
         if result.outcome != "measured" or result.measurement is None:
@@ -92,7 +90,7 @@ def rows_of_run(run: RunRecord, *, simulated: bool) -> Iterator[ExportRow]:
 
 
 def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
-    """The newest run of each case of a baseline."""
+    """Yield the newest run of each case of a baseline."""
     hardware = baseline.hardware
     for _, entry in sorted(baseline.entries.items()):
         run = entry.newest
@@ -122,7 +120,7 @@ def rows_of_baseline(baseline: Baseline) -> Iterator[ExportRow]:
 
 
 def rows_of_history(history: HistoryFile) -> Iterator[ExportRow]:
-    """Every case of every session of a history."""
+    """Yield every case of every session of a history."""
     for session in history.sessions:
         figure = functools.partial(
             ExportRow,
@@ -140,8 +138,8 @@ def rows_of_history(history: HistoryFile) -> Iterator[ExportRow]:
             yield figure(case=case, **_TIME, value=math.exp(point.log_time))
             for name, value in point.metrics.items():
                 spec, own = REGISTRY.get(name), session.own.get(name)
-                if known := own or spec:
-                    unit, better, how = known.unit, known.better, spec.convention if spec and not own else ""
+                if declared := own or spec:
+                    unit, better, how = declared.unit, declared.better, spec.convention if spec and not own else ""
                     yield figure(case=case, metric=name, value=value, unit=unit, better=better, convention=how)
 
 
@@ -151,7 +149,7 @@ def _revision(revision: Revision) -> dict[str, Any]:
 
 
 def newest(rows: Iterable[ExportRow]) -> list[ExportRow]:
-    """Of each case's metric on one hardware the newest row: what a format without time can hold."""
+    """Return the newest row of each metric of a case on one hardware, for formats without time."""
     last: dict[tuple[str, str, str], ExportRow] = {}
     for row in sorted(rows, key=lambda row: row.time):
         last[row.fingerprint, row.case, row.metric] = row

@@ -1,1 +1,1 @@
-"""Journals of many nodes that never met: populations of equal nodes, and the standing of each node and device."""
+"""Compare the journals of many nodes: populations of equal nodes, and the verdict of each node and device."""

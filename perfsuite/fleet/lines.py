@@ -1,4 +1,4 @@
-"""The answer for a fleet in words and as JSON, and own expectations made of it."""
+"""Print the verdict of a fleet as text and JSON, and write own expectations from it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
 from perfsuite.fleet.standing import NodeStanding, Standings
 
 _NAMED = 6
-"""Absent nodes and quantities that one line names."""
+"""Most absent nodes and quantities in one line."""
 _SLOW = 3
-"""Quantities that the line of a slow device names."""
+"""Most quantities in the line of a slow device."""
 _LABEL = 13
 
 
 def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterator[AnswerLine]:
-    """Yield the screen: nodes, populations, what was judged, a line per finding, and the verdict."""
+    """Yield the screen: nodes, populations, judged quantities, a line per finding, and the verdict."""
     yield AnswerLine(text=_labelled("fleet", _counted(standings)))
     yield from (_line("populations", text) for text in _population_lines(standings))
     yield _line("judged", _judged(standings, fleet))
@@ -65,16 +65,16 @@ def _labelled(label: str, text: str) -> str:
 def _counted(standings: Standings) -> str:
     absent = [node for node in standings.nodes.values() if node.standing == "absent"]
     total = len(standings.nodes) + standings.missing_count
-    told = [f"{node.node} ({node.reason})" for node in absent]
+    names = [f"{node.node} ({node.reason})" for node in absent]
     if standings.missing_count:
-        told.append(f"{plural(standings.missing_count, 'node')} without a journal")
-    tail = f"; absent: {listed(told, _NAMED)}" if told else ""
+        names.append(f"{plural(standings.missing_count, 'node')} without a journal")
+    tail = f"; absent: {listed(names, _NAMED)}" if names else ""
     devices = standings.populations[0][0].get("accelerator", "") if standings.populations else ""
     return f"{total - len(absent) - standings.missing_count} of {plural(total, 'node')}, {devices or 'cpu'}{tail}"
 
 
 def _population_lines(standings: Standings) -> Iterator[str]:
-    """Yield one line where all nodes have one key, else what differs, a line for each population."""
+    """Yield one line if all nodes have one key, else the differing keys and a line for each population."""
     populations = standings.populations
     if len(populations) == 1:
         yield f"1 ({plural(len(populations[0][1]), 'node')})"
@@ -83,8 +83,8 @@ def _population_lines(standings: Standings) -> Iterator[str]:
     differing = [name for name in names if len({key.get(name, "") for key, _ in populations}) > 1]
     yield f"{len(populations)}, compared apart; they differ in {', '.join(differing)}:"
     for key, nodes in populations:
-        told = "; ".join(f"{name} {key.get(name) or 'unknown'}" for name in differing)
-        yield f"  {plural(len(nodes), 'node')} ({listed(list(nodes), 3)}): {told}"
+        facts = "; ".join(f"{name} {key.get(name) or 'unknown'}" for name in differing)
+        yield f"  {plural(len(nodes), 'node')} ({listed(list(nodes), 3)}): {facts}"
 
 
 def _judged(standings: Standings, fleet: Fleet) -> str:
@@ -98,13 +98,13 @@ def _judged(standings: Standings, fleet: Fleet) -> str:
         name = bare_name(one.quantity.case)
         smallest[name] = max(smallest.get(name, 0.0), one.smallest)
     ordered = sorted(smallest.items(), key=lambda pair: -pair[1])
-    told = listed([f"{name} {percent(value)}" for name, value in ordered], _NAMED)
+    listing = listed([f"{name} {percent(value)}" for name, value in ordered], _NAMED)
     cases = {one.quantity.case for one in standings.judgements}
     text = (
         f"{len(by_row)} of {plural(len(asked), 'question')} by expectation, "
         f"{len({one.quantity.case for one in within})} of {len(cases)} quantities within the fleet"
     )
-    text = f"{text}; smallest slowdown named: {told}" if told else text
+    text = f"{text}; smallest slowdown named: {listing}" if listing else text
     unjudged = {bare_name(one.quantity.case): len(one.values) for one in standings.judgements if not one.is_judged}
     if not unjudged:
         return text
@@ -121,10 +121,10 @@ def _node_lines(node: NodeStanding, fleet: Fleet) -> Iterator[AnswerLine]:
     for device, found in by_device.items():
         uuid = runs[0].devices.get(device, "") if runs else ""
         who = " ".join(filter(None, [node.node, device or "node", uuid]))
-        told = ", ".join(f"{bare_name(case)} {_slower(slow)}" for case, slow in found[:_SLOW])
+        slowest = ", ".join(f"{bare_name(case)} {_slower(slow)}" for case, slow in found[:_SLOW])
         more = f" and {len(found) - _SLOW} more" if len(found) > _SLOW else ""
         facts = f"; {node.facts[device]}" if device in node.facts else ""
-        yield _line("SLOW", f"{who}: {told}{more}{looks}{facts}", mark="bad")
+        yield _line("SLOW", f"{who}: {slowest}{more}{looks}{facts}", mark="bad")
     for entry in node.below:
         yield _line("BELOW", f"{node.node}: {entry.question} {entry.size}: {_figure(entry)}", mark="bad")
     if node.standing == "incomplete":
@@ -157,17 +157,17 @@ def _why(standings: Standings) -> str:
         "incomplete": "incomplete",
         "not judged": "not judged",
     }
-    told = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]  # type: ignore[index]
-    told += [f"{plural(len(standings.alike), 'question')} below expectation on all nodes"] * bool(standings.alike)
-    told += [f"{plural(len({group for group, *_ in standings.groups}), 'group')} slow"] * bool(standings.groups)
-    told += [f"{plural(len(standings.links), 'link')} slow"] * bool(standings.links)
-    return ", ".join(told) or "no node"
+    parts = [f"{counts[name]} {word}" for name, word in words.items() if counts[name]]  # type: ignore[index]
+    parts += [f"{plural(len(standings.alike), 'question')} below expectation on all nodes"] * bool(standings.alike)
+    parts += [f"{plural(len({group for group, *_ in standings.groups}), 'group')} slow"] * bool(standings.groups)
+    parts += [f"{plural(len(standings.links), 'link')} slow"] * bool(standings.links)
+    return ", ".join(parts) or "no node"
 
 
 def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
-    """Return everything as plain values."""
+    """Return the verdict of the fleet as plain values."""
 
-    def told(entry: Expected) -> dict[str, Any]:
+    def plain(entry: Expected) -> dict[str, Any]:
         return {
             "case": entry.case, "metric": entry.metric.name, "value": entry.metric.value, "unit": entry.metric.unit,
             "verdict": entry.verdict, "low": entry.low, "high": entry.high, "reason": entry.reason,
@@ -192,8 +192,8 @@ def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
                 "standing": node.standing,
                 "reason": node.reason,
                 "slow": [found(case, slow) for case, slow in node.slow],
-                "below": [told(entry) for entry in node.below],
-                "look": [told(entry) for entry in node.looks],
+                "below": [plain(entry) for entry in node.below],
+                "look": [plain(entry) for entry in node.looks],
                 "journals": [str(run.path) for run in fleet.nodes.get(name, ())],
             }
             for name, node in standings.nodes.items()
@@ -210,7 +210,7 @@ def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
             }
             for one in standings.judgements
         ],
-        "every_node_alike": [{**told(entry), "nodes": below, "of": of} for entry, below, of in standings.alike],
+        "every_node_alike": [{**plain(entry), "nodes": below, "of": of} for entry, below, of in standings.alike],
         "slow_groups": [{"group": group, "case": case, "slower": slow.slower, "deviations": slow.deviations}
                         for group, case, slow in standings.groups],
         "slow_links": [dataclasses.asdict(link) for link in standings.links],
@@ -220,7 +220,7 @@ def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
 
 
 FEWEST_TO_LEARN = 4
-"""Nodes that a population needs before expectations are made of it."""
+"""Fewest nodes of a population from which expectations are made."""
 
 
 def own_rows(standings: Standings, fleet: Fleet, date: str) -> list[str]:
@@ -282,7 +282,7 @@ def _row_lines(quantity: FleetQuantity, values: Sequence[float], key: Mapping[st
 
 
 def _said(quantity: FleetQuantity) -> Mapping[str, Any]:
-    """Return the parameters that are no defaults: a row's other parameters have their defaults."""
+    """Return the parameters with other values than the defaults."""
     missing = object()
     return {name: value for name, value in quantity.parameters.items() if quantity.defaults.get(name, missing) != value}
 

@@ -1,4 +1,4 @@
-"""Nodes of a fleet as their journals have them: identity, key of the population, log times and judged results."""
+"""Read the journals of a fleet: identity of nodes, key of their population, log times and judged results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,14 @@ from perfsuite.record.result import RankFacts, Result
 from perfsuite.record.run import RunRecord
 
 PRIORS: Mapping[str, float] = {"memory": 0.01, "host link": 0.01, "compute": 0.02, "communication": 0.02, "other": 0.03}
-"""Healthy spread between devices by kind of quantity, where no own row gives it; assumed, and rather too wide.
-
-Public are 8 % on average between GPUs of five clusters under a power cap (Sinha et al., SC22) and 0.1 % between the
-host links of one node.
-"""
+"""Assumed spread between healthy devices by kind of quantity, if no own row has one; rather too wide. Published are 8 %
+on average between GPUs of five clusters under a power cap (Sinha et al., SC22) and 0.1 % between the host links of one
+node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetQuantity:
-    """One case, as every node of a population runs it."""
+    """One case that every node of a population runs."""
 
     case: str
     kind: str
@@ -44,26 +42,26 @@ class FleetQuantity:
     platform: str
     ranks_per_node: int
     metric: str
-    """The metric that is written as an expectation; empty without one."""
+    """Metric that is written as an expectation; empty without one."""
     unit: str
 
     @property
     def host_bound(self) -> bool:
-        """Whether it depends on the host too: equal hosts are one population, equal devices are not enough."""
+        """Return whether it depends on the host: its population needs equal hosts, not only equal devices."""
         return self.kind in ("host link", "communication", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRun:
-    """One run of one node, of one journal."""
+    """One run of one node from one journal."""
 
     node: str
-    """Host name; made unique by :func:`read_nodes`."""
+    """Host name; :func:`read_nodes` makes it unique."""
     path: Path
     started_at: str = ""
     boot: str = ""
     devices: Mapping[str, str] = field(default_factory=dict)
-    """UUID by torch's name of the device; empty where it is unknown."""
+    """UUID by torch's name of the device; empty if unknown."""
     ports: tuple[str, ...] = ()
     """Active ports of the network with their rates."""
     key: Mapping[str, str] = field(default_factory=dict)
@@ -74,39 +72,38 @@ class NodeRun:
     values: Mapping[str, float] = field(default_factory=dict)
     """Value of the quantity's metric by case."""
     expected: tuple[Expected, ...] = ()
-    """What the expectations say about it."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why a case has no result."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Throttle reasons and clocks by device, as its last sample ended."""
+    """Throttle reasons and clocks by device at the end of its last sample."""
     absent: str = ""
-    """Why the journal does not count: it cannot be read, or has no end."""
+    """Reason why the journal does not count: unreadable, or without an end."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """By which two runs are known to be of one node: its devices, else its boot; empty where neither is known."""
-        known = tuple(sorted(filter(None, self.devices.values())))
-        return known or ((self.boot,) if self.boot else ())
+        """Return the identity of the node of a run: its devices, else its boot; empty if both are unknown."""
+        uuids = tuple(sorted(filter(None, self.devices.values())))
+        return uuids or ((self.boot,) if self.boot else ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """All nodes by name, each with its runs, the first first; quantities by case."""
+    """All nodes by name with their runs in order; quantities by case."""
 
     nodes: Mapping[str, tuple[NodeRun, ...]]
     quantities: Mapping[str, FleetQuantity]
     pairs: Mapping[str, Mapping[NodePair, float]] = field(default_factory=dict)
-    """Log seconds of a message by pair of hosts, of cases with rounds of pairs."""
+    """Log seconds of a message by pair of hosts, for cases with rounds of pairs."""
     links: tuple[SlowLink, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was done with journals that were not plain: repeated nodes and host names, cases over several nodes."""
+    """Remarks on unusual journals: repeated nodes and host names, cases over several nodes."""
 
 
 def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
-    """Read journals, and folders of journals; raises ConfigurationError where there is none.
+    """Read journals and folders of journals.
 
-    Journals of one node (equal device UUIDs, or equal boots) are its further runs.  Equal host names of nodes that
-    differ, or whose identity is unknown, get the file's name.  Journals that cannot be read stay, as absent.
+    Raises ConfigurationError without any. Journals with equal device UUIDs or equal boots are further runs of one node.
+    Equal host names of different or unknown nodes are replaced by file names. Unreadable journals remain as absent
+    nodes.
     """
     files = [file for path in paths for file in _files_of(path)]
     doubled = sorted({str(file) for file in files if files.count(file) > 1})
@@ -140,14 +137,14 @@ def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
 
 
 def uuids_of(run: RunRecord) -> frozenset[str]:
-    """Return the UUIDs of the devices that ranks of a run were on, as far as they are known."""
+    """Return the known UUIDs of the devices of a run."""
     measured = [result.measurement for result in run.results.values() if result.measurement is not None]
     ranks = (rank for measurement in measured for rank in measurement.ranks)
     return frozenset(rank.identity.uuid for rank in ranks if rank.identity is not None and rank.identity.uuid)
 
 
 def several_hosts(runs: Iterable[RunRecord]) -> tuple[str, ...]:
-    """Return the host names of runs of equal hardware on different hosts; empty where it may be one host."""
+    """Return the host names of runs of equal hardware on different hosts; empty if it may be one host."""
     first: RunRecord | None = None
     for run in runs:
         if first is None:
@@ -172,10 +169,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _runs_of(
-    path: Path,
-    rows: Sequence[Expectation],
-    quantities: dict[str, FleetQuantity],
-    over_several: dict[str, Result],
+    path: Path, rows: Sequence[Expectation], quantities: dict[str, FleetQuantity], over_several: dict[str, Result]
 ) -> list[NodeRun]:
     """Return a run for every host of a journal; an absent one for a journal that does not count."""
     try:
@@ -195,7 +189,8 @@ def _runs_of(
             by_host[name].append(result)
         if len(hosts) > 1 and not on_every_device(result):
             over_several[result.case] = result
-    driver = next(iter(_leading_hosts(record)), host)
+    measured = (result.measurement for result in record.results.values())
+    driver = next((each.ranks[0].host for each in measured if each is not None), host)
     return [
         _run(
             record,
@@ -213,13 +208,6 @@ def _runs_of(
 
 def _name_of(path: Path) -> str:
     return path.parent.name if path.stem == "journal" and path.parent.name else path.stem
-
-
-def _leading_hosts(record: RunRecord) -> Iterator[str]:
-    """Yield the host of rank 0 of every result: the driver's."""
-    for result in record.results.values():
-        if result.measurement is not None:
-            yield result.measurement.ranks[0].host
 
 
 def _run(
@@ -256,11 +244,11 @@ def _run(
             if (value := result.values.get(quantities[case].metric)) is not None:
                 values[case] = value
         for rank in own:
-            if told := _told(rank):
-                facts[rank.device] = told
+            if state := _state_of(rank):
+                facts[rank.device] = state
     ranks = [rank for result in results if result.measurement for rank in result.measurement.ranks if rank.host == host]
     names = dict.fromkeys(rank.device for rank in ranks)
-    known = [str(text) for text in environment.get("devices") or ()] if is_driver else []
+    devices = [str(text) for text in environment.get("devices") or ()] if is_driver else []
     identities = {rank.device: rank.identity for rank in ranks if rank.identity is not None}
     uuids = {device: found.uuid for device, found in identities.items()}
     caps = {f"{found.power_cap_w:g} W" for found in identities.values() if found.power_cap_w is not None}
@@ -271,7 +259,7 @@ def _run(
         path=path,
         started_at=record.started_at,
         boot=record.boot if is_driver and record.boot else next(iter(boots), ""),
-        devices={name: uuids.get(name) or _uuid(name, known) for name in names if name != "cpu"},
+        devices={name: uuids.get(name) or _uuid(name, devices) for name in names if name != "cpu"},
         ports=ports,
         key=_key(record, caps),
         fingerprint=record.fingerprint,
@@ -283,26 +271,26 @@ def _run(
     )
 
 
-def _uuid(device: str, known: Sequence[str]) -> str:
+def _uuid(device: str, devices: Sequence[str]) -> str:
     index = device.rpartition(":")[2]
-    text = known[int(index)] if index.isdecimal() and int(index) < len(known) else ""
+    text = devices[int(index)] if index.isdecimal() and int(index) < len(devices) else ""
     found = UUID.search(text)
     return found[0] if found else ""
 
 
-def _told(rank: RankFacts) -> str:
-    """Return clock, temperature and throttle reasons of a rank as its last sample ended, as far as they are known."""
-    found, told = rank.identity, []
+def _state_of(rank: RankFacts) -> str:
+    """Return clock, temperature and throttle reasons of a rank at the end of its last sample, if known."""
+    found, texts = rank.identity, []
     if found is not None and found.clock_mhz is not None:
         most = f" of {found.max_clock_mhz:g}" if found.max_clock_mhz is not None else ""
-        told.append(f"{found.clock_mhz:g}{most} MHz")
+        texts.append(f"{found.clock_mhz:g}{most} MHz")
     if found is not None and found.temperature_c is not None:
-        told.append(f"{found.temperature_c:g} C")
-    return ", ".join([*told, *(rank.throttle or ())])
+        texts.append(f"{found.temperature_c:g} C")
+    return ", ".join([*texts, *(rank.throttle or ())])
 
 
 def _key(record: RunRecord, own_caps: set[str]) -> dict[str, str]:
-    """Return what must agree before two nodes are compared in a kernel of the device, by name."""
+    """Return the facts that must agree to compare two nodes in a device kernel, by name."""
     environment = record.environment
     devices = {UUID.sub("", str(text)).strip(" ,") for text in environment.get("devices") or ()}
     caps = own_caps or {str(text) for text in environment.get("power_caps") or ()}
@@ -340,22 +328,22 @@ def quantity_of(result: Result, ranks: int) -> FleetQuantity:
     )
 
 
-def read_names(given: str) -> list[str] | int:
-    """Return the names in a file, one a line, or the number of nodes; raises ConfigurationError for neither."""
-    if given.isdecimal():
-        return int(given)
-    names = [line.partition("#")[0].strip() for line in _text(Path(given), "--nodes").splitlines()]
+def read_names(names_or_count: str) -> list[str] | int:
+    """Return the names in a file (one per line), or a number of nodes. Raises ConfigurationError for other text."""
+    if names_or_count.isdecimal():
+        return int(names_or_count)
+    names = [line.partition("#")[0].strip() for line in _text(Path(names_or_count), "--nodes").splitlines()]
     names = [name for name in names if name]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigurationError(f"--nodes {given} has {twice[0]} twice; name every node once")
+        raise ConfigurationError(f"--nodes {names_or_count} has {twice[0]} twice; name every node once")
     if not names:
-        raise ConfigurationError(f"--nodes {given} names no node; write one host name a line")
+        raise ConfigurationError(f"--nodes {names_or_count} names no node; write one host name a line")
     return names
 
 
 def read_groups(path: Path, nodes: Iterable[str]) -> dict[str, str]:
-    """Return the group of each node from lines ``node,group``; raises ConfigurationError that names missing nodes."""
+    """Return the group of each node from lines ``node,group``. Raises ConfigurationError with the missing nodes."""
     groups: dict[str, str] = {}
     for number, row in enumerate(csv.reader(io.StringIO(_text(path, "--group"))), 1):
         cells = [cell.strip() for cell in row]

@@ -1,9 +1,8 @@
-"""Which node is slow by rounds of disjoint pairs: all but one of its pairs are slower than the median pair.
+"""Find slow nodes from rounds of disjoint pairs: all but one of their pairs are slower than the median pair.
 
-Slower is by 3 % and by two robust standard deviations of all pairs: on a busy host messages scatter by more than 3 %.
-
-A pair is as slow as the slower of its nodes, so one slow partner must not accuse a node; congestion must not either.
-Error rates by simulation: ``benchmarks/fleet_truth.py``.
+Slower means by 3 % and by two robust standard deviations of all pairs, because messages of a busy host scatter by more
+than 3 %. A pair is as slow as its slower node, so one slow partner or congestion must not make a node slow. Error rates
+by simulation: ``benchmarks/fleet_truth.py``.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 DEVIATIONS_OF_PAIRS = 2.0
 FEWEST_PARTNERS = 3
-"""Partners from which on a node is judged."""
+"""Fewest partners of a judged node."""
 
 NodePair = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLink:
-    """A link between two devices that is slow though both of them are not."""
+    """A slow link between two devices that are not slow themselves."""
 
     case: str
     ends: tuple[str, str]
     """Host and device of each."""
     slower: float
-    """Share of time beyond the usual one of both ends, at first."""
+    """Relative excess over the usual time of both ends in the first round."""
     again: float
-    """The same, the median of the further tries."""
+    """The same in the median of the further tries."""
 
 
 def slow_links(result: Result) -> list[SlowLink]:
-    """Return the links that were suspected in the rounds of pairs, and were as slow when they were tried again."""
+    """Return the suspected links of the rounds of pairs that were equally slow in further tries."""
     assert result.measurement is not None
     measurement = result.measurement
     times, ranks = log_times(measurement), {rank.rank: rank for rank in measurement.ranks}

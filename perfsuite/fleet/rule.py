@@ -13,24 +13,25 @@ from dataclasses import dataclass
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 SLOWER_THAN = 0.03
-"""Smallest relative slowdown that is named, whatever the spread."""
+"""Smallest relative slowdown that is reported, for any spread."""
 DEVIATIONS = 6.0
-"""Robust standard deviations; the tails of healthy devices are unknown, and with t5 tails four name one node in 14."""
+"""Robust standard deviations. The tails of healthy devices are unknown; with t5 tails four of them report one node in
+14."""
 AGAIN = 0.9
-"""Share of both limits that a second look must reach: it was not selected for being slow."""
+"""Share of both limits that a second look must reach; the second look was not selected for being slow."""
 PRIOR_WEIGHT = 8.0
-"""Independent members that the prior spread counts as."""
+"""Weight of the prior spread in independent members."""
 NODE_VARIANCE = 0.3
-"""Share of the healthy variance that is common to the devices of a node (assumed)."""
+"""Share of the healthy variance that devices of a node have in common (assumed)."""
 _OF_MEDIAN = math.pi / 2
-"""How many times larger the variance of a median is than the variance of a mean, for normal values."""
+"""Ratio of the variance of a median to the variance of a mean, for normal values."""
 DETECTED_AT = 7.0
-"""Spreads from which on a slow member is named in about 80 % (six, and its own position among the healthy)."""
+"""Spreads from which a slow member is reported in about 80 % (six, and its own position among the healthy)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where the members of a population lie in one quantity; logarithms of seconds."""
+    """Centre and spread of a population in one quantity, in logarithms of seconds."""
 
     middle: float
     spread: float
@@ -38,7 +39,7 @@ class Position:
 
     @property
     def smallest(self) -> float:
-        """The smallest relative slowdown that is named with about 80 %.
+        """Return the smallest relative slowdown that is reported in about 80 %.
 
         >>> round(Position(middle=0.0, spread=0.01, count=100).smallest, 3)
         0.073
@@ -46,21 +47,21 @@ class Position:
         return max(SLOWER_THAN, math.exp(DETECTED_AT * self.spread) - 1)
 
     def slower(self, value: float) -> float:
-        """Return the relative slowdown against the middle: 0.05 takes 5 % longer."""
+        """Return the relative slowdown against the middle: 0.05 means 5 % longer."""
         return math.exp(value - self.middle) - 1
 
     def deviations(self, value: float) -> float:
-        """Return how many spreads above the middle a value is."""
+        """Return the distance of a value above the middle, in spreads."""
         return (value - self.middle) / self.spread
 
     def is_slow(self, value: float, share: float = 1.0) -> bool:
-        """Whether a value is beyond ``share`` of both limits."""
+        """Return whether a value exceeds ``share`` of both limits."""
         away = value - self.middle
         return away > share * math.log1p(SLOWER_THAN) and away > share * DEVIATIONS * self.spread
 
 
 def level_of(values: Sequence[float], *, prior: float, independent: float | None = None) -> Position:
-    """Return the level of at least one value; ``independent``: as how many members the values count.
+    """Return the position of at least one value; ``independent`` is the equivalent number of independent members.
 
     >>> healthy = level_of([0.0, 0.01, -0.01, 0.005, -0.005, 0.2], prior=0.01)
     >>> round(healthy.middle, 4), round(healthy.spread, 4), healthy.is_slow(0.2), healthy.is_slow(0.04)
@@ -85,17 +86,17 @@ def node_prior(prior: float, devices: int) -> float:
 
 
 APART = 0.01
-"""Least relative distance of two groups of nodes: below it nobody looks for a reason."""
+"""Smallest relative distance between two groups of nodes that is reported."""
 FEWEST_DEVICES, FEWEST_NODES, FEWEST_NODES_WITH_PRIOR, FEWEST_GROUPS = 4, 8, 4, 4
-"""Members from which on devices, nodes, nodes whose spread an own row gives, and groups are judged."""
+"""Fewest members to judge devices, nodes, nodes with an own row's spread, and groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A member that is slow in one quantity."""
+    """A slow member in one quantity."""
 
     member: tuple[str, str]
-    """Node and device; an empty device for the node as a whole."""
+    """Node and device; the device is empty for the node as a whole."""
     slower: float
     """Relative to the median of its population."""
     deviations: float
@@ -103,13 +104,13 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True)
 class Outliers:
-    """One quantity of one population, judged on device and node level."""
+    """One quantity of one population, judged by device and by node."""
 
     slow: tuple[Slow, ...]
     devices: Position | None
-    """None where there are too few devices, or the quantity is one of whole nodes."""
+    """None with too few devices, and for a quantity of whole nodes."""
     nodes: Position | None
-    """None where there are too few nodes."""
+    """None with too few nodes."""
 
 
 def compare(
@@ -119,10 +120,10 @@ def compare(
     learned: bool = False,
     again: Mapping[str, Sequence[Mapping[str, float]]] | None = None,
 ) -> Outliers:
-    """Judge the log times of a quantity by node and device; the device of a node's own value is empty.
+    """Judge the log times of a quantity by node and device; a node's own value has an empty device.
 
-    ``learned``: the prior is of this site's own row.  ``again``: by node the values of its further runs; a member is
-    slow only if it is in all of them.  A device is not repeated where its whole node is as slow.
+    ``learned``: the prior is of this site's own row. ``again``: values of further runs by node; a member is slow only
+    if it is slow in all of them. A device is not repeated if its whole node is equally slow.
     """
     later = again or {}
     each = [value for devices in values.values() for name, value in devices.items() if name]
@@ -144,8 +145,8 @@ def compare(
             runs = [median(list(run.values())) for run in later.get(node, ()) if run]
             if all(nodes.is_slow(value, AGAIN) for value in runs):
                 whole = nodes.slower(per_node[node])
-                told = Slow(member=(node, ""), slower=whole, deviations=nodes.deviations(per_node[node]))
-                slow.append(told)
+                whole_node = Slow(member=(node, ""), slower=whole, deviations=nodes.deviations(per_node[node]))
+                slow.append(whole_node)
         for name, value in own.items():
             if not name or devices is None or not devices.is_slow(value):
                 continue
@@ -157,10 +158,10 @@ def compare(
 
 
 def two_groups(values: Sequence[float]) -> tuple[float, int] | None:
-    """Return how far apart two groups of node medians are, and how many are in the slower one; None if there is one.
+    """Return the distance of two groups of node medians and the size of the slower one; None for one group.
 
-    The best split by the variance between the groups; told from 64 nodes on, with Ashman's D above 4, more than 1 %
-    between them, and 5 % and three nodes on each side (Ashman, Bird and Zepf 1994, Astronomical Journal 108).
+    The best split by the variance between the groups counts from 64 nodes on, with Ashman's D above 4, more than 1 %
+    distance, and 5 % and three nodes on each side (Ashman, Bird and Zepf 1994, Astronomical Journal 108).
 
     >>> two_groups([0.0, 0.001, 0.002, 0.003] * 16) is None
     True
@@ -189,5 +190,5 @@ def two_groups(values: Sequence[float]) -> tuple[float, int] | None:
     (low, below), (high, above) = moments(0, best), moments(best, count)
     apart = high - low
     within = math.sqrt(below + above)
-    told = apart * math.sqrt(2) > 4 * within and apart > APART
-    return (apart, count - best) if told else None
+    is_split = apart * math.sqrt(2) > 4 * within and apart > APART
+    return (apart, count - best) if is_split else None

@@ -1,4 +1,4 @@
-"""The standing of every node: against the expectation, within its population, and whether it is there at all."""
+"""Judge every node: against the expectation, within its population, and for completeness."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfsuite.statistics.robust import median
 
 Standing = Literal["absent", "below", "slow", "incomplete", "look", "not judged", "pass"]
 ALIKE = 0.9
-"""Share of the judged nodes below expectation from which on every node is alike: software, not a device."""
+"""Share of the judged nodes below expectation above which the cause is software, not a device."""
 FEWEST_ALIKE = 2
 _FEWEST_NODES_OF_A_SUITE = 3
 _WORLD_SIZE = re.compile(r"-ws\d+")
@@ -36,16 +36,15 @@ class QuantityJudgement:
     nodes: Position | None
     slow: tuple[Slow, ...]
     values: Mapping[str, Mapping[str, float]]
-    """Log times by node and device."""
 
     @property
     def is_judged(self) -> bool:
-        """Whether there were members enough on any level."""
+        """Return whether there were enough members on any level."""
         return self.devices is not None or self.nodes is not None
 
     @property
     def smallest(self) -> float:
-        """The smallest slowdown that is named on the finest level."""
+        """Return the smallest slowdown that is reported on the finest level."""
         level = self.devices or self.nodes
         assert level is not None
         return level.smallest
@@ -53,48 +52,48 @@ class QuantityJudgement:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStanding:
-    """What became of one node."""
+    """The verdict of one node."""
 
     node: str
     standing: Standing
     slow: tuple[tuple[str, Slow], ...] = ()
-    """Case and finding, within the fleet."""
+    """Case and finding within the fleet."""
     below: tuple[Expected, ...] = ()
-    """Against the expectation, those in which every node is alike left out."""
+    """Findings against the expectation, without those that nearly every node has."""
     looks: tuple[Expected, ...] = ()
     reason: str = ""
-    """Of an absent or incomplete node."""
+    """Reason why the node is absent or incomplete."""
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passes(self) -> bool:
-        """Whether the node is good."""
+        """Return whether the node passes."""
         return self.standing in ("pass", "look")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standings:
-    """The answer for a fleet."""
+    """The verdict of a fleet."""
 
     nodes: Mapping[str, NodeStanding]
     populations: tuple[tuple[Mapping[str, str], tuple[str, ...]], ...]
     """Key and nodes of each, the largest first."""
     judgements: tuple[QuantityJudgement, ...]
     alike: tuple[tuple[Expected, int, int], ...]
-    """Below expectation and every node alike: the entry of one node, how many are below, of how many."""
+    """Findings of nearly every node: the entry of one node, the number of nodes below, the number of all."""
     groups: tuple[tuple[str, str, Slow], ...] = ()
     """Group, case and finding of slow groups."""
     links: tuple[SlowLink, ...] = ()
     """Slow links between nodes that are not slow."""
     modes: tuple[str, ...] = ()
-    """Sentences on two groups of nodes that no recorded key explains."""
+    """Sentences on two groups of nodes without a difference in a recorded key."""
     missing_count: int = 0
-    """Nodes that sent nothing, of a number of nodes without names."""
+    """Number of absent nodes, if only a number of nodes is expected."""
     notes: tuple[str, ...] = ()
 
     @property
     def passes(self) -> bool:
-        """Whether everything expected is there, was judged, and is neither slow nor below expectation."""
+        """Return whether all expected nodes are present, judged, and neither slow nor below expectation."""
         good = all(node.passes for node in self.nodes.values())
         return bool(self.nodes) and good and not (self.alike or self.groups or self.links or self.missing_count)
 
@@ -106,7 +105,7 @@ def judge_fleet(
     expected_nodes: Sequence[str] | int = 0,
     groups: Mapping[str, str] | None = None,
 ) -> Standings:
-    """Judge every node; raises ConfigurationError where most nodes have no quantity in common."""
+    """Judge every node. Raises ConfigurationError if most nodes have no quantity in common."""
     present = {name: runs for name, runs in fleet.nodes.items() if not runs[0].absent}
     populations = _populations(present)
     _refuse_mixed_suites(present, populations)
@@ -133,12 +132,7 @@ def judge_fleet(
     lacking = _lacking(present, populations)
     nodes: dict[str, NodeStanding] = {
         name: _standing(
-            name,
-            fleet.nodes[name],
-            slow=found[name],
-            alike=alike,
-            judged=name in judged,
-            lacking=lacking.get(name, ""),
+            name, fleet.nodes[name], slow=found[name], alike=alike, judged=name in judged, lacking=lacking.get(name, "")
         )
         for name in fleet.nodes
     }
@@ -189,9 +183,9 @@ def _refuse_mixed_suites(
         for name in names:
             run = present[name][0]
             if has[name] and not usual & has[name]:
-                theirs = f"the {len(usual)} cases of most nodes" if usual else "its cases with most nodes"
+                usual_cases = f"the {len(usual)} cases of most nodes" if usual else "its cases with most nodes"
                 raise ConfigurationError(
-                    f"{run.path} shares none of {theirs} (it has {min(run.times, default='none')}): journals of "
+                    f"{run.path} shares none of {usual_cases} (it has {min(run.times, default='none')}): journals of "
                     "different suites or scales are mixed; give journals of one command"
                 )
 
@@ -199,7 +193,7 @@ def _refuse_mixed_suites(
 def _shared(
     fleet: Fleet, present: Mapping[str, tuple[NodeRun, ...]], members: Sequence[str]
 ) -> Iterator[tuple[FleetQuantity, list[str]]]:
-    """Yield every quantity of a population with the nodes that have it; of host-bound ones, by equal hardware."""
+    """Yield every quantity of a population with its nodes; host-bound quantities by equal hardware."""
     cases = dict.fromkeys(case for name in members for case in present[name][0].times)
     for case in cases:
         nodes = [name for name in members if present[name][0].times.get(case)]
@@ -217,13 +211,13 @@ def _judge(
     rows: Sequence[Expectation],
     groups: Mapping[str, str],
 ) -> tuple[QuantityJudgement, list[tuple[str, Slow]]]:
-    given = {**quantity.defaults, **quantity.parameters}
+    fields = {**quantity.defaults, **quantity.parameters}
     own = [
         row
         for row in rows
         if row.kind == "own"
         and (row.workload, row.platform) == (quantity.workload, quantity.platform)
-        and not differences_of(row, given, defaults=quantity.defaults, ranks_per_node=quantity.ranks_per_node)
+        and not differences_of(row, fields, defaults=quantity.defaults, ranks_per_node=quantity.ranks_per_node)
     ]
     learned = own[0].spread if own else None
     prior = learned or PRIORS[quantity.kind]
@@ -284,7 +278,7 @@ def _two_modes(judgement: QuantityJudgement) -> Iterator[str]:
         apart, count = split
         yield (
             f"{judgement.quantity.case}: {count} of {len(per_node)} nodes are {100 * apart:.1f} % slower as a group "
-            "that no recorded key explains; find what differs between them and compare them apart"
+            "that no recorded key explains; find the difference between them and compare them apart"
         )
 
 
@@ -308,7 +302,7 @@ def _alike(present: Mapping[str, tuple[NodeRun, ...]]) -> dict[tuple[str, str], 
 def _lacking(
     present: Mapping[str, tuple[NodeRun, ...]], populations: Sequence[tuple[Mapping[str, str], tuple[str, ...]]]
 ) -> dict[str, str]:
-    """Return what nodes lack that most nodes of their platform have: devices, or cases."""
+    """Return the devices or cases that a node lacks and most nodes of its platform have."""
     found: dict[str, str] = {}
     by_platform: dict[str, list[str]] = defaultdict(list)
     for key, equal in populations:
@@ -353,7 +347,7 @@ def _standing(
     entries = [entry for entry in run.expected if (entry.case, entry.metric.name) not in alike]
     below = _in_every_run(runs, [entry for entry in entries if entry.verdict == "below"])
     looks = tuple(entry for entry in entries if entry.verdict == "look")
-    known = judged or any(entry.verdict in ("pass", "look", "below") for entry in run.expected)
+    is_judged = judged or any(entry.verdict in ("pass", "look", "below") for entry in run.expected)
     standing: Standing = "pass"
     if below:
         standing = "below"
@@ -361,7 +355,7 @@ def _standing(
         standing = "slow"
     elif lacking:
         standing = "incomplete"
-    elif not known:
+    elif not is_judged:
         standing = "not judged"
     elif looks:
         standing = "look"

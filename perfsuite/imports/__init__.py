@@ -1,1 +1,1 @@
-"""Figures that other tools measured, read from their logs: beside ours under their own label, never a baseline."""
+"""Read figures that other tools measured from their logs; they are shown with their own label, never as a baseline."""

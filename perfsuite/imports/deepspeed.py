@@ -38,7 +38,7 @@ _FIGURES: tuple[tuple[str, Meaning, Mapping[str, float], str], ...] = (
      "deepspeed: an assumed {} x forward over the time of the whole iteration"),
     ("samples/second", ("samples_per_s", "samples/s", "higher"), {"": 1.0}, "deepspeed: of all devices"),
 )  # fmt: skip
-"""Pattern of a line up to its colon; meaning; factors by printed unit; convention, {} for the formula's factor."""
+"""Pattern of a line up to its colon; meaning; factors by printed unit; convention, with {} for the formula's factor."""
 _PROFILED = re.compile(
     r"^(?P<title>[A-Za-z][^:]*):\s*(?P<value>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|-?inf)?(?P<unit>.*)$"
 )
@@ -47,11 +47,11 @@ _ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per (?:GPU|device)")
 
 
 _SAMPLES_OFF = 0.01
-"""The latency is printed with three to five digits."""
+"""Relative tolerance: the latency is printed with three to five digits."""
 
 
 def found_in(source: Source) -> LogFigures:
-    """Return what DeepSpeed printed in a file, which may be the log of another program."""
+    """Return the figures of DeepSpeed's lines in a file, which may be the log of another program."""
     found = LogFigures()
     for profile, lines in enumerate(_profiles(source)):
         found.add(_Profile(source, "profiled step" if profile == 0 else f"profiled step ({profile + 1})").read(lines))
@@ -146,7 +146,7 @@ class _Profile:
             self._unread.append((number, title.partition(" = ")[0]))
 
     def _check_samples(self) -> None:
-        """Refuse samples per second that do not follow from batch, ranks and time: one of the four lines was cut."""
+        """Refuse samples per second that contradict batch, ranks and time: one of the four lines was cut."""
         rows = {row.metric: row for row in self._found.rows}
         samples, step = rows.get("samples_per_s"), rows.get("step_time_ms")
         if samples is None or step is None or not step.value or not set(_COUNTS) <= set(self._counts):

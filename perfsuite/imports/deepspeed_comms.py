@@ -22,11 +22,11 @@ _SIZE = re.compile(
     r"\s+(?P<average>\d+\.\d\d)\s+(?P<tput>\d+\.\d\d)\s+(?P<busbw>\d+\.\d\d)\s*$"
 )
 _LIKE_SIZE = re.compile(r"^\s*\d[\d.]* ?[KMGT]?B\s+\d+\s|^[\s\dKMGTB.]*\d[\s\dKMGTB.]*$|(?:\s\d+\.\d\d){4}\s*$")
-"""A row of the logger, or what is left of one."""
+"""A row of the logger, whole or cut."""
 _LONGEST = 400
-"""Characters of a row."""
+"""Most characters of a row."""
 _OWN_LINE = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR)\b|\d\d:\d\d:\d\d")
-"""In lines that are not the logger's; any other line may be what is left of the name of an operation."""
+"""Text in lines of other programs; any other line may be the rest of an operation's name."""
 _OPERATIONS: Mapping[str, str] = {
     **dict.fromkeys(("all_reduce", "all_reduce_coalesced", "inference_all_reduce"), "all_reduce"),
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_base", "all_gather_coalesced"), "all_gather"),
@@ -34,9 +34,9 @@ _OPERATIONS: Mapping[str, str] = {
     **dict.fromkeys(("all_to_all", "all_to_all_single"), "all_to_all"),
     **{name: name for name in ("broadcast", "reduce", "gather", "scatter")},
 }
-"""The collective of each of the logger's names."""
+"""The collective by the logger's name."""
 _ROOTED = ("reduce", "gather", "scatter")
-"""Their busbw is their throughput; and they are what is left of longer names that were cut."""
+"""Collectives whose busbw equals their throughput; these names can also be the rest of a longer, cut name."""
 _BYTES: Mapping[str, int] = {"B": 1, "KB": KIB, "MB": MIB, "GB": GIB, "TB": TIB}
 
 
@@ -104,7 +104,7 @@ class _Tables:
             self._found.rows += _row(self._source, number, self._operation, self.count, match)
 
     def result(self) -> LogFigures:
-        """Return what all tables gave."""
+        """Return the figures and refusals of all tables."""
         found = self._found
         found.notes += ["every call was synchronised while it was logged"] if found.rows else []
         found.notes += [f"{plural(self._empty, 'row')} of 0 B left out: nothing was sent"] if self._empty else []
@@ -115,7 +115,7 @@ class _Tables:
 
 
 def _may_name(line: str) -> bool:
-    """Return whether a line may be the name of an operation, into which another line was printed."""
+    """Return whether a line may be the name of an operation with another line printed into it."""
     names = (*_OPERATIONS, "barrier", "send", "recv", "broadcast_object_list")
     return "[Caller Func" in line or any(
         line.startswith(name[:place]) and line.endswith(name[place:])
@@ -125,7 +125,7 @@ def _may_name(line: str) -> bool:
 
 
 def _why_not(operation: str, match: re.Match[str]) -> str:
-    """Return why a row of the logger has no figure; empty where it has."""
+    """Return why a row has no figure; empty for a valid row."""
     collective = _OPERATIONS.get(operation)
     if collective is None:
         return f"{operation or 'the operation'} is not the name of a collective: other, or cut"

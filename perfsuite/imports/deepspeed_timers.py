@@ -1,7 +1,7 @@
 """DeepSpeed's timers: wall_clock_breakdown, and the lines with samples per second.
 
-A line with ``microstep`` is of one micro-batch, a line without of all micro-batches of a step.  Samples per second are
-of all devices.  GB are GiB.
+Lines with ``microstep`` are of one micro-batch, other lines of all micro-batches of a step. Samples per second are of
+all devices. GB are GiB.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def has_timers(source: Source) -> bool:
 
 
 def timers_in(source: Source) -> LogFigures:
-    """Return what the timers printed."""
+    """Return the figures of all timer lines."""
     found = figures_of(source, list(_breakdowns(source)), _TIMES)
     if found.rows:
         found.notes.insert(0, "timers are named by report: not every one says its step")

@@ -1,4 +1,4 @@
-"""busbw over algbw of each collective as nccl-tests counts it, and the collectives that print given columns."""
+"""Factors busbw / algbw of each collective as in nccl-tests, and the collectives that print given columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = (
 _WHOLE = frozenset({"broadcast", "reduce", "sendrecv"})
 """Their factor is 1, of a single rank as well.  Source: nccl-tests, doc/PERFORMANCE.md."""
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""Collectives that a log prints an operation for."""
+"""Collectives with a printed operation."""
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -27,7 +27,7 @@ _SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 
 def collective_named(text: str) -> str:
-    """perfsuite's name of a collective in any tool's spelling; empty for none.
+    """Return perfsuite's name of a collective from any tool's spelling; empty if it is unknown.
 
     >>> collective_named("AllReduce"), collective_named("reduce_scatter_tensor"), collective_named("memcpy")
     ('all_reduce', 'reduce_scatter', '')

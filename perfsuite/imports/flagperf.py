@@ -1,9 +1,9 @@
 """FlagPerf: the FINISHED event of a training log, and the result lines of base cases.
 
-Base cases in PyTorch print a line per rank and unit, the vendors' toolkits a line without a rank.  One name has several
-conventions: the intra-server bandwidth of PyTorch, NVIDIA and MTT is busbw doubled ("bidirectional"), the inter-server
-one of PyTorch takes the ranks of a node for n, and toolkits of other vendors print results of other tools.
-Source: FlagPerf base/benchmarks/interconnect-MPI_*/main.py, 0d3a409, and base/toolkits, 1b5a030.
+Base cases in PyTorch print a line per rank and unit; the vendors' toolkits print a line without a rank. Conventions
+differ per name. The intra-server bandwidth of PyTorch, NVIDIA and MTT is busbw doubled ("bidirectional"). The
+inter-server bandwidth of PyTorch uses the ranks of a node for n. Toolkits of other vendors print results of other
+tools. Source: FlagPerf base/benchmarks/interconnect-MPI_*/main.py, 0d3a409, and base/toolkits, 1b5a030.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TIMES = {"raw": "training", "no_eval": "training without evaluation", "pure_com
 
 
 def _finished(name: str, values: Mapping[str, object]) -> tuple[Meaning, str] | None:
-    """Meaning and convention of a value of FINISHED; None where it is a count, or its meaning differs between cases.
+    """Return meaning and convention of a value of FINISHED; None for a count or an ambiguous value.
 
     >>> _finished("training_images_per_second", {})[0], _finished("global_steps", {})
     (('images_per_s', 'images/s', 'higher'), None)
@@ -81,7 +81,7 @@ class _Result:
     text: str
     unit: str
     blank: bool
-    """Whether a blank stands before the unit, as in the scripts around tools of vendors."""
+    """A blank precedes the unit, as in scripts around vendors' tools."""
     meaning: Meaning
     scale: float
 
@@ -98,15 +98,15 @@ class _Result:
 
 @dataclass(kw_only=True)
 class _Aside:
-    """Everything that is not imported."""
+    """The values that are not imported."""
 
     refused: list[Refused] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """Kind of line -> how many were left out."""
+    """Number of lines left out, by kind."""
 
     def refuse(self, line: int, text: str, why: str) -> None:
-        """Keep a figure that is not imported, with its reason."""
+        """Keep a refused figure with its reason."""
         self.refused.append(Refused(line=line, text=text.strip()[:120], why=why))
 
 
@@ -120,7 +120,7 @@ def _read(source: Source) -> Imported:
 
 
 def _parts(source: Source) -> Iterator[tuple[int, str]]:
-    """Every tagged text with its line: ranks that print at once may share a line."""
+    """Yield every tagged text with its line; ranks that print at the same time may share a line."""
     for number, line in enumerate(source.lines, start=1):
         if "[FlagPerf Result]" in line or "[PerfLog]" in line:
             yield from ((number, part) for part in _TAG.split(line) if part.startswith("["))
@@ -153,7 +153,7 @@ def _events(source: Source, aside: _Aside) -> Iterator[ImportedRow]:
 
 
 def _event(part: str) -> tuple[Mapping[str, object], str] | None:
-    """Values and rank of a FINISHED event; None for one that is not whole."""
+    """Return values and rank of a FINISHED event; None for an incomplete one."""
     match = _EVENT.search(part)
     try:
         event = json.loads(match[1]) if match else None
@@ -200,7 +200,7 @@ def _training(
 
 
 def _results(source: Source, aside: _Aside) -> Iterator[_Result]:
-    """Every result line that is whole and of which name and unit fit."""
+    """Yield every complete result line with a known name and unit."""
     for number, part in _parts(source):
         if not part.startswith("[FlagPerf Result]"):
             continue
@@ -241,11 +241,11 @@ def _is_figure(text: str) -> bool:
 
 
 _Runs = Mapping[tuple[str, str], Sequence[Mapping[str, _Result]]]
-"""(rank, name) -> for each run its results by unit."""
+"""Results by unit of each run, by (rank, name)."""
 
 
 def _runs(results: Sequence[_Result], aside: _Aside) -> _Runs:
-    """A figure that comes again in its unit with another value begins another run."""
+    """Group results into runs: a repeated figure with another value in the same unit begins a new run."""
     runs: dict[tuple[str, str], list[dict[str, _Result]]] = {}
     for result in results:
         series = runs.setdefault((result.rank, result.name), [{}])
@@ -296,7 +296,7 @@ def _base(source: Source, results: Sequence[_Result], aside: _Aside) -> list[Imp
 
 @dataclass(frozen=True, kw_only=True)
 class _Converted:
-    """A figure in a convention that it can be compared in."""
+    """A figure in a comparable convention."""
 
     value: float
     meaning: Meaning
@@ -309,13 +309,13 @@ _OF_ALL_REDUCE: Mapping[str, Any] = {"collective": "all_reduce", "dtype": "fp32"
 
 
 def _converted(source: Source, result: _Result, runs: _Runs, algbw: _Result | None) -> _Converted | str:
-    """The figure in its convention, or why it is refused."""
+    """Return the figure in its convention, or the reason of its refusal."""
     name, is_collective = result.name, "MPI_" in result.name
     if name.endswith("algbw"):
         about = "nccl-tests algbw; flagperf's toolkit of nvidia or mthreads"
         return _Converted(value=result.value, meaning=result.meaning, convention=about, more=_OF_ALL_REDUCE)
     if result.rank and (is_collective or name == "transfer-bandwidth"):
-        return _of_ranks(result, source.told.ranks_per_node, len({rank for rank, _ in runs if rank}))
+        return _of_ranks(result, source.options.ranks_per_node, len({rank for rank, _ in runs if rank}))
     if is_collective:
         return _of_toolkit(result, algbw)
     dtype = name.removeprefix("computation-").lower() if name.startswith("computation-") else ""
@@ -327,7 +327,7 @@ def _converted(source: Source, result: _Result, runs: _Runs, algbw: _Result | No
 
 
 def _remark(result: _Result) -> str:
-    """The part of the convention that the name alone does not say."""
+    """Return the part of the convention that is not in the name."""
     name = result.name
     if result.meaning[0] == "tops_per_device" and result.unit == "TFLOPS":
         return "; printed as TFLOPS"
@@ -343,7 +343,7 @@ def _remark(result: _Result) -> str:
 
 
 def _of_ranks(result: _Result, node: int | None, ranks: int) -> _Converted | str:
-    """Bandwidth of PyTorch's cases; ``node`` is the number of ranks of a node."""
+    """Convert the bandwidth of PyTorch's cases; ``node`` is the number of ranks of a node."""
     meaning: Meaning = ("busbw_gb_per_s", "GB/s", "higher")
     if "MPI_intraserver" in result.name:
         about = "nccl-tests busbw; flagperf prints it doubled (both directions)"
@@ -361,10 +361,10 @@ def _of_ranks(result: _Result, node: int | None, ranks: int) -> _Converted | str
 
 
 def _of_toolkit(result: _Result, algbw: _Result | None) -> _Converted | str:
-    """Bandwidth of a collective by a toolkit: only with algbw beside it is the convention certain."""
+    """Convert the bandwidth of a toolkit; the convention is only certain together with algbw."""
     if algbw is None:
         return (
-            "a toolkit's line without algbw beside it: busbw of all_reduce or all_gather, single or doubled, or "
+            "a toolkit's line without algbw: busbw of all_reduce or all_gather, single or doubled, or "
             "send and receive; the log does not say which; import the log of the vendor's own tool"
         )
     half = 0.005 * max(result.scale, algbw.scale)

@@ -1,8 +1,9 @@
-"""FlagPerf's run_pretraining.py of llama2_7b under DeepSpeed: what it prints at the end of each epoch.
+"""FlagPerf's run_pretraining.py of llama2_7b under DeepSpeed: the lines at the end of each epoch.
 
-Its tokens are DeepSpeed's samples per second of all devices x sequence length x local batch: with a local batch above 1
-the batch is counted twice.  Tokens/p/s is that over the devices of a node, times the nodes.  MFU is 6 x 7e9 operations
-a token over the peak that its configuration states.  Source: FlagPerf training/benchmarks/llama2_7b/deepspeed, 1193d60.
+Its tokens are DeepSpeed's samples per second of all devices x sequence length x local batch. A local batch above 1 is
+therefore counted twice. Tokens/p/s divides by the devices of a node and multiplies by the nodes. MFU is 6 x 7e9
+operations per token over the peak in its configuration. Source: FlagPerf training/benchmarks/llama2_7b/deepspeed,
+1193d60.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FIGURES: dict[str, tuple[Meaning, float, str]] = {
 _PRINTED = re.compile(
     r"(?<![\w/])(?P<name>System tokens per second|Tokens/p/s|Theory TFLOPS|Tokens/TFLOPS|MFU): \s*(?P<value>\S*)\s*$"
 )
-"""At the end of a line, whatever launchers and containers print before it."""
+"""The end of a line, after any prefix of launchers and containers."""
 _TIMER = re.compile(r"global_step=(\d+),\s*RunningAvgSamplesPerSec=(\S+?),\s*CurrSamplesPerSec=(\S+?),")
 
 
@@ -44,7 +45,7 @@ def _read(source: Source) -> Imported:
 
 
 def _ends(source: Source) -> Iterator[ImportedRow]:
-    """Figures of the ends of epochs; the peak that they are over is said of those that follow it."""
+    """Yield the figures at the end of epochs; a peak applies to the figures after it."""
     epoch, peak = 1, ""
     seen: set[str] = set()
     for number, line in enumerate(source.lines, start=1):
@@ -62,18 +63,12 @@ def _ends(source: Source) -> Iterator[ImportedRow]:
         meaning, scale, convention = _FIGURES[name]
         settings = {"epoch": str(epoch), **({"stated_peak_tflops": peak} if peak else {})}
         yield source.row(
-            number,
-            f"epoch {epoch}",
-            meaning,
-            scale * value,
-            printed=text,
-            convention=convention,
-            settings=settings,
+            number, f"epoch {epoch}", meaning, scale * value, printed=text, convention=convention, settings=settings
         )
 
 
 def _timers(source: Source) -> Iterator[ImportedRow]:
-    """DeepSpeed's own timer, whose last running average the tokens are counted from."""
+    """Yield the last running average of DeepSpeed's timer, from which the tokens are computed."""
     for number, line in enumerate(source.lines, start=1):
         if hit := _TIMER.search(line):
             yield source.row(
@@ -89,7 +84,7 @@ def _timers(source: Source) -> Iterator[ImportedRow]:
 
 FORMAT = Format(
     name="flagperf-pretraining",
-    about="what FlagPerf's run_pretraining.py of llama2_7b prints (Tokens/p/s, MFU)",
+    about="the lines of FlagPerf's run_pretraining.py of llama2_7b prints (Tokens/p/s, MFU)",
     recognises=lambda source: any(line.partition("Tokens/p/s: ")[1] for line in source.lines),
     read=_read,
 )

@@ -1,6 +1,6 @@
-"""Every format, and reading a file of one: a new format is a file and a row here.
+"""The list of formats, and reading of files.
 
-Imported figures are a file of their own (``perfsuite import --out``), which is read here too.
+To add a format, add a module and a row to :data:`FORMATS`. Files of ``perfsuite import --out`` are read here too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _is_benchmark(source: Source) -> bool:
 
 
 def _read_benchmark(source: Source) -> Imported:
-    """pytest-benchmark's JSON storage: seconds, and names only, neither ranks nor devices."""
+    """Read pytest-benchmark's JSON storage: seconds and names, without ranks and devices."""
     if not _is_benchmark(source):
         reason = "no JSON with machine_info and benchmarks: it is cut, or of another tool"
         raise source.fault(1, reason, "give all of it")
@@ -48,7 +48,7 @@ def _read_benchmark(source: Source) -> Imported:
         raise source.fault(line, "this is a baseline of perfsuite", "show it: perfsuite report FILE")
     entries = plain["benchmarks"]
     if not isinstance(entries, list):
-        raise source.fault(source.line_of('"benchmarks"'), "benchmarks is no list", "give all of the file")
+        raise source.fault(source.line_of('"benchmarks"'), "benchmarks is not a list", "give all of the file")
     machine = plain["machine_info"] if isinstance(plain["machine_info"], dict) else {}
     rows: list[ImportedRow] = []
     for entry in entries:
@@ -98,42 +98,56 @@ FORMATS: tuple[Format, ...] = (
 )
 _WITH_DEEPSPEED = (megatron.MEGATRON, megatron.GPT_NEOX, megatron.PRIMUS)
 """Formats that read DeepSpeed's lines too."""
+_OPTIONS = {
+    "collective": ("nccl-tests", "hccl-test"),
+    "ranks": ("nccl-tests", "hccl-test", "osu"),
+    "ranks_per_node": ("flagperf",),
+    "run": ("nccl-tests", "torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed"),
+}
+"""Formats that an option applies to, by the field of :class:`Told`; platform and dtype apply to all formats."""
 MAX_BYTES = 256 << 20
-"""Larger files are refused unread."""
+"""Size limit of a file."""
 _STANDARD_INPUT = Path("-")
 
 
 def find_format(name: str) -> Format:
-    """The format of this name; ImportFailed names those there are."""
-    for known in FORMATS:
-        if known.name == name:
-            return known
-    raise ImportFailed(f"{name!r} is no format; {did_you_mean(name, [known.name for known in FORMATS])}")
+    """Return the format of this name. Raises ImportFailed with the existing names."""
+    for form in FORMATS:
+        if form.name == name:
+            return form
+    raise ImportFailed(f"{name!r} is not a format; {did_you_mean(name, [form.name for form in FORMATS])}")
 
 
-def read_file(path: Path, told: Told, known: Format | None = None) -> Imported:
-    """The figures of a file, in the format given or the only one that recognises it.  Raises ImportFailed."""
+def read_file(path: Path, options: Told, form: Format | None = None) -> Imported:
+    """Return the figures of a file.
+
+    ``form`` is the format; by default the only one that recognises the file. Raises ImportFailed.
+    """
     shown = Path("standard input") if path == _STANDARD_INPUT else path
-    source = Source(path=shown, text=_text(path), told=told)
+    source = Source(path=shown, text=_text(path), options=options)
     note = ""
-    if known is None:
-        fits = [form for form in FORMATS if form.recognises(source)]
+    if form is None:
+        fits = [each for each in FORMATS if each.recognises(source)]
         if len(fits) > 1 and deepspeed.FORMAT in fits:  # its lines stand in the logs of programs that use it
             fits.remove(deepspeed.FORMAT)
             note = "" if fits[0] in _WITH_DEEPSPEED else f"DeepSpeed's own lines: perfsuite import deepspeed {path}"
-        names = ", ".join(form.name for form in fits or FORMATS)
+        names = ", ".join(each.name for each in fits or FORMATS)
         if len(fits) != 1:
-            many = "is of several formats" if fits else "is of no format that is known"
+            many = "is of several formats" if fits else "has an unknown format"
             raise ImportFailed(f"{shown} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
-        known = fits[0]
-    source = replace(source, tool=known.name)
-    imported = known.read(source)
+        form = fits[0]
+    for field, takers in _OPTIONS.items():
+        if getattr(options, field) and form.name not in takers:
+            option = f"--{field.replace('_', '-')}"
+            raise ImportFailed(f"{shown}: {option} does not apply to {form.name}, only to {', '.join(takers)}; omit it")
+    source = replace(source, tool=form.name)
+    imported = form.read(source)
     return _checked(source, replace(imported, notes=(*imported.notes, note)) if note else imported)
 
 
 def _checked(source: Source, imported: Imported) -> Imported:
-    """Return what a format read, with the dtype that the file does not say, and without figures below 0."""
-    dtype = source.told.dtype
+    """Add the dtype option to rows without a dtype, and refuse negative figures."""
+    dtype = source.options.dtype
     rows: list[ImportedRow] = []
     refused = list(imported.refused)
     for row in imported.rows:
@@ -175,17 +189,20 @@ _KEY = "perfsuite_imported"
 
 
 def write_imported(path: Path, files: Sequence[Imported]) -> None:
-    """Write what files gave; ConfigurationError where that cannot be."""
+    """Write imported figures. Raises ConfigurationError if the file cannot be written."""
     plain = {_KEY: SCHEMA, "files": [to_json(imported) for imported in files]}
     write_file(path, json_text(plain), option="--out")
 
 
 def read_imported(path: Path) -> tuple[Imported, ...]:
-    """What ``perfsuite import --out`` wrote, or what another tool did, if that is unambiguous.  Raises ImportFailed."""
+    """Return the figures of a file of ``perfsuite import --out``, or of an unambiguous file of another tool.
+
+    Raises ImportFailed.
+    """
     try:
         plain = plain_json(content(path).decode())
     except OSError as error:
-        raise ImportFailed(f"{path} cannot be read: {why(error)}; give what perfsuite import --out wrote") from None
+        raise ImportFailed(f"{path} cannot be read: {why(error)}; give a file of perfsuite import --out") from None
     except ValueError:
         plain = None
     if not isinstance(plain, dict) or _KEY not in plain:

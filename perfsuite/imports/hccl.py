@@ -1,8 +1,8 @@
 """hccl_test: collectives between Ascend devices.
 
-alg_bandwidth is data_size over aveg_time, of 1e9 bytes in some versions and of 2**30 in others, and both are printed as
-GB/s.  Rows are checked by it, and algbw is taken from size and time.  The collective is that
-of the command above (``all_reduce_test``) or of ``--collective``; the ranks are those of ``--ranks``.
+alg_bandwidth is data_size over aveg_time. Its GB are 1e9 bytes in some versions and 2**30 in others. Rows are checked
+with it; the imported algbw is computed from size and time. The collective comes from the command (``all_reduce_test``)
+or from ``--collective``, the ranks from ``--ranks``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 from perfsuite.base.units import gb_per_s
 from perfsuite.imports.factors import KINDS, collective_named, factor
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
-from perfsuite.imports.tables import LogRow, LogTable, read_tables
+from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
+from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
 from perfsuite.published.numbers import Interval, printed
 
 _NAMES = re.compile(r"data_size\(Bytes\):?|(?:aveg|avg)_time\(us\):?|alg_bandwidth\(GB/s\):?|check_result:?")
@@ -23,7 +24,7 @@ _COLUMNS = ("data_size", "time", "alg_bandwidth", "check_result")
 _COMMAND = re.compile(r"[\s/](?P<name>[a-z]\w*)_test(?=\s+-|\s*$)")
 _CHECKED = ("success", "NULL")
 _WHOLE = ("all_reduce", "broadcast", "reduce")
-"""Collectives whose data_size is the size that busbw counts."""
+"""Collectives whose data_size is the size S of busbw."""
 _SPARE = Fraction(1, 1000)
 
 
@@ -38,35 +39,25 @@ def _names(line: str) -> tuple[str, ...]:
 
 
 def _read(source: Source) -> Imported:
-    asked = source.told.collective
+    asked = source.options.collective
     if asked and not collective_named(asked):
         raise source.fault(1, f"--collective {asked!r} is none of {', '.join(KINDS)}", "choose one of these")
     lines = [replace(line, text=line.text.replace("|", " ")) for line in source.labelled]
     tables, refused = read_tables(lines, _title, _names, ("check_result",))
-    rows: list[ImportedRow] = []
     for table in tables:
-        collective = table.title or collective_named(asked)
         if table.title and asked and table.title != collective_named(asked):
             reason = f"the command above is of {table.title}, --collective says {asked}"
             raise source.fault(table.line, reason, "leave the option out")
-        if not collective:
-            why = "the collective is not named; say which: --collective NAME"
-            refused.append(Refused(line=table.line, text="the whole table", why=why))
-            continue
-        for row in table.rows:
-            if why := _why_refused(row):
-                refused.append(Refused(line=row.line, text=" ".join(row.cells), why=why))
-            else:
-                rows += _figures(source, table, row, collective)
-    if not rows:
-        line, why = (refused[0].line, refused[0].why) if refused else (1, "no table of hccl_test")
-        raise source.fault(line, why.partition("; ")[0], why.partition("; ")[2] or "give its whole output")
+    tables = [replace(table, title=table.title or collective_named(asked)) for table in tables]
+    untitled = "the collective is not named; say which: --collective NAME"
+    figures = partial(_figures, source)
+    rows = figures_of_tables(source, tables, refused, untitled=untitled, why_refused=_why_refused, figures=figures)
     unchecked = sum(row.cells[3] == "NULL" for table in tables for row in table.rows)
     notes = [f"the values of {unchecked} rows were not checked"] if unchecked else []
     return source.imported(rows, refused=refused, notes=notes)
 
 
-def _why_refused(row: LogRow) -> str:
+def _why_refused(_: LogTable, row: LogRow) -> str:
     size, time, bandwidth, checked = row.cells
     if checked not in _CHECKED:
         return f"the check says {checked!r:.20}: the result is wrong, or the row is cut"
@@ -82,15 +73,16 @@ def _why_refused(row: LogRow) -> str:
 
 
 def _fits(bandwidth: str, exact: Interval, unit: int) -> bool:
-    """Return whether a printed bandwidth is the exact one, given in GB/s, in this many bytes."""
+    """Return whether a printed bandwidth equals the exact one in GB/s, if a GB has ``unit`` bytes."""
     scale = Fraction(10**9, unit)
     right = Interval(low=exact.low * scale * (1 - _SPARE), high=exact.high * scale * (1 + _SPARE))
     return printed(bandwidth).numbers[0].interval.meets(right)
 
 
-def _figures(source: Source, table: LogTable, row: LogRow, collective: str) -> Iterator[ImportedRow]:
+def _figures(source: Source, table: LogTable, row: LogRow) -> Iterator[ImportedRow]:
+    collective = table.title
     size, time, bandwidth, _ = row.cells
-    ranks = source.told.ranks
+    ranks = source.options.ranks
     algbw = gb_per_s(int(size), float(time) / 1e6)
     figures: list[tuple[Meaning, float, str, str]] = [
         (("latency_us", "us", "lower"), float(time), time, "hccl_test: mean of its iterations"),

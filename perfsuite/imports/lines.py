@@ -1,7 +1,7 @@
-"""Lines of a log without the prefixes that launchers, containers and CI services print before each of them.
+"""Remove the prefixes that launchers, containers and CI services print before each line of a log.
 
 Removed are labels of ranks and hosts (srun, mpirun, torchrun, pdsh, docker compose, Ray), time stamps (kubectl, GitHub
-Actions, GitLab, Jenkins, Python's logging), levels of severity, and colour codes, also those that lost their ESC.
+Actions, GitLab, Jenkins, Python's logging), severity levels and colour codes, including codes that lost their ESC.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _OTHER = re.compile(
     r"|\[[\w.-]+\.py:\d+(?::\w+)?\] |\s*>+ |\w+\(\), [\w./-]+:\d+, ?"
 )
 _HOST = re.compile(r"(?P<host>(?=[^\s:|]*\d)(?=[^\s:|]*[A-Za-z])[\w.@/-]+?)(?::\s?| +\| ?)(?!\d)")
-"""pdsh, clush and docker compose: ``node-1: ``, ``worker-1  | ``; believed where most lines of a file have one."""
+"""Prefixes of pdsh, clush and docker compose: ``node-1: ``, ``worker-1  | ``; removed if most lines of a file have one.
+"""
 _MOST_PREFIXES = 8
 
 
@@ -48,15 +49,14 @@ class Line:
     """One line of a log."""
 
     number: int
-    """In the file, from 1."""
+    """Number in the file, from 1."""
     label: str
-    """The rank or host that printed it, as the launcher names it; empty where no prefix says so."""
+    """The rank or host in the launcher's prefix; empty without one."""
     text: str
-    """Without prefixes."""
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text without their ends; a progress bar's carriage return ends one too."""
+    """Return the lines of a text without their ends; the carriage return of a progress bar also ends a line."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
@@ -92,7 +92,7 @@ def _stripped(number: int, text: str) -> Line:
 
 
 def _hosts(lines: Sequence[Line]) -> frozenset[str]:
-    """Return the names that begin at least three lines each and four of five lines together."""
+    """Return names that begin at least three lines each, and together four of five lines."""
     begins: Counter[str] = Counter()
     for line in lines:
         if match := _HOST.match(line.text):

@@ -1,7 +1,7 @@
-"""Iteration lines of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX and AMD's Primus, and DeepSpeed's lines among them.
+"""Iteration lines of Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, NeMo and AMD's Primus.
 
-Fields end with ``|``.  Each program's count of FLOPs is its own: Megatron-LM counts the model (3 x forward),
-Megatron-DeepSpeed and GPT-NeoX add the forward pass that recomputation repeats.  Primus prints last and mean.
+Lines of DeepSpeed among them are read too.  Fields end with ``|``.  FLOPs are counted differently.  Megatron-LM counts
+the model (3 x forward).  Megatron-DeepSpeed and GPT-NeoX add the recomputed forward pass.  Primus prints last and mean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNITS = {"KFLOPS": 1e-9, "MFLOPS": 1e-6, "GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS
 
 
 def _alone_or_last(meaning: Meaning, how: str, *, harmonic: str = "mean") -> tuple[StepFigure, ...]:
-    """Return the forms ``5``, ``5/6`` and ``5 (avg 6)``, where 6 is Primus' mean."""
+    """Return the forms ``5``, ``5/6`` and ``5 (avg 6)``; 6 is Primus' mean."""
     mean = (f"mean_{meaning[0]}", *meaning[1:])
     before = _MEAN.replace("mean", harmonic)
     return (
@@ -106,6 +106,14 @@ PROGRAM = StepProgram(
         "actual seq length": "sequence_length",
     },
 )
+_BAR = StepProgram(
+    step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d+)/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
+    fields=re.compile(r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*)(?:\.0(?=,))?(?P<end>[,\]]|$)"),
+    figures=_FIGURES,
+    mark=re.compile(r"\btrain_step_timing in s="),
+    ignored=frozenset({"global_step", "v_num"}),
+)
+"""NeMo's progress bar; the bar counts the steps exactly, while its global_step has three digits."""
 _BRIDGE = re.compile(r"\bStep Time : (?P<time>[\d.]+s) GPU utilization: (?P<rate>[\d.]+MODEL_TFLOP/s/GPU)\s*$")
 _BRIDGE_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "time": (StepFigure(meaning=_STEP_MS, convention="megatron-bridge: printed in s", form="@s", scales={"": 1e3}),),
@@ -116,14 +124,14 @@ _PRIMUS = re.compile(r"\biteration\s+\d+/.*(?:tokens/s/GPU|hip mem usage|per ite
 
 
 def family(source: Source) -> str:
-    """Return the format of the iteration lines of a file; empty without any.
+    """Return the format of the iteration lines of a file; empty without iteration lines.
 
     >>> from pathlib import Path
     >>> family(Source(path=Path(), text="samples/sec: 51.2 | iteration 10/ 50 | elapsed"))
     'gpt-neox'
     """
     if not PROGRAM.begins(source):
-        return ""
+        return "megatron" if _BAR.begins(source) else ""
     if any_line(source.lines, _NEOX):
         return "gpt-neox"
     return "primus" if any_line(source.lines, _PRIMUS) else "megatron"
@@ -131,13 +139,14 @@ def family(source: Source) -> str:
 
 def _read(source: Source) -> Imported:
     found = found_in(source, PROGRAM)
+    found.add(found_in(source, _BAR))
     found.add(figures_of(source, list(_bridge(source)), _BRIDGE_FIGURES))
     found.add(deepspeed.found_in(source))
     return imported(source, found)
 
 
 def _bridge(source: Source) -> Iterator[StepLine]:
-    """Yield the lines of Megatron-Bridge that do not say their iteration."""
+    """Yield the lines of Megatron-Bridge without an iteration."""
     reports = ((number, match) for number, line in enumerate(source.lines, start=1) if (match := _BRIDGE.search(line)))
     for report, (number, match) in enumerate(reports, start=1):
         fields = tuple(StepField(name=name, value=match[name], is_closed=True) for name in _BRIDGE_FIGURES)

@@ -1,6 +1,6 @@
-"""Which collective a run of nccl-tests measured, on how many ranks: as the log names it, else as its figures allow.
+"""Deduce collective and ranks of a run of nccl-tests: from the log, else from its figures.
 
-Figures are intervals of their printed digits: 0.57 over 0.42 is anything from 1.33 to 1.38.
+Figures are intervals of their printed digits: 0.57 over 0.42 is between 1.33 and 1.38.
 """
 
 from __future__ import annotations
@@ -12,36 +12,37 @@ from fractions import Fraction
 
 from perfsuite.base.units import plural
 from perfsuite.imports.factors import KINDS, collective_named, factor, possible
-from perfsuite.imports.nccl_text import Log, LogPoint
+from perfsuite.imports.nccl_table import LogPoint
+from perfsuite.imports.nccl_text import Log
 from perfsuite.imports.row import Source
 from perfsuite.published.numbers import Interval, printed
 
 MOST_RANKS = 1 << 14
-"""Ranks up to which a number of ranks is deduced."""
+"""Largest number of ranks that is deduced."""
 _EVIDENCE = 16
-"""Rows that a deduction looks at, those with the most digits."""
+"""Number of rows used for a deduction, those with the most digits."""
 _SPARE = Fraction(1, 1000)
-"""Widening of an interval before a row is called inconsistent."""
+"""Relative widening of an interval before a row counts as inconsistent."""
 _EXACT = 1e-9
 _PROOF = 0.1
-"""algbw in GB/s whose two decimals prove that the time is in us."""
+"""Smallest algbw in GB/s whose two decimals prove the unit of the time."""
 _ONE = ("one rank: nothing is sent, so busbw is left out",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a run measured."""
+    """The collective and the ranks of a run."""
 
     collective: str
-    """Empty for one rank and no name: several collectives then do the same."""
+    """Empty for one rank without a name: several collectives are equal then."""
     ranks: int
     title: str
-    """The collective, or all that it may be."""
+    """The collective, or all possible ones."""
     notes: tuple[str, ...] = ()
 
 
 def figure(text: str) -> Interval:
-    """Return the interval of a printed figure that is not negative."""
+    """Return the interval of a printed figure, without negative values."""
     number = printed(text).number()
     if number is None:
         return Interval.exactly(Fraction(0))
@@ -49,17 +50,17 @@ def figure(text: str) -> Interval:
 
 
 def from_time(point: LogPoint) -> Interval | None:
-    """Return size over time in GB/s; None where the time may be 0."""
-    return Interval.exactly(Fraction(point.size, 1000)).over(figure(point.printed[0]))
+    """Return size over time in GB/s; None if the time may be 0."""
+    return Interval.exactly(Fraction(point.size, 1000 * point.time_unit_us)).over(figure(point.printed[0]))
 
 
 def meets(one: Interval, other: Interval) -> bool:
-    """Return whether two figures can be one; 0.1 % is allowed on top of the printed digits."""
+    """Return whether two figures can be equal, with 0.1 % tolerance beyond the printed digits."""
     return one.meets(Interval(low=other.low * (1 - _SPARE), high=other.high * (1 + _SPARE)))
 
 
 def decide(source: Source, log: Log, points: Sequence[LogPoint]) -> Found:
-    """Return collective and ranks of a run; ImportFailed says what to add where the log leaves it open."""
+    """Return collective and ranks of a run. Raises ImportFailed with the missing option if they are ambiguous."""
     rows = _evidence(log, points)
     if not log.units and not any(row[0] >= _PROOF for row in rows):
         reason = f"the units are missing, and no row has an algbw of {_PROOF} and more to prove them by size over time"
@@ -69,7 +70,7 @@ def decide(source: Source, log: Log, points: Sequence[LogPoint]) -> Found:
     if is_named and names[0] not in ("all_to_all", "sendrecv") and _is_unchecked(points):
         notes = [*notes, f"in place was not checked, as of all_to_all and sendrecv only: is it {names[0]}?"]
     fits = _best(names, options, rows)
-    if not fits and log.ranks and log.complete and not source.told.ranks:
+    if not fits and log.ranks and log.complete and not source.options.ranks:
         more = _best(names, range(log.ranks + 1, MOST_RANKS), rows)
         if len(more) == 1:  # a line of the list is lost
             fits, notes = more, [f"{log.ranks} lines of ranks, but busbw / algbw is that of {more[0][1]} ranks"]
@@ -80,16 +81,18 @@ def decide(source: Source, log: Log, points: Sequence[LogPoint]) -> Found:
     if counts == [1]:
         return Found(collective=kinds[0] if len(kinds) == 1 else "", ranks=1, title=" or ".join(kinds), notes=_ONE)
     if len(kinds) == 1 and len(counts) == 1:
-        said = () if log.ranks or source.told.ranks else (f"ranks deduced from busbw / algbw: {counts[0]}",)
-        return Found(collective=kinds[0], ranks=counts[0], title=kinds[0], notes=(*notes, *said))
-    if is_named and not fits and log.ranks and not source.told.collective and not log.named_line:
+        deduced = () if log.ranks or source.options.ranks else (f"ranks deduced from busbw / algbw: {counts[0]}",)
+        return Found(collective=kinds[0], ranks=counts[0], title=kinds[0], notes=(*notes, *deduced))
+    if is_named and not fits and log.ranks and not source.options.collective and not log.named_line:
         return Found(collective=names[0], ranks=log.ranks, title=names[0], notes=tuple(notes))
     largest = max(points, key=lambda point: point.size)
     algbw, busbw = (float(text) for text in largest.printed[1:])
     ratio = f"busbw / algbw is {busbw / algbw:.3f}" if algbw > 0 else "busbw / algbw is 0 / 0"
-    ranks = source.told.ranks or log.ranks
+    ranks = source.options.ranks or log.ranks
     if not kinds:
-        where = f"line {log.named_line} runs {names[0]}, but " if log.named_line and not source.told.collective else ""
+        where = (
+            f"line {log.named_line} runs {names[0]}, but " if log.named_line and not source.options.collective else ""
+        )
         expected = ", ".join(f"of {name} {factor(name, ranks):.3f}" for name in names) if ranks else " and ".join(names)
         others = [] if not ranks else [name for name, _ in _best(KINDS, range(ranks, ranks + 1), rows)]
         on_ranks = f" on {plural(ranks, 'rank')}" if ranks else ""
@@ -104,10 +107,10 @@ def decide(source: Source, log: Log, points: Sequence[LogPoint]) -> Found:
 
 
 def _names(source: Source, log: Log, points: Sequence[LogPoint]) -> tuple[tuple[str, ...], bool]:
-    """Return the collectives that the run may be, and whether it is named."""
-    asked, named = collective_named(source.told.collective), collective_named(log.named)
-    if source.told.collective and not asked:
-        reason = f"--collective {source.told.collective!r} is none of {', '.join(KINDS)}"
+    """Return the possible collectives of the run, and whether the log names it."""
+    asked, named = collective_named(source.options.collective), collective_named(log.named)
+    if source.options.collective and not asked:
+        reason = f"--collective {source.options.collective!r} is none of {', '.join(KINDS)}"
         raise source.fault(log.line, reason, "choose one of these")
     where = f"line {log.named_line} runs" if log.named_line else "the log is of"
     if log.named and not named and not log.named_line:
@@ -120,10 +123,7 @@ def _names(source: Source, log: Log, points: Sequence[LogPoint]) -> tuple[tuple[
     if asked or (named and not log.named_line):
         return (named or asked,), True
     names = possible(
-        operation=points[-1].operation != "",
-        root=points[-1].root,
-        columns=log.columns,
-        unchecked=_is_unchecked(points),
+        operation=points[-1].operation != "", root=points[-1].root, columns=log.columns, unchecked=_is_unchecked(points)
     )
     if named and named not in names:  # the name in a command may be cut
         reason = f"{where} {named}, whose rows have another operation, root or check"
@@ -132,14 +132,14 @@ def _names(source: Source, log: Log, points: Sequence[LogPoint]) -> tuple[tuple[
 
 
 def _is_unchecked(points: Sequence[LogPoint]) -> bool:
-    """Return whether values were checked out of place and not in place, as of all_to_all and sendrecv only."""
+    """Return whether values were checked out of place only, as in all_to_all and sendrecv."""
     sides = {side: [point.wrong for point in points if point.in_place == side] for side in (False, True)}
     return bool(sides[False]) and "N/A" not in sides[False] and set(sides[True]) == {"N/A"}
 
 
 def _options(source: Source, log: Log, points: Iterable[LogPoint]) -> tuple[range, list[str]]:
-    """Return the numbers of ranks that the run may have, and notes."""
-    asked = source.told.ranks
+    """Return the possible numbers of ranks, and notes."""
+    asked = source.options.ranks
     if asked and log.ranks and (asked < log.ranks or (log.complete and asked != log.ranks)):
         reason = f"the log has {log.ranks} ranks, --ranks says {asked}"
         raise source.fault(log.line, reason, "leave the option out")
@@ -161,11 +161,11 @@ BYTES = {
     **dict.fromkeys(("int32", "uint32", "int", "float"), 4),
     **dict.fromkeys(("int64", "uint64", "double"), 8),
 }
-"""Bytes of an element by the names that nccl-tests prints."""
+"""Bytes of an element by the type names of nccl-tests."""
 
 
 def _share(point: LogPoint) -> int | None:
-    """Return size over the bytes of count elements: 1, or the ranks where count is of one rank; None if unknown."""
+    """Return size over the bytes of count elements: 1, or the ranks if count is per rank; None if unknown."""
     whole = (point.count or 0) * BYTES.get(point.dtype, 0)
     return point.size // whole if whole and point.size % whole == 0 else None
 
@@ -174,7 +174,7 @@ _Bounds = tuple[float, float, float, float]
 
 
 def _evidence(log: Log, points: Iterable[LogPoint]) -> list[_Bounds]:
-    """Return the lowest and highest algbw and busbw of rows whose algbw is size over time, the narrowest first."""
+    """Return lowest and highest algbw and busbw of rows whose algbw equals size over time, the narrowest first."""
     rows: list[_Bounds] = []
     for point in points:
         algbw, busbw = (figure(text) for text in point.printed[1:])
@@ -191,7 +191,7 @@ def _evidence(log: Log, points: Iterable[LogPoint]) -> list[_Bounds]:
 
 
 def _best(names: Iterable[str], options: range, rows: Sequence[_Bounds]) -> list[tuple[str, int]]:
-    """Return collectives and ranks that the most rows fit, and more than half of them: a broken row does not decide."""
+    """Return the collectives and ranks that fit the most rows, and more than half of them."""
     best, found = 0, list[tuple[str, range]]()
     for name in names:
         spans = [_span(name, row, options) for row in rows]

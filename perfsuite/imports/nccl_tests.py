@@ -1,7 +1,7 @@
-"""nccl-tests and what is built of it (rccl-tests, mccl): text of all ages, and the JSON of ``-J``.
+"""nccl-tests and its forks (rccl-tests, mccl): text of all versions, and the JSON of ``-J``.
 
-algbw is printed with two decimals, so it is taken from size and time, and busbw from it.  A file may hold several runs,
-each with its own collective and ranks.
+algbw is computed from size and time, because it is printed with two decimals; busbw follows from it. A file may have
+several runs, each with its own collective and ranks.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from perfsuite.base.masking import is_secret_name, masked
 from perfsuite.base.units import gb_per_s, plural
 from perfsuite.imports.factors import factor
 from perfsuite.imports.nccl_deduce import BYTES, Found, decide, figure, from_time, meets
-from perfsuite.imports.nccl_text import BEGIN, Log, LogPoint, is_table, read_runs
+from perfsuite.imports.nccl_table import LogPoint, is_row, is_table
+from perfsuite.imports.nccl_text import BEGIN, Log, read_runs
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
 from perfsuite.published.numbers import Interval, printed
 
-# The JSON that nccl-tests writes with ``-J``: version 3, and whatever newer one has the same fields.
+# The JSON that nccl-tests writes with ``-J``: version 3, and newer ones with the same fields.
 
 _KEPT = re.compile(r"^(NCCL|RCCL|MCCL|UCX)_\w+$|^(CUDA|MUSA|HIP)_VISIBLE_DEVICES$")
-"""Variables that change what is measured; the others of the whole environment in the file are nobody's business."""
+"""Variables that change results; the other variables of the environment are not imported."""
 
 _MOST_RANKS = 1 << 20
 
 
 def _is_json(source: Source) -> bool:
-    """Whether a file is what ``-J`` writes."""
+    """Return whether a file has the JSON of ``-J``."""
     plain = source.json
     return isinstance(plain, dict) and {"version", "config", "results"} <= set(plain)
 
 
 def _read_json(source: Source) -> Log:
-    """What the file says; ImportFailed with line, reason and remedy."""
+    """Return the run in the JSON. Raises ImportFailed with line, reason and remedy."""
     plain: dict[str, Any] = source.json
     config, results = plain["config"], plain["results"]
     try:
@@ -56,7 +57,7 @@ def _read_json(source: Source) -> Log:
         named = {str(result.get("experiment_name", "")) for result in results}
         variables = [text.partition("=") for text in plain.get("env") or () if isinstance(text, str)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"version {plain['version']} lacks what is needed ({error!r:.60})"
+        reason = f"version {plain['version']} lacks a field ({error!r:.60})"
         raise source.fault(1, reason, "give the text instead") from None
     if len(named) > 1:
         raise source.fault(1, f"two collectives in one file ({', '.join(sorted(named))})", "give a file for each")
@@ -108,25 +109,25 @@ def _json_points(source: Source, results: Sequence[Mapping[str, Any]], refused: 
 
 
 def _reason(source: Source, error: ImportFailed) -> str:
-    """Return what an error says of a line, without file and line."""
+    """Return the message of an error without file and line."""
     return re.sub(r"^:\d+: ", "", str(error).removeprefix(str(source.path)))
 
 
 # ---- figures ----
 
 _DTYPES: Mapping[str, str] = MappingProxyType(
-    {"float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "int8": "int8", "int32": "int32"}
+    {"float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "char": "int8", "int": "int32"}
 )
 _CONVENTION = "nccl-tests; from size and time"
 _LEAST_US = 1e-3
-"""No clock tells less than a nanosecond."""
+"""Smallest time that a clock can measure."""
 _LIMITS: Mapping[str, float] = MappingProxyType({"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12})
-"""Largest deviation per rank that nccl-tests before August 2022 takes for right; 0 for whole numbers."""
+"""Largest valid deviation per rank in nccl-tests before August 2022; 0 for whole numbers."""
 
 
 def _read(source: Source) -> Imported:
     logs = [_read_json(source)] if _is_json(source) else _read_text(source)
-    number = source.told.run
+    number = source.options.run
     if number and number > len(logs):
         reason = f"--run {number} of {plural(len(logs), 'run')}"
         raise source.fault(logs[-1].line, reason, f"choose 1 to {len(logs)}")
@@ -137,7 +138,7 @@ def _read(source: Source) -> Imported:
     for index, log in chosen:
         run = f"run {index} line {log.line}" if len(logs) > 1 else ""
         try:
-            read, left_out, said = _run(source, log, run and f"run {index}")
+            read, left_out, more = _run(source, log, run and f"run {index}")
         except ImportFailed as error:
             if len(chosen) == 1:
                 raise
@@ -147,7 +148,7 @@ def _read(source: Source) -> Imported:
             continue
         rows += read
         refused += left_out
-        notes += [f"{run}: {', '.join(said)}" if run else said[0], *(() if run else said[1:])]
+        notes += [f"{run}: {', '.join(more)}" if run else more[0], *(() if run else more[1:])]
     if not rows and len(chosen) > 1:
         raise source.fault(refused[0].line, refused[0].why.partition(";")[0], "give the log of a run that ended")
     many = [f"{len(logs)} runs"] if len(logs) > 1 else []
@@ -162,10 +163,11 @@ def _read_text(source: Source) -> list[Log]:
 
 
 def _run(source: Source, log: Log, run: str) -> tuple[list[ImportedRow], list[Refused], list[str]]:
-    """Return figures, refusals and notes of a run; ImportFailed for one that cannot be read."""
+    """Return figures, refusals and notes of a run. Raises ImportFailed for an unreadable one."""
     refused = list(log.refused)
     if not log.points and refused:
-        raise source.fault(refused[0].line, *_halves(refused[0].why))
+        reason, _, remedy = refused[0].why.rpartition("; ")
+        raise source.fault(refused[0].line, reason or refused[0].why, remedy)
     sized = [point for point in log.points if point.size > 0]
     if not sized:
         raise source.fault(log.line, "no row with a size above 0", "run a larger message")
@@ -195,11 +197,6 @@ def _run(source: Source, log: Log, run: str) -> tuple[list[ImportedRow], list[Re
     return rows, refused, notes
 
 
-def _halves(why: str) -> tuple[str, str]:
-    reason, _, remedy = why.rpartition("; ")
-    return reason or why, remedy
-
-
 def _why_refused(point: LogPoint, found: Found, log: Log) -> str:
     if why := _why_wrong(point, found, log):
         return why
@@ -216,12 +213,12 @@ def _why_refused(point: LogPoint, found: Found, log: Log) -> str:
     checked = (("algbw", algbw, exact), ("busbw", busbw, exact * ratio if exact and ratio else None))
     for (what, value, right), text in zip(checked, point.printed[1:], strict=True):
         if right is not None and not meets(value, right):
-            return f"{what} {text} is not what size and time give, {right} GB/s: the row is not consistent"
+            return f"{what} {text} differs from size over time, {right} GB/s: the row is not consistent"
     return ""
 
 
 def _why_wrong(point: LogPoint, found: Found, log: Log) -> str:
-    """Return why the values of a row are wrong; empty where they are right or were not checked."""
+    """Return why the values of a row are wrong; empty for right and for unchecked values."""
     try:
         wrong = 0.0 if point.wrong == "N/A" else float(point.wrong)
     except ValueError:
@@ -232,7 +229,7 @@ def _why_wrong(point: LogPoint, found: Found, log: Log) -> str:
         unseen = log.verdict == "FAILED" and (point.wrong == "N/A" or log.deviations)
         return "the last lines say FAILED, and not of which row: run it again" if unseen else ""
     if not log.deviations and wrong == int(wrong):
-        return f"{point.wrong} values were wrong: what did not compute the right thing is no measurement"
+        return f"{point.wrong} values were wrong: a wrong result is not a measurement"
     limit = _LIMITS.get(point.dtype, 0.0)
     if log.verdict == "OK":  # nccl-tests allows it for each rank that is added
         limit *= max(1, found.ranks - 1)
@@ -242,7 +239,7 @@ def _why_wrong(point: LogPoint, found: Found, log: Log) -> str:
 
 
 def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequence[str]) -> Iterator[ImportedRow]:
-    """Return the figures of a point; ``more`` tells rows of one size apart."""
+    """Yield the figures of a point; ``more`` distinguishes rows of one size."""
     ratio = factor(found.collective, found.ranks) if found.collective else 0.0
     algbw = gb_per_s(point.size, point.time_us / 1e6)
     number = printed(point.printed[0]).number()
@@ -256,12 +253,13 @@ def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequenc
     counted = "nccl-tests; as printed" if is_printed else _CONVENTION
     counted += "; one rank sends nothing" if found.ranks == 1 else ""
     time: Meaning = ("cpu_time_us" if log.cpu_time else "latency_us", "us", "lower")
-    figures: list[tuple[Meaning, float, str, str]] = [(time, point.time_us, point.printed[0], "nccl-tests")]
+    clock = "nccl-tests" if point.time_unit_us == 1 else "nccl-tests; printed in ms"
+    figures: list[tuple[Meaning, float, str, str]] = [(time, point.time_us, point.printed[0], clock)]
     figures.append((("algbw_gb_per_s", "GB/s", "higher"), algbw, point.printed[1], counted))
     if found.ranks > 1:
         busbw = float(point.printed[2]) if log.cpu_time else algbw * ratio
         figures.append((("busbw_gb_per_s", "GB/s", "higher"), busbw, point.printed[2], counted))
-    said = {"operation": point.operation, "root": "" if point.root in (None, -1) else str(point.root)}
+    known_settings = {"operation": point.operation, "root": "" if point.root in (None, -1) else str(point.root)}
     for meaning, value, text, convention in figures:
         yield source.row(
             point.line,
@@ -274,13 +272,15 @@ def _rows(source: Source, point: LogPoint, found: Found, log: Log, more: Sequenc
             message_bytes=float(point.size),
             dtype=dtype,
             ranks=found.ranks,
-            settings={"place": place, **{key: one for key, one in said.items() if one}, **log.settings},
+            settings={"place": place, **{key: one for key, one in known_settings.items() if one}, **log.settings},
         )
 
 
 FORMAT = Format(
     name="nccl-tests",
     about="nccl-tests, rccl-tests, mccl: text, or JSON of -J",
-    recognises=lambda source: any(BEGIN.search(line) or is_table(line) for line in source.lines) or _is_json(source),
+    recognises=lambda source: (
+        any(BEGIN.search(line) or is_table(line) or is_row(line) for line in source.lines) or _is_json(source)
+    ),
     read=_read,
 )

@@ -1,8 +1,8 @@
-"""nvbandwidth: bandwidth and latency between each pair of host and devices, as matrices.
+"""nvbandwidth: matrices of bandwidth and latency between host and devices.
 
-GB/s are 1e9 bytes.  A pair is measured alone unless the test is of all pairs at once.  A cell of 0.00 or N/A was not
-measured.  SUM is the sum of the cells; a matrix whose cells do not give it lost a line.  A bidirectional test measures
-one of the two directions, unless its table is the total.  Source: nvbandwidth 0.4 to 0.8.
+GB/s are 1e9 bytes. Pairs are measured one by one, except in tests of all pairs at once. A cell of 0.00 or N/A was not
+measured. SUM is the sum of the cells; a matrix with another sum lost a line. A bidirectional test measures one of the
+two directions, except in a table of totals. Source: nvbandwidth 0.4 to 0.8.
 """
 
 from __future__ import annotations

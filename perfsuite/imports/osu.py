@@ -1,17 +1,18 @@
 """OSU micro-benchmarks: latency, bandwidth and collectives between MPI ranks.
 
-MB/s are 1e6 bytes.  The latency between two ranks is half of a round trip.  The size of allgather, alltoall, gather and
-scatter is that of one rank.  Source: osu-micro-benchmarks 5.9 to 7.5.
+MB/s are 1e6 bytes. The latency between two ranks is half a round trip. The size of allgather, alltoall, gather and
+scatter is per rank. Source: osu-micro-benchmarks 5.9 to 7.5.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
-from perfsuite.imports.tables import LogRow, LogTable, read_tables
+from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
+from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
 
 _TITLE = re.compile(r"#?\s*OSU (?P<test>\w[\w/ -]*?)(?: Test)? v\d[\w.]*\s*$")
 _COLUMNS: Mapping[str, tuple[Meaning | None, float]] = MappingProxyType(
@@ -35,7 +36,7 @@ _COLUMNS: Mapping[str, tuple[Meaning | None, float]] = MappingProxyType(
 )
 _NAMES = re.compile("|".join(re.escape(name).replace(r"\ ", r"\s*") for name in _COLUMNS))
 _ENDS = (28, 30)
-"""Columns that the first figure ends in, today and before version 4; a row that lost its first digits ends earlier."""
+"""Columns in which the first figure ends, since version 4 and before; a row that lost its first digits ends earlier."""
 _OF_ONE_RANK = re.compile(r"\b(?:I?All-?gather|I?All-?to-?all|I?Gather|I?Scatter)v?w?\b", re.IGNORECASE)
 _WHOLE = re.compile(r"\b(?P<name>Allreduce|Broadcast|Bcast|Reduce) Latency$")
 _KINDS = {"Allreduce": "all_reduce", "Broadcast": "broadcast", "Bcast": "broadcast", "Reduce": "reduce"}
@@ -47,7 +48,7 @@ def _title(line: str) -> str:
 
 
 def _names(line: str) -> tuple[str, ...]:
-    """Return the columns that a line names; empty for another line, also for one that is cut."""
+    """Return the column names of a line; empty for any other or cut line."""
     text = line.lstrip("# ").strip()
     names = tuple(
         next(name for name in _COLUMNS if name.replace(" ", "") == re.sub(r"\s", "", found))
@@ -58,43 +59,31 @@ def _names(line: str) -> tuple[str, ...]:
 
 def _read(source: Source) -> Imported:
     tables, refused = read_tables(source.labelled, _title, _names, ("Validation",))
-    rows: list[ImportedRow] = []
-    for table in tables:
-        if not table.title:
-            why = "no line '# OSU ... Test v...' above: one direction and both have one header; add the line"
-            refused.append(Refused(line=table.line, text="the whole table", why=why))
-            continue
-        for index, row in enumerate(table.rows):
-            if why := _why_refused(table, index):
-                refused.append(Refused(line=row.line, text=" ".join(row.cells), why=why))
-            else:
-                rows += _figures(source, table, row)
-    if not rows:
-        line, why = (refused[0].line, refused[0].why) if refused else (1, "no table of an OSU benchmark")
-        raise source.fault(line, why.partition("; ")[0], why.partition("; ")[2] or "give its whole output")
+    untitled = "no line '# OSU ... Test v...' above: one direction and both have one header; add the line"
+    figures = partial(_figures, source)
+    rows = figures_of_tables(source, tables, refused, untitled=untitled, why_refused=_why_refused, figures=figures)
     return source.imported(rows, refused=refused)
 
 
-def _why_refused(table: LogTable, index: int) -> str:
-    """Return why a row is broken; sizes are powers of two, or none is, and figures have two decimals."""
-    cells = dict(zip(table.columns, table.rows[index].cells, strict=True))
+def _why_refused(table: LogTable, row: LogRow) -> str:
+    """Return why a row is broken: sizes must all be powers of two or none, figures must have two decimals."""
+    cells = dict(zip(table.columns, row.cells, strict=True))
     if cells.get("Validation", "Pass") != "Pass":
         return "the validation failed: the result is wrong"
     for name, cell in cells.items():
         meaning = _COLUMNS[name][0]
         if meaning and not re.fullmatch(r"\d+\.\d{2,}", cell):
             return f"{name} is {cell!r:.40}, without two decimals: the row is cut"
-    row = table.rows[index]
     if "Size" in cells and "   " in row.text:  # else the blanks are collapsed
         end = row.text.index(row.cells[1], len(row.cells[0])) + len(row.cells[1])
         if end not in _ENDS:
             return f"the first figure ends in column {end}, not {' or '.join(map(str, _ENDS))}: the row is cut"
-    sizes = [row.cells[0] for row in table.rows] if "Size" in cells else []
-    if sizes and not re.fullmatch(r"\d{1,18}", sizes[index]):
-        return f"the size is {sizes[index]!r:.40}"
+    sizes = [each.cells[0] for each in table.rows] if "Size" in cells else []
+    if sizes and not re.fullmatch(r"\d{1,18}", row.cells[0]):
+        return f"the size is {row.cells[0]!r:.40}"
     odd = [size for size in sizes if size.isdecimal() and int(size) & (int(size) - 1)]
-    if sizes and len(sizes) > 2 and odd == [sizes[index]]:
-        return f"{odd[0]} B is no power of two, as the other sizes are: the row is cut"
+    if sizes and len(sizes) > 2 and odd == [row.cells[0]]:
+        return f"{odd[0]} B is not a power of two, as the other sizes are: the row is cut"
     return ""
 
 
@@ -118,7 +107,7 @@ def _figures(source: Source, table: LogTable, row: LogRow) -> Iterator[ImportedR
             convention=_convention(table.title, meaning[0]),
             collective=_KINDS[whole["name"]] if whole and meaning[0] == "latency_us" else "",
             message_bytes=float(size) if size and not share else None,
-            ranks=source.told.ranks,
+            ranks=source.options.ranks,
             settings={key: text for key, text in extras.items() if text},
         )
 

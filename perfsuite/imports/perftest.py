@@ -1,6 +1,6 @@
-"""perftest: bandwidth and latency of RDMA, as ib_write_bw, ib_send_lat and their like print them.
+"""perftest: RDMA bandwidth and latency of ib_write_bw, ib_send_lat and similar programs.
 
-MiB/sec, and MB/sec of older versions, are 2**20 bytes; Gb/sec are 1e9 bits.  Rows are checked by the message rate.
+MiB/sec, and MB/sec of older versions, are 2**20 bytes; Gb/sec are 1e9 bits. Rows are checked against the message rate.
 Source: linux-rdma/perftest, src/perftest_parameters.c.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from functools import partial
 from types import MappingProxyType
 
 from perfsuite.base.units import MIB
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
-from perfsuite.imports.tables import LogRow, LogTable, read_tables
+from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
+from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
 from perfsuite.published.numbers import Interval, printed
 
 _TITLE = re.compile(
@@ -53,7 +54,7 @@ def _title(line: str) -> str:
 
 
 def _names(line: str) -> tuple[str, ...]:
-    """Return the columns that a line names; empty for another line, also for one that is cut."""
+    """Return the column names of a line; empty for any other or cut line."""
     text = line.strip()
     names = tuple(_NAMES.findall(text))
     return (
@@ -63,25 +64,15 @@ def _names(line: str) -> tuple[str, ...]:
 
 def _read(source: Source) -> Imported:
     tables, refused = read_tables(source.labelled, _title, _names)
-    rows: list[ImportedRow] = []
-    peaks = 0
-    for table in tables:
-        if not table.title:
-            why = "no line '... BW Test' and no command above: one direction and both print the same; add the line"
-            refused.append(Refused(line=table.line, text="the whole table", why=why))
-            continue
-        settings = {match[1]: match[2] for line in table.above for match in _SETTINGS.finditer(line)}
-        for row in table.rows:
-            if why := _why_refused(table, row):
-                refused.append(Refused(line=row.line, text=" ".join(row.cells), why=why))
-            else:
-                rows += _figures(source, table, row, settings)
-                peaks += any(
-                    "peak" in name and float(cell) == 0 for name, cell in zip(table.columns, row.cells, strict=True)
-                )
-    if not rows:
-        line, why = (refused[0].line, refused[0].why) if refused else (1, "no table of perftest")
-        raise source.fault(line, why.partition("; ")[0], why.partition("; ")[2] or "give its whole output")
+    untitled = "no line '... BW Test' and no command above: one direction and both print the same; add the line"
+    figures = partial(_figures, source)
+    rows = figures_of_tables(source, tables, refused, untitled=untitled, why_refused=_why_refused, figures=figures)
+    peaks = sum(
+        "peak" in name and float(cell) == 0 and not _why_refused(table, row)
+        for table in tables
+        for row in table.rows
+        for name, cell in zip(table.columns, row.cells, strict=True)
+    )
     notes = [f"{peaks} peaks of 0 left out: a run by duration has none"] if peaks else []
     return source.imported(rows, refused=refused, notes=notes)
 
@@ -104,7 +95,8 @@ def _why_refused(table: LogTable, row: LogRow) -> str:
     return ""
 
 
-def _figures(source: Source, table: LogTable, row: LogRow, settings: Mapping[str, str]) -> Iterator[ImportedRow]:
+def _figures(source: Source, table: LogTable, row: LogRow) -> Iterator[ImportedRow]:
+    settings = {match[1]: match[2] for line in table.above for match in _SETTINGS.finditer(line)}
     cells = dict(zip(table.columns, row.cells, strict=True))
     name = ", ".join(filter(None, [f"{table.title} {cells['#bytes']} B", table.run, row.repeat]))
     for column, cell in cells.items():

@@ -1,4 +1,4 @@
-"""Imported figures under the rules of plausibility: the audit's, and what a data sheet's link allows."""
+"""Check imported figures with the rules of the audit and with the link rates of data sheets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Role and unit of a metric in an audited table."""
 _MOST_ROWS = 50
-"""Rows of a table: rules compare rows in pairs, and logs have thousands of steps."""
+"""Most rows of a table: rules compare rows in pairs, and logs have thousands of steps."""
 _SETTINGS = ("global_batch_size", "local_batch_size", "sequence_length")
 
 
@@ -39,12 +39,12 @@ class Doubt:
 
     rule: str
     severity: str
-    """contradiction, mislabel or note, as the audit's findings."""
+    """contradiction, mislabel or note, as in findings of the audit."""
     message: str
 
 
 def doubts(imported: Imported, device: DeviceModel | None = None) -> tuple[Doubt, ...]:
-    """What is wrong with the figures of a file; ``device`` is what is published of the platform that they are of."""
+    """Return the broken rules; ``device`` has the published figures of their platform."""
     findings = (one for table in _tables(imported, device) for one in audit([table]))
     return (
         *(Doubt(rule=one.rule, severity=one.severity, message=one.message) for one in findings),
@@ -53,9 +53,9 @@ def doubts(imported: Imported, device: DeviceModel | None = None) -> tuple[Doubt
 
 
 def _tables(imported: Imported, device: DeviceModel | None) -> Iterator[AuditTable]:
-    """Yield figures of training steps as tables: a row per name, a column per metric; steps apart, and each run.
+    """Yield figures of training steps as tables: a row per name, a column per metric, steps and runs separate.
 
-    A run that began again repeats the losses of the first: they are not compared.
+    A resumed run repeats losses of the previous one; they are not compared.
     """
     facts = {}
     if device is not None and device.memory is not None:
@@ -84,7 +84,7 @@ def _table(source: str, by_name: Sequence[Sequence[ImportedRow]], facts: Mapping
 def _row(source: str, index: int, rows: Sequence[ImportedRow]) -> Row:
     first = rows[0]
     facts = {name: Fact(text=text) for name, text in first.settings.items() if name in _SETTINGS}
-    facts["config"] = Fact(text=first.name)  # steps of one run are no repeats of each other
+    facts["config"] = Fact(text=first.name)  # steps of one run do not repeat each other
     if first.ranks:
         facts["devices"] = Fact(text=str(first.ranks))
     return Row(
@@ -96,7 +96,7 @@ def _row(source: str, index: int, rows: Sequence[ImportedRow]) -> Row:
 
 
 def _figure(row: ImportedRow) -> str:
-    """The figure with the digits that its source prints, in the unit of the row."""
+    """Return the figure with the digits of its source, in the unit of the row."""
     try:
         return row.printed if float(row.printed.replace(",", "")) == row.value else f"{row.value:.6g}"
     except ValueError:
@@ -104,7 +104,7 @@ def _figure(row: ImportedRow) -> str:
 
 
 def _above_peaks(rows: Sequence[ImportedRow], device: DeviceModel | None) -> Iterator[Doubt]:
-    """Shares above 100 %, and rates above what the data sheet of the platform has."""
+    """Yield shares above 100 %, and rates above the data sheet of the platform."""
     for row in rows:
         where = f"{row.source}:{row.line}: {row.name}: {row.metric} {row.printed}"
         if row.unit == "percent" and row.value > 100:

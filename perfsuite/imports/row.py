@@ -1,4 +1,4 @@
-"""What an imported figure is, and what a format is that reads them."""
+"""Imported figures, and the description of a format."""
 
 from __future__ import annotations
 
@@ -20,68 +20,65 @@ class ImportedRow:
     """One figure."""
 
     name: str
-    """What was measured, as a person finds it; figures of one run have the same."""
+    """Human-readable subject of the measurement; figures of one run share it."""
     metric: str
-    """Ours where it means the same, else the tool's own name; ends in its unit."""
+    """perfsuite's metric if the meaning is the same, else the tool's name; it ends in the unit."""
     value: float
     unit: str
     better: Better
     printed: str
-    """The figure as its source has it, before anything was converted."""
+    """The figure before any conversion, as printed in the source."""
     source: str
-    """File, as given."""
     line: int
-    """In that file, from 1."""
+    """Line in the file, from 1."""
     tool: str
     convention: str
-    """How it was counted, and what was converted."""
+    """Definition of the figure, and conversions."""
     collective: str = ""
-    """As perfsuite calls it; empty for anything else."""
+    """perfsuite's name of the collective; empty for other figures."""
     message_bytes: float | None = None
-    """Size S of the collective."""
     dtype: str = ""
     ranks: int | None = None
     platform: str = ""
-    """As whoever imported it says."""
+    """The option --platform."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What else the source says of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A figure that was left out."""
+    """A figure that was not imported."""
 
     line: int
     text: str
     why: str
-    """The rule that it breaks, and what to do."""
+    """The broken rule and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What one file gave."""
+    """The figures, refusals and notes of one file."""
 
     source: str
     tool: str
     rows: tuple[ImportedRow, ...]
     refused: tuple[Refused, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader must know of all rows."""
+    """Remarks on all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What whoever imports says beside the file."""
+    """The options of the command; each applies if the file does not contain the fact itself."""
 
     platform: str = ""
     collective: str = ""
-    """Of a log that does not name its own."""
+    """Collective of the log."""
     ranks_per_node: int | None = None
-    """Of a log whose bandwidth was counted with it."""
+    """Ranks per node with which a bandwidth was computed."""
     ranks: int | None = None
-    """Ranks of a collective whose log does not list them."""
+    """Number of ranks of the collective."""
     dtype: str = ""
-    """Of a log that does not say its own."""
+    """dtype of the figures."""
     run: int | None = None
     """The run to read of a file with several, from 1."""
 
@@ -92,39 +89,38 @@ Meaning = tuple[str, str, Better]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file to import, and its format."""
+    """A file to import, with its format."""
 
     path: Path
     text: str
-    told: Told = field(default_factory=Told)
+    options: Told = field(default_factory=Told)
     tool: str = ""
-    """Name of the format."""
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines without ends and without the prefixes of launchers, containers and time stamps."""
+        """Return the lines without ends and prefixes of launchers, containers and time stamps."""
         return [line.text for line in self.labelled]
 
     @cached_property
     def labelled(self) -> list[Line]:
-        """The same lines, each with the rank or host that its prefix names."""
+        """Return the same lines, each with the rank or host in its prefix."""
         return labelled_lines(split_lines(self.text))
 
     @cached_property
     def json(self) -> Any:
-        """The whole file as JSON; None where it is none.  ImportFailed for NaN and infinities."""
+        """Return the whole file as JSON; None for other files. Raises ImportFailed for NaN and infinities."""
         try:
             return json.loads(self.text, parse_constant=self._refuse_constant)
         except ValueError:
             return None
         except RecursionError:
-            raise self.fault(1, "brackets are nested too deep", "give what the tool wrote") from None
+            raise self.fault(1, "brackets are nested too deep", "give the output of the tool") from None
 
     def _refuse_constant(self, name: str) -> float:
-        raise self.fault(self.line_of(name), f"{name} is no figure", "remove it, or run the tool again")
+        raise self.fault(self.line_of(name), f"{name} is not a figure", "remove it, or run the tool again")
 
     def line_of(self, needle: str, nth: int = 0) -> int:
-        """Line of the ``nth`` place that a text stands at, from 1; the first line where it stands nowhere."""
+        """Return the line of the ``nth`` occurrence of a text, from 1; the first line without any."""
         at = -1
         for _ in range(nth + 1):
             at = self.text.find(needle, at + 1)
@@ -133,7 +129,7 @@ class Source:
     def row(
         self, line: int, name: str, meaning: Meaning, value: float, *, printed: str, convention: str, **more: Any
     ) -> ImportedRow:
-        """A figure of a line; ``more`` are fields of ImportedRow that not every figure has."""
+        """Return a figure of a line; ``more`` are optional fields of ImportedRow."""
         metric, unit, better = meaning
         return ImportedRow(
             name=name,
@@ -146,24 +142,24 @@ class Source:
             line=line,
             tool=self.tool,
             convention=convention,
-            platform=self.told.platform,
+            platform=self.options.platform,
             **more,
         )
 
     def imported(
         self, rows: Iterable[ImportedRow], *, refused: Iterable[Refused] = (), notes: Iterable[str] = ()
     ) -> Imported:
-        """What the file gave."""
+        """Return the result of the file."""
         return Imported(
             source=str(self.path), tool=self.tool, rows=tuple(rows), refused=tuple(refused), notes=tuple(notes)
         )
 
     def fault(self, line: int, reason: str, remedy: str) -> ImportFailed:
-        """What is wrong with a line."""
+        """Return the error of a line."""
         return ImportFailed(f"{self.path}:{line}: {reason}; {remedy}")
 
     def number(self, line: int, text: object, what: str) -> float:
-        """A figure of a line; ImportFailed for what is none."""
+        """Return a finite number of a line. Raises ImportFailed for other text."""
         try:
             value = float(str(text).replace(",", ""))
         except ValueError:
@@ -173,7 +169,7 @@ class Source:
         return value
 
     def whole(self, line: int, text: object, what: str, least: int = 0) -> int:
-        """A count of a line, a size or a rank; ImportFailed for what is none, or is below ``least``."""
+        """Return a whole number of a line, a size or a rank. Raises ImportFailed for other text and below ``least``."""
         value = self.number(line, text, what)
         if value != int(value) or not least <= value < 2**63:
             reason = f"{what} is {str(text)!r:.40}, no whole number from {least} on"
@@ -183,13 +179,11 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """What one tool writes."""
+    """The output of one tool."""
 
     name: str
-    """As the command line has it."""
+    """Name on the command line."""
     about: str
-    """One line."""
     recognises: Callable[[Source], bool]
-    """Whether a file is of this format."""
     read: Callable[[Source], Imported]
-    """All figures; raises ImportFailed naming line, reason and remedy."""
+    """Returns all figures. Raises ImportFailed with line, reason and remedy."""

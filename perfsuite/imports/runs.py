@@ -1,7 +1,7 @@
-"""Runs in one log: a step that comes again is of another rank, or of a run that began again.
+"""Separate runs in one log: a repeated step is of another rank, or of a resumed run.
 
-A run began again where a rank prints an earlier step, prints a step again later on, or prints an earlier time.  Ranks
-print the same step within seconds; no program starts that fast.
+A new run begins if a rank prints an earlier step, repeats a step later, or prints an earlier time. Ranks print the same
+step within seconds; no program starts that fast.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from datetime import datetime
 
 _STAMP = re.compile(r"(?<!\d)(\d{4})[-/]?(\d\d)[-/]?(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _SAME_S = 5.0
-"""A rank that prints a step again within this time prints it twice."""
+"""A rank that repeats a step within this time printed it twice."""
 _AGAIN_S = 30.0
-"""Clocks of ranks without a label differ by less."""
+"""Largest clock difference of ranks without a label."""
 _BACK_S = 60.0
-"""Clocks and buffers let time go back by less."""
+"""Largest backward jump of time by clocks and buffers."""
 _OTHER_S = 600.0
-"""Clocks of two hosts differ by less."""
+"""Largest clock difference of two hosts."""
 
 
 def seconds(line: str, text: str) -> float | None:
-    """Return the time in seconds of the last time stamp of ``line`` before ``text``, its end; None without one.
+    """Return the seconds of the last time stamp of ``line`` before ``text``, its end; None without one.
 
     >>> seconds("[2024-04-06 03:02:12] step: 1", "step: 1") - seconds("20240406 03:02:11,5 - step: 1", "step: 1")
     0.5
@@ -47,7 +47,7 @@ class StepSeen:
     time: float | None
     text: str
     metrics: set[str] = field(default_factory=set)
-    """Metrics that a line of the step gave already."""
+    """Metrics already taken from a line of the step."""
 
 
 @dataclass(kw_only=True)
@@ -58,10 +58,10 @@ class Runs:
     notes: list[str] = field(default_factory=list)
     _seen: dict[int, StepSeen] = field(default_factory=dict)
     _last: dict[str, tuple[int, float | None]] = field(default_factory=dict)
-    """Step and time that each rank printed last."""
+    """Last step and time of each rank."""
 
     def enter(self, line: int, step: int, rank: str, time: float | None, text: str) -> tuple[StepSeen, bool]:
-        """Return the step of a line, and whether the line is the first of it; begin a new run where one began."""
+        """Return the step of a line, and whether the line is its first one; begin a new run if necessary."""
         if why := self._why_new(step, rank, time, text):
             self.count += 1
             self.notes.append(f"line {line}: {why}: run {self.count} begins")

@@ -1,8 +1,8 @@
-"""Trainers' logs: a line per step with figures by name, of which every rank may print its own.
+"""Logs of training programs: a line per step with named figures, possibly repeated by every rank.
 
-A program is a table: what begins a step, how its fields are written, and the meaning of each field.  A number without a
-meaning is listed as not imported.  A number that may be cut is refused: nothing stands behind it, and other lines have
-more fields.
+A program is a table: the beginning of a step, the syntax of its fields, and the meaning of each field. A number without
+a meaning is listed as not imported. A number that may be cut is refused: nothing follows it, and other lines have more
+fields.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from perfsuite.imports.runs import Runs, StepSeen, seconds
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
 _OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
-"""Words of other phases, also where another line was printed between them and the step."""
+"""Words of other phases, also if another line was printed between them and the step."""
 _LONGEST = 20_000
-"""Characters of a line of steps."""
+"""Most characters of a line of steps."""
 _TRAINING = ("", "train", "training")
-"""Words before ``step`` that say nothing else."""
+"""Words before ``step`` that do not name another phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +37,16 @@ class StepFigure:
     meaning: Meaning
     convention: str
     form: str = "@"
-    """Pattern of the whole field: @ is the number, # a number beside it; a group ``unit`` selects the factor."""
+    """Pattern of the whole field: @ is the number, # another number; a group ``unit`` selects the factor."""
     scales: Mapping[str, float] = field(default_factory=lambda: _ONE)
-    """Factor by unit."""
     is_whole: bool = False
-    """Whether a number that was cut cannot have the form though nothing stands behind it."""
+    """A cut number cannot match the form, even if nothing follows it."""
     beside: str = ""
-    """The number beside it, where that is not imported."""
+    """Name of the other number if it is not imported."""
 
     @property
     def shows_cut(self) -> bool:
-        """Whether a field that was cut does not have the form."""
+        """Return whether a cut field cannot match the form."""
         return self.is_whole or not self.form.endswith(("@", "#"))
 
 
@@ -56,10 +55,9 @@ class StepField:
     """A field of a line, as printed."""
 
     name: str
-    """In small letters."""
     value: str
     is_closed: bool
-    """Whether something stands behind it."""
+    """Other text follows the field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +66,10 @@ class StepLine:
 
     line: int
     name: str
-    """What the figures are of."""
+    """Subject of the figures."""
     fields: tuple[StepField, ...]
     step: int | None = None
-    """None where the line does not say it."""
+    """None for a line without a step."""
     rank: str = ""
     time: float | None = None
     text: str = ""
@@ -79,55 +77,53 @@ class StepLine:
 
 @dataclass(frozen=True, kw_only=True)
 class StepProgram:
-    """How a program writes its steps."""
+    """The syntax of a program's steps."""
 
     step: re.Pattern[str]
-    """Begins a step; groups ``step`` and, where the word before it may name another phase, ``phase``."""
+    """Beginning of a step; groups ``step`` and, if the word before may name another phase, ``phase``."""
     fields: re.Pattern[str]
-    """A field: groups ``name`` and ``value``, and ``end`` for what stands behind every field."""
+    """A field: groups ``name`` and ``value``, and ``end`` for the text after every field."""
     figures: Mapping[str, Sequence[StepFigure]]
-    """By name of field."""
     mark: re.Pattern[str]
-    """In every line of a step: without the begin of one the line was cut."""
+    """Text of every line of a step; a line with it but without a beginning was cut."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Name of a setting by name of field."""
     ignored: frozenset[str] = frozenset({"step", "iteration"})
-    """Fields that are no figures."""
     noun: str = "step"
-    """Its steps in the names of figures."""
+    """Word for a step in the names of figures."""
 
     def begins(self, source: Source) -> bool:
-        """Whether a file has a step of the program."""
+        """Return whether a file has a step of the program."""
         return any_line(source.lines, self.step)
 
 
 @dataclass(kw_only=True)
 class LogFigures:
-    """What the lines of a program gave."""
+    """The figures, refusals and notes of a program's lines."""
 
     rows: list[ImportedRow] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def refuse(self, line: int, text: str, why: str) -> None:
-        """Leave a text of a line out, and say why."""
+        """Refuse a text of a line with a reason."""
         self.refused.append(Refused(line=line, text=text.strip()[:200], why=why))
 
     def add(self, other: LogFigures) -> None:
-        """Take over what other lines gave."""
+        """Add the figures, refusals and notes of other lines."""
         self.rows += other.rows
         self.refused += other.refused
         self.notes += [note for note in other.notes if note not in self.notes]
 
 
 def read_steps(source: Source, program: StepProgram) -> Imported:
-    """Return all figures of a log of a program.  Raises ImportFailed where there are none."""
+    """Return all figures of a log of a program. Raises ImportFailed without figures."""
     return imported(source, found_in(source, program))
 
 
 def imported(source: Source, found: LogFigures) -> Imported:
-    """Return what was found in a file, of the run that is asked for; ImportFailed for nothing."""
-    run = source.told.run
+    """Return the figures of the requested run. Raises ImportFailed without figures."""
+    run = source.options.run
     if run is not None and found.rows:
         found.rows = [row for row in found.rows if row.settings.get("run", "1") == str(run)]
         if not found.rows:
@@ -141,7 +137,7 @@ def imported(source: Source, found: LogFigures) -> Imported:
 
 
 def found_in(source: Source, program: StepProgram) -> LogFigures:
-    """Return what the lines of a program's steps give."""
+    """Return the figures of a program's steps."""
     found = LogFigures()
     lines = list(_step_lines(source, program, found))
     if "phase" in program.step.groupindex and any(line.time is not None for line in lines):
@@ -157,7 +153,7 @@ def found_in(source: Source, program: StepProgram) -> LogFigures:
 
 
 def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iterator[StepLine]:
-    """Yield the lines of steps; refuse what is left of lines that were cut, and note other phases."""
+    """Yield the lines of steps; refuse cut lines, and count lines of other phases."""
     raw = split_lines(source.text)
     phases: Counter[str] = Counter()
     for line in source.labelled:
@@ -205,7 +201,7 @@ def figures_of(
     settings: Mapping[str, str] = MappingProxyType({}),
     ignored: frozenset[str] = frozenset(),
 ) -> LogFigures:
-    """Return the figures of lines; of ranks that print the same step the first that prints a figure counts."""
+    """Return the figures of lines; if several ranks print the same step, the first figure counts."""
     reading = _Reader(source, figures, settings, ignored, _open_ends(lines))
     for line in lines:
         reading.take(line)
@@ -213,7 +209,7 @@ def figures_of(
 
 
 def _open_ends(lines: Sequence[StepLine]) -> tuple[str, str]:
-    """Return name and form of the last field, where nothing stands behind it in any of several lines."""
+    """Return name and form of the last field if it ends the line in several lines; else empty texts."""
     ends = [line.fields[-1] for line in lines if line.fields]
     if len(ends) < 2 or any(end.is_closed or end.name != ends[0].name for end in ends):
         return "", ""
@@ -221,7 +217,7 @@ def _open_ends(lines: Sequence[StepLine]) -> tuple[str, str]:
 
 
 def _form(value: str) -> str:
-    """Return a value with 9 for every group of digits, all of them for decimals: ``3.14`` is ``9.99``."""
+    """Return a value with 9 for every group of digits, and for each decimal: ``3.14`` becomes ``9.99``."""
     head, point, tail = value.partition(".")
     return re.sub(r"\d+", "9", head) + point + re.sub(r"\d", "9", tail)
 
@@ -255,7 +251,7 @@ class _Reader:
         self._empty: dict[tuple[str, str], list[int]] = {}
 
     def take(self, line: StepLine) -> None:
-        """Take the figures of a line that no line before gave."""
+        """Take the figures of a line that no earlier line had."""
         seen, is_first, name = StepSeen(time=None, text=""), True, line.name
         if line.step is not None:
             seen, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
@@ -281,9 +277,9 @@ class _Reader:
         self._repeated += not is_first and len(self._found.rows) == rows
 
     def _take_field(
-        self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], known: set[str]
+        self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], taken: set[str]
     ) -> set[str]:
-        """Return the metrics of a field that need no other line."""
+        """Return the metrics of a field that are complete."""
         figures = self._figures.get(one.name)
         if figures is None:
             if any(f"{other}:" in one.value.lower() for other in self._figures):
@@ -296,7 +292,7 @@ class _Reader:
             if match := _pattern(figure.form).fullmatch(one.value):
                 fits.setdefault(figure.meaning[0], (figure, match))
         metrics = set(fits) or {figures[0].meaning[0]}
-        if metrics <= known:
+        if metrics <= taken:
             return set()
         if not fits or not (one.is_closed or any(figure.shows_cut for figure, _ in fits.values()) or self._ends(one)):
             why = "the line was cut, or another line was printed into it"
@@ -305,7 +301,7 @@ class _Reader:
         for metric, (figure, match) in fits.items():
             if figure.beside:
                 self._unread[figure.beside] = None
-            if metric in known or not self._take_number(line.line, figure, match, name, settings):
+            if metric in taken or not self._take_number(line.line, figure, match, name, settings):
                 metrics.discard(metric)
         return metrics
 
@@ -315,7 +311,7 @@ class _Reader:
     def _take_number(
         self, line: int, figure: StepFigure, match: re.Match[str], name: str, settings: Mapping[str, str]
     ) -> bool:
-        """Return whether a number is a figure or refused, and not a place that was left empty."""
+        """Return whether a number was imported or refused; False for a placeholder."""
         printed = match["number"]
         value = float(printed.replace(",", "")) * figure.scales[match.groupdict().get("unit") or ""]
         metric, unit, _ = figure.meaning
@@ -338,7 +334,7 @@ class _Reader:
         return True
 
     def result(self) -> LogFigures:
-        """Return what all lines gave."""
+        """Return the figures, refusals and notes of all lines."""
         notes = [plural(len(self._steps), "step"), "the first steps of a run are warm-up"] if self._steps else []
         notes += self._runs.notes
         if self._repeated:
@@ -354,7 +350,7 @@ class _Reader:
         return self._found
 
     def _of_run(self, row: ImportedRow) -> ImportedRow:
-        """Return a figure that names its run, where there are several."""
+        """Add the run to the name of a figure if there are several runs."""
         run = row.settings.get("run")
         if run is None:
             return row
@@ -364,5 +360,5 @@ class _Reader:
 
 
 def any_line(lines: Iterable[str], pattern: re.Pattern[str]) -> bool:
-    """Return whether a line has the pattern, and not more characters than lines of steps have."""
+    """Return whether a line of normal length matches the pattern."""
     return any(pattern.search(line) for line in lines if len(line) <= _LONGEST)

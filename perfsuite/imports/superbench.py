@@ -1,4 +1,4 @@
-"""SuperBench: results-summary.json(l) of nodes, and baseline.json, the mean of many.  The files have no units."""
+"""SuperBench: results-summary.json(l) of nodes, and baseline.json, the mean of many. The files have no units."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ANNOTATION = re.compile(r"^([^/:]+):[^/]*")
 _RUN = re.compile(r"/\d+(?=/)")
 _NCCL = re.compile(r"^(?P<collective>[a-z_]+)_(?P<size>\d+)_(?P<what>busbw|algbw|time)$")
 _KIND = re.compile(r"(?<=/)(steptime|throughput)_|_(step_time|throughput)(?=$|_\d)|(?<=\d)_(busbw|algbw|time)$")
-"""The part of a key that is different for the figures of one run."""
+"""The part of a key that differs between figures of one run."""
 _KNOWN_BENCHMARKS = re.compile(
     r'"(gemm-flops|nccl-bw|rccl-bw|mem-bw|kernel-launch|ib-(loopback|traffic|validation)|gpu-(sm-)?copy-bw|gpu-stream'
     r"|nvbandwidth|cu(blas|dnn)-function|(cublaslt|hipblaslt)-gemm|(tensorrt|ort)-inference|\w+_models|model-benchmarks"
     r'|pytorch-(matmul|sharding-matmul|computation-communication-overlap|dist-inference))(:[^"/]*)?/[^"]*"\s*:'
 )
 _OF_EVERY_RANK = re.compile(r"^(kernel-launch|mem-bw|gemm-flops)\b")
-"""Benchmarks that every rank of a node runs: without ranks their figures are means."""
+"""Benchmarks that run on every rank of a node: figures without ranks are means."""
 
 _GB_PER_S: Meaning = ("bandwidth_gb_per_s", "GB/s", "higher")
 _MS: Meaning = ("time_ms", "ms", "lower")
@@ -65,12 +65,9 @@ _UNITS: tuple[tuple[str, Meaning, str], ...] = (
     (r"pytorch-computation-communication-overlap/(mat)?mul_(time|cost)$", _MS, ""),
     (r"pytorch-dist-inference/step_times(_[\d.]+)?$", _STEP, ""),
 )
-"""Meaning of a key without annotation, and a remark on its convention.
-
-Source: superbenchmark, docs/user-tutorial/benchmarks, 700d650.  Left out because the unit is contradictory: the
-bandwidth of cpu-memory-bw-latency (GB/s until 0.6, MB/s later) and the latencies of nvbandwidth (ns in its output,
-us in the documentation).
-"""
+"""Meaning of a key without annotation, and a remark on its convention. Source: superbenchmark,
+docs/user-tutorial/benchmarks, 700d650. Left out because of contradictory units: the bandwidth of cpu-memory-bw-latency
+(GB/s until 0.6, MB/s later) and the latencies of nvbandwidth (ns in its output, us in the documentation)."""
 _OVER_NCCL: Mapping[str, Meaning] = {
     "busbw": ("busbw_gb_per_s", "GB/s", "higher"),
     "algbw": ("algbw_gb_per_s", "GB/s", "higher"),
@@ -80,9 +77,9 @@ _STATUS = re.compile(
     r"(/|_)(return_code|pass|abort|correctness|error|error_rate|threads|bs|count|success_rate)$"
     r"|^gpu-burn(:[^/]*)?/time$|^monitor/"
 )
-"""Keys whose value is a result, a count or a setting, but not a measurement."""
+"""Keys whose value is a result, a count or a setting."""
 _MUST_BE: Mapping[str, int] = {"return_code": 0, "abort": 0, "pass": 1, "correctness": 1}
-"""Last word of a status -> its value after a run without errors."""
+"""Value after a run without errors, by the last word of a status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,34 +87,34 @@ class _Document:
     """The results of one node, or a mean."""
 
     entries: Mapping[str, tuple[int, object]]
-    """Key -> line and value."""
+    """Line and value by key."""
     node: str = ""
     run: int = 1
-    """Counts the documents of one node."""
+    """Number of the document among those of one node."""
 
     @property
     def is_ranked(self) -> bool:
-        """Whether benchmarks of every rank have a figure for each rank."""
+        """Return whether benchmarks of every rank have one figure per rank."""
         keys = [match for key in self.entries if (match := _KEY.match(key)) and _OF_EVERY_RANK.match(key)]
         return not keys or any(match["rank"] for match in keys)
 
     def of(self, key: str) -> str:
-        """The key with its node and run."""
+        """Return the key with its node and run."""
         return "".join((key, f" on {self.node}" if self.node else "", f", run {self.run}" if self.run > 1 else ""))
 
 
 @dataclass(kw_only=True)
 class _Kept:
-    """Everything that was read so far."""
+    """The figures, refusals and notes read so far."""
 
     rows: list[ImportedRow] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(value or line, reason) -> how many are not figures."""
+    """Number of values that are not figures, by (value or line, reason)."""
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object; a key that has two values gets both as a text, which is not a number."""
+    """Return a JSON object; a repeated key gets both values as a text."""
     found: dict[str, object] = {}
     for key, value in pairs:
         found[key] = value if found.get(key, value) == value else f"{found[key]} and {value}"
@@ -125,7 +122,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _parsed(text: str) -> list[dict[str, object]]:
-    """The objects of a JSON text, of which an array may have several; none of anything else."""
+    """Return the objects of a JSON text, also in an array; empty for other text."""
     try:
         plain = json.loads(text, object_pairs_hook=_object, parse_constant=str)
     except (ValueError, RecursionError):
@@ -135,7 +132,7 @@ def _parsed(text: str) -> list[dict[str, object]]:
 
 
 def _documents(source: Source, kept: _Kept) -> list[_Document]:
-    """The objects of the file, or of each line; in a damaged file a line that cannot be read costs that line."""
+    """Return the objects of the file or of each line; a damaged line costs only itself."""
     if _DIAGNOSIS.search(source.text):
         reason = "a diagnosis: its values are ratios to a baseline, not measurements"
         raise source.fault(1, reason, "give results-summary.jsonl of the run")
@@ -166,7 +163,7 @@ def _documents(source: Source, kept: _Kept) -> list[_Document]:
 
 
 def _placed(filled: Sequence[tuple[int, str]], objects: Sequence[Mapping[str, object]]) -> list[_Document]:
-    """The objects with the line of each key: their order is that of the text."""
+    """Return the objects with the line of each key, in the order of the text."""
     keys = iter([(match[1], number) for number, line in filled for match in _QUOTED.finditer(line)])
     documents = []
     for each in objects:
@@ -179,7 +176,7 @@ def _placed(filled: Sequence[tuple[int, str]], objects: Sequence[Mapping[str, ob
 
 
 def _is_whole(plain: Mapping[str, object]) -> bool:
-    """Whether every key of a line is of SuperBench; text that another process printed into one breaks it."""
+    """Return whether every key of a line is of SuperBench; text of another process breaks it."""
     node = plain.get("node")
     return all("/" in key or key == "node" for key in plain) and not (isinstance(node, str) and re.search(r"\s", node))
 
@@ -197,7 +194,7 @@ def _document(entries: dict[str, tuple[int, object]]) -> _Document:
 
 
 def _runs(documents: list[_Document], kept: _Kept) -> list[_Document]:
-    """The documents without repeated ones; several of one node are counted."""
+    """Return the documents without repeated ones, and number those of one node."""
     different: list[_Document] = []
     for document in documents:
         values = {key: value for key, (_, value) in document.entries.items()}
@@ -224,7 +221,7 @@ def _read(source: Source) -> Imported:
 
 
 def _machines(documents: list[_Document]) -> Iterator[str]:
-    """A sentence on the machines behind the figures; a file that does not name them may hold the mean of many."""
+    """Yield a note on the machines of the figures; a file without machines may have the mean of many."""
     if named := len({document.node for document in documents if document.node}):
         yield plural(named, "node")
     unnamed = [document for document in documents if not document.node]
@@ -235,7 +232,7 @@ def _machines(documents: list[_Document]) -> Iterator[str]:
 
 
 def _figures(source: Source, document: _Document, kept: _Kept) -> None:
-    """Add the figures of a document, refuse those of failed runs, and count everything that is not a figure."""
+    """Add the figures of a document, refuse those of failed runs, and count all other values."""
     failed = list(_failures(document))
     for prefix, rank, line, why in failed:
         where = f"{prefix.rstrip('/_')}:{rank}" if rank else prefix.rstrip("/_")
@@ -255,12 +252,12 @@ def _figures(source: Source, document: _Document, kept: _Kept) -> None:
 
 
 def _is_of(match: re.Match[str], prefix: str, rank: str | None) -> bool:
-    """Whether a failure concerns a figure: one of another rank is not concerned, one over all ranks is."""
+    """Return whether a failure concerns a figure; a failure of another rank does not."""
     return match[0].startswith(prefix) and (rank is None or match["rank"] in (None, rank))
 
 
 def _failures(document: _Document) -> Iterator[tuple[str, str | None, int, str]]:
-    """Beginning of the keys, rank (None: all), line and reason of every failed run."""
+    """Yield beginning of the keys, rank (None: all), line and reason of every failed run."""
     for key, (line, value) in document.entries.items():
         match = _KEY.match(key)
         word = next((word for word in _MUST_BE if match and re.search(rf"(^|_){word}$", match["metric"])), "")
@@ -293,7 +290,7 @@ def _figure(source: Source, document: _Document, kept: _Kept, match: re.Match[st
 
 
 def _number(value: object) -> float | None:
-    """A finite number, also one that baseline.json has as a text; None for anything else."""
+    """Return a finite number, also from a text; None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -304,7 +301,7 @@ def _number(value: object) -> float | None:
 
 
 def _meaning(key: str) -> tuple[Meaning | None, str]:
-    """Meaning of a key without annotation, None where the unit is not known, and a remark on its convention."""
+    """Return the meaning of a key without annotation (None for an unknown unit), and a remark on its convention."""
     nccl = _NCCL.match(key.partition("/")[2]) if key.startswith(("nccl-bw/", "rccl-bw/")) else None
     if nccl:
         return _OVER_NCCL[nccl["what"]], ""

@@ -1,6 +1,6 @@
-"""Tables of numbers below a line of titles, as microbenchmarks print them; a broken row is refused alone.
+"""Tables of numbers below a line of titles, as in microbenchmarks; a broken row is refused alone.
 
-A format says which lines name a test and which ones name columns; the rows of each table are found and checked here.
+A format defines the lines with the title of a test and with column names. Rows are found and checked here.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfsuite.imports.lines import Line
-from perfsuite.imports.row import Refused
+from perfsuite.imports.row import ImportedRow, Refused, Source
 
 _FIGURE = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf|N/A", re.IGNORECASE)
 _MESSAGE = "a message stands in the row; remove it, or run again"
@@ -26,9 +26,9 @@ class LogRow:
     line: int
     cells: tuple[str, ...]
     text: str
-    """Without blanks at the ends."""
+    """Text of the row without surrounding blanks."""
     repeat: str = ""
-    """``repeat 2`` where the table has several rows of the first cell; else empty."""
+    """``repeat 2`` for a repeated first cell; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +36,14 @@ class LogTable:
     """One table of a log."""
 
     title: str
-    """The test; empty where no line names it."""
+    """Title of the test; empty without one."""
     run: str
-    """``run 2`` where the file has several tables of this title; else empty."""
+    """``run 2`` for a repeated title; else empty."""
     line: int
     columns: tuple[str, ...]
     rows: tuple[LogRow, ...]
     above: tuple[str, ...]
-    """Lines between the table before and this one."""
+    """Lines between the previous table and this one."""
 
 
 def read_tables(
@@ -52,9 +52,9 @@ def read_tables(
     columns: Callable[[str], tuple[str, ...]],
     texts: Sequence[str] = (),
 ) -> tuple[list[LogTable], list[Refused]]:
-    """Return the tables of a log, and rows that are broken.
+    """Return the tables of a log, and broken rows.
 
-    ``title`` and ``columns`` return what a line names, empty for none; ``texts`` are columns without a number.
+    ``title`` and ``columns`` return the names in a line, empty for other lines; ``texts`` are columns without a number.
     """
     starts = _starts(lines, columns)
     tables: list[LogTable] = []
@@ -86,8 +86,36 @@ def read_tables(
     return [table for table in tables if table.rows], refused
 
 
+def figures_of_tables(
+    source: Source,
+    tables: Iterable[LogTable],
+    refused: list[Refused],
+    *,
+    untitled: str,
+    why_refused: Callable[[LogTable, LogRow], str],
+    figures: Callable[[LogTable, LogRow], Iterable[ImportedRow]],
+) -> list[ImportedRow]:
+    """Return the figures of all whole rows, and refuse the other rows and tables without a title.
+
+    ``untitled`` is the reason of the latter.  Raises ImportFailed without figures.
+    """
+    rows: list[ImportedRow] = []
+    for table in tables:
+        if not table.title:
+            refused.append(Refused(line=table.line, text="the whole table", why=untitled))
+        for row in table.rows if table.title else ():
+            if why := why_refused(table, row):
+                refused.append(Refused(line=row.line, text=" ".join(row.cells), why=why))
+            else:
+                rows += figures(table, row)
+    if not rows:
+        line, why = (refused[0].line, refused[0].why) if refused else (1, f"no table of {source.tool}")
+        raise source.fault(line, why.partition("; ")[0], why.partition("; ")[2] or "give its whole output")
+    return rows
+
+
 def _numbered(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
-    """Return the rows with the number of those that have the same first cell."""
+    """Return the rows; those with the same first cell are numbered."""
     seen: Counter[str] = Counter()
     numbered: list[LogRow] = []
     for row in rows:
@@ -98,7 +126,7 @@ def _numbered(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
 
 
 def _starts(lines: Sequence[Line], columns: Callable[[str], tuple[str, ...]]) -> list[int]:
-    """Return where tables begin; a line of columns directly below another one is the same, printed twice."""
+    """Return the first lines of tables; a repeated line of columns counts once."""
     starts: list[int] = []
     for index, line in enumerate(lines):
         if columns(line.text):
@@ -109,12 +137,12 @@ def _starts(lines: Sequence[Line], columns: Callable[[str], tuple[str, ...]]) ->
 
 
 def _title(lines: Sequence[Line], start: int, stop: int, title: Callable[[str], str]) -> str:
-    """Return the last title above a table and below the one before."""
+    """Return the last title between the previous table and this one."""
     return next((name for line in reversed(lines[stop + 1 : start]) if (name := title(line.text))), "")
 
 
 def _why_refused(cells: Sequence[str], names: Sequence[str], texts: Sequence[str]) -> str | None:
-    """Return why a line is a broken row, None for a whole row or a line that is none."""
+    """Return why a row is broken; None for a whole row or another line."""
     numbers = sum(bool(_FIGURE.fullmatch(cell)) for cell in cells)
     if not cells or not _FIGURE.fullmatch(cells[0]):
         return None if not cells else _NONE

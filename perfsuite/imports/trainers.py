@@ -1,7 +1,7 @@
-"""Programs whose steps are lines: torchtitan, Latte and DiT, libai, and OneFlow's GPT.
+"""Programs that print a line per step: torchtitan, Latte and DiT, libai, and OneFlow's GPT.
 
-torchtitan: tps (wps until 2025) is of one device, MFU is over the peak that torchtitan takes for the device.  OneFlow's
-GPT prints its figures as ``name=value,`` or as a table, and the memory that nvidia-smi reports once.
+torchtitan: tps (wps until 2025) is per device; MFU uses torchtitan's peak of the device. OneFlow's GPT prints figures
+as ``name=value,`` or as a table, and the memory of nvidia-smi once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SAMPLES: Meaning = ("samples_per_s", "samples/s", "higher")
 _TOKENS: Meaning = ("tokens_per_s_per_device", "tokens/s", "higher")
 
 
-def _spaced(known: str) -> re.Pattern[str]:
-    """Return the pattern of fields that two blanks, or one blank and a known name, separate."""
+def _spaced(names: str) -> re.Pattern[str]:
+    """Return the pattern of fields separated by two blanks, or by one blank and a field name."""
     value = r"(?P<name>[a-z][\w/]*(?: samples)?):\s*(?P<value>.*?)"
-    return re.compile(rf"{value}(?P<end>\s{{2,}}(?=[a-z][\w/]*(?: [a-z]+)?:)|\s+(?=(?:{known}):)|\s*$)")
+    return re.compile(rf"{value}(?P<end>\s{{2,}}(?=[a-z][\w/]*(?: [a-z]+)?:)|\s+(?=(?:{names}):)|\s*$)")
 
 
 _TITAN_TOKENS = (StepFigure(meaning=_TOKENS, convention="torchtitan: of one device"),)
@@ -150,7 +150,7 @@ def _read_oneflow(source: Source) -> Imported:
 
 
 def _table(source: Source, found: LogFigures) -> Iterator[StepLine]:
-    """Yield the rows of the tables of steps; refuse rows that do not fit the columns' names."""
+    """Yield the rows of step tables; refuse rows with other columns than the header."""
     columns: list[str] = []
     for number, line in enumerate(source.lines, start=1):
         if _COLUMNS.match(line):
@@ -171,7 +171,7 @@ def _table(source: Source, found: LogFigures) -> Iterator[StepLine]:
 
 
 def _memory(source: Source) -> Iterator[StepLine]:
-    """Yield what nvidia-smi prints of each device, below the names of its columns."""
+    """Yield the memory of each device from nvidia-smi's table."""
     device: int | None = None
     for number, line in enumerate(source.lines, start=1):
         if _MEMORY_COLUMNS in line:

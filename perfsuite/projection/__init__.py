@@ -1,1 +1,1 @@
-"""What a training step would take on machines that are not here, from what was measured on those that are."""
+"""Project training steps onto machines that are not here, from measurements on other machines."""

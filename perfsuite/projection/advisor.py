@@ -1,7 +1,7 @@
-"""Which layout to run: all that fit, ranked by their step, with ties that the error of a difference cannot break.
+"""Rank the layouts that fit by step time, with ties where the difference is within its error.
 
-Constants that two layouts share cancel in the difference of their steps: only where one waits longer for a resource
-than the other does that resource's error count.
+Constants that two layouts share cancel in the difference of their steps. The error of a resource counts only for the
+time that one layout waits longer for it than the other.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from perfsuite.projection.step import fsdp2_waits, projector_of
 from perfsuite.record.result import Training
 
 DIFFERENCE_FLOOR = 0.01
-"""Of a step, that no two layouts are told apart by: in every measured group of the back-test the measured best was
-projected within 0.7 % of the first choice."""
+"""Smallest difference that separates two layouts, relative to a step. In every measured group of the back-test the best
+layout was projected within 0.7 % of the first choice."""
 _AGAIN = 40
-"""Layouts at the top whose unequal stages are simulated."""
+"""Number of top layouts whose unequal stages are simulated."""
 _ERROR_OF: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
         "matmul": ("matmul", 0.15),
@@ -44,13 +44,13 @@ _ERROR_OF: Mapping[str, tuple[str, float]] = MappingProxyType(
         "host": ("host_step", 0.5),
     }
 )
-"""By resource: the constant that it rests on, and its error where none is known."""
+"""By resource: the constant that it depends on, and its relative error if the calibration has none."""
 _MOST_DEVICES = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A layout that fits."""
+    """A layout that fits into memory."""
 
     layout: Layout
     step: StepTime
@@ -58,7 +58,7 @@ class Candidate:
 
     @functools.cached_property
     def by_resource(self) -> dict[str, float]:
-        """Seconds by resource."""
+        """Return the seconds of the step by resource."""
         totals: Counter[str] = Counter()
         for _, resource, seconds in self.step.parts:
             totals[resource] += seconds  # type: ignore[assignment] # a Counter of seconds
@@ -66,13 +66,13 @@ class Candidate:
 
     @property
     def binding(self) -> str:
-        """The resource that most of the step waits for."""
+        """Return the resource that takes most of the step."""
         totals = self.by_resource
         return max(totals, key=lambda resource: totals[resource])
 
     @property
     def simplicity(self) -> tuple[int, int, int, int, float]:
-        """Fewest kinds of parallelism first, then least recomputation, sharding and stages, then time."""
+        """Return a sort key: fewest kinds of parallelism, then least recomputation, sharding and stages, then time."""
         layout = self.layout
         kinds = sum(size > 1 for _, size in layout.shape.axes)
         again = ("none", "selective", "full").index(layout.checkpointing)
@@ -82,48 +82,46 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to run, and why."""
+    """The ranked layouts of a job, the ties of the fastest, and the reasons of rejections."""
 
     job: Job
     world_size: int
     global_batch: int
     ranked: tuple[Candidate, ...]
-    """All that fit, the fastest first."""
+    """All layouts that fit, the fastest first."""
     ties: tuple[Candidate, ...]
-    """Those that cannot be told from the fastest, the simplest first."""
+    """Layouts whose difference to the fastest is within its error, the simplest first."""
     legal: int
-    """Layouts that break no rule."""
     rejected: Mapping[str, int]
-    """By reason, memory among them."""
+    """Number of rejected layouts by reason, including memory."""
     errors: Mapping[str, float]
-    """Relative error by resource."""
     smallest: tuple[int, Layout, MemoryBreakdown] | None = None
-    """Where nothing fits: the smallest world on which something does, and what."""
+    """If no layout fits: the smallest world on which one fits, the layout and its memory."""
 
     @property
     def chosen(self) -> Candidate | None:
-        """The simplest of the fastest; None where nothing fits."""
+        """Return the simplest of the ties; None if no layout fits."""
         return self.ties[0] if self.ties else None
 
     @functools.cached_property
     def tied(self) -> frozenset[int]:
-        """The ``id`` of each of the :attr:`ties`: to compare thousands of layouts field by field takes longer."""
+        """Return the ``id`` of each of the :attr:`ties`; comparing thousands of layouts by field takes longer."""
         return frozenset(id(one) for one in self.ties)
 
     @property
     def others(self) -> tuple[Candidate, ...]:
-        """Those that fit and are no tie, the fastest first."""
+        """Return the layouts that fit outside the ties, the fastest first."""
         return tuple(one for one in self.ranked if id(one) not in self.tied)
 
     def of_mesh(self, mesh: str) -> tuple[Candidate, ...]:
-        """Those of a mesh as written, the fastest first; empty where none of it fits."""
+        """Return the layouts of a mesh as written, the fastest first; empty if none fits."""
         return tuple(candidate for candidate in self.ranked if str(candidate.layout) == mesh)
 
 
 def advise(training: Training, *, base: Job, calibration: Calibration, world_size: int, global_batch: int) -> Advice:
-    """Every legal layout of a training step on so many devices, ranked.
+    """Rank every legal layout of a training step on ``world_size`` devices.
 
-    ``training`` says model, dtype and what does not depend on the layout; ``base`` is any job of it.
+    ``training`` has the model, the dtype and all fields that are independent of the layout. ``base`` is any job of it.
     """
     choices = _choices(base, world_size, global_batch)
     pricing = _Pricing(base, calibration)
@@ -166,7 +164,7 @@ def _choices(base: Job, world_size: int, global_batch: int) -> Layouts:
 
 
 class _Pricing:
-    """Memory and step of layouts, by what a layout changes of the job: see :func:`_code_key`."""
+    """Memory and step of layouts; layouts with the same :func:`_code_key` share their prices."""
 
     def __init__(self, base: Job, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
@@ -175,11 +173,11 @@ class _Pricing:
         self._kept: dict[object, tuple[Memories, Projector]] = {}
 
     def memory(self, layout: Layout) -> MemoryBreakdown:
-        """Of the fullest rank."""
+        """Return the memory of the fullest rank."""
         return self._of(layout)[0].of(layout)
 
     def step(self, layout: Layout, *, simulated: bool = False) -> StepTime:
-        """By the closed form, or with a pipeline's actions ``simulated``."""
+        """Return the step from the closed form, or from ``simulated`` actions of the pipeline."""
         return self._of(layout)[1].step(layout, simulated=simulated)
 
     def _of(self, layout: Layout) -> tuple[Memories, Projector]:
@@ -192,12 +190,12 @@ class _Pricing:
 
 
 def _code_key(layout: Layout) -> tuple[int, bool, bool]:
-    """Padded words, spread parameters, gradients that are added up."""
+    """Return the fields of a layout that change the code: tp (padded words), sharding, gradient accumulation."""
     return layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1
 
 
 def job_of(base: Job, layout: Layout) -> Job:
-    """The same training step laid out otherwise."""
+    """Return the job of the same training step with another layout."""
     training = dataclasses.replace(
         base.training,
         layout=str(layout),
@@ -213,31 +211,31 @@ def job_of(base: Job, layout: Layout) -> Job:
 
 
 def errors_of(calibration: Calibration) -> dict[str, float]:
-    """Relative error by resource, of the constants that it rests on."""
+    """Return the relative error of each resource, from the constants that it depends on."""
     errors = {}
     for resource, (beginning, unknown) in _ERROR_OF.items():
         named = {**calibration.constants, **calibration.traits}
-        known = [
+        found = [
             constant.relative_error for name, constant in named.items() if beginning and name.startswith(beginning)
         ]
-        errors[resource] = max(known, default=unknown) if known else unknown
+        errors[resource] = max(found, default=unknown)
     return errors
 
 
 def difference_error(first: Candidate, second: Candidate, errors: Mapping[str, float]) -> float:
-    """Seconds that the difference of two steps may be off by: of each resource only what one waits longer for.
+    """Return the error of the difference of two steps in seconds.
 
-    The floor is what the terms of the model themselves are off by.
+    Each resource counts with the time that one step waits longer for it. The floor is the error of the model's terms.
     """
-    mine, theirs = first.by_resource, second.by_resource
+    one, other = first.by_resource, second.by_resource
     squares = sum(
-        ((mine.get(resource, 0.0) - theirs.get(resource, 0.0)) * error) ** 2 for resource, error in errors.items()
+        ((one.get(resource, 0.0) - other.get(resource, 0.0)) * error) ** 2 for resource, error in errors.items()
     )
     return math.sqrt(squares) + DIFFERENCE_FLOOR * min(first.step.seconds, second.step.seconds)
 
 
 def ties_of(ranked: Sequence[Candidate], errors: Mapping[str, float]) -> tuple[Candidate, ...]:
-    """Those that cannot be told from the fastest, the simplest first."""
+    """Return the layouts whose difference to the fastest is within its error, the simplest first."""
     if not ranked:
         return ()
     best = ranked[0]
@@ -248,7 +246,7 @@ def ties_of(ranked: Sequence[Candidate], errors: Mapping[str, float]) -> tuple[C
 def smallest_that_fits(
     base: Job, calibration: Calibration, world_size: int, global_batch: int
 ) -> tuple[int, Layout, MemoryBreakdown] | None:
-    """The smallest of the next larger worlds, doubled each time, on which some layout fits; None where none does."""
+    """Double the world until a layout fits; return world, layout and memory, or None."""
     count, pricing = world_size * 2, _Pricing(base, calibration)
     while count <= _MOST_DEVICES:
         legal = _choices(base, count, max(global_batch, count)).legal()
@@ -261,7 +259,7 @@ def smallest_that_fits(
 
 
 def case_of(training: Training, layout: Layout) -> str:
-    """The call that measures a layout in a test of one's own; empty where the suite has no such model or strategy."""
+    """Return the ``perf(...)`` call that measures a layout; empty if the suite has no such model or strategy."""
     model = find_projected(training.model, training.overrides)
     like = trained_like(model) if isinstance(model, Decoder) else (training.model, training.overrides)
     if like is None:
@@ -283,7 +281,7 @@ def case_of(training: Training, layout: Layout) -> str:
     model = find_projected(*like)
     padding = model.padding(shape.size("tp")) if isinstance(model, LanguageModel) else {}
     overrides = {**like[1], **padding}
-    given = {
+    arguments = {
         "model": like[0],
         **({"overrides": overrides} if overrides else {}),
         "strategy": strategy,
@@ -294,12 +292,12 @@ def case_of(training: Training, layout: Layout) -> str:
         "dtype": training.dtype,
         **({"checkpointing": layout.checkpointing} if layout.checkpointing != "none" else {}),
     }
-    fields = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    fields = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return f"perf(workloads.TrainStep({fields}), on={layout.world_size})"
 
 
 def described(layout: Layout, shardings: Sequence[str] = ()) -> str:
-    """A layout in one line; ``shardings`` are those that it may have instead of its own alone.
+    """Return a layout in one line; ``shardings`` are alternatives to its own sharding.
 
     >>> described(Layout.parse("dp4-tp2", global_batch=64, micro_batch_size=2, sharding="optimizer"))
     'dp4-tp2, optimizer sharded, 8 x 2 samples'

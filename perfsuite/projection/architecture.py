@@ -1,8 +1,8 @@
-"""A model in plain numbers, as far as its step's time and memory depend on them.
+"""A model in plain numbers, as far as they determine the time and memory of its step.
 
-Tokens S, width D, H heads of E features, K key heads, hidden F, vocabulary V.  Parameters and operations equal those
-of :mod:`perfsuite.models` for every model that perfsuite builds (a test holds it); the back-test describes published
-models that it does not build.
+Tokens S, width D, H heads of E features, K key heads, hidden F, vocabulary V. Parameters and operations equal those of
+:mod:`perfsuite.models` for every model that perfsuite builds (a test compares them). The back-test also describes
+published models that perfsuite does not build.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfsuite.models.moe import Moe
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What is trained."""
+    """The sizes of a model."""
 
     name: str
     layers: int
@@ -29,52 +29,49 @@ class Architecture:
     key_heads: int
     hidden: int
     gated: bool
-    """Three matrices in an MLP (SwiGLU) or two."""
+    """An MLP has three matrices (SwiGLU) instead of two."""
     vocabulary: int
-    """0 for a model that predicts no words."""
+    """0 for a model without an output over words."""
     tokens: int
     tied: bool = False
-    """The output projection is the embedding."""
+    """The output projection shares the weights of the embedding."""
     positions: int = 0
-    """Learned ones."""
+    """Number of learned positions."""
     biases: bool = False
-    """Norms and matrices have biases."""
     head_width: int = 0
     """Features of a head's queries and keys; 0: D / H."""
     value_width: int = 0
-    """Of its values; 0: as many."""
+    """Features of a head's values; 0: the same as of its keys."""
     query_rank: int = 0
-    """Latent attention: features that queries are made from; 0: from the token."""
+    """Latent attention: width of the latent vector of the queries; 0: queries come from the token."""
     key_rank: int = 0
-    """Latent attention: features that keys and values are made from."""
+    """Latent attention: width of the latent vector of keys and values."""
     rope_width: int = 0
-    """Latent attention: features of a key that all heads share."""
+    """Latent attention: features of the key that all heads share."""
     experts: int = 0
     top_k: int = 0
     expert_hidden: int = 0
     shared_hidden: int = 0
-    """Of experts that every token meets."""
     dense_layers: int = 0
-    """First layers without experts."""
+    """Number of first layers without experts."""
     router_biases: bool = False
-    """A router has a bias for each expert."""
     vectors: int = 0
-    """Numbers of a block's norms and biases; 0: two norms, and with ``biases`` those of all matrices."""
+    """Parameters of a block's norms and biases; 0: two norms, and with ``biases`` those of all matrices."""
     capacity_factor: float | None = None
     token_groups: tuple[tuple[float, int, int], ...] = ()
     """Attention by parts: (attentions of a block, query tokens, key tokens) of one group; empty: causal, all tokens."""
     more_parameters: int = 0
-    """Outside of blocks and embeddings."""
+    """Parameters outside blocks and embeddings."""
     more_block_parameters: int = 0
-    """In a block's matrices that meet a sample once, not every token."""
+    """Parameters of a block's matrices that are applied once per sample, not per token."""
     more_projections: int = 0
-    """Numbers of a block's further matrices of width x width that every token meets."""
+    """Parameters of a block's further matrices of width x width, applied to every token."""
     more_flops: float = 0.0
-    """Operations of a sample's forward outside of the blocks' token products and attention."""
+    """Operations of a sample's forward pass outside the blocks' token products and attention."""
 
     @classmethod
     def of(cls, model: Model) -> Architecture:
-        """That of a model of perfsuite's."""
+        """Return the architecture of a model that perfsuite builds."""
         base = {"name": model.name, "layers": model.layers, "width": model.width, "heads": model.heads}
         if isinstance(model, Gpt):
             return cls(
@@ -110,22 +107,22 @@ class Architecture:
 
     @property
     def features(self) -> int:
-        """Of a head's queries and keys (E)."""
+        """Return the features of a head's queries and keys (E)."""
         return self.head_width or self.width // self.heads
 
     @property
     def value_features(self) -> int:
-        """Of a head's values."""
+        """Return the features of a head's values."""
         return self.value_width or self.features
 
     @property
     def matrices(self) -> int:
-        """Matrices of an MLP into its hidden features and out."""
+        """Return the number of matrices of an MLP."""
         return 3 if self.gated else 2
 
     @property
     def projections(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of the attention's matrices, the one that is split by rows last."""
+        """Return (outputs, inputs) of the attention's matrices; the last one is split by rows."""
         heads, width = self.heads, self.width
         if not self.key_rank:
             joined = (heads + 2 * self.key_heads) * self.features
@@ -143,16 +140,16 @@ class Architecture:
 
     @property
     def attention_weights(self) -> int:
-        """Numbers of a block's attention."""
+        """Return the number of weights of a block's attention."""
         return sum(outputs * inputs for outputs, inputs in self.projections) + self.more_projections
 
     @property
     def expert_layers(self) -> int:
-        """Layers with experts."""
+        """Return the number of layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     def mlp_weights(self, *, experts: bool, active: bool = False) -> int:
-        """Numbers of a block's MLP: all experts and their router, or those that one token meets."""
+        """Return the weights of a block's MLP: all experts and their router, or the ``active`` ones of a token."""
         if not experts:
             return self.matrices * self.width * self.hidden
         count = self.top_k if active else self.experts
@@ -161,7 +158,7 @@ class Architecture:
 
     @property
     def block_extras(self) -> int:
-        """Numbers of a block's norms and biases."""
+        """Return the number of parameters of a block's norms and biases."""
         if self.vectors:
             return self.vectors
         gains = 2 * self.width
@@ -170,24 +167,24 @@ class Architecture:
         return gains + self.query_rank + self.key_rank
 
     def block_parameters(self, *, experts: bool = False) -> int:
-        """Numbers of one block."""
+        """Return the number of parameters of one block."""
         matrices = self.attention_weights + self.mlp_weights(experts=experts) + self.more_block_parameters
         matrices += self.experts * (experts and self.router_biases)
         return matrices + (0 if self.more_block_parameters else self.block_extras)
 
     @property
     def embedding_parameters(self) -> int:
-        """Numbers of the embeddings."""
+        """Return the number of parameters of the embeddings."""
         return (self.vocabulary + self.positions) * self.width
 
     @property
     def head_parameters(self) -> int:
-        """Numbers of the output projection that are not the embedding's, and of the last norm."""
+        """Return the number of parameters of the last norm and of an untied output projection."""
         return (0 if self.tied else self.vocabulary * self.width) + (2 if self.biases else 1) * self.width
 
     @property
     def parameters(self) -> int:
-        """All."""
+        """Return the number of all parameters."""
         blocks = (self.layers - self.expert_layers) * self.block_parameters()
         blocks += self.expert_layers * self.block_parameters(experts=True)
         ends = self.embedding_parameters + self.head_parameters if self.vocabulary else 0
@@ -195,7 +192,7 @@ class Architecture:
 
     @property
     def scores(self) -> float:
-        """Operations of one sample's attention in one block's forward, all pairs counted."""
+        """Return the operations of one sample's attention in one block's forward pass; all pairs are counted."""
         per_pair = 2.0 * self.heads * (self.features + self.value_features)
         if not self.token_groups:
             return per_pair * self.tokens**2
@@ -203,7 +200,7 @@ class Architecture:
 
     @property
     def forward_flops(self) -> float:
-        """Operations of one sample's forward, as :attr:`perfsuite.models.base.Model.forward_flops` counts them."""
+        """Return the operations of one sample's forward pass, as the model's own ``forward_flops``."""
         dense = self.attention_weights + self.mlp_weights(experts=False)
         expert = self.attention_weights + self.mlp_weights(experts=True, active=True) if self.experts else 0
         weights = (self.layers - self.expert_layers) * dense + self.expert_layers * expert
@@ -212,7 +209,7 @@ class Architecture:
 
 
 def _of_dit(model: Dit, base: dict[str, object]) -> Architecture:
-    """Blocks of 4 D^2 for each attention and an MLP of 4 D; what a sample meets once is counted whole."""
+    """Return a DiT: 4 D^2 for each attention and an MLP of 4 D per block; per-sample matrices are counted once."""
     width, layers = model.width, model.layers
     within, over = (
         (float(model.frames), model.patches, model.patches),

@@ -1,7 +1,7 @@
-"""What is known of a device and of the software on it: constants with their error and where each comes from.
+"""The constants of a device and of the software on it, each with its error and source.
 
-Device constants (matrix products, attention, memory, link, network) serve every software; traits of the software
-(how much longer a block takes than its kernels, host time, what overlaps) serve every device.  One file per pair::
+Device constants (matrix products, attention, memory, link, network) apply to every software. Traits of the software
+(ratio of a block to its kernels, host time, overlap) apply to every device. A file has one pair::
 
     {"kind": "perfsuite calibration", "schema": 1, "checksum": "sha256 of what follows", "calibration": {...}}
 """
@@ -27,11 +27,12 @@ SCHEMA = 1
 KIND = "perfsuite calibration"
 
 ELEMENT_BYTES: Mapping[str, float] = MappingProxyType({"fp32": 4.0, "tf32": 4.0, "fp64": 8.0})
-"""Of an element in memory; of all other dtypes 2: fp8 is written wide."""
+"""Bytes of an element in memory; 2 for all other dtypes, because fp8 is stored wide."""
 
 Regime = Literal["in situ", "kernels only", "software and device", "software, another device", "platform row only"]
-"""in situ: a block's step was measured on this device; kernels only: kernels were; software and device: published steps
-of the same software on it; software, another device: such steps elsewhere; platform row only: a data sheet."""
+"""The measurements behind a calibration. in situ: steps of a block on this device. kernels only: kernels on this
+device. software and device: published steps of the software on it. software, another device: published steps on another
+device. platform row only: a data sheet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class Constant:
     value: float
     unit: str
     source: str
-    """Case ids, or the platform's row, or what stands in for it."""
+    """Case ids, the platform's row, or the substitute."""
     relative_error: float = 0.0
     """Half the width of its 80 % interval over its value."""
 
@@ -57,74 +58,71 @@ class KernelPoint:
     of a head), causal unless ``causal`` says otherwise."""
     time_s: float
     source: str = ""
-    """The case."""
     stage: str = ""
-    """forward, backward_input or backward_weight where the kernel differs by it; empty: any."""
+    """forward, backward_input or backward_weight if the kernel differs by it; empty: any."""
     causal: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveLine:
-    """Alpha and beta of one collective over groups that stand alike."""
+    """Alpha and beta of one collective over groups with the same placement."""
 
     collective: str
     """all_reduce, all_gather, reduce_scatter, all_to_all, send_recv."""
     ranks: int
     alpha_us: float
-    """Time of an empty message."""
     beta_gb_per_s: float
     """busbw that large messages approach, GB/s."""
     nodes: int = 1
     stride: int = 1
-    """Distance of neighbours, in ranks."""
+    """Distance of neighbours in ranks."""
     concurrent: int = 1
-    """Such groups that sent at once."""
+    """Number of such groups that sent at the same time."""
     relative_error: float = 0.0
     source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """All that is known of one device under one software."""
+    """The constants and measurements of one device under one software."""
 
     device: str
-    """Platform name."""
     software: str = ""
-    """Key of the software: versions that move times; empty where nothing was measured."""
+    """Key of the software: the versions that change times; empty without a measurement."""
     regime: Regime = "platform row only"
     constants: Mapping[str, Constant] = field(default_factory=dict)
-    """Of the device, by name: see :data:`DEVICE_CONSTANTS`."""
+    """Constants of the device by name: see :data:`DEVICE_CONSTANTS`."""
     traits: Mapping[str, Constant] = field(default_factory=dict)
-    """Of the software, by name: see :data:`SOFTWARE_TRAITS`."""
+    """Traits of the software by name: see :data:`SOFTWARE_TRAITS`."""
     kernels: tuple[KernelPoint, ...] = ()
     collectives: tuple[CollectiveLine, ...] = ()
     largest_world: int = 1
-    """Devices of the largest run that it rests on."""
+    """Devices of the largest measured run."""
     fingerprint: str = ""
     simulated: bool = False
-    """Made of results of a simulated device: such a calibration never projects a real one."""
+    """Made of results of a simulated device; such a calibration never projects a real device."""
 
     def constant(self, name: str) -> Constant | None:
-        """Of the device or the software; None where it is unknown."""
+        """Return the constant of the device or the trait of the software; None if there is none."""
         return self.constants.get(name) or self.traits.get(name)
 
     def value(self, name: str, default: float = 0.0) -> float:
-        """The number of this name."""
+        """Return the value of a constant or trait, or ``default``."""
         constant = self.constant(name)
         return default if constant is None else constant.value
 
     def missing(self) -> tuple[str, ...]:
-        """Names of device constants and traits that nothing measured, in the order of the tables."""
+        """Return the names of constants and traits without a measurement, in the order of the tables."""
         return tuple(name for name in (*DEVICE_CONSTANTS, *SOFTWARE_TRAITS) if self.constant(name) is None)
 
     def in_nodes_of(self, row: DeviceModel) -> Calibration:
-        """Return the same device in the nodes of ``row``: its network, or none, replaces the known one."""
+        """Return the same device in nodes with the network of ``row``, or without any."""
         return self.with_network(Calibration.from_platform(row).constants["network_gb_per_s"] if row.network else None)
 
     def with_network(self, network: Constant | None) -> Calibration:
-        """Return the same device in nodes with another network; lines measured between nodes are left out.
+        """Return the same device with another network between nodes, and without lines measured between nodes.
 
-        None: nothing is known of the network, so that no step on several nodes is projected.
+        With None no step on several nodes can be projected.
         """
         others = {name: constant for name, constant in self.constants.items() if name != "network_gb_per_s"}
         return dataclasses.replace(
@@ -135,7 +133,7 @@ class Calibration:
 
     @classmethod
     def from_platform(cls, row: DeviceModel) -> Calibration:
-        """What a data sheet gives: its peaks times the share that the devices of the back-test reach."""
+        """Return the peaks of a data sheet times the shares that devices of the back-test reach."""
         constants: dict[str, Constant] = {}
         for dtype, peak in row.tflops.items():
             for kernel in ("matmul", "attention"):
@@ -157,7 +155,7 @@ class Calibration:
 
 
 def achieved(kind: str, nominal: float, source: str, unit: str = "GB/s") -> Constant:
-    """The typical share of a nominal rate of matmul, attention, memory, link or network.
+    """Return the typical share of a nominal rate of matmul, attention, memory, link or network.
 
     >>> achieved("network", 400.0, "--network").value
     280.0
@@ -180,16 +178,16 @@ DEVICE_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "link_us": "time that one rank adds to a ring within a node",
         "network_gb_per_s": "busbw of a whole node per direction",
         "network_us": "time that one node adds to a ring",
-        "wave_outputs": "outputs of a product whose time idle units lose: half of what all take at once",
-        "kernel_us": "what a kernel takes beyond its operations and bytes",
+        "wave_outputs": "outputs of a product whose time lost to idle units: half of the outputs of one wave",
+        "kernel_us": "fixed time of a kernel",
     }
 )
-"""What each is; those of a dtype stand for all dtypes."""
+"""The meaning of each constant; names with bf16 represent all dtypes."""
 
 SOFTWARE_TRAITS: Mapping[str, str] = MappingProxyType(
     {
         "in_situ_ratio": "a block's time in steady state over the sum of its kernels",
-        "optimizer_ratio": "the optimizer's time over what its bytes take",
+        "optimizer_ratio": "the optimizer's time over the time of its bytes",
         "host_step_s": "seconds of a step that no device works: data, launch of the first kernels, loss read back",
         "launch_us": "host time to start one kernel; steps below it are bound by the host",
         "overlap_ratio": "share of messages that could hide behind work and does",
@@ -212,25 +210,25 @@ TYPICAL: Mapping[str, Constant] = MappingProxyType(
         "kernel_us": Constant(value=5.0, unit="us", source=_BACK_TEST, relative_error=0.5),
     }
 )
-"""Shares of a data sheet's figure, and times, that stand in for what was not measured."""
+"""Typical shares of a data sheet's figures, and typical times, for constants without a measurement."""
 ASSUMED_NETWORK = Constant(
     value=35.0,
     unit="GB/s",
-    source="assumed: 0.7 of two adapters of 200 Gbit/s for a node, for nobody published the platform's",
+    source="assumed: 0.7 of two adapters of 200 Gbit/s for a node, because the platform's is not published",
     relative_error=0.6,
 )
-"""Stands in for the network of a platform whose row has none; said with every projection that uses it."""
+"""The network of a platform whose row has none; every projection that uses it prints a note."""
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write the file, whole or not at all; ConfigurationError says why it could not be."""
+    """Write the file atomically. Raises ConfigurationError with the reason if it cannot be written."""
     body = to_json(calibration)
     whole = {"kind": KIND, "schema": SCHEMA, "checksum": _checksum(body), "calibration": body}
     write_file(path, json_text(whole))
 
 
 def read_calibration(path: Path) -> Calibration:
-    """The calibration in a file; ConfigurationError says line and reason where it is none, or damaged, or newer."""
+    """Return the calibration in a file. Raises ConfigurationError with line and reason for a damaged or newer file."""
     try:
         whole = plain_json(content(path).decode())
     except OSError as error:
@@ -259,7 +257,7 @@ def _decode(whole: Any, path: Path) -> Calibration:
     body = whole.get("calibration")
     if whole.get("checksum") != _checksum(body):
         raise ConfigurationError(
-            f"calibration {path}: the checksum does not fit what it says, so it was edited or damaged; calibrate anew"
+            f"calibration {path}: the checksum does not match, so the file was edited or damaged; calibrate anew"
         )
     try:
         return from_json(Calibration, body)

@@ -1,7 +1,7 @@
-"""A calibration out of stored results: one per device and software, what is missing in it and how to measure that.
+"""Make a calibration for each device and software from stored results, and list the missing constants.
 
-What nothing measured under this software is taken from another software of the same device, else from the platform's
-row, and each constant says which.  Simulated results and real ones never meet.
+A constant without a measurement comes from another software of the same device, else from the platform's row; its
+source says so. Simulated and real results are never mixed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from perfsuite.projection.observation import Observation
 from perfsuite.projection.traits import traits_of
 
 OTHER_SOFTWARE = 0.15
-"""Relative error of what was measured under another software: a release moves one device by 10 to 15 %."""
+"""Relative error of a constant measured under another software: a release changes times by 10 to 15 %."""
 NOISY = 0.3
-"""Relative error above which a constant is to be measured again."""
+"""Relative error above which a constant must be measured again."""
 _TESTS: Mapping[str, str] = MappingProxyType(
     {
         "matmul": "test_perf/test_matmul.py",
@@ -40,40 +40,40 @@ _TESTS: Mapping[str, str] = MappingProxyType(
         "rank": "test_perf/test_every_device.py::test_matmul_everywhere",
     }
 )
-"""Where the cases of a constant are, by the beginning of its name."""
+"""The tests that measure a constant, by the beginning of its name."""
 _LAUNCHER = "torchrun --nnodes=2 --nproc-per-node={devices} -m pytest"
-"""What measures a network: no single node can."""
+"""Command that measures a network; it needs two nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """A constant that nothing measured."""
+    """A constant without a measurement."""
 
     name: str
     meaning: str
     stand_in: str
-    """What is used in its place, and its source; empty: nothing is known of it."""
+    """The substitute and its source; empty if there is none."""
     command: str
-    """That measures it."""
+    """The command that measures the constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """A calibration and all there is to say about it."""
+    """A calibration and its notes."""
 
     calibration: Calibration
     gaps: tuple[Gap, ...]
     notes: tuple[str, ...] = ()
-    """Why cases that were there could not tell what they should."""
+    """Reasons why cases could not be used."""
     cases: int = 0
-    """Observations that it was made of."""
+    """Number of cases that were used."""
 
 
 def calibrate(observations: Iterable[Observation], catalog: Catalog) -> tuple[Calibrated, ...]:
-    """A calibration for every device and software among the observations.
+    """Return a calibration for every device and software among the observations.
 
-    Raises ConfigurationError where nothing calibrates, where simulated and real results are mixed, and for a platform
-    that the catalog does not know.
+    Raises ConfigurationError if no case calibrates, if simulated and real results are mixed, and for an unknown
+    platform.
     """
     seen = tuple(observations)
     if not seen:
@@ -126,17 +126,17 @@ def _calibrated(own: Sequence[Observation], others: Sequence[Observation], devic
     )
     traits, notes = traits_of(own, device, whole)
     whole = dataclasses.replace(whole, traits=traits, regime="in situ" if "in_situ_ratio" in traits else regime)
-    known = {**measured.constants, **traits}
+    constants = {**measured.constants, **traits}
     wanted = _wanted(whole)
     if device.family == "cpu":  # it starts a kernel by computing it
         del wanted["launch_us"]
-    gaps = tuple(_gap(name, meaning, whole) for name, meaning in wanted.items() if name not in known)
-    return Calibrated(calibration=whole, gaps=gaps, notes=(*notes, *_noisy(known)), cases=len(own))
+    gaps = tuple(_gap(name, meaning, whole) for name, meaning in wanted.items() if name not in constants)
+    return Calibrated(calibration=whole, gaps=gaps, notes=(*notes, *_noisy(constants)), cases=len(own))
 
 
-def _noisy(known: Mapping[str, Constant]) -> Iterator[str]:
-    """Constants whose cases contradict each other."""
-    for name, constant in known.items():
+def _noisy(constants: Mapping[str, Constant]) -> Iterator[str]:
+    """Yield the constants whose cases contradict each other."""
+    for name, constant in constants.items():
         if constant.relative_error > NOISY and name not in ("kernel_us", "wave_outputs", "host_step_s"):
             yield (
                 f"{name} is known to +-{100 * constant.relative_error:.0f} % only; measure its cases again on a quiet "
@@ -151,7 +151,7 @@ def _measured(observations: Sequence[Observation]) -> Calibration:
 
 
 def _of_other_software(measured: Calibration, others: Sequence[Observation]) -> Calibration:
-    """The same, each constant with the wider error of another software, which its source names."""
+    """Return the same constants with the wider error of another software; their source names it."""
     if not others:
         return measured
     names = "; ".join(sorted({one.software for one in others}))
@@ -167,7 +167,7 @@ def _of_other_software(measured: Calibration, others: Sequence[Observation]) -> 
 
 
 def _wanted(calibration: Calibration) -> dict[str, str]:
-    """Names and meanings of all constants; those by dtype in the dtype that was measured."""
+    """Return names and meanings of all constants, in the dtype that was measured."""
     dtypes = {point.dtype for point in calibration.kernels if point.kind == "matmul"}
     dtype = "bf16" if "bf16" in dtypes or not dtypes else sorted(dtypes)[0]
     wanted = {name.replace("bf16", dtype): meaning for name, meaning in DEVICE_CONSTANTS.items()}
@@ -181,7 +181,7 @@ def _gap(name: str, meaning: str, calibration: Calibration) -> Gap:
 
 
 def command_for(name: str, platform: str) -> str:
-    """The command that measures a constant on a platform.
+    """Return the command that measures a constant on a platform.
 
     >>> command_for("matmul_bf16_tflops", "s4000")
     'python -m pytest test_perf/test_matmul.py -k "s4000"'
@@ -192,7 +192,7 @@ def command_for(name: str, platform: str) -> str:
 
 
 def software_flag(calibration: Calibration, software: str) -> str:
-    """What to beware of where ``software`` is what will run; empty where the calibration is of the same.
+    """Return a warning if the calibration is of another software than ``software``; empty otherwise.
 
     >>> software_flag(Calibration(device="s4000", software="torch 2.5.0"), "torch 2.7.1")
     'calibrated under torch 2.5.0, not torch 2.7.1: a release moves a device by 10 to 15 %; calibrate anew'
@@ -206,7 +206,7 @@ def software_flag(calibration: Calibration, software: str) -> str:
 
 
 def require_kind(calibration: Calibration, *, simulated: bool) -> None:
-    """Raise ConfigurationError where a calibration of simulated devices meets real ones, or the other way round."""
+    """Raise ConfigurationError if a calibration of simulated devices is used for real ones, or the reverse."""
     if calibration.simulated != simulated:
         made, wanted = ("simulated", "real") if calibration.simulated else ("real", "simulated")
         raise ConfigurationError(

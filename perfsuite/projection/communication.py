@@ -1,8 +1,7 @@
-"""Seconds of a message: measured lines of groups that stand alike, else rings over links and network.
+"""Price a message: by a measured line of an equal group, else by a ring over links and network.
 
-A ring of n ranks moves S (n - 1) / n per rank (all_reduce twice that), the first time over links within nodes, at each
-node's border over its network, which the groups that send at once share.  A latency is paid for every rank and node
-that the ring passes, so that it grows with the group.
+A ring of n ranks moves S (n - 1) / n per rank; all_reduce moves twice that. Inside a node it uses the links. At a
+node's border it uses the network, which concurrent groups share. Each rank and node of the ring adds a latency.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from perfsuite.projection.layout import Group
 
 
 class Message(NamedTuple):
-    """Seconds by what is waited for: one of the two is 0."""
+    """Seconds of a message on the link and on the network; one of them is 0."""
 
     link_s: float
     network_s: float
 
     @property
     def seconds(self) -> float:
-        """Whichever it is."""
+        """Return the sum of both."""
         return self.link_s + self.network_s
 
 
@@ -33,7 +32,7 @@ _PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_
 
 @dataclass(kw_only=True)
 class Links:
-    """How long messages take between the devices of a node and between nodes."""
+    """Prices messages between the devices of a node and between nodes."""
 
     calibration: Calibration
     devices_per_node: int
@@ -49,7 +48,7 @@ class Links:
             self._lines.setdefault(line.collective, []).append(line)
 
     def seconds(self, collective: str, message_bytes: float, group: Group | None, calls: int = 1) -> Message:
-        """Of so many collectives of size S over a group."""
+        """Return the seconds of ``calls`` collectives of ``message_bytes`` over a group."""
         if group is None or group.ranks == 1 or not message_bytes:
             return Message(0.0, 0.0)
         key = (collective, message_bytes, group)
@@ -83,7 +82,7 @@ class Links:
         return Message(0.0, outside + latency) if outside >= inside else Message(inside + latency, 0.0)
 
     def _point_to_point(self, message_bytes: float, group: Group) -> Message:
-        """A message to the neighbour along an axis; over the network the ranks of a node share it."""
+        """Price a message to the neighbour along an axis; the ranks of a node share the network."""
         if group.nodes == 1:
             return Message(message_bytes / self._link + self._link_s if self._link else 0.0, 0.0)
         senders = min(group.stride, self.devices_per_node) if group.per_node == 1 else group.concurrent
@@ -91,7 +90,7 @@ class Links:
         return Message(0.0, message_bytes / share + self._network_s if share else 0.0)
 
     def _line(self, collective: str, group: Group) -> CollectiveLine | None:
-        """The measured line of groups that stand alike."""
+        """Return the measured line of a group with the same placement."""
         for line in self._lines.get(collective, ()):
             if (line.ranks, line.nodes) == (group.ranks, group.nodes) and line.stride == group.stride:
                 return line

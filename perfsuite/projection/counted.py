@@ -1,7 +1,7 @@
-"""What the blocks of perfsuite's own models move, keep and start, as ``tools/count_blocks.py`` counts it.
+"""Bytes that blocks of perfsuite's own models move and keep, and their kernels, from ``tools/count_blocks.py``.
 
-A test holds every row equal to that count of the model that it names.  fp32 has ``plain``; bf16 and fp16 have
-``autocast``, where parameters stay wide and products narrow, or ``narrow``, where all is narrow.
+A test compares every row with a count of the model that it names. fp32 has ``plain``. bf16 and fp16 have ``autocast``
+(wide parameters, narrow products) and ``narrow`` (all narrow).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Way = Literal["plain", "autocast", "narrow"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCounts:
-    """Of one block; bytes per token and width, per token and hidden feature, per parameter of the block.
+    """Counts of one block.
 
-    A row is a token on its way to one of its experts; its bytes are per width, hidden features are all its experts'.
+    Units: bytes per token and width, per token and hidden feature, per parameter of the block. A row is a token that is
+    sent to one of its experts: bytes per width; hidden features are those of all its experts.
     """
 
     forward_width_bytes: float
@@ -35,12 +36,11 @@ class BlockCounts:
     backward_width_bytes: float
     backward_hidden_bytes: float
     backward_weight_bytes: float
-    """Casts of their gradients."""
     forward_kernels: float
-    """That are no product and no attention."""
+    """Kernels other than matrix products and attention."""
     backward_kernels: float
     kept_whole_bytes: float
-    """Kept for the backward, of what tensor parallelism leaves whole."""
+    """Bytes kept for the backward pass that tensor parallelism does not split."""
     kept_hidden_bytes: float
     forward_row_bytes: float = 0.0
     backward_row_bytes: float = 0.0
@@ -73,8 +73,8 @@ _ROWS: tuple[tuple[str, Way, tuple[float, ...]], ...] = (
     ("moe-each", "narrow", (170.5, 18, 0, 323.5, 22, 3.9, 82, 99, 20, 8, 22, 40, 4)),
 )
 _COMPILED_ROWS: tuple[tuple[str, Way, tuple[float, ...]], ...] = (
-    # As above, by the schedule of torch's compiler, which makes one kernel of many operations, at a width of 768: a
-    # norm's statistics are what has decimals.
+    # As above, by the schedule of torch's compiler, which makes one kernel of many operations, at a width of 768.
+    # The statistics of a norm give the decimals.
     ("gpt", "plain", (36, 8, 0, 96.2, 16, 0, 4, 12, 16, 8)),
     ("gpt", "autocast", (26, 4, 6, 74.2, 8, 6, 12, 18, 10, 4)),
     ("gpt", "narrow", (18, 4, 0, 48.2, 8, 0, 4, 12, 8, 4)),
@@ -101,9 +101,9 @@ def _by_kind(rows: tuple[tuple[str, Way, tuple[float, ...]], ...]) -> Mapping[tu
 
 
 COUNTED = _by_kind(_ROWS)
-"""By kind of block and way."""
+"""Counts by kind of block and by way of computing."""
 COMPILED = _by_kind(_COMPILED_ROWS)
-"""The same of compiled blocks; blocks with experts are not compiled."""
+"""Counts of compiled blocks; blocks with experts are not compiled."""
 COUNTED_OF: Mapping[str, str] = MappingProxyType(
     {
         "gpt": "gpt2",
@@ -115,8 +115,8 @@ COUNTED_OF: Mapping[str, str] = MappingProxyType(
         "moe-each": "mixtral-8x7b",
     }
 )
-"""The model whose block was counted; sizes do not matter, but how many heads of queries share a key, and that a token
-goes to two experts.  ``moe-each`` is one whose experts' products are started one by one."""
+"""The model whose block was counted. Only its number of query heads per key head and its two experts per token matter.
+``moe-each`` starts the products of its experts one by one."""
 KEPT_END_BYTES: Mapping[tuple[str, Way], float] = MappingProxyType(
     {
         ("gpt", "plain"): 8.0,
@@ -127,20 +127,20 @@ KEPT_END_BYTES: Mapping[tuple[str, Way], float] = MappingProxyType(
         ("llama", "narrow"): 10.0,
     }
 )
-"""Per token and width, by the last norm and what the head multiplies: a LayerNorm is a kernel of its own that keeps its
-input, an RMSNorm's parts keep what they multiply as well."""
+"""Bytes per token and width kept by the last norm and by the input of the head. LayerNorm is one kernel that keeps its
+input. The operations of RMSNorm keep their factors as well."""
 OPTIMIZER_BYTES, OPTIMIZER_KERNELS = 80.0, 13
-"""Per parameter, and for a list of them: AdamW by foreach in fp32, as strategies make it."""
+"""AdamW by foreach in fp32: bytes per parameter, and kernels per list of parameters."""
 TENSORS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"gpt": (12, 4), "llama": (9, 3), "llama-grouped": (9, 3), "latte": (10, 12), "stdit": (19, 15), "moe": (10, 3)}
 )
-"""Parameters that are tensors of their own: (of a block, of the rest of the model), by kind of block."""
+"""Number of parameter tensors (in a block, in the rest of the model), by kind of block."""
 
 
 def kind_of(model: Model, *, grouped: bool = True) -> str | None:
-    """The kind of a model's block; None for one that was not counted.
+    """Return the kind of a model's block; None if it was not counted.
 
-    ``grouped``: the products of a block's experts are one, or one for each expert.
+    With ``grouped`` the products of a block's experts are one kernel, else one kernel per expert.
 
     >>> from perfsuite.models import find
     >>> kind_of(find("gpt3-13b")), kind_of(find("llama2-70b")), kind_of(find("moe-tiny"), grouped=False)
@@ -158,7 +158,7 @@ def kind_of(model: Model, *, grouped: bool = True) -> str | None:
 
 
 def way_of(training: Training) -> Way:
-    """How a step computes.
+    """Return the way a step computes: plain, autocast or narrow.
 
     >>> way_of(Training(model="gpt2", dtype="bf16")), way_of(Training(model="gpt2", dtype="bf16", narrow=True))
     ('autocast', 'narrow')
@@ -169,13 +169,13 @@ def way_of(training: Training) -> Way:
 
 
 def kept_end_bytes(model: Model, training: Training) -> float:
-    """Per token and width, behind the last block of a language model."""
+    """Return the bytes per token and width kept behind the last block of a language model."""
     gains = isinstance(model, Llama) or (isinstance(model, Decoder) and not model.layer_norms)
     return KEPT_END_BYTES["llama" if gains else "gpt", way_of(training)]
 
 
 def counted(model: Model, training: Training, *, grouped: bool = True) -> BlockCounts | None:
-    """The counts of the block that a step has; None where none were made."""
+    """Return the counts of a step's block; None if it was not counted."""
     kind = kind_of(model, grouped=grouped)
     rows = COMPILED if training.compiled else COUNTED
     return None if kind is None else rows.get((kind, way_of(training)))

@@ -1,6 +1,6 @@
-"""Constants of a device out of its own cases: products, attention, memory, launches.
+"""Derive the constants of a device from its cases: products, attention, memory, launches.
 
-Nothing is fitted to steps: each constant follows from cases of one kind, which its source names.
+No constant is fitted to steps. Each one follows from cases of one kind, which its source names.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from perfsuite.projection.calibration import ELEMENT_BYTES, Constant, KernelPoin
 from perfsuite.projection.observation import Observation
 
 ONE_CASE = 0.05
-"""Relative error of a constant that stands on one case: what medians of one machine differ by from day to day."""
+"""Relative error of a constant from one case: the day-to-day change of medians on one machine."""
 _LARGE = 8.0
-"""Products within this factor of the one with most operations tell the sustained rate."""
+"""Products within this factor of the largest one give the sustained rate."""
 _BEYOND_CACHE = 4.0
 _MOVED: Mapping[str, float] = MappingProxyType({"MemoryCopy": 2.0, "MemoryTriad": 3.0})
-"""Bytes read and written over those of a buffer."""
+"""Bytes read and written, relative to the size of a buffer."""
 
 
 def kernel_points(observations: Iterable[Observation]) -> tuple[KernelPoint, ...]:
-    """Products and attention of one rank; of several backends the fastest, which torch would choose."""
+    """Return the products and attention kernels of one rank; of several backends the fastest one."""
     fastest: dict[tuple[object, ...], KernelPoint] = {}
     for seen in observations:
         point = _point(seen)
@@ -37,23 +37,23 @@ def kernel_points(observations: Iterable[Observation]) -> tuple[KernelPoint, ...
 
 
 def _point(seen: Observation) -> KernelPoint | None:
-    given = seen.parameters
+    fields = seen.parameters
     if seen.kind == "Matmul":
-        shape = (1, given["m"], given["n"], given["k"])
+        shape = (1, fields["m"], fields["n"], fields["k"])
         return KernelPoint(kind="matmul", dtype=_dtype(seen), shape=shape, time_s=seen.time_s, source=seen.case)
     if seen.kind == "ScaledMatmul":
-        shape = (1, given["m"], given["n"], given["k"])
+        shape = (1, fields["m"], fields["n"], fields["k"])
         return KernelPoint(kind="matmul", dtype="fp8", shape=shape, time_s=seen.time_s, source=seen.case)
     if seen.kind == "Attention":
         names = ("batch_size", "sequence_length", "heads", "kv_heads", "head_width")
-        backward = given.get("direction", "forward") == "backward"
+        backward = fields.get("direction", "forward") == "backward"
         return KernelPoint(
             kind="attention_backward" if backward else "attention_forward",
-            dtype=str(given.get("dtype", "bf16")),
-            shape=tuple(given[name] for name in names),
+            dtype=str(fields.get("dtype", "bf16")),
+            shape=tuple(fields[name] for name in names),
             time_s=seen.time_s,
             source=seen.case,
-            causal=given.get("causal", True),
+            causal=fields.get("causal", True),
         )
     return None
 
@@ -63,7 +63,7 @@ def _dtype(seen: Observation) -> str:
 
 
 def constants_of(observations: Sequence[Observation], points: Sequence[KernelPoint]) -> dict[str, Constant]:
-    """Device constants by name, those that these cases tell."""
+    """Return the device constants that these cases determine, by name."""
     constants = {**_memory(observations), **_kernel(observations)}
     kernel = constants.get("kernel_us")
     kernel_s = kernel.value * 1e-6 if kernel else 0.0
@@ -85,7 +85,7 @@ def constants_of(observations: Sequence[Observation], points: Sequence[KernelPoi
 
 
 def operations(point: KernelPoint) -> float:
-    """Of a kernel; a causal mask leaves half of attention, a backward computes the scores again.
+    """Return the operations of a kernel; a causal mask halves attention, a backward pass recomputes the scores.
 
     >>> point = KernelPoint(kind="matmul", dtype="bf16", shape=(1, 2, 3, 4), time_s=1.0)
     >>> operations(point)
@@ -99,10 +99,10 @@ def operations(point: KernelPoint) -> float:
 
 
 def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
-    """Outputs whose time idle units lose: seconds of an operation are 1 / rate x (1 + wave / outputs).
+    """Fit the number of outputs whose time is lost to idle units.
 
-    By least squares of relative errors over the products of the dtype that has most; None below three different numbers
-    of outputs.
+    An operation takes 1 / rate x (1 + wave / outputs) seconds. Relative errors are squared over the products of the
+    most frequent dtype. Returns None below three different numbers of outputs.
     """
     by_dtype: dict[str, list[KernelPoint]] = {}
     for point in points:
@@ -124,7 +124,7 @@ def _wave(points: Sequence[KernelPoint], kernel_s: float) -> Constant | None:
 
 
 def _is_moving(point: KernelPoint, memory: Constant | None) -> bool:
-    """Whether a product waits for its matrices rather than for its operations, so that it tells nothing of units."""
+    """Return whether a product waits for memory, so that its time does not depend on idle units."""
     if memory is None:
         return False
     groups, m, n, k = point.shape
@@ -152,7 +152,7 @@ def _sustained(points: Sequence[KernelPoint], kernel_s: float, wave: float) -> C
 
 
 def _memory(observations: Sequence[Observation]) -> dict[str, Constant]:
-    """Bandwidth from how time grows with bytes, and what a kernel takes without any."""
+    """Fit time over bytes: the slope gives the bandwidth, the intercept the time of an empty kernel."""
     streams = [seen for seen in observations if seen.kind in _MOVED and seen.world_size == 1 and not seen.host_bound]
     beyond = [seen for seen in streams if seen.parameters["buffer_bytes"] > _BEYOND_CACHE * seen.cache_bytes]
     cached = f" (within {_BEYOND_CACHE:g} x the cache)" if streams and not beyond else ""
@@ -186,7 +186,7 @@ def _memory(observations: Sequence[Observation]) -> dict[str, Constant]:
 
 
 def _kernel(observations: Iterable[Observation]) -> dict[str, Constant]:
-    """The smallest kernel, where the device itself is what takes the time."""
+    """Return the time of the smallest kernel whose launch is hidden."""
     smallest = [seen for seen in observations if seen.kind == "KernelLaunch" and not seen.host_bound]
     if not smallest:
         return {}
@@ -195,6 +195,6 @@ def _kernel(observations: Iterable[Observation]) -> dict[str, Constant]:
 
 
 def named(cases: Iterable[Observation | KernelPoint]) -> str:
-    """Their ids, the first three."""
+    """Return the first three ids of the cases."""
     names = [case.case if isinstance(case, Observation) else case.source for case in cases]
     return listed(names, 3)

@@ -1,6 +1,6 @@
-"""The step of any layout of one model on one device: blocks, stages, pipeline, data parallelism, optimizer, ranks.
+"""Price the step of any layout of one model: blocks, stages, pipeline, data parallelism, optimizer, ranks.
 
-A projector keeps what it priced, so that ten thousand layouts of one job cost as much as their different blocks.
+A projector caches blocks and stages, so ten thousand layouts of a job cost as much as their different blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.projection.stages import NONE, Priced, Seconds, StagePrices, Stages, together
 
 _SPREAD_OF = 8
-"""Ranks whose slowest a calibrated step already waited for."""
+"""A calibrated step already contains the wait for the slowest of this many ranks."""
 
 
 class StepTime(NamedTuple):
@@ -29,7 +29,6 @@ class StepTime(NamedTuple):
 
     seconds: float
     parts: tuple[tuple[str, str, float], ...]
-    """(name, resource, seconds)."""
     bubble_ratio: float
     host_s: float
     """Seconds that the host needs to start all kernels of a step."""
@@ -38,7 +37,7 @@ class StepTime(NamedTuple):
 
 @dataclass(kw_only=True)
 class Projector:
-    """Everything about a job but its layout."""
+    """Everything about a job except its layout."""
 
     model: Architecture
     code: Implementation
@@ -61,7 +60,7 @@ class Projector:
         self._host_s, self._launch_s = trait("host_step_s"), trait("launch_us") * 1e-6
 
     def step(self, layout: Layout, *, simulated: bool = True) -> StepTime:
-        """The step of one layout; unequal stages are ``simulated``, or for ranking many layouts estimated."""
+        """Return the step of one layout. Unequal stages are ``simulated``, or estimated to rank many layouts."""
         groups = layout.groups(self.devices_per_node)
         stages = self._stages.of(layout, groups)
         count, ranks, busiest = layout.num_micro_batches, layout.shape.size("pp"), stages.busiest
@@ -82,7 +81,8 @@ class Projector:
         launched = count * busiest.kernels * self._launch_s
         device_s = sum([seconds for _, _, seconds in parts])
         waits_s = max(0.0, launched - device_s)
-        slower_s = self._slowest_of(layout.world_size) * (device_s + waits_s + self._host_s)
+        beyond = expected_maximum(max(_SPREAD_OF, layout.world_size)) - expected_maximum(_SPREAD_OF)
+        slower_s = self._spread * beyond * (device_s + waits_s + self._host_s)
         parts += [
             ("launching kernels", "host", waits_s),
             ("host", "host", self._host_s),
@@ -93,7 +93,7 @@ class Projector:
         return StepTime(seconds_s, kept, bubble_ratio, launched + self._host_s, stages.each)
 
     def _pipeline_s(self, layout: Layout, stages: Stages, *, simulated: bool) -> float:
-        """From the first action to the last; the same however data parallelism shares out."""
+        """Return the seconds from the first to the last action of the pipeline, for any data parallelism."""
         # Stages live as long as this projector.
         key = (id(stages), layout.schedule, layout.num_micro_batches, simulated)
         if key not in self._pipelines:
@@ -108,7 +108,7 @@ class Projector:
         return self._pipelines[key]
 
     def _end(self, layout: Layout, groups: dict[str, Group], first: Priced) -> list[tuple[str, str, float]]:
-        """Gradients and parameters of data parallelism, as far as nothing hides them, and the optimizer."""
+        """Price the end of a step: exposed messages of data parallelism, and the optimizer."""
         parts: list[tuple[str, str, float]] = []
         seconds = self._links.seconds
         size = layout.shape.size
@@ -152,9 +152,9 @@ class Projector:
         return parts
 
     def _norms(self, layout: Layout, groups: dict[str, Group]) -> Message:
-        """The sum over tp of the gradients of norms and routers, of which a rank has seen its own tokens.
+        """Price the sum over tp of the gradients of norms and routers; each rank computed them from its own tokens.
 
-        FSDP2 has each of them as a parameter of its own, and so they are summed one by one.
+        FSDP2 keeps each of them as a separate parameter, so they are summed one by one.
         """
         model, code = self.model, self.code
         layers = math.ceil(model.layers / layout.stages) * layout.stages_per_rank
@@ -165,7 +165,7 @@ class Projector:
         return self._links.seconds("all_reduce", size / calls, groups.get("tp"), calls)
 
     def _optimizer_kernels(self, layout: Layout) -> int:
-        """For a list of all parameters, or for each where kernels take no lists."""
+        """Return the optimizer's kernels: one set for the list of parameters, or one per parameter without lists."""
         code, pp = self.code, layout.shape.size("pp")
         if not code.block_tensors:
             return code.optimizer_kernels
@@ -173,7 +173,7 @@ class Projector:
         return code.optimizer_kernels * (layers * code.block_tensors + math.ceil(code.end_tensors / pp))
 
     def _reduced(self, count: float, message: Message, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
-        """Gradients in buckets: the last is full when nothing is left to hide it, and all are copied into them."""
+        """Price gradients in buckets. The last bucket is never hidden, and all gradients are copied into buckets."""
         code = self.code
         last = _last_bucket(count * code.gradient_bytes, code.bucket_bytes) * message.seconds
         waits_s = max(last, self._stages.exposed(message, behind_s, layout))
@@ -188,17 +188,11 @@ class Projector:
         exposed = NONE.waiting(message, self._stages.exposed(message, behind_s, layout))
         return [(name, "link", exposed.link), (name, "network", exposed.network)]
 
-    def _slowest_of(self, ranks: int) -> float:
-        """How much longer the slowest of so many ranks takes than that of 8: sigma (E max of N - E max of 8)."""
-        if ranks <= _SPREAD_OF or not self._spread:
-            return 0.0
-        return self._spread * (expected_maximum(ranks) - expected_maximum(_SPREAD_OF))
-
 
 def _last_bucket(gradient_bytes: float, bucket_bytes: float) -> float:
-    """Share of the gradients that the last bucket has, the others being full.
+    """Return the share of the gradients in the last bucket; the other buckets are full.
 
-    Source: torch's DistributedDataParallel, whose first bucket is smaller only where no ``bucket_cap_mb`` is given.
+    Source: torch's DistributedDataParallel, whose first bucket is smaller only without ``bucket_cap_mb``.
 
     >>> _last_bucket(20.0, 25.0), _last_bucket(60.0, 25.0), _last_bucket(50.0, 25.0)
     (1.0, 0.16666666666666666, 0.5)
@@ -209,7 +203,7 @@ def _last_bucket(gradient_bytes: float, bucket_bytes: float) -> float:
 
 
 def expected_maximum(count: int) -> float:
-    """Of so many standard normal numbers, by Blom's approximation.
+    """Return the expected maximum of ``count`` standard normal numbers, by Blom's approximation.
 
     >>> round(expected_maximum(8), 2), round(expected_maximum(2048), 2)
     (1.43, 3.43)
@@ -218,7 +212,7 @@ def expected_maximum(count: int) -> float:
 
 
 def rank_parameters(model: Architecture, layout: Layout) -> tuple[float, float]:
-    """(dense, experts') parameters of the fullest rank before data parallelism shares them out."""
+    """Return (dense, expert) parameters of the fullest rank before data parallelism shards them."""
     tp, ep, pp = (layout.shape.size(axis) for axis in ("tp", "ep", "pp"))
     layers = math.ceil(model.layers / layout.stages) * layout.stages_per_rank
     routed = model.experts * model.matrices * model.width * model.expert_hidden if model.experts else 0

@@ -1,4 +1,4 @@
-"""The metrics of a projection, by the registry's own formulas: no second definition of throughput or utilisation."""
+"""Compute the metrics of a projection with the formulas of the registry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PER_DEVICE = (
 
 
 def figures(projection: Projection, model: Model, device: DeviceModel, samples: int) -> tuple[Metric, ...]:
-    """Throughput and utilisation of a step of so many samples."""
+    """Return throughput and utilisation of a projected step."""
     whole = _work(projection, model, samples)
     each = _divided(whole, projection.world_size)
     peaks = Peaks(tflops=device.tflops, unknown="" if device.tflops else "no peaks in the platform's row")
@@ -39,7 +39,7 @@ def figures(projection: Projection, model: Model, device: DeviceModel, samples: 
 def projected(
     case: str, projection: Projection, work: Work, peaks: Peaks, *, not_measured: str = "", simulated: bool = False
 ) -> Projected:
-    """The record of a projection; ``work`` is that of the case on all its ranks."""
+    """Return the record of a projection; ``work`` is the work of all ranks of the case."""
     named = dict(projection.by_resource.items())
     return Projected(
         kind="projected",
@@ -65,9 +65,9 @@ def projected(
 
 
 def metrics_of(step_time_s: float, world_size: int, work: Work, peaks: Peaks) -> tuple[Metric, ...]:
-    """Metrics of a step that takes so long, through the registry that measured ones come from."""
-    known = derive(TIMED, work=work, measurement=_as_if_measured(step_time_s, world_size), peaks=peaks)
-    return tuple(metric for metric in known if metric.value is not None)
+    """Return the metrics of a step time, computed like those of a measurement."""
+    metrics = derive(TIMED, work=work, measurement=_as_if_measured(step_time_s, world_size), peaks=peaks)
+    return tuple(metric for metric in metrics if metric.value is not None)
 
 
 def _work(projection: Projection, model: Model, samples: int) -> Work:
@@ -87,7 +87,7 @@ def _work(projection: Projection, model: Model, samples: int) -> Work:
 
 
 def _divided(work: Work, devices: int) -> Work:
-    """One device's share: a peak is a device's, and a hundred thousand ranks need not be listed to divide by them."""
+    """Return the work of one device: peaks are per device, and dividing needs no list of all ranks."""
     flops: Mapping[str, float] = {name: count / devices for name, count in work.flops.items()}
     return Work(flops=flops, dtype=work.dtype, samples=work.samples / devices, tokens=work.tokens / devices)
 

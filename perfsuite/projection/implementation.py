@@ -1,7 +1,7 @@
-"""Traits of the code that runs a step: what its elementwise kernels move, what it keeps, what overlaps.
+"""Traits of the code that runs a step: bytes that elementwise kernels move, bytes kept, and overlap.
 
-Bytes are linear in tokens x width and tokens x hidden features, so they are counted from the code and never fitted
-to step times.  Every row names the source of its counts.
+Bytes are linear in tokens x width and tokens x hidden features. They are counted from the code and never fitted to step
+times. Each row names the source of its counts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from perfsuite.record.result import Training
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """How a block is computed and its messages are sent."""
+    """How a block is computed and how its messages are sent."""
 
     name: str
     source: str
-    """How the counts were made."""
     forward_width_bytes: float = 20.0
-    """Bytes that elementwise kernels of a block move in its forward, per token and width."""
+    """Bytes that elementwise kernels of a block move in the forward pass, per token and width."""
     forward_hidden_bytes: float = 4.0
     """Per token and hidden feature of the MLP."""
     backward_width_bytes: float = 36.0
@@ -42,113 +41,112 @@ class Implementation:
     """Per token and word."""
     backward_logit_bytes: float = 8.0
     score_bytes: tuple[float, float] = (0.0, 0.0)
-    """Forward and backward, per head and pair of tokens; zeros where scores are never written (flash)."""
+    """Bytes (forward, backward) per head and pair of tokens; zeros if scores are never written (flash attention)."""
     causal_skips: bool = True
-    """Whether attention computes only the half that a causal mask leaves."""
+    """Attention computes only the half that a causal mask leaves."""
     forward_kernels: int = 16
-    """Kernels of a block's forward that are no matrix product."""
+    """Kernels of a block's forward pass other than matrix products."""
     backward_kernels: int = 30
     accumulation_bytes: float = 8.0
-    """Per parameter of a block and micro-batch, that adding its gradient up moves."""
+    """Bytes moved to accumulate a gradient, per parameter of a block and micro-batch."""
     sharded_bytes: float = 24.0
-    """Per parameter of a block and micro-batch, that gathering it twice moves in memory, and scattering its gradient
-    where every micro-batch does."""
+    """Bytes moved to gather a parameter twice, and to scatter its gradient if every micro-batch does; per parameter of
+    a block and micro-batch."""
     scattered_bytes: float = 0.0
-    """Per parameter and step, that scattering its gradient moves in memory where the last micro-batch alone does it; 0:
-    every micro-batch does."""
+    """Bytes moved to scatter a gradient if only the last micro-batch does; per parameter and step. 0: every micro-batch
+    scatters."""
     forward_row_bytes: float = 24.0
-    """Per token and expert of it and width, that finding the experts and coming back moves in the forward."""
+    """Bytes moved in the forward pass to send tokens to experts and back, per token, expert and width."""
     backward_row_bytes: float = 24.0
     optimizer_bytes: float = 30.0
     """Bytes that the optimizer moves per parameter that a rank updates."""
     optimizer_kernels: int = 0
-    """That it starts for a list of parameters' tensors, or for each where kernels take no lists."""
+    """Kernels of the optimizer for a list of parameters, or per parameter without lists."""
     block_tensors: int = 0
-    """Tensors of a block's parameters that kernels are started for one by one; 0: they take lists."""
+    """Parameter tensors of a block for which kernels are started one by one; 0: kernels take lists."""
     end_tensors: int = 0
-    """The same of the rest of the model."""
+    """The same outside the blocks."""
     waits_for_routes: bool = False
-    """Whether the host waits for what a router chose before it starts a block's experts: what it would start ahead of
-    the device, such as gathering the next block, begins no sooner."""
+    """The host waits for the result of the router before it starts a block's experts. It cannot start later work, such
+    as gathering the next block, ahead of the device."""
     kept_whole_bytes: float = 8.0
-    """Bytes that a block keeps for its backward beside queries, keys, values and attention's output, per token and
-    width; tensor parallelism splits them under sequence parallelism only."""
+    """Bytes that a block keeps for its backward pass, per token and width, without queries, keys, values and attention
+    output. Tensor parallelism splits them only under sequence parallelism."""
     kept_head_bytes: float = 2.0
-    """Of a feature of a query, key, value or attention's output."""
+    """Bytes of a feature of a query, key, value or attention output."""
     kept_hidden_bytes: float = 4.0
     """Per token and hidden feature."""
     kept_score_bytes: float = 0.0
     """Per head and pair of tokens."""
     repeats_keys: bool = False
-    """Keys and values are kept for every head of queries, also where heads share them."""
+    """Keys and values are kept for every query head, also if heads share them."""
     kept_row_bytes: float = 4.0
-    """Per token and expert of it and width: rows that were sent, and that came back."""
+    """Bytes per token, expert and width: rows sent and rows received."""
     kept_end_bytes: float = 0.0
     """Per token and width, behind the last block."""
     logit_bytes: float = 10.0
-    """Per token and word, at the end of the forward."""
+    """Bytes per token and word at the end of the forward pass."""
     loss_bytes: float = 0.0
-    """Per token and word besides, while the backward of the loss runs."""
+    """Additional bytes per token and word during the backward pass of the loss."""
     weight_bytes: float = 4.0
-    """Of a parameter as it is kept."""
+    """Bytes of a stored parameter."""
     compute_bytes: float = 2.0
-    """Of a parameter or a feature as it is sent and multiplied; equal to ``weight_bytes`` without a copy."""
+    """Bytes of a parameter or feature when it is sent and multiplied; equal to ``weight_bytes`` without a copy."""
     gradient_bytes: float = 4.0
-    """Of a parameter's gradient as it is added up and sent."""
+    """Bytes of a parameter's gradient when it is accumulated and sent."""
     kept_gradient_bytes: float = 0.0
-    """Of a sharded gradient as it waits for the optimizer; 0: as it is sent."""
+    """Bytes of a sharded gradient that waits for the optimizer; 0: as it is sent."""
     unit_gradient_bytes: float = 0.0
-    """Per parameter of a block, of gradients that are being joined, and of another block's that are being scattered; 0:
-    as one block's are sent."""
+    """Bytes per parameter of a block for gradients that are joined while those of another block are scattered; 0: as
+    those of one block are sent."""
     optimizer_state_bytes: float = 8.0
     updating_bytes: float = 0.0
-    """Per parameter that a rank updates, that the optimizer makes for itself and gives back."""
+    """Temporary bytes of the optimizer per updated parameter."""
     keeps_gradients: bool = True
-    """Whether gradients have buffers of their own between steps; otherwise they come as activations go."""
+    """Gradients have buffers between steps; otherwise they are allocated while activations are freed."""
     aside_bytes: float = 0.0
-    """Of the weights of a block, for a gradient that is not yet added up."""
+    """Bytes per weight of a block for a gradient before it is accumulated."""
     buffer_bytes: float = 0.0
-    """Of buckets and of the communication library."""
+    """Bytes of buckets and of the communication library."""
     gathers_again: bool = False
-    """Whether the backward gathers tokens again for the gradients of weights under sequence parallelism (Megatron)."""
+    """The backward pass gathers tokens again for weight gradients under sequence parallelism (Megatron)."""
     splits_positions: bool = False
-    """Whether tensor parallelism splits the embedding of positions."""
     ring_gradient_bytes: float = 0.0
-    """Of a gradient of a key or value on its way round a ring; 0: as the key is sent."""
+    """Bytes of a key's or value's gradient sent round a ring; 0: as the key is sent."""
     ring_bytes: tuple[float, float] = (0.0, 0.0)
-    """Forward, per feature of a query and step of a ring after the first, and backward, per feature of a query, key or
-    value and step: what adding up the parts of attention moves in memory; zeros where its kernels do so."""
+    """Bytes moved to combine partial results of attention, per step of a ring after the first: forward per feature of a
+    query, backward per feature of a query, key or value. Zeros if the attention kernels do it."""
     ring_score_bytes: tuple[float, float] = (0.0, 0.0)
-    """As ``score_bytes``, of a step of a ring where scores are written."""
+    """Like ``score_bytes``, for a step of a ring that writes its scores."""
     tensor_overlap: float = 0.0
-    """Share of tensor parallelism's messages that hides behind products."""
+    """Share of tensor parallelism's messages that is hidden behind products."""
     data_overlap: float = 1.0
-    """Share of the messages of data parallelism that hides where there is work to hide behind."""
+    """Share of data parallelism's messages that is hidden if there is work to hide them."""
     gathers_each: bool = False
-    """Whether parameters whose gradients are sharded are gathered for each micro-batch, not once a step: FSDP2 frees
-    them after each backward, except in a pipeline."""
+    """Parameters with sharded gradients are gathered for each micro-batch, not once per step. FSDP2 frees them after
+    each backward pass, except in a pipeline."""
     bucket_bytes: float = 0.0
-    """Most gradients that travel together; 0: how they are sent is not known."""
+    """Most bytes of gradients in one message; 0: unknown."""
     bucket_copied_bytes: float = 0.0
-    """Per parameter whose gradient is copied into a bucket."""
+    """Bytes moved per parameter whose gradient is copied into a bucket."""
     stops_early: bool = False
-    """Whether recomputing a block ends with what its backward needs, which its last product is not part of."""
+    """Recomputing a block stops before its last product, which the backward pass does not need."""
     overlaps_beside_tensor: bool = True
-    """Whether messages of data parallelism hide where there is tensor parallelism."""
+    """Messages of data parallelism are hidden even with tensor parallelism."""
     stage_overlap: float = 0.0
-    """Share of messages between stages that hides."""
+    """Share of messages between stages that is hidden."""
     context: Literal["ring", "all_to_all"] = "ring"
-    """How context parallelism exchanges: keys round a ring behind attention, or heads for tokens."""
+    """Exchange of context parallelism: keys round a ring behind attention, or heads for tokens."""
     stage_messages: Literal["whole", "split"] = "whole"
     """Whether tensor-parallel ranks send a part each."""
 
 
 def counted(*, gated: bool, autocast: bool, compiled: bool) -> Implementation:
-    """perfsuite's own modules: one kernel for every operation, fewer when compiled.
+    """Return the row of perfsuite's own modules: one kernel per operation, fewer if compiled.
 
-    Bytes of a block's elementwise kernels per token, forward and backward, read from the modules: GPT 20 D + 4 F and
-    36 D + 6 F in one 16-bit dtype; under autocast norms, residuals and rotations run in fp32 beside 16-bit copies;
-    a compiler joins each chain into one pass, which is taken for 0.6 of it where no dry run counted.
+    Bytes of elementwise kernels per token, forward and backward, are read from the modules: GPT 20 D + 4 F and 36 D + 6
+    F in one 16-bit dtype. Under autocast norms, residuals and rotations run in fp32 with 16-bit copies. A compiler
+    joins chains into one pass; without a dry run it moves 0.6 of these bytes.
     """
     rotations = 14.0 if gated else 0.0
     forward, backward = (20.0 + rotations, 6.0 if gated else 4.0), (36.0 + 2 * rotations, 10.0 if gated else 6.0)
@@ -170,14 +168,14 @@ def counted(*, gated: bool, autocast: bool, compiled: bool) -> Implementation:
 
 
 WITHOUT_LISTS = ("musa", "cpu")
-"""Families whose kernels take one tensor: torch_musa registers no foreach kernel, and torch has none for cores."""
+"""Families whose kernels take single tensors: torch_musa registers no foreach kernel, torch has none for CPUs."""
 
 WITHOUT_GROUPED = ("musa",)
-"""Families without a product of rows sorted by expert with a matrix of each: torch_musa registers none."""
+"""Families without a grouped product for experts: torch_musa registers none."""
 
 
 def on_family(code: Implementation, model: Model, training: Training, family: str) -> Implementation:
-    """The row of perfsuite's own modules as devices of a family run them."""
+    """Return the row of perfsuite's own modules for the devices of a family."""
     if family == "cpu":  # AdamW goes from tensor to tensor there, lists or no lists
         code = dataclasses.replace(code, updating_bytes=0.0)
     if model.experts and family in WITHOUT_GROUPED:
@@ -191,7 +189,7 @@ def on_family(code: Implementation, model: Model, training: Training, family: st
 
 
 def implementation_of(model: Model, training: Training, *, grouped: bool = True) -> Implementation:
-    """The row of perfsuite's own modules for a step: counted by a dry run where there is one of the block."""
+    """Return the row of perfsuite's own modules for a step, from a dry run of its block if there is one."""
     row = _read_from_code(model, training)
     counts = block_counts(model, training, grouped=grouped)
     if counts is None:
@@ -219,14 +217,14 @@ def implementation_of(model: Model, training: Training, *, grouped: bool = True)
 
 
 _MATH_SCORES = {True: (22.5, 12.0), False: (16.0, 24.0)}
-"""By whether all is in fp32: what torch's _scaled_dot_product_attention_math moves per head and pair of tokens: the
-mask, a softmax, a search for rows without any token; in the backward the softmax alone."""
+"""Bytes per head and pair of tokens of torch's _scaled_dot_product_attention_math, by whether all is in fp32. Forward:
+mask, softmax, and a search for rows without tokens. Backward: the softmax."""
 _MATH_WIDTH = (12.0, 6.0)
-"""Elements per token and width: queries and keys scaled, four copies; in the backward two scaled, one copied."""
+"""Elements per token and width. Forward: scaled queries and keys, four copies. Backward: two scaled, one copied."""
 
 
 def _math_width(model: Model) -> tuple[float, float]:
-    """Elements that torch's own operators move besides; where heads share keys, those and values are repeated."""
+    """Return the elements that torch's operators move in addition; shared keys and values are repeated."""
     if not isinstance(model, LanguageModel) or model.key_heads == model.heads:
         return _MATH_WIDTH
     repeated = 2 * (1 + model.key_width / model.width)
@@ -235,15 +233,13 @@ def _math_width(model: Model) -> tuple[float, float]:
 
 _DEEPSPEED = ("zero0", "zero1", "zero2", "zero3")
 _BUCKET_BYTES = 25.0 * MIB
-"""That DistributedDataParallel fills unless told otherwise."""
+"""Default size of a bucket of DistributedDataParallel."""
 
 
 def _read_from_code(model: Model, training: Training) -> Implementation:
     plain = training.dtype in ("fp32", "tf32")
     own = counted(
-        gated=(kind_of(model) or "").startswith(("llama", "moe")),
-        autocast=not plain,
-        compiled=training.compiled,
+        gated=(kind_of(model) or "").startswith(("llama", "moe")), autocast=not plain, compiled=training.compiled
     )
     double = 2.0 if plain else 1.0
     gradient = 4.0 if training.gradient_dtype == "fp32" else 2.0
@@ -253,7 +249,7 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
     once = not deepspeed
     kept_gradient = 4.0 if training.strategy == "hybrid" and training.narrow else 0.0  # FSDP2 adds them up wide
     weight, state = 4.0, 8.0
-    if deepspeed:  # weights in the narrow dtype, and a wide copy of them beside the moments
+    if deepspeed:  # narrow weights, their wide copy and the moments
         weight = 2.0 if training.narrow else 4.0
         state = 12.0 if training.narrow or training.strategy != "zero0" else 8.0
     return dataclasses.replace(
@@ -267,8 +263,8 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         ring_bytes=(40.0, 12.0) if plain else (46.0, 10.0),
         # Its own products, in fp32: scaled, their logarithms of sums, exponentials; again, and their gradients.
         ring_score_bytes=(48.0, 52.0),
-        # Blocks that end with a sum need nothing of what they add; DeepSpeed asks for torch's older checkpoints.
-        # What a compiler computes again is what the backward uses.
+        # The backward pass of a block that ends with a sum does not need its addends. DeepSpeed uses torch's older
+        # checkpoints. A compiler recomputes only the tensors that the backward pass uses.
         stops_early=(training.compiled or kind_of(model) in ("gpt", "llama", "llama-grouped")) and not deepspeed,
         sharded_bytes=gathered if once else gathered + scattered,
         scattered_bytes=scattered if once else 0.0,
@@ -297,9 +293,6 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
 
 
 def _sharded_bytes(training: Training) -> tuple[float, float]:
-    """(two gathers, a scatter) of FSDP2: out of the gathered buffer into each parameter, gradients into one in fp32.
-
-    Source: torch.distributed.fsdp's foreach_all_gather_copy_out and foreach_reduce.
-    """
+    """Return the bytes of (two gathers, a scatter) of FSDP2, as foreach_all_gather_copy_out and foreach_reduce."""
     element = 2.0 if training.narrow else 4.0
     return 2 * (element + element), element + 4.0

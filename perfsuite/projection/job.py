@@ -1,4 +1,4 @@
-"""What is projected: a training step, the device and the nodes it runs on, and the code that runs it."""
+"""A training step to project, with its device, its nodes and the code that runs it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perfsuite.record.result import Training
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What stands in one node."""
+    """The devices and the network of one node."""
 
     devices: int
     network_gb_per_s: float = 0.0
-    """Per direction of the whole node; 0: unknown."""
+    """Rate of the whole node per direction; 0: unknown."""
     machine: str = ""
-    """The machine in one line; empty where the maker's own node stands in for it."""
+    """Name of the machine; empty for the vendor's own node."""
 
     @classmethod
     def of(cls, row: DeviceModel) -> Node:
-        """The maker's own node; a platform without one is taken as one node, as large as it needs to be."""
+        """Return the vendor's own node; without one, all devices are in one node."""
         devices = int(row.devices_per_node.value) if row.devices_per_node else 0
         return cls(devices=devices, network_gb_per_s=row.network.value if row.network else 0.0)
 
@@ -47,9 +47,8 @@ class Job:
     device: DeviceModel
     node: Node
     architecture: Architecture
-    """Of the model, in plain numbers: published rows have models that perfsuite does not build."""
+    """The model in plain numbers; published rows have models that perfsuite does not build."""
     implementation: Implementation
-    """Traits of the code."""
 
     @classmethod
     def of(
@@ -60,7 +59,10 @@ class Job:
         node: Node | None = None,
         implementation: Implementation | None = None,
     ) -> Job:
-        """The job of a model of perfsuite's; InvalidParameter names what is legal where it cannot be spread so."""
+        """Return the job of a model of perfsuite.
+
+        Raises InvalidParameter with the legal choices for an illegal layout.
+        """
         model = find_projected(training.model, training.overrides)
         layout = Layout.of(training)
         layout.check(model)
@@ -77,25 +79,25 @@ class Job:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """How it is spread."""
+        """Return the layout of the training step."""
         return Layout.of(self.training)
 
     @functools.cached_property
     def model(self) -> Model:
-        """The model with the words that its layout pads."""
+        """Return the model with the vocabulary padded for its layout."""
         return self.published.built_for(self.layout.shape.size("tp"))
 
     @functools.cached_property
     def published(self) -> Model:
-        """The model by its name, without padded words."""
+        """Return the model without padding."""
         return find_projected(self.training.model, self.training.overrides)
 
     @property
     def capacity(self) -> float:
-        """Bytes of a device's memory that its driver leaves; 0: unknown."""
+        """Return the bytes of device memory that the driver leaves; 0: unknown."""
         return USABLE * self.device.memory.value * GIB if self.device.memory else 0.0
 
     @property
     def devices_per_node(self) -> int:
-        """Devices of a node; all of them where a node is as large as it needs to be."""
+        """Return the devices of a node; all devices if the size of a node is unknown."""
         return self.node.devices or self.layout.world_size

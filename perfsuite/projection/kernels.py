@@ -1,7 +1,7 @@
-"""Seconds of a kernel on one device: as measured, between neighbours that were, or by the device's rates.
+"""Price a kernel: by its measurement, by measured neighbours, or by the rates of the device.
 
-Between measured kernels what is carried over is the ratio of their times to those by the rates alone, so that a
-product that waits for memory and one that waits for its operations are not taken for each other.
+Between measured kernels the ratio of measured time to the time by rates is interpolated. A memory-bound product
+therefore does not change the price of a compute-bound one.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from perfsuite.projection.operations import Attention, Matmul, Traffic
 
 _NEIGHBOURS = 4
 _HULL = 1.0
-"""Logarithm by which the nearest measured size may differ in all its dimensions together: beyond e it is outside."""
+"""Largest distance of a measured size, in logarithms over all dimensions: beyond a factor e it is outside."""
 _UNIT = 8
 _UNALIGNED = 0.7
-"""Sizes that are no multiple of it leave the matrix units partly idle."""
+"""Relative rate of products whose sizes are not aligned and leave matrix units partly idle."""
 
 
 @dataclass(kw_only=True)
 class KernelTimes:
-    """Kernel times in one dtype; counts how they were found."""
+    """Prices kernels in one dtype, and counts the kernels by method."""
 
     calibration: Calibration
     dtype: str
@@ -48,7 +48,7 @@ class KernelTimes:
                 self._points.setdefault((_key(point), stage), []).append(placed)
 
     def matmul(self, product: Matmul, *, wide: bool = False) -> float:
-        """Seconds of a product, or of a group of them; ``wide``: in 16 bit whatever the dtype of the layers."""
+        """Return the seconds of a product or a group of products; ``wide``: in 16 bits for any dtype of the layers."""
         dtype = _wide(self.dtype) if wide else self.dtype
         kind = "grouped_matmul" if product.groups > 1 else "matmul"
         size = (product.groups, product.m, product.n, product.k)
@@ -62,13 +62,13 @@ class KernelTimes:
         return by_rate
 
     def _product_s(self, size: Sequence[float], dtype: str) -> float:
-        """By the device's rates alone: the longer of operations and traffic."""
+        """Return the longer of the times for operations and for traffic, by the rates of the device."""
         groups, m, n, k = size
         rate = self._rate[dtype]
         if not rate:
             return 0.0
         moved = ELEMENT_BYTES.get(dtype, 2.0) * groups * (m * k + k * n + m * n)
-        # Half a wave of the device's units is idle on average, whatever the product's size.
+        # On average half a wave of the device's units is idle, for any size of product.
         flops = 2.0 * groups * m * n * k * (1 + self._wave / (groups * m * n))
         return max(flops / (rate * _aligned(n, k)), moved / self._memory if self._memory else 0.0) + self._kernel_s
 
@@ -90,14 +90,14 @@ class KernelTimes:
         return flops / (rate * unit) + self._kernel_s if rate else 0.0
 
     def traffic(self, traffic: Traffic, ratio: float = 1.0) -> float:
-        """Seconds of kernels that only read and write, ``ratio`` times the bytes that were counted."""
+        """Return the seconds of memory-bound kernels that move ``ratio`` times the counted bytes."""
         moving = ratio * traffic.moved_bytes / self._memory if self._memory else 0.0
         return moving + traffic.kernels * self._kernel_s
 
     def _between(self, points: Sequence[tuple[tuple[float, ...], float]], size: Sequence[float]) -> float | None:
-        """How many times as long as by the rates alone: what the nearest points took, weighted by distance.
+        """Interpolate measured time over time by rates from the nearest points.
 
-        None outside of what was measured.
+        Returns None outside the measured sizes.
         """
         place = tuple(math.log(max(value, 1e-9)) for value in size)
         near = sorted((math.dist(place, other), ratio) for other, ratio in points)[:_NEIGHBOURS]
@@ -111,7 +111,7 @@ class KernelTimes:
         return sum(weights) / sum(weight / ratio for weight, (_, ratio) in zip(weights, near, strict=True))
 
     def _place(self, point: KernelPoint) -> tuple[tuple[float, ...], float] | None:
-        """(logarithms of its sizes, its time over that by the rates alone); None where no rate is known."""
+        """Return (logarithms of the sizes, measured time over time by rates); None without a rate."""
         if point.kind in ("matmul", "grouped_matmul"):
             sizes: tuple[int, ...] = point.shape
             by_rate = self._product_s(sizes, point.dtype) if point.dtype in self._rate else 0.0
@@ -125,7 +125,7 @@ class KernelTimes:
 
 
 def _aligned(n: float, k: float) -> float:
-    """Share of the rate that a product of unaligned sizes reaches."""
+    """Return the share of the rate that a product of these sizes reaches."""
     return 1.0 if n % _UNIT == 0 and k % _UNIT == 0 else _UNALIGNED
 
 

@@ -1,6 +1,6 @@
-"""How a job is spread: the mesh, what replicas share out, the pipeline's schedule, the batch; and what is legal.
+"""A layout: mesh, sharding, pipeline schedule and batch, with its rules.
 
-Source of the order of axes: :mod:`perfsuite.base.mesh`; neighbours along tp are neighbouring ranks, pp is outermost.
+The order of axes is that of :mod:`perfsuite.base.mesh`: tp has neighbouring ranks, pp is outermost.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 
 
 class Group(NamedTuple):
-    """Where the ranks of one group along an axis stand."""
+    """Placement of one group along an axis."""
 
     ranks: int
     per_node: int
-    """Ranks of the group on one node, the most."""
+    """Most ranks of the group on one node."""
     nodes: int
     stride: int
-    """Distance of neighbours, in ranks."""
     concurrent: int
-    """Groups of this axis that send from one node at once and share its network."""
+    """Groups of this axis that send from one node at the same time and share its network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One way to spread a job.
+    """One way to spread a job over devices.
 
     >>> layout = Layout.parse("dp64-tp8-pp2", global_batch=1024, micro_batch_size=1)
     >>> str(layout), layout.num_micro_batches, layout.groups(8)["dp"]
@@ -55,7 +54,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("stages_per_rank", "micro_batch_size", "num_micro_batches"):
             if getattr(self, name) < 1:
-                raise InvalidParameter(f"{name}={getattr(self, name)} is no count; choose a whole number from 1")
+                raise InvalidParameter(f"{name}={getattr(self, name)} is not a count; choose a whole number from 1")
         if self.schedule:
             find_schedule(self.schedule)
         if self.stages_per_rank > 1 and self.shape.size("pp") == 1:
@@ -77,9 +76,9 @@ class Layout:
         checkpointing: Checkpointing = "none",
         sequence_parallel: bool = False,
     ) -> Layout:
-        """The layout of a mesh as written, its micro-batches counted from the global batch.
+        """Return the layout of a mesh; micro-batches follow from the global batch.
 
-        A pipeline without a schedule gets 1f1b.  Raises InvalidParameter with the legal batches, the nearest first.
+        A pipeline without a schedule gets 1f1b. Raises InvalidParameter with the legal batches, the nearest first.
         """
         shape = MeshShape.parse(text)
         for option, axis in (
@@ -114,7 +113,7 @@ class Layout:
 
     @classmethod
     def of(cls, training: Training) -> Layout:
-        """That of a step as its case told it."""
+        """Return the layout of a recorded training step."""
         return cls(
             shape=MeshShape.parse(training.layout),
             sharding=training.sharding,
@@ -136,7 +135,7 @@ class Layout:
 
     @property
     def dp(self) -> int:
-        """Replicas of the parameters that data parallelism alone makes: ep not counted."""
+        """Return the replicas made by data parallelism alone, without ep."""
         return math.prod(self.shape.size(axis) for axis in DATA_PARALLEL)
 
     @property
@@ -146,20 +145,20 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """Stages of the model on all ranks of a pipeline."""
+        """Return the number of stages over all ranks of a pipeline."""
         return self.shape.size("pp") * self.stages_per_rank
 
     def groups(self, devices_per_node: int) -> dict[str, Group]:
-        """Where the groups of every axis with several ranks stand on nodes of so many devices.
+        """Return the placement of the groups of every axis with several ranks.
 
-        Also ``data``: all ranks that hold the same parameters (dp, ep and cp together); ``shard``: those of ``data``
-        that may share them out, without the copies along dp_replicate; ``experts``: those of ``shard`` that hold the
+        Additional groups: ``data``, all ranks with the same parameters (dp, ep and cp together). ``shard``, the ranks
+        of ``data`` that may shard them, without copies along dp_replicate. ``experts``, the ranks of ``shard`` with the
         same experts.
         """
         return _groups(self.shape, devices_per_node)
 
     def check(self, model: Model, *, world_size: int | None = None) -> None:
-        """Raise InvalidParameter, naming the legal choices, where the model cannot be spread so."""
+        """Raise InvalidParameter with the legal choices if the model cannot be spread so."""
         if world_size is not None and self.world_size != world_size:
             rest = self.world_size // self.dp
             fitting = f"dp{world_size // rest}" if world_size % rest == 0 else f"a world of a multiple of {rest}"

@@ -1,4 +1,4 @@
-"""Every layout of a model on a number of devices: the legal ones, and how many break which rule."""
+"""Enumerate the legal layouts of a model on a number of devices, and count the others by broken rule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.projection.layout import Layout, Sharding
 
 _MOST_MICRO_BATCH = 16
-_INTERLEAVED = (2, 4)
-"""Stages per rank that are tried."""
+_UNEVEN = (2, 4)
+"""Stages per rank that are tried if the stages do not divide the layers; the first stages then have one more."""
 _CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 _SAME = "selective recomputation is none where attention is fused"
 _SHARDING: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
@@ -24,21 +24,20 @@ _SHARDING: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters
 
 @dataclass(kw_only=True)
 class Layouts:
-    """What there is to choose from; ``rejected`` is complete once all layouts were taken."""
+    """The choices; ``rejected`` is complete after all layouts were taken."""
 
     model: Model
     world_size: int
     global_batch: int
     devices_per_node: int
     across_nodes: bool = False
-    """Whether tensor parallelism may leave a node."""
+    """Tensor parallelism may span several nodes."""
     fused_attention: bool = False
-    """Whether scores are never kept, so that recomputing them alone is to recompute nothing."""
+    """Scores are never kept, so selective recomputation changes nothing."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Meshes and choices that break a rule, by the rule."""
 
     def legal(self) -> Iterator[Layout]:
-        """All that break no rule, whether they fit into memory or not."""
+        """Yield all layouts that break no rule, also those that do not fit into memory."""
         for shape in self._shapes():
             share = self.global_batch // shape.replicas
             sizes = [size for size in _divisors(share) if size <= _MOST_MICRO_BATCH]
@@ -46,11 +45,11 @@ class Layouts:
                 yield from self._choices(shape, micro_batch_size, share // micro_batch_size)
 
     def _shapes(self) -> Iterator[MeshShape]:
-        """Meshes of this many devices that the model and the batch divide over."""
+        """Yield the meshes that divide the model and the batch."""
         for tp in self._along_tp():
             for pp in self._along_pp(self.world_size // tp):
                 for cp in self._along_cp(self.world_size // tp // pp, tp):
-                    for ep in self._along_ep(self.world_size // tp // pp // cp):
+                    for ep in _divisors(math.gcd(self.world_size // tp // pp // cp, self.model.experts or 1)):
                         dp = self.world_size // tp // pp // cp // ep
                         if self.global_batch % (dp * ep):
                             self.rejected[f"the batch does not divide by {dp * ep} replicas"] += 1
@@ -99,9 +98,6 @@ class Layouts:
             else:
                 yield cp
 
-    def _along_ep(self, ranks: int) -> Iterator[int]:
-        yield from _divisors(math.gcd(ranks, self.model.experts) if self.model.experts else 1)
-
     def _choices(self, shape: MeshShape, micro_batch_size: int, count: int) -> Iterator[Layout]:
         pp, several = shape.size("pp"), shape.replicas * shape.size("cp") > 1
         shardings = _SHARDING if several and pp == 1 else _SHARDING[:3] if several else _SHARDING[:1]
@@ -123,22 +119,21 @@ class Layouts:
                     )
 
     def _orders(self, pp: int, count: int) -> Iterator[tuple[str, int]]:
-        """(schedule, stages per rank)."""
+        """Yield (schedule, stages per rank)."""
         if pp == 1:
             yield "", 1
             return
         yield "1f1b", 1
-        for stages_per_rank in _INTERLEAVED:
-            if self.model.layers % (pp * stages_per_rank):
-                self.rejected["interleaved stages do not divide the layers"] += 1
-            elif count % pp:
+        most, rest = divmod(self.model.layers, pp)
+        for stages_per_rank in [size for size in _UNEVEN if size <= most] if rest else _divisors(most)[1:]:
+            if count % pp:
                 self.rejected["interleaving needs micro-batches in multiples of pp"] += 1
             else:
                 yield "interleaved_1f1b", stages_per_rank
 
 
 def _divisors(count: int) -> list[int]:
-    """Of a number, smallest first.
+    """Return the divisors of a number, smallest first.
 
     >>> _divisors(12)
     [1, 2, 3, 4, 6, 12]

@@ -1,7 +1,7 @@
-"""What the fullest rank has allocated at most, by component.
+"""Estimate the largest allocated memory of the fullest rank, by component.
 
-Activations are counted per block and micro-batch from what its code keeps, times the micro-batches that the schedule
-has in flight; the rest is parameters over the ranks that share them.
+Activations are counted per block and micro-batch, times the micro-batches that the schedule has in flight. Parameters,
+gradients and optimizer state are divided by the ranks that shard them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from perfsuite.projection.pipeline import rank_stages, stage_kinds
 from perfsuite.schedules import Order, make_schedule
 
 MEMORY_LIMIT = 0.92
-"""Share of the card from which on steps slow down (allocator retries): a projection is then a lower bound."""
+"""Share of the card above which steps slow down (allocator retries): a projection is then a lower bound."""
 
+RESERVED = (1.006, 1.077)
+"""Range of "max reserved" over "max allocated" in public logs: 1.006 to 1.009 in five of Megatron-LM, 1.077 in one of
+Megatron-DeepSpeed."""
 _SHARDED: Mapping[Sharding, int] = MappingProxyType({"none": 3, "optimizer": 2, "gradients": 1, "parameters": 0})
-"""The first of weights, gradients and optimizer state that replicas share out; the later ones are as well."""
+"""The first sharded item of weights, gradients and optimizer state; the later ones are sharded too."""
 USABLE = 0.985
-"""Of a data sheet's memory, what the driver leaves: 39.4 of 40 GiB."""
+"""Share of the data sheet's memory that the driver leaves: 39.4 of 40 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBreakdown:
-    """Bytes that the fullest rank has allocated at most, by component."""
+    """Largest allocated bytes of the fullest rank, by component."""
 
     parameters: float
     gradients: float
@@ -40,50 +43,48 @@ class MemoryBreakdown:
     activations: float
     logits: float = 0.0
     temporary: float = 0.0
-    """Gathered layers, a layer's weight gradient kept aside, a layer computed again, what the loss makes."""
+    """Gathered layers, one layer's weight gradient, one recomputed layer, buffers of the loss."""
     communication: float = 0.0
-    """Buckets and buffers."""
     accumulated: float = 0.0
-    """Gradients that are there while activations are: where buffers keep them, or of micro-batches before."""
+    """Gradients allocated together with activations: in persistent buffers, or of earlier micro-batches."""
     updating: float = 0.0
-    """What the optimizer makes for itself, when activations are gone."""
+    """Temporary memory of the optimizer, after activations are freed."""
     encoders: float = 0.0
-    """Frozen ones, whole on every rank."""
+    """Frozen encoders, whole on every rank."""
     ema: float = 0.0
-    """A moving average of the weights on the device."""
+    """Moving average of the weights on the device."""
     capacity: float = 0.0
-    """What the driver leaves of the device's; 0: unknown."""
+    """Device memory that the driver leaves; 0: unknown."""
 
     @property
     def total(self) -> float:
-        """At most at once: activations are gone when the optimizer steps, and gradients may come while they go."""
+        """Return the largest sum at one time: of activations, or of gradients and the optimizer step."""
         passes = self.accumulated + self.activations + self.logits + self.temporary
         kept = self.parameters + self.optimizer + self.communication + self.encoders + self.ema
         return kept + max(passes, self.gradients + self.updating)
 
     @property
     def share(self) -> float | None:
-        """Of the capacity; None where that is unknown."""
+        """Return the share of the capacity; None if that is unknown."""
         return self.total / self.capacity if self.capacity else None
 
     @property
     def fits(self) -> bool:
-        """Whether it is below the limit; True where the capacity is unknown."""
+        """Return whether the sum is below the limit; True if the capacity is unknown."""
         return self.total <= MEMORY_LIMIT * (self.capacity or math.inf)
 
 
 def memory_of(model: Architecture, layout: Layout, code: Implementation, capacity: float = 0.0) -> MemoryBreakdown:
-    """The fullest rank of a pipeline, or the one rank that all are alike."""
+    """Return the memory of the fullest rank."""
     return Memories(model=model, code=code, capacity=capacity).of(layout)
 
 
 class Load(NamedTuple):
-    """What a rank has to hold, before data parallelism shares it out."""
+    """Parameters and activations of a rank before data parallelism shards them."""
 
     dense: float
-    """Parameters that all data ranks have."""
+    """Parameters that all data-parallel ranks have."""
     routed: float
-    """Of its experts."""
     activations: float
     logits: float
     temporary: float
@@ -91,7 +92,7 @@ class Load(NamedTuple):
 
 @dataclass(kw_only=True)
 class Memories:
-    """The memory of any layout of one model; what layouts share is counted once."""
+    """Computes the memory of any layout of one model, with a cache of shared parts."""
 
     model: Architecture
     code: Implementation
@@ -102,7 +103,7 @@ class Memories:
     _blocks: dict[object, tuple[float, float, float, float, float]] = field(default_factory=dict, init=False)
 
     def of(self, layout: Layout) -> MemoryBreakdown:
-        """Of the fullest rank."""
+        """Return the memory of the fullest rank."""
         size, ranks = layout.shape.size, layout.shape.size("pp")
         key = (
             *(ranks, size("ep"), size("cp"), size("tp"), layout.schedule, layout.stages_per_rank),
@@ -124,7 +125,7 @@ class Memories:
         accumulated = gradients if several or self.code.keeps_gradients else 0.0
         if several and self.code.scattered_bytes:  # whole until the last micro-batch scatters them
             accumulated = self.code.gradient_bytes * (fullest.dense + fullest.routed)
-        if several and self.code.bucket_bytes:  # DistributedDataParallel's buckets wait beside them for the last one
+        if several and self.code.bucket_bytes:  # DistributedDataParallel's buckets wait for the last one as well
             accumulated += gradients
         updated = parameters if layout.sharding in ("none", "parameters") else optimizer
         per_updated = self.code.weight_bytes if updated is parameters else self.code.optimizer_state_bytes
@@ -142,7 +143,7 @@ class Memories:
         )
 
     def _per_parameter(self, layout: Layout) -> tuple[tuple[float, float], ...]:
-        """Bytes of a parameter on one rank, of (dense, experts'), as weights, gradients and state of the optimizer."""
+        """Return the bytes of a (dense, expert) parameter on one rank for weights, gradients and optimizer state."""
         per = layout.shape.size("cp") / layout.shape.size("dp_replicate")
         shared = 1 / (layout.shape.replicas * per), 1 / (layout.dp * per)
         sharded, code = _SHARDED[layout.sharding], self.code
@@ -156,7 +157,7 @@ class Memories:
         )
 
     def loads(self, share: Share, some: Sequence[int]) -> tuple[Load, ...]:
-        """Of some ranks of the pipeline."""
+        """Return the loads of some ranks of the pipeline."""
         layout, size = share.layout, share.layout.shape.size
         key = (
             *(size("tp"), size("cp"), layout.micro_batch_size),
@@ -189,10 +190,10 @@ class Memories:
 
 
 def _temporary(share: Share) -> float:
-    """Two gathered layers and a layer's whole gradient, or one matrix' gradient kept aside.
+    """Return two gathered layers and a layer's gradient, or the gradient of one matrix before it is accumulated.
 
-    Where blocks are units of their own beside one of the ends, those are whole for all of a step; the first gradients
-    are the ends', and a block's come while its activations go.
+    If a rank has blocks and one end of the model as separate units, the end stays gathered for the whole step. The
+    end's gradients come first; a block's gradients come while its activations are freed.
     """
     code, block = share.code, share.model.block_parameters() / share.tp
     if share.layout.sharding == "parameters":
@@ -206,11 +207,11 @@ def _temporary(share: Share) -> float:
 
 
 def _beside_sharded(share: Share, kept: float, largest: float, ends_kept: float, loss: float) -> float:
-    """Bytes beside all activations when most is allocated, of one rank that has all blocks, each a unit of its own.
+    """Return the largest bytes in addition to all activations, for a rank with all blocks as separate units.
 
-    The ends of the model are gathered for all of a step.  Blocks go backward one after the other: each is copied out of
-    the buffer that it was gathered in while the gradients of the one before are being scattered, gathers the next, and
-    gives back what it ``kept`` as its own gradients come (torch's FSDPParamGroup).  ``ends_kept`` is gone by then.
+    The ends of the model stay gathered for the whole step. In the backward pass each block is copied out of its gather
+    buffer while the gradients of the previous block are scattered. Then the next block is gathered, and the ``kept``
+    bytes are freed while the gradients are allocated (torch's FSDPParamGroup). ``ends_kept`` is freed before.
     """
     model, code, layout = share.model, share.code, share.layout
     block = max(block_share(model, layout, experts=experts) for experts in {False, bool(model.experts)})
@@ -223,8 +224,8 @@ def _beside_sharded(share: Share, kept: float, largest: float, ends_kept: float,
     hidden, several = model.hidden / share.tp, layout.num_micro_batches > 1
     products = (model.matrices - 1) * code.kept_head_bytes * share.tokens * hidden
     products += code.gradient_bytes * hidden * model.width
-    # Those of micro-batches before are there already, and what is scattered is given back; but a matrix that both ends
-    # share adds nothing up before it has both gradients.
+    # Gradients of earlier micro-batches are allocated already, and scattered ones are freed. A matrix shared by both
+    # ends is accumulated only after both gradients exist.
     own, waiting = (0.0, head * model.tied) if several else (gradients, head)
     each_gone = kept + (gradients if several else 0.0) - scattered
     moments = [ends + gathered + loss, ends + gathered + head + flowing]
@@ -243,13 +244,13 @@ def _beside_sharded(share: Share, kept: float, largest: float, ends_kept: float,
 
 
 def _gradients_of_block(share: Share) -> float:
-    """Of what an MLP keeps, while its backward runs: after the loss, when the logits are gone."""
+    """Return the gradients of an MLP's kept tensors in its backward pass, after the logits are freed."""
     hidden, element = share.model.matrices * share.model.hidden / share.tp, share.code.kept_head_bytes
     return element * share.tokens * hidden + 2 * element * share.outer_tokens * share.model.width
 
 
 def _parameters(share: Share, stages: tuple[int, ...]) -> tuple[float, float]:
-    """(shared by all data ranks, experts') of a rank with these stages."""
+    """Return (shared, expert) parameters of a rank with these stages."""
     model, layout = share.model, share.layout
     routed = model.experts * model.matrices * model.width * model.expert_hidden
     dense = experts = 0.0
@@ -269,7 +270,7 @@ def _parameters(share: Share, stages: tuple[int, ...]) -> tuple[float, float]:
 
 
 def block_bytes(share: Share, *, experts: bool) -> float:
-    """What one block keeps of one micro-batch for its backward."""
+    """Return the bytes that one block keeps of one micro-batch for its backward pass."""
     model, code, tp = share.model, share.code, share.tp
     features = (model.top_k * model.expert_hidden + model.shared_hidden) if experts else model.hidden
     of_keys = model.heads if code.repeats_keys else model.key_heads
@@ -286,7 +287,7 @@ def block_bytes(share: Share, *, experts: bool) -> float:
 
 
 def _kept(share: Share) -> tuple[float, float, float]:
-    """Bytes that (a dense block, one with experts) keep of a micro-batch, and of the block that is computed again."""
+    """Return kept bytes of (a dense block, a block with experts), and the bytes of the block being recomputed."""
     if share.layout.checkpointing == "full":
         whole = share.code.compute_bytes * share.outer_tokens * share.model.width
         return whole, whole, block_bytes(share, experts=bool(share.model.expert_layers))
@@ -294,7 +295,7 @@ def _kept(share: Share) -> tuple[float, float, float]:
 
 
 def _activations(layout: Layout, sizes: Sequence[float], rank: int) -> float:
-    """Kept of all micro-batches in flight, from the bytes of one in each stage of the rank."""
+    """Return the bytes of all micro-batches in flight, from the bytes of one micro-batch per stage."""
     ranks = layout.shape.size("pp")
     if ranks == 1:
         return sizes[0]
@@ -305,7 +306,7 @@ def _activations(layout: Layout, sizes: Sequence[float], rank: int) -> float:
 
 
 def _telling(layout: Layout) -> int:
-    """Micro-batches that tell what ranks hold: of whole rounds two are as good as more, unless a rank holds them all.
+    """Return a number of micro-batches with the same peak: two whole rounds suffice unless a rank holds all.
 
     >>> [_telling(Layout.parse("pp4", global_batch=64, schedule=name)) for name in ("1f1b", "zbv", "gpipe")]
     [4, 8, 64]
@@ -325,7 +326,7 @@ def _holds_all(schedule: str, ranks: int, stages_per_rank: int) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _held(schedule: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Micro-batches times stages that each rank holds at most: from its order, whatever its actions take."""
+    """Return the largest number of micro-batches times stages that each rank holds, from its order of actions."""
     made = make_schedule(schedule, ranks=ranks, num_micro_batches=num_micro_batches, stages_per_rank=stages_per_rank)
     return tuple(_most_held(order) for order in made.orders)
 

@@ -1,4 +1,4 @@
-"""Alpha and beta of messages out of a device's own cases, by how the groups stand that sent them."""
+"""Fit alpha and beta of collectives from a device's cases, by placement of the groups."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ COLLECTIVES: Mapping[str, str] = MappingProxyType(
         "SendRecv": "send_recv",
     }
 )
-"""By class of the workload."""
 _PASSES: Mapping[str, float] = MappingProxyType({"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0})
-"""Times that a ring is gone round, best known first."""
+"""Passes round a ring, in order of preference."""
 
 
 def collective_lines(observations: Iterable[Observation]) -> tuple[CollectiveLine, ...]:
-    """Alpha and beta of every collective, for every kind of group that was measured at two sizes or more."""
+    """Return alpha and beta of every collective for every kind of group measured at two sizes or more."""
     points: dict[tuple[str, int, int, int, int], dict[float, Observation]] = {}
     for seen in observations:
         kind = _collective(seen)
         if kind is not None:
-            known = points.setdefault(kind, {})
+            of_kind = points.setdefault(kind, {})
             size = float(seen.parameters["message_bytes"])
-            if size not in known or seen.time_s < known[size].time_s:
-                known[size] = seen
-    lines = (_line(key, known) for key, known in points.items())
+            if size not in of_kind or seen.time_s < of_kind[size].time_s:
+                of_kind[size] = seen
+    lines = (_line(key, by_size) for key, by_size in points.items())
     return tuple(line for line in lines if line is not None)
 
 
 def _collective(seen: Observation) -> tuple[str, int, int, int, int] | None:
-    """(collective, ranks, nodes, stride, concurrent groups) of the group that sent."""
+    """Return (collective, ranks, nodes, stride, concurrent groups) of a case."""
     if seen.kind in COLLECTIVES:
         return (COLLECTIVES[seen.kind], seen.world_size, seen.hosts, 1, 1)
     if seen.kind == "AxisCollective":
-        given, per_node = seen.parameters, max(1, seen.world_size // seen.hosts)
-        group = Layout(shape=MeshShape.parse(given["mesh"])).groups(per_node)[given["axis"]]
-        return (given["collective"], group.ranks, group.nodes, group.stride, group.concurrent)
+        fields, per_node = seen.parameters, max(1, seen.world_size // seen.hosts)
+        group = Layout(shape=MeshShape.parse(fields["mesh"])).groups(per_node)[fields["axis"]]
+        return (fields["collective"], group.ranks, group.nodes, group.stride, group.concurrent)
     return None
 
 
-def _line(key: tuple[str, int, int, int, int], known: Mapping[float, Observation]) -> CollectiveLine | None:
+def _line(key: tuple[str, int, int, int, int], by_size: Mapping[float, Observation]) -> CollectiveLine | None:
     collective, ranks, nodes, stride, concurrent = key
-    points = sorted((size, seen.time_s) for size, seen in known.items())
+    points = sorted((size, seen.time_s) for size, seen in by_size.items())
     fitted = _fit(points)
     if fitted is None:
         return None
@@ -69,12 +68,12 @@ def _line(key: tuple[str, int, int, int, int], known: Mapping[float, Observation
         stride=stride,
         concurrent=concurrent,
         relative_error=round(misfit, 4),
-        source=named(known.values()),
+        source=named(by_size.values()),
     )
 
 
 def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float, float] | None:
-    """(alpha in seconds, bytes per second, misfit) of (bytes, seconds); None where no line fits."""
+    """Return (alpha in seconds, bytes per second, misfit) of (bytes, seconds); None if no line fits."""
     if len(points) < 2:
         return None
     if len(points) == 2:
@@ -91,7 +90,7 @@ def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float, float] | 
 
 
 def link_constants(lines: Sequence[CollectiveLine]) -> dict[str, Constant]:
-    """Rings within a node, and over several; the widest group of neighbours that was measured tells."""
+    """Return the constants of rings within a node and across nodes, from the widest measured group of neighbours."""
     constants: dict[str, Constant] = {}
     plain = [line for line in lines if line.stride == 1 and line.concurrent == 1 and line.collective in _PASSES]
     inside = _widest(line for line in plain if line.nodes == 1)

@@ -1,7 +1,7 @@
-"""One stored result as far as calibration reads it: a case, what was timed, and under which software.
+"""One stored result as calibration reads it: case, times and software.
 
-Results of journals and entries of baseline files say the same in other words; workloads are known by the names of
-their classes, because this package sees none of them.
+Results of journals and entries of baseline files have the same content. Workloads are identified by class name, because
+this package does not import them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from perfsuite.metrics.spec import HOST_BOUND
 from perfsuite.record.result import Result, Training
 
 _LIBRARIES = ("torch", "torch_musa", "torch_npu", "cuda", "rocm", "cudnn", "mudnn", "nccl", "rccl", "mccl", "deepspeed")
-"""Whose versions move times, in the order of the key."""
+"""Libraries whose versions change times, in the order of the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What one case took."""
+    """The times and values of one case."""
 
     case: str
-    """pytest node id."""
     kind: str
     """Class of the workload: Matmul, AllReduce, TrainStep, ..."""
     parameters: Mapping[str, Any]
-    """Its fields."""
     platform: str
     world_size: int
     time_s: float
@@ -37,9 +35,9 @@ class Observation:
     fingerprint: str = ""
     hosts: int = 1
     launch_s: float | None = None
-    """Host seconds to start an iteration; None where nobody measured it, and on a CPU, where that is to compute it."""
+    """Host seconds to start an iteration; None without a measurement and on a CPU."""
     rank_times_s: tuple[float, ...] = ()
-    """Medians of the ranks; empty where only their maximum was kept."""
+    """Medians of the ranks; empty if only their maximum was stored."""
     cache_bytes: int = 0
     training: Training | None = None
     values: Mapping[str, float] = field(default_factory=dict)
@@ -47,12 +45,12 @@ class Observation:
 
     @property
     def host_bound(self) -> bool:
-        """Whether starting an iteration takes as long as the iteration."""
+        """Return whether starting an iteration takes as long as the iteration."""
         return self.launch_s is not None and self.launch_s > HOST_BOUND * self.time_s
 
     @classmethod
     def of(cls, result: Result) -> Observation | None:
-        """That of a result; None for one that has no times."""
+        """Return the observation of a result; None for a result without times."""
         measurement = result.measurement
         if measurement is None or measurement.smoke or result.outcome != "measured":
             return None
@@ -80,7 +78,7 @@ class Observation:
 
 
 def kind_of(workload: str) -> str:
-    """The class in ``module:Class``.
+    """Return the class in ``module:Class``.
 
     >>> kind_of("perfsuite.workloads.matmul:Matmul")
     'Matmul'
@@ -89,17 +87,17 @@ def kind_of(workload: str) -> str:
 
 
 def software_key(environment: Mapping[str, Any]) -> str:
-    """Versions that move times, in one line; ``unknown`` where a result tells none.
+    """Return the versions that change times in one line, or ``unknown``.
 
-    What the ranks said goes before what is installed.
+    Versions recorded by the ranks take precedence over installed ones.
 
     >>> software_key({"packages": {"torch": "2.13.0", "numpy": "2.4"}, "worker": {"nccl": "2.21.5"}})
     'torch 2.13.0, nccl 2.21.5'
     """
     worker, packages = environment.get("worker"), environment.get("packages")
-    told: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
     for source in (packages, worker, worker.get("versions") if isinstance(worker, Mapping) else None):
         if isinstance(source, Mapping):
-            told |= {str(name).replace("-", "_"): version for name, version in source.items()}
-    known = [f"{name} {told[name]}" for name in _LIBRARIES if isinstance(told.get(name), str)]
-    return ", ".join(known) or "unknown"
+            versions |= {str(name).replace("-", "_"): version for name, version in source.items()}
+    found = [f"{name} {versions[name]}" for name in _LIBRARIES if isinstance(versions.get(name), str)]
+    return ", ".join(found) or "unknown"

@@ -1,6 +1,6 @@
-"""What one rank computes and sends for one micro-batch in one block, at the ends of the model and in the optimizer.
+"""Count the operations and messages of one rank for one micro-batch: blocks, ends of the model, optimizer.
 
-t tokens of a rank, D width, F hidden features; every product is (m, n, k): m x k by k x n.
+t tokens of a rank, D width, F hidden features. Every product is (m, n, k): m x k by k x n.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from perfsuite.projection.layout import Layout
 
 Pass = Literal["forward", "backward_input", "backward_weight"]
 _RING_KERNELS = (10, 4)
-"""That add up a step of a ring, forward and backward: see :attr:`Implementation.ring_bytes`."""
+"""Kernels that combine a step of a ring, forward and backward: see :attr:`Implementation.ring_bytes`."""
 _COUNT_BYTES = 8
-"""Of a number of rows."""
+"""Bytes of a row count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +48,17 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        """Operations, 2.5 times as many in the backward, which computes the scores again; a mask leaves half."""
+        """Return the operations; the backward pass has 2.5 times as many because it recomputes the scores.
+
+        A causal mask halves them.
+        """
         pairs = self.batch * self.heads * self.queries * self.keys * (0.5 if self.causal else 1.0)
         return pairs * 2.0 * (self.features + self.values) * (2.5 if self.backward else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Kernels that do nothing but read and write."""
+    """Memory-bound kernels."""
 
     moved_bytes: float
     kernels: float = 1
@@ -63,15 +66,15 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """Messages along an axis; the size S of each as nccl-tests counts it."""
+    """Messages along an axis; S is the size of each, as nccl-tests counts it."""
 
     collective: str
     message_bytes: float
     axis: str
     overlap: float = 0.0
-    """Share that hides behind the work beside it."""
+    """Share that is hidden behind concurrent work."""
     calls: int = 1
-    """Messages of this size, one after the other."""
+    """Number of messages of this size, one after the other."""
 
 
 Operation = Matmul | Attention | Traffic | Collective
@@ -80,7 +83,7 @@ Operations = tuple[Operation, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Operations of one micro-batch by pass; what is computed again stands apart."""
+    """Operations of one micro-batch by pass; recomputation is separate."""
 
     forward: Operations = ()
     backward_input: Operations = ()
@@ -90,7 +93,7 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What of a model one rank computes."""
+    """The part of a model that one rank computes."""
 
     model: Architecture
     layout: Layout
@@ -103,21 +106,21 @@ class Share:
 
     @property
     def tokens(self) -> float:
-        """Of a micro-batch on this rank."""
+        """Return the tokens of a micro-batch on this rank."""
         return self.layout.micro_batch_size * self.model.tokens / self.layout.shape.size("cp")
 
     @property
     def outer_tokens(self) -> float:
-        """Between the parts that tensor parallelism splits."""
+        """Return the tokens between the parts that tensor parallelism splits."""
         return self.tokens / self.tp if self.layout.sequence_parallel else self.tokens
 
     @property
     def ring(self) -> int:
-        """Ranks that keys and values go round; 1 where they stay."""
+        """Return the ranks of the ring of keys and values; 1 without a ring."""
         return self.layout.shape.size("cp") if self.code.context == "ring" and not self.model.token_groups else 1
 
     def along_tp(self, collective: str, message_bytes: float | None = None, calls: int = 1) -> Operations:
-        """Messages of a tensor-parallel group, by default of all its tokens; none where the group has one rank."""
+        """Return the messages of a tensor-parallel group, by default of all its tokens; none for one rank."""
         whole = self.code.compute_bytes * self.tokens * self.model.width
         size, overlap = whole if message_bytes is None else message_bytes, self.code.tensor_overlap
         message = Collective(collective=collective, message_bytes=size, axis="tp", overlap=overlap, calls=calls)
@@ -126,9 +129,10 @@ class Share:
 
 @functools.lru_cache(maxsize=4096)
 def block(share: Share, *, experts: bool) -> Passes:
-    """One block."""
+    """Return the operations of one block."""
     model, code, checkpointing = share.model, share.code, share.layout.checkpointing
-    products = (*_projections(share), *(_expert_products(share) if experts else _dense_products(share)))
+    dense = _mlp(share.tokens, model.width, model.hidden / share.tp, model)
+    products = (*_projections(share), *(_expert_products(share) if experts else dense))
     scores = _scores(share)
     sent, returned, last = _messages(share, experts=experts)
     forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent, *last)
@@ -165,19 +169,15 @@ def _projections(share: Share) -> tuple[Matmul, ...]:
 
 
 def _mlp(tokens: float, width: int, hidden: float, model: Architecture, groups: int = 1) -> tuple[Matmul, ...]:
-    """An MLP whose matrices into the hidden features are one."""
+    """Return an MLP whose input matrices are one product."""
     return (
         Matmul(m=tokens, n=(model.matrices - 1) * hidden, k=width, groups=groups),
         Matmul(m=tokens, n=width, k=hidden, groups=groups),
     )
 
 
-def _dense_products(share: Share) -> tuple[Matmul, ...]:
-    return _mlp(share.tokens, share.model.width, share.model.hidden / share.tp, share.model)
-
-
 def _expert_products(share: Share) -> tuple[Matmul, ...]:
-    """Router, the experts of this rank with as many rows as it sends, and those that every token meets."""
+    """Return the products of router, this rank's experts (with as many rows as it sends) and shared experts."""
     model, tokens = share.model, share.tokens
     here = model.experts // share.layout.shape.size("ep")
     rows = tokens * model.top_k * (model.capacity_factor or 1.0) / here
@@ -188,7 +188,7 @@ def _expert_products(share: Share) -> tuple[Matmul, ...]:
 
 
 def _scores(share: Share) -> tuple[Operations, Operations]:
-    """Attention forward and backward: one kernel, or products and the traffic of scores that are written."""
+    """Return attention forward and backward: one kernel, or products and the traffic of written scores."""
     model, code = share.model, share.code
     heads, keys = model.heads / share.tp, model.key_heads / share.tp
     batch, context = share.layout.micro_batch_size, share.layout.shape.size("cp")
@@ -234,7 +234,7 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
     )
     features = (model.top_k * model.expert_hidden + model.shared_hidden) if experts else model.hidden
     moved = width * share.outer_tokens * model.width + hidden * share.tokens * features / share.tp
-    if model.key_rank:  # heads are put together from what all share and what is their own
+    if model.key_rank:  # heads consist of a shared and an own part
         parts = model.heads / share.tp * (2 * model.features + model.value_features)
         moved += (16.0 if backward else 8.0) * share.tokens * parts
     if experts:
@@ -249,7 +249,7 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
 
 
 def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
-    """(forward, backward, the forward's last sum) of one block."""
+    """Return (forward, backward, the last sum of the forward pass) of one block."""
     forward, backward, last = _tensor(share, experts=experts)
     if share.layout.shape.size("cp") > 1:
         context = _context(share)
@@ -261,7 +261,7 @@ def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations, O
 
 
 def _tensor(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
-    """Attention and the MLP gather tokens and scatter sums; routed experts get their rows by :func:`_routed` alone."""
+    """Attention and MLP gather tokens and scatter sums; routed experts receive rows only by :func:`_routed`."""
     gather, scatter = share.along_tp("all_gather"), share.along_tp("reduce_scatter")
     dense = not experts or bool(share.model.shared_hidden)
     if not share.layout.sequence_parallel:
@@ -273,9 +273,9 @@ def _tensor(share: Share, *, experts: bool) -> tuple[Operations, Operations, Ope
 
 
 def _routed(share: Share) -> tuple[Operations, Operations]:
-    """(rows to their experts and back, numbers of rows before them): along ep, then to all ranks of tp.
+    """Return (rows to experts and back, row counts before them): along ep, then to all ranks of tp.
 
-    A rank sends the rows of its own tokens; along tp every rank has a part of each expert.
+    A rank sends the rows of its own tokens; along tp each rank has a part of every expert.
     """
     model, tp = share.model, share.tp
     rows = share.tokens / tp * model.top_k * (model.capacity_factor or 1.0)
@@ -290,9 +290,9 @@ def _routed(share: Share) -> tuple[Operations, Operations]:
 
 
 def _context(share: Share) -> tuple[Operations, Operations]:
-    """Keys and values go round the ring behind attention, or heads and tokens change places.
+    """Return the messages of context parallelism: keys and values round a ring, or heads exchanged for tokens.
 
-    In the backward keys go round again, and their gradients one step further, home, when nothing is left to compute.
+    In the backward pass keys go round again. Their gradients make one more step to their owner, which nothing hides.
     """
     model, ranks, element = share.model, share.layout.shape.size("cp"), share.code.compute_bytes
     features = model.features + model.value_features
@@ -312,9 +312,9 @@ def _context(share: Share) -> tuple[Operations, Operations]:
 
 @functools.lru_cache(maxsize=4096)
 def embedding(share: Share) -> Passes:
-    """Rows of the embedding, read and written; their gradients are added up in a table of zeros as large as its own.
+    """Return reads and writes of the embedding's rows; gradients are accumulated in a table of zeros of the same size.
 
-    A tied table has a second gradient, the head's, which is added to it.
+    A tied table has a second gradient from the head, which is added.
     """
     model, element = share.model, share.code.compute_bytes
     moved = element * share.outer_tokens * model.width
@@ -335,7 +335,7 @@ def embedding(share: Share) -> Passes:
 
 @functools.lru_cache(maxsize=4096)
 def head(share: Share) -> Passes:
-    """The output projection and the loss."""
+    """Return the output projection and the loss."""
     model, code = share.model, share.code
     if not model.vocabulary:
         return Passes()
@@ -356,7 +356,7 @@ def head(share: Share) -> Passes:
 
 
 def end_parameters(model: Architecture, layout: Layout, *, first: bool, last: bool) -> float:
-    """Parameters on one rank of a stage that are in no block."""
+    """Return the parameters on one rank of a stage outside its blocks."""
     count = (model.embedding_parameters + model.more_parameters) * first
     if last and model.vocabulary:
         count += model.head_parameters
@@ -365,7 +365,7 @@ def end_parameters(model: Architecture, layout: Layout, *, first: bool, last: bo
 
 
 def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
-    """Parameters of one block on one rank."""
+    """Return the parameters of one block on one rank."""
     rest = model.block_parameters(experts=experts)
     if not experts:
         return rest / layout.shape.size("tp")
@@ -374,6 +374,6 @@ def block_share(model: Architecture, layout: Layout, *, experts: bool) -> float:
 
 
 def routed_share(model: Architecture, layout: Layout) -> float:
-    """Parameters of the experts of one block on one rank."""
+    """Return the parameters of one block's experts on one rank."""
     whole = model.experts * model.matrices * model.width * model.expert_hidden
     return whole / layout.shape.size("ep") / layout.shape.size("tp")

@@ -1,4 +1,4 @@
-"""How long a pipeline of given stages takes: its closed form, or the simulator where stages differ."""
+"""Price a pipeline with given stages: by a closed form, or by the simulator for unequal stages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fractions import Fraction
 from perfsuite.schedules import StageTimes, find_schedule, make_schedule, stages_of
 
 MOST_ACTIONS = 4_000
-"""Simulated at once; of a longer step the rest repeats."""
+"""Actions simulated at once; the rest of a longer step is extrapolated."""
 _EQUAL = 1e-12
 
 
 @functools.lru_cache(maxsize=4096)
 def rank_stages(schedule: str, ranks: int, stages_per_rank: int) -> tuple[tuple[int, ...], ...]:
-    """The stages on each rank; a step without a schedule has one.
+    """Return the stages on each rank; one stage without a schedule.
 
     >>> rank_stages("interleaved_1f1b", 2, 2), rank_stages("", 1, 1)
     (((0, 2), (1, 3)), ((0,),))
@@ -29,12 +29,12 @@ def rank_stages(schedule: str, ranks: int, stages_per_rank: int) -> tuple[tuple[
 
 
 StageKind = tuple[int, int, bool, bool]
-"""(layers, those with experts, whether the first, whether the last) of a stage."""
+"""(layers, layers with experts, is the first, is the last) of a stage."""
 
 
 @functools.lru_cache(maxsize=256)
 def stage_kinds(layers: int, expert_layers: int, stages: int) -> tuple[tuple[StageKind, ...], tuple[int, ...]]:
-    """The different stages of a model, whose last layers have the experts, and which one stands in each place.
+    """Return the different stages of a model and the index of the one at each place; its last layers have the experts.
 
     >>> stage_kinds(5, 0, 3)
     (((2, 0, True, False), (2, 0, False, False), (1, 0, False, True)), (0, 1, 2))
@@ -52,14 +52,14 @@ def stage_kinds(layers: int, expert_layers: int, stages: int) -> tuple[tuple[Sta
 
 @functools.lru_cache(maxsize=256)
 def rank_kinds(schedule: str, ranks: int, stages_per_rank: int, order: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The kinds of stages that ranks hold, of ranks that hold the same the first."""
+    """Return the kinds of stages on each rank, without ranks that equal an earlier one."""
     held = (tuple([order[stage] for stage in own]) for own in rank_stages(schedule, ranks, stages_per_rank))
     return tuple(dict.fromkeys(held))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricedPipeline:
-    """A schedule and what one micro-batch takes in every stage."""
+    """A schedule and the times of one micro-batch in every stage."""
 
     schedule: str
     ranks: int
@@ -68,14 +68,14 @@ class PricedPipeline:
     times: StageTimes
 
     def step_s(self, *, simulated: bool = True) -> float:
-        """Seconds from the first action to the last.
+        """Return the seconds from the first action to the last.
 
-        Equal stages by the schedule's formula.  Others are simulated, or without ``simulated`` estimated: the busiest
-        rank's work, and every other rank's one micro-batch once.
+        Equal stages use the schedule's formula. Unequal stages are simulated, or estimated without ``simulated``: the
+        work of the busiest rank plus one micro-batch of every other rank.
         """
         spec = find_schedule(self.schedule)
-        sums = self._stage_sums
-        if spec.bubble is not None and max(sums) - min(sums) <= _EQUAL * max(sums) and self._halves_are_equal():
+        equal = all(max(each) - min(each) <= _EQUAL * max(each) for each in (self._stage_sums, self.times.forward_s))
+        if spec.bubble is not None and equal:
             bubble: Fraction = spec.bubble(self.ranks, self.num_micro_batches, self.stages_per_rank)
             return self.busiest_s / float(1 - bubble)
         if spec.bubble is None or simulated:
@@ -84,7 +84,7 @@ class PricedPipeline:
 
     @property
     def busiest_s(self) -> float:
-        """Seconds that the busiest rank works."""
+        """Return the seconds that the busiest rank works."""
         return self.num_micro_batches * max(self._rank_sums)
 
     @functools.cached_property
@@ -92,10 +92,6 @@ class PricedPipeline:
         times = self.times
         both = zip(times.forward_s, times.backward_input_s, times.backward_weight_s, strict=True)
         return [a + b + c for a, b, c in both]
-
-    def _halves_are_equal(self) -> bool:
-        forward = self.times.forward_s
-        return max(forward) - min(forward) <= _EQUAL * max(forward)
 
     @functools.cached_property
     def _rank_sums(self) -> list[float]:
@@ -114,7 +110,7 @@ class PricedPipeline:
         return self.num_micro_batches * max(ranks) + fill
 
     def _simulated_s(self) -> float:
-        """Of very many micro-batches the first few; the rest takes as long for each as the last of those."""
+        """Simulate the first micro-batches and extrapolate the rest."""
         spec, count = find_schedule(self.schedule), self.num_micro_batches
         per_micro_batch = self.ranks * self.stages_per_rank * (3 if spec.splits_backward else 2)
         fewer = max(4 * self.ranks, MOST_ACTIONS // per_micro_batch)
@@ -127,10 +123,7 @@ class PricedPipeline:
 
     def _walked_s(self, num_micro_batches: int) -> float:
         schedule = make_schedule(
-            self.schedule,
-            ranks=self.ranks,
-            num_micro_batches=num_micro_batches,
-            stages_per_rank=self.stages_per_rank,
+            self.schedule, ranks=self.ranks, num_micro_batches=num_micro_batches, stages_per_rank=self.stages_per_rank
         )
         times = schedule.walk(self.times).times  # no events of a timeline: nothing but its ends is asked for
         first, last = min(rank[0][0] for rank in times), max(rank[-1][1] for rank in times)

@@ -1,7 +1,7 @@
-"""The same job on more devices, to 100,000: what a step takes, what binds it, and how much of it a failure costs.
+"""Project the same job on more devices, up to 100,000: step time, binding resource and cost of failures.
 
-Data parallelism grows, the axes within a replica stay.  A ring's latency grows with its ranks: where it
-outweighs the bytes, parameters are shared out within groups (:data:`GROUPS`) and copied between them.
+Data parallelism grows; the axes within a replica stay. The latency of a ring grows with its ranks. If it outweighs the
+bytes, parameters are sharded within groups (:data:`GROUPS`) and copied between them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LLAMA3_MTBF_DEVICE_H = 50_700.0
 """Device-hours per unexpected interruption: 419 in 54 days on 16,384 H100 (arXiv:2407.21783, section 3.3.4)."""
 
 GROUPS = (8, 16, 32, 64, 128, 256, 512)
-"""Ranks among which parameters may be shared out."""
+"""Sizes of groups within which parameters may be sharded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +36,28 @@ class CurvePoint:
     global_batch: int
     tokens_per_s: float
     efficiency: float
-    """Throughput per device over that of the curve's first point."""
+    """Throughput per device relative to the first point."""
     note: str = ""
-    """Where the layout had to change."""
 
 
 def worlds_between(first: int, last: int) -> list[int]:
-    """Doublings from ``first`` on, and ``last``.
+    """Return ``first``, its doublings and ``last``.
 
     >>> worlds_between(8, 100)
     [8, 16, 32, 64, 100]
     """
     if not 1 <= first <= last:
-        raise InvalidParameter(f"a curve from {first} to {last} devices goes nowhere; write for example 8..1024")
+        raise InvalidParameter(f"a curve from {first} to {last} devices is empty; write for example 8..1024")
     count = int(math.log2(last / first)) + 1
     doubled = [first * 2**index for index in range(count)]
     return doubled if doubled[-1] == last else [*doubled, last]
 
 
 def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) -> tuple[list[CurvePoint], list[str]]:
-    """Points of the curve, and why worlds are missing in it; ``weak``: the batch of a replica stays, not the whole."""
+    """Return the points of a curve and the reasons for missing worlds.
+
+    ``weak``: the batch of a replica stays, instead of the whole batch.
+    """
     points: list[CurvePoint] = []
     missing = []
     for world in worlds:
@@ -87,7 +89,7 @@ def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) 
 
 
 def _grown(job: Job, calibration: Calibration, world: int, *, weak: bool) -> tuple[Job, str]:
-    """The job on so many devices; parameters are shared out within groups where that is faster than among all."""
+    """Return the job on ``world`` devices and a note; parameters are sharded within groups if that is faster."""
     layout = job.layout
     inner = layout.world_size // layout.dp
     if world % inner:
@@ -109,7 +111,7 @@ def _grown(job: Job, calibration: Calibration, world: int, *, weak: bool) -> tup
 def _within_groups(
     job: Job, calibration: Calibration, flat: Training, replicas: int, rest: Mapping[str, int]
 ) -> tuple[Job, str]:
-    """Parameters shared out among all replicas, or within the groups that make the fastest step that fits."""
+    """Shard parameters over all replicas, or within the groups that give the fastest step that fits."""
     jobs = {0: dataclasses.replace(job, training=flat)}
     for group in GROUPS:
         if group < replicas and replicas % group == 0:
@@ -126,10 +128,10 @@ def _within_groups(
 
 
 def goodput(world: int, step_time_s: float, *, mtbf_device_h: float, checkpoint_s: float) -> float:
-    """Share of time that is not lost to failures and checkpoints, with checkpoints as often as is best.
+    """Return the share of time left after failures and checkpoints, with the best interval of checkpoints.
 
-    Young's interval sqrt(2 x write time x MTBF / N): writing and half an interval of work lost per failure.
-    Source: Young 1974; Daly 2006.
+    Young's interval is sqrt(2 x write time x MTBF / N). A failure costs the write time and half an interval. Source:
+    Young 1974; Daly 2006.
 
     >>> round(goodput(16384, 10.0, mtbf_device_h=50_700, checkpoint_s=30.0), 2)
     0.93

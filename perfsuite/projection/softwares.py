@@ -1,4 +1,4 @@
-"""Training softwares whose published steps projections were tested on: traits with their sources, fitted constants.
+"""Published training softwares: traits with their sources, and fitted constants.
 
 ``software_constants.json`` has the constants; ``python -m benchmarks.backtest --write-bands`` writes it.
 """
@@ -27,9 +27,9 @@ from perfsuite.record.result import Peak
 
 FILE = Path(__file__).with_name("software_constants.json")
 OWN = "perfsuite"
-"""The suite's own modules: no traits here, see implementation.py."""
+"""The suite's own modules; their traits are in implementation.py."""
 _SHARES = ("matmul", "matmul_fp8", "attention", "link")
-"""Constants that are shares of a device's peaks; all others but the network are traits of the software."""
+"""Constants that are shares of a device's peaks; all others except the network are traits of the software."""
 _TRAITS = ("kernel_us", "link_us", "network_us", "traffic_ratio", "in_situ_ratio", "overlap_ratio", "rank_spread_ratio",
            "host_step_s")  # fmt: skip
 _FITTED = 0.05
@@ -39,23 +39,22 @@ TRAITS = Path(__file__).with_name("software_traits.json")
 SOFTWARES: Mapping[str, Implementation] = MappingProxyType(
     {name: from_json(Implementation, plain) for name, plain in json.loads(TRAITS.read_text(encoding="utf-8")).items()}
 )
-"""By name; simumax is a simulator's table of measured steps, the pure one is Composer's mixed_precision PURE."""
+"""Traits by name; simumax is a simulator with measured steps; "pure" is Composer's mixed_precision PURE."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """The constants that one table of published steps gives a software on one device."""
+    """The constants of a software on one device, fitted to one table of published steps."""
 
     table: str
     software: str
     device: str
-    """Platform name."""
     rows: int
-    """Rows that they were fitted to."""
+    """Number of rows of the fit."""
     world: int
-    """Devices of the largest of them."""
+    """Devices of the largest row."""
     values: Mapping[str, float]
-    """Shares of the device's peaks (matmul, matmul_fp8, attention, link, network), and traits by their own names."""
+    """Shares of the device's peaks (matmul, matmul_fp8, attention, link, network), and traits by name."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -65,16 +64,16 @@ def fitted_constants() -> tuple[Fitted, ...]:
 
 
 def choices() -> tuple[str, ...]:
-    """Return the softwares that can be projected by name."""
+    """Return the names of the softwares."""
     return (OWN, *dict.fromkeys(one.software for one in fitted_constants()))
 
 
 def constants_for(software: str, device: DeviceModel, tables: Sequence[Fitted] | None = None) -> tuple[Fitted, Regime]:
-    """Return what ``tables`` (default: those that ship) tell of a software on a device, and how near that is.
+    """Return the constants of a software on a device, and the regime: same device or another one.
 
-    A table of the same software and device tells all but the network, which is its cluster's.  Else traits are those of
-    the software on the device with the nearest peak, and shares of peaks are the median of other softwares' on the
-    same chip, or typical.  Raises ConfigurationError that names the softwares that are known.
+    A table of the same software and device gives all constants except the network, which belongs to its cluster.
+    Otherwise traits come from the device with the nearest peak. Shares of peaks are then the median of other softwares
+    on the same chip, or typical. Raises ConfigurationError with the known softwares.
     """
     tables = fitted_constants() if tables is None else tables
     own = [one for one in tables if one.software == software]
@@ -109,7 +108,7 @@ def _peaks_of_tables() -> Mapping[str, float]:
 def constants_of(
     device: DeviceModel, values: Mapping[str, float], *, source: str, network_gb_per_s: float = 0.0
 ) -> dict[str, Constant]:
-    """Return constants of a device: shares of its peaks and traits as in ``values``, what these lack from its row.
+    """Return the constants of a device from ``values``, completed by its row.
 
     ``network_gb_per_s`` is the nominal rate of a whole node per direction; 0: the row's.
     """
@@ -139,7 +138,7 @@ def constants_of(
 
 
 def software_calibration(software: str, device: DeviceModel) -> Calibration:
-    """Return what published steps of a software tell of a device; rates of fp32 and tf32 are not known then."""
+    """Return the calibration of a device from published steps of a software; it has no rates of fp32 and tf32."""
     found, regime = constants_for(software, device)
     source = f"fitted to {found.rows} steps: {found.table}"
     unknown = {"fp32", "tf32", "fp64", "int8", *(() if "matmul_fp8" in found.values else ("fp8",))}
@@ -154,16 +153,16 @@ def software_calibration(software: str, device: DeviceModel) -> Calibration:
 
 
 def software_implementation(software: str, model: Model, *, dtype: str, device: DeviceModel) -> Implementation:
-    """Return the traits of a software for a model, with those that its published steps fitted."""
+    """Return the traits of a software for a model, including the fitted ones."""
     code = software_of(software, dtype=dtype, gated=Architecture.of(model).gated)
     values = constants_for(software, device)[0].values
     return dataclasses.replace(code, tensor_overlap=values.get("tensor_overlap", code.tensor_overlap))
 
 
 def software_of(software: str, *, dtype: str, gated: bool, gradients_in_fp32: bool = True) -> Implementation:
-    """The traits of a software for one job: gated MLPs move more, fp8 casts what it multiplies.
+    """Return the traits of a software for one job: gated MLPs move more bytes, fp8 adds casts.
 
-    ``gradients_in_fp32`` says whether FSDP adds gradients up in 32 bits; Composer's mixed_precision PURE does not.
+    ``gradients_in_fp32``: FSDP accumulates gradients in 32 bits; Composer's mixed_precision PURE does not.
     """
     code = SOFTWARES[software]
     if software == "llm-foundry":

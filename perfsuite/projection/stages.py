@@ -1,6 +1,6 @@
-"""What one micro-batch takes in each stage of a pipeline: blocks, the ends of the model, what is gathered for them.
+"""Price one micro-batch in each stage of a pipeline: blocks, ends of the model, gathered parameters.
 
-Layouts share most of it: blocks by tensor, context and expert parallelism and micro-batch, stages by their layers.
+Layouts share blocks by tensor, context and expert parallelism and micro-batch, and stages by layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfsuite.schedules import StageTimes
 
 
 class Seconds(NamedTuple):
-    """By resource."""
+    """Seconds by resource."""
 
     matmul: float = 0.0
     attention: float = 0.0
@@ -38,18 +38,18 @@ class Seconds(NamedTuple):
 
     @property
     def work(self) -> float:
-        """What the device computes and moves itself."""
+        """Return the seconds that the device itself works."""
         return self[0] + self[1] + self[2]
 
     def plus(self, other: Seconds, times: float = 1.0) -> Seconds:
-        """With ``other``, so many times."""
+        """Return the sum with ``times`` times ``other``."""
         a, b, c, d, e = other
         return Seconds(
             self[0] + times * a, self[1] + times * b, self[2] + times * c, self[3] + times * d, self[4] + times * e
         )
 
     def waiting(self, message: Message, seconds: float) -> Seconds:
-        """With ``seconds`` of a message that nothing hides."""
+        """Return the sum with ``seconds`` of an exposed message."""
         share = seconds / message.seconds if message.seconds else 0.0
         return self._replace(link=self.link + share * message.link_s, network=self.network + share * message.network_s)
 
@@ -64,20 +64,20 @@ class Priced(NamedTuple):
     backward_input: Seconds = NONE
     backward_weight: Seconds = NONE
     kernels: float = 0.0
-    """That the host starts."""
+    """Kernels that the host starts."""
 
     @property
     def backward_s(self) -> float:
-        """Both halves."""
+        """Return the seconds of both halves of the backward pass."""
         return self.backward_input.total + self.backward_weight.total
 
     @property
     def total(self) -> float:
-        """Forward and backward."""
+        """Return the seconds of forward and backward."""
         return self.forward.total + self.backward_s
 
     def plus(self, other: Priced, times: float = 1.0) -> Priced:
-        """With ``other``, so many times."""
+        """Return the sum with ``times`` times ``other``."""
         return Priced(
             self.forward.plus(other.forward, times),
             self.backward_input.plus(other.backward_input, times),
@@ -88,33 +88,29 @@ class Priced(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """A block with what it waits for."""
+    """A block with its messages."""
 
     block: Priced
     gather: Message
     scatter: Message
-    """Of one micro-batch, with the sum over copies of what is sharded."""
+    """Message of one micro-batch, including the sum over replicas."""
     gather_waits_s: float
-    """That one pass does not hide."""
     scatter_waits_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stages:
-    """All stages of a pipeline, one micro-batch in each."""
+    """All stages of a pipeline with one micro-batch in each."""
 
     each: tuple[Priced, ...]
     busiest: Priced
-    """Of the rank that works longest, all its stages together."""
     work_s: float
-    """Of all stages."""
     times: StageTimes
-    """Of their passes."""
 
 
 @dataclass(kw_only=True)
 class StagePrices:
-    """Prices the stages of any layout, and keeps them."""
+    """Prices the stages of any layout, with a cache."""
 
     model: Architecture
     code: Implementation
@@ -134,7 +130,7 @@ class StagePrices:
         self._overlap = trait("overlap_ratio", 1.0) * self.code.data_overlap
 
     def of(self, layout: Layout, groups: dict[str, Group]) -> Stages:
-        """The stages of a layout."""
+        """Return the stages of a layout."""
         sharded = (layout.shape, groups["shard"]) if layout.sharding == "parameters" else ()
         block = (*_block_key(layout, groups), sharded)
         key = (block, groups.get("pp"), layout.schedule, layout.stages_per_rank)
@@ -143,15 +139,15 @@ class StagePrices:
         return self._stages[key]
 
     def exposed(self, message: Message, behind_s: float, layout: Layout) -> float:
-        """Seconds of a message of data parallelism that this much work does not hide."""
+        """Return the exposed seconds of a data-parallel message if ``behind_s`` of work can hide it."""
         beside = self.code.overlaps_beside_tensor or layout.shape.size("tp") == 1
         overlap = self._overlap if beside else 0.0
         return message.seconds - overlap * min(message.seconds, behind_s)
 
     def _priced(self, part: Passes, groups: dict[str, Group], *, ends: bool = False) -> Priced:
-        """A part of the model; what is computed again comes before the gradients.
+        """Price a part of the model; recomputation precedes the gradients.
 
-        ``ends``: few large kernels that move what they are counted to, and products in 16 bits.
+        ``ends``: few large kernels that move exactly the counted bytes, and products in 16 bits.
         """
         again = self._sum(part.recompute, groups, ends=ends)
         everything = (*part.forward, *part.backward_input, *part.backward_weight, *part.recompute)
@@ -163,7 +159,10 @@ class StagePrices:
         )
 
     def _sum(self, part: Iterable[Operation], groups: dict[str, Group], *, ends: bool) -> Seconds:
-        """Messages hide one after the other: a ring behind attention, tensor parallelism's behind products."""
+        """Price operations.
+
+        Messages are hidden one after the other: a ring behind attention, tensor parallelism behind products.
+        """
         matmul = attention = memory = 0.0
         messages = []
         for operation in part:
@@ -188,7 +187,7 @@ class StagePrices:
         return work
 
     def _parts(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, Priced]:
-        """(dense block, block with experts) of one micro-batch."""
+        """Price one micro-batch of (a dense block, a block with experts)."""
         key = _block_key(layout, groups)
         if key not in self._blocks:
             share = Share(model=self.model, layout=layout, code=self.code)
@@ -206,7 +205,7 @@ class StagePrices:
         return self._blocks[key]
 
     def _ends_of(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, Priced]:
-        """(embedding, head) of one micro-batch: nothing of them is computed again or gathered."""
+        """Price one micro-batch of (embedding, head), which are neither recomputed nor gathered."""
         size = layout.shape.size
         key = (size("tp"), size("cp"), groups.get("tp"), layout.micro_batch_size, layout.sequence_parallel)
         if key not in self._ends:
@@ -216,7 +215,7 @@ class StagePrices:
         return self._ends[key]
 
     def _adding_up(self, part: Priced, parameters: float, layout: Layout) -> Priced:
-        """A part of the model whose gradient is added to that of the micro-batches before."""
+        """Add the traffic of gradient accumulation to a part of the model."""
         if layout.sharding == "parameters" and not self.code.scattered_bytes:
             return part
         return part._replace(
@@ -246,7 +245,7 @@ class StagePrices:
         )
 
     def _kind(self, kind: StageKind, layout: Layout, groups: dict[str, Group], block: object) -> Priced:
-        """A stage without its messages to the next, shared by all pipelines that cut blocks alike."""
+        """Price a stage without its messages; pipelines with the same blocks per stage share it."""
         layers, experts, first, last = kind
         key = (block, kind)
         if key not in self._kinds:
@@ -277,9 +276,9 @@ class StagePrices:
     # embedding, whose own parameters everything waits for, and nothing follows the embedding's scatter.
 
     def _gathered(self, block: Priced, layout: Layout, groups: dict[str, Group], *, experts: bool) -> Gathered:
-        """A block with its messages: gathered twice; scattered here where every micro-batch is.
+        """Price a block with its messages: two gathers, and a scatter if every micro-batch scatters.
 
-        Where the host waits for routes, most of a block is over when the next one's gather begins.
+        If the host waits for routes, most of a block is over when the gather of the next one begins.
         """
         code, parameters = self.code, operations.block_share(self.model, layout, experts=experts)
         routed = operations.routed_share(self.model, layout) if experts else 0.0
@@ -302,7 +301,7 @@ class StagePrices:
     def _sharded_ends(
         self, nearest: Gathered, embedding: Priced, parameters: float, layout: Layout, groups: dict[str, Group]
     ) -> Priced:
-        """What a stage waits for besides, each micro-batch: its ends, of so many parameters, and its first block."""
+        """Price the additional waits of a stage per micro-batch: for its ends, and for its first block."""
         gather, scatter = self.sharded_messages(parameters, layout, groups)
         ranks = groups["shard"].ranks
         moved = parameters * self.code.sharded_bytes / 2  # gathered once
@@ -313,7 +312,7 @@ class StagePrices:
         return Priced(forward=forward, backward_input=backward)
 
     def scattered_once(self, layout: Layout, groups: dict[str, Group]) -> Seconds:
-        """Gradients of sharded parameters, where no micro-batch but the last of a step sends them."""
+        """Price the scatter of sharded gradients if only the last micro-batch of a step sends them."""
         if layout.sharding != "parameters" or not self.code.scattered_bytes:
             return NONE
         experts = bool(self.model.expert_layers)
@@ -327,9 +326,9 @@ class StagePrices:
         return every.plus(self._last(nearest, self._ends_of(layout, groups)[0], scatter, layout))
 
     def _last(self, nearest: Gathered, embedding: Priced, scatter: Message, layout: Layout) -> Seconds:
-        """Wait at the end of the backward pass.
+        """Price the wait at the end of the backward pass.
 
-        Only the embedding's backward hides the first block's scatter; nothing hides that of the embedding and the head.
+        The embedding's backward pass hides the first block's scatter; nothing hides the scatter of embedding and head.
         """
         last_s = self.exposed(nearest.scatter, embedding.backward_s, layout)
         waits = NONE.waiting(nearest.scatter, max(0.0, last_s - nearest.scatter_waits_s))
@@ -338,7 +337,7 @@ class StagePrices:
     def sharded_messages(
         self, parameters: float, layout: Layout, groups: dict[str, Group], routed: float = 0.0
     ) -> tuple[Message, Message]:
-        """(gather, scatter with the sum over copies) of so many parameters, ``routed`` of them this rank's experts'."""
+        """Return (gather, scatter with the sum over replicas); ``routed`` are parameters of this rank's experts."""
         gather = scatter = Message(0.0, 0.0)
         for count, group in ((parameters - routed, groups["shard"]), (routed, groups["experts"])):
             gather = together(gather, self.links.seconds("all_gather", count * self.code.compute_bytes, group))
@@ -354,7 +353,7 @@ class StagePrices:
     # -- between stages ------------------------------------------------------------------------------------------
 
     def _stage_message(self, layout: Layout, groups: dict[str, Group]) -> Message:
-        """What a stage sends to the next for one micro-batch, as far as nothing hides it."""
+        """Return the exposed message from a stage to the next for one micro-batch."""
         if layout.shape.size("pp") == 1:
             return Message(0.0, 0.0)
         share = Share(model=self.model, layout=layout, code=self.code)
@@ -390,5 +389,5 @@ def _times(priced: Sequence[Priced], order: Sequence[int]) -> StageTimes:
 
 
 def together(first: Message, second: Message) -> Message:
-    """Return the seconds of two messages, one after the other."""
+    """Return the sum of two messages."""
     return Message(first.link_s + second.link_s, first.network_s + second.network_s)

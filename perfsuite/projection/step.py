@@ -1,4 +1,4 @@
-"""The projection of one step: its time by resource, its memory, what binds it, and how sure all that is."""
+"""Project one step: time by resource, memory, binding resource and error band."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """What one must know to read a projection."""
+    """A note that a reader of a projection needs."""
 
     name: str
-    """machine, memory-limit, host-bound, tensor-across-nodes, stand-in, missing, overlap or a :data:`WIDENING` one."""
+    """machine, memory-limit, host-bound, tensor-across-nodes, stand-in, missing, overlap, outside-band or one of
+    :data:`WIDENING`."""
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """What a case would measure; never a Result, a baseline or a verdict."""
+    """The projected figures of a case; never stored as a result, baseline or verdict."""
 
     training: Training
     platform: str
@@ -55,7 +56,7 @@ class Projection:
     step_time_s: float
     low_s: float
     high_s: float
-    """Ends of the 80 % band of :attr:`regime`."""
+    """The band has 80 % of the measured steps of :attr:`regime`; it may exclude the step time."""
     parts: tuple[Part, ...]
     memory: MemoryBreakdown
     bubble_ratio: float
@@ -63,13 +64,12 @@ class Projection:
     band_source: str
     flags: tuple[Flag, ...] = ()
     calibration: str = ""
-    """Where the constants come from, in one line."""
     lower_bound: bool = False
-    """Memory at its limit, or the host: the step takes this long or longer."""
+    """The step takes at least this long: memory is at its limit, or the host is the bottleneck."""
 
     @functools.cached_property
     def by_resource(self) -> dict[Resource, float]:
-        """Seconds by resource."""
+        """Return the seconds by resource."""
         totals: dict[Resource, float] = dict.fromkeys(RESOURCES, 0.0)
         for part in self.parts:
             totals[part.resource] += part.seconds
@@ -77,17 +77,17 @@ class Projection:
 
     @property
     def binding(self) -> Resource:
-        """The resource that most of the step waits for."""
+        """Return the resource that takes most of the step."""
         return max(RESOURCES, key=lambda resource: self.by_resource[resource])
 
 
 def project(
     job: Job, calibration: Calibration, projector: Projector | None = None, *, simulated: bool = False
 ) -> Projection:
-    """The step of ``job`` on what ``calibration`` knows.
+    """Project the step of ``job`` with the constants of ``calibration``.
 
-    ``projector`` is one that has priced other layouts of the same job.  Raises ConfigurationError where a figure is
-    missing without which there is no time: no rate for the dtype, no network beyond one node.
+    ``projector`` has priced other layouts of the same job. Raises ConfigurationError if a required figure is missing: a
+    rate of the dtype, or a network for several nodes.
     """
     require_figures(job, calibration, simulated=simulated)
     if projector is None:
@@ -107,6 +107,9 @@ def project(
         octaves=math.log2(max(1.0, layout.world_size / _seen(job, calibration))),
         doubts=sum(flag.name in WIDENING for flag in flags),
     )
+    if not band.low <= 1 <= band.high:
+        text = f"measured steps of this kind took {band.low:.2f} to {band.high:.2f} times the projected time"
+        flags = (*flags, Flag(name="outside-band", text=f"{text}: the band does not contain it"))
     return Projection(
         training=job.training,
         platform=job.device.name,
@@ -126,7 +129,7 @@ def project(
 
 
 def with_program(job: Job, memory: MemoryBreakdown) -> MemoryBreakdown:
-    """``memory`` with what the training program holds beside the model."""
+    """Return ``memory`` plus the encoders and the EMA of the training program."""
     if not job.training.program:
         return memory
     program = Program.of(job.training.program)
@@ -138,9 +141,9 @@ def with_program(job: Job, memory: MemoryBreakdown) -> MemoryBreakdown:
 
 
 def _program_parts(job: Job, calibration: Calibration, memory: MemoryBreakdown) -> tuple[tuple[str, str, float], ...]:
-    """(name, resource, seconds) of what the training program does beside the model.
+    """Return (name, resource, seconds) of the work of the training program outside the model.
 
-    Encoders run as fast as a large product, an average as fast as memory is read and written.
+    Encoders run at the rate of a large product. An average reads and writes memory.
     """
     training, parts = job.training, []
     program = Program.of(training.program)
@@ -155,14 +158,14 @@ def _program_parts(job: Job, calibration: Calibration, memory: MemoryBreakdown) 
 
 
 def _seen(job: Job, calibration: Calibration) -> int:
-    """Devices up to which nothing is extrapolated: of the calibration, or of the back-test of its regime."""
+    """Return the devices up to which nothing is extrapolated: of the calibration, or of its back-test."""
     if calibration.regime == "platform row only":
         return LARGEST_TESTED
     return max(calibration.largest_world, job.devices_per_node)
 
 
 def projector_of(job: Job, calibration: Calibration) -> Projector:
-    """What prices the layouts of a job."""
+    """Return the projector for all layouts of a job."""
     code = job.implementation
     if not calibration.simulated and fsdp2_waits(job):  # simulated devices have torch's own FSDP2
         code = dataclasses.replace(code, data_overlap=0.0)
@@ -176,7 +179,7 @@ def projector_of(job: Job, calibration: Calibration) -> Projector:
 
 
 def fsdp2_waits(job: Job) -> bool:
-    """Whether the device's FSDP2 computes nothing while it sends: by default on MUSA's architectures below mp_31.
+    """Return whether the device's FSDP2 does not overlap: the default on MUSA architectures below mp_31.
 
     The variable that turns the overlap on for a step turns it on for its projection as well.
     """
@@ -188,7 +191,7 @@ def fsdp2_waits(job: Job) -> bool:
 
 
 def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
-    """A step's pipeline, action by action, simulated with the projected durations.
+    """Simulate a step's pipeline, action by action, with the projected durations.
 
     Raises InvalidParameter for a layout without stages.
     """
@@ -198,10 +201,7 @@ def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
         raise InvalidParameter(f"layout {layout} has no pipeline to draw; give it pp2 or more, or leave --trace out")
     stages = projector_of(job, calibration).step(layout).stages
     schedule = make_schedule(
-        layout.schedule,
-        ranks=ranks,
-        num_micro_batches=layout.num_micro_batches,
-        stages_per_rank=layout.stages_per_rank,
+        layout.schedule, ranks=ranks, num_micro_batches=layout.num_micro_batches, stages_per_rank=layout.stages_per_rank
     )
     times = StageTimes(
         forward_s=tuple(stage.forward.total for stage in stages),
@@ -212,7 +212,7 @@ def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
 
 
 def require_figures(job: Job, calibration: Calibration, *, simulated: bool = False) -> None:
-    """Raise ConfigurationError where a time would be made up; ``simulated`` devices take what was measured on such."""
+    """Raise ConfigurationError if a required figure is missing; ``simulated`` devices accept simulated constants."""
     dtype = job.training.dtype
     if calibration.simulated and not simulated:
         family = f"platform {job.device.name}"
@@ -221,10 +221,10 @@ def require_figures(job: Job, calibration: Calibration, *, simulated: bool = Fal
             "calibrate on the real one, or project the simulated platform"
         )
     if not calibration.value(f"matmul_{dtype}_tflops"):
-        known = sorted(
+        dtypes = sorted(
             name.removeprefix("matmul_").removesuffix("_tflops") for name in calibration.constants if "matmul_" in name
         )
-        choose = f"choose --dtype {', '.join(known)}" if known else "calibrate it (perfsuite calibrate)"
+        choose = f"choose --dtype {', '.join(dtypes)}" if dtypes else "calibrate it (perfsuite calibrate)"
         raise ConfigurationError(f"no rate of {dtype} products is known of {calibration.device}; {choose}")
     wide = "bf16" if dtype == "fp8" else dtype
     for name, figure in (
@@ -251,14 +251,14 @@ def require_figures(job: Job, calibration: Calibration, *, simulated: bool = Fal
 
 def _origin(calibration: Calibration) -> str:
     if calibration.regime == "platform row only":
-        return f"platform row of {calibration.device}, times what devices of the back-test reach"
+        return f"platform row of {calibration.device}, times the shares reached by devices of the back-test"
     return f"{calibration.device} under {calibration.software}, to {calibration.largest_world} devices"
 
 
 def _flags(
     job: Job, calibration: Calibration, projector: Projector, step_time: StepTime, memory: MemoryBreakdown
 ) -> tuple[tuple[Flag, ...], bool]:
-    """What to know of a projection, and whether its time is a lower bound."""
+    """Return the notes of a projection, and whether its time is a lower bound."""
     flags, bound = [], False
     if job.node.machine:
         flags.append(Flag(name="machine", text=job.node.machine))
@@ -278,7 +278,7 @@ def _flags(
         )
     if calibration.kernels and projector.times.found["rate"]:
         count, whole = projector.times.found["rate"], sum(projector.times.found.values())
-        flags.append(Flag(name="outside", text=f"{count} of {whole} kernels are outside of what was measured"))
+        flags.append(Flag(name="outside", text=f"{count} of {whole} kernels are outside the measured sizes"))
     network = calibration.constant("network_gb_per_s")
     if job.layout.world_size > job.devices_per_node and network is not None and network.source.startswith("assumed"):
         flags.append(Flag(name="network", text=f"{network.value:g} GB/s of a node is {network.source}; give --network"))
@@ -291,7 +291,8 @@ def _flags(
     if share is None:
         text = "its size is not known, nor whether the step fits and runs undisturbed; give memory in a --platform-file"
         flags.append(Flag(name="memory-unknown", text=text))
-    standing = [name for name in used_constants(calibration, job.training.dtype) if _stands_in(calibration, name)]
+    used = used_constants(calibration, job.training.dtype)
+    standing = [name for name in used if "back-test" in calibration.constants[name].source]
     if standing:
         flags.append(Flag(name="stand-in", text=f"not measured here, typical of other devices: {', '.join(standing)}"))
     if calibration.regime in ("in situ", "kernels only") and (unknown := calibration.missing()):
@@ -300,7 +301,7 @@ def _flags(
 
 
 def used_constants(calibration: Calibration, dtype: str) -> list[str]:
-    """Names of the constants that a step of this dtype meets: those of other dtypes stay out."""
+    """Return the names of the constants that a step of this dtype uses."""
     dtypes = {dtype, "bf16"} if dtype == "fp8" else {dtype}
     return [
         name
@@ -309,39 +310,35 @@ def used_constants(calibration: Calibration, dtype: str) -> list[str]:
     ]
 
 
-def _stands_in(calibration: Calibration, name: str) -> bool:
-    return "back-test" in calibration.constants[name].source
-
-
 FILE = Path(__file__).with_name("bands.json")
-"""The file that ``python -m benchmarks.backtest --write-bands`` writes: for each regime the 10th and 90th percentile of
-measured over predicted, and the number of rows."""
+"""File written by ``python -m benchmarks.backtest --write-bands``: for each regime the 10th and 90th percentile of
+measured over projected time, and the number of rows."""
 PER_OCTAVE = 0.2
-"""By which the band widens for every doubling of devices beyond what was measured: from one node to eight of
-llm-foundry on H100 the 90th percentile grows about as much."""
+"""Relative widening of the band for every doubling of devices beyond the measured ones: from one node to eight the 90th
+percentile of llm-foundry on H100 grows by about this."""
 LARGEST_TESTED = 2048
 """Devices of the largest row of the back-test."""
 DOUBT = 0.5
-"""By which it widens for each of :data:`WIDENING`."""
+"""Relative widening of the band for each flag of :data:`WIDENING`."""
 WIDENING = ("outside", "network", "node", "memory-unknown")
-"""Flags of figures that are assumed or missing."""
+"""Flags of assumed or missing figures."""
 FEWEST_ROWS = 20
-"""Rows from which a device and dtype have a band of their own."""
+"""Fewest rows for a band of one device and dtype."""
 OVERLAP_VARIABLE = "TORCH_MUSA_FSDP2_DISABLE_OVERLAP"
 LARGEST_NODE = 8
-"""Devices that a node is taken to have at the most where nothing is known of it."""
+"""Most devices of a node if the platform does not say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Of measured over projected."""
+    """A band of measured over projected time."""
 
     low: float
     high: float
     regime: str
-    """In words: what was measured, one node or more, how far from it."""
+    """The measurements in words: kind, one node or more, distance."""
     source: str
-    """The back-test and its rows."""
+    """The back-test and its number of rows."""
 
 
 def kinds_of(device: str, dtype: str, nodes: int) -> tuple[str, ...]:
@@ -356,7 +353,9 @@ def kinds_of(device: str, dtype: str, nodes: int) -> tuple[str, ...]:
 
 
 def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, kind: tuple[str, str] = ("", "")) -> Band:
-    """The band of a projection so far from what its calibration saw; ``kind`` is its device and dtype.
+    """Return the band of a projection; ``kind`` is its device and dtype.
+
+    ``octaves`` are doublings of devices beyond the measured ones; ``doubts`` are assumed or missing figures.
 
     >>> band = find_band("platform row only", nodes=1, octaves=0.0)
     >>> band.low < 1 < band.high
@@ -365,11 +364,13 @@ def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, ki
     names = (*(f"{regime}, {each}" for each in kinds_of(*kind, nodes)), regime)
     stored = next(_stored()[name] for name in names if name in _stored())
     wide = 1 + PER_OCTAVE * octaves + DOUBT * doubts
+    low, high = stored["low"], stored["high"]
+    middle = 1.0 if low <= 1 <= high else math.sqrt(low * high)
     place = "one node" if nodes == 1 else f"{nodes} nodes"
-    beyond = f", {octaves:.1f} doublings beyond what was measured" if octaves >= 0.05 else ""
+    beyond = f", {octaves:.1f} doublings beyond the measured devices" if octaves >= 0.05 else ""
     return Band(
-        low=1 / (1 + wide * (1 / min(stored["low"], 0.999) - 1)),
-        high=1 + wide * (max(stored["high"], 1.001) - 1),
+        low=middle / (1 + wide * (middle / low - 1)),
+        high=middle * (1 + wide * (high / middle - 1)),
         regime=f"{regime}, {place}{beyond}{f', {doubts} figures assumed or missing' if doubts else ''}",
         source=f"80 % of {stored['rows']} rows of the back-test ({stored['tables']})",
     )

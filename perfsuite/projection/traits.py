@@ -1,4 +1,4 @@
-"""Traits of the software out of its own cases: a block in steady state, host time, overlap, the spread of ranks."""
+"""Derive the traits of the software from its cases: steady-state block, host time, overlap, spread of ranks."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from perfsuite.projection.step import Projection, project
 from perfsuite.record.result import Training
 
 _NO_SLOPE = 0.01
-"""Of what its kernels take: a block that took less was not measured."""
+"""Share of its kernels' time below which a block counts as not measured."""
 _ODD = 2.0
-"""Times the sum of its kernels, beyond which a block's kernels are others than those that were measured."""
+"""Multiple of its kernels' time above which a block has other kernels than the measured ones."""
 _ALIKE = 0.02
-"""1 - the square of the cosine between what kernels and the optimizer take: below it no batch tells them apart."""
+"""1 - squared cosine of kernel and optimizer times; below it no batch separates them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Depths:
-    """Steps that differ in the number of layers alone: their slope is a block in steady state."""
+    """Steps that differ only in the number of layers; their slope is a block in steady state."""
 
     steps: Mapping[int, Observation]
-    """By layers, fewest first."""
+    """Observations by number of layers, fewest first."""
 
     @property
     def block_s(self) -> float:
-        """Seconds of one more layer, by least squares."""
+        """Return the seconds of one more layer, by least squares."""
         return _slope([(layers, seen.time_s) for layers, seen in self.steps.items()])
 
     @property
     def misfit(self) -> float:
-        """The most that a step is off the line, relative to it."""
+        """Return the largest relative deviation of a step from the line."""
         points = [(layers, seen.time_s) for layers, seen in self.steps.items()]
         slope = _slope(points)
         rest = statistics.fmean(time_s - slope * layers for layers, time_s in points)
@@ -46,7 +46,7 @@ class Depths:
 
 
 def depths_of(observations: Iterable[Observation]) -> tuple[Depths, ...]:
-    """Series of steps on one device at two depths or more."""
+    """Return the series of steps on one device with two depths or more."""
     series: dict[str, dict[int, Observation]] = {}
     for seen in observations:
         training = seen.training
@@ -65,7 +65,10 @@ def depths_of(observations: Iterable[Observation]) -> tuple[Depths, ...]:
 def traits_of(
     observations: Sequence[Observation], device: DeviceModel, kernels: Calibration
 ) -> tuple[dict[str, Constant], tuple[str, ...]]:
-    """Traits by name, and why some cases could not tell theirs.  ``kernels`` is what the device's kernels gave."""
+    """Return traits by name, and the reasons why cases could not be used.
+
+    ``kernels`` has the constants of the device.
+    """
     traits: dict[str, Constant] = {}
     notes: list[str] = []
     launches = [seen for seen in observations if seen.kind == "KernelLaunch" and seen.launch_s]
@@ -78,12 +81,12 @@ def traits_of(
     spread_of = _rank_spread(observations)
     if spread_of is not None:
         traits["rank_spread_ratio"] = spread_of
-    in_situ, told = _in_situ(depths_of(observations), device, kernels, traits)
-    return {**traits, **in_situ}, (*notes, *told)
+    in_situ, problems = _in_situ(depths_of(observations), device, kernels, traits)
+    return {**traits, **in_situ}, (*notes, *problems)
 
 
 def _overlap(observations: Iterable[Observation]) -> Constant | None:
-    """Of products and a message together, the shorter is hidden so far: (products + message - both) / shorter."""
+    """Return the hidden share of the shorter of products and message: (products + message - both) / shorter."""
     trios: dict[str, dict[str, Observation]] = {}
     for seen in observations:
         if seen.kind == "MatmulBesideAllReduce":
@@ -102,7 +105,7 @@ def _overlap(observations: Iterable[Observation]) -> Constant | None:
 
 
 def _rank_spread(observations: Iterable[Observation]) -> Constant | None:
-    """Of the widest case whose ranks compute the same and wait for nobody."""
+    """Return the spread of ranks in the widest case whose ranks compute the same without waiting."""
     alone = [seen for seen in observations if seen.kind in ("Matmul", "MemoryTriad") and len(seen.rank_times_s) > 1]
     if not alone:
         return None
@@ -116,22 +119,21 @@ def _rank_spread(observations: Iterable[Observation]) -> Constant | None:
 def _in_situ(
     series: Sequence[Depths], device: DeviceModel, kernels: Calibration, traits: Mapping[str, Constant]
 ) -> tuple[dict[str, Constant], tuple[str, ...]]:
-    """A block over the sum of its kernels, and what a step has besides blocks and ends of the model."""
-    known = dataclasses.replace(
-        kernels, traits={name: value for name, value in traits.items() if name != "host_step_s"}
-    )
+    """Return the ratio of a block to its kernels, and the rest of a step outside blocks and ends."""
+    base = dataclasses.replace(kernels, traits={name: value for name, value in traits.items() if name != "host_step_s"})
     blocks: list[_Block] = []
     notes: list[str] = []
     for depths in series:
         dtype = next(seen.training.dtype for seen in depths.steps.values() if seen.training)
         names = named(depths.steps.values())
-        if not known.value(f"matmul_{dtype}_tflops"):
+        if not base.value(f"matmul_{dtype}_tflops"):
             notes.append(f"{names}: no product in {dtype} was measured to hold them against")
             continue
-        if any(_is_host_bound(projection) for _, projection in _foreseen(depths, device, known)):
-            notes.append(f"{names}: bound by the host, so they tell nothing of the device's block")
+        parts = [part for _, projection in _foreseen(depths, device, base) for part in projection.parts]
+        if any(part.name == "launching kernels" and part.seconds > 0 for part in parts):
+            notes.append(f"{names}: bound by the host, so they contain nothing about the device's block")
             continue
-        block = _block(depths, device, known)
+        block = _block(depths, device, base)
         if depths.block_s <= _NO_SLOPE * block.foreseen_s or block.kernels_s <= 0:
             notes.append(f"{names}: a step of more layers took no longer; measure it again")
             continue
@@ -139,8 +141,8 @@ def _in_situ(
     if not blocks:
         return {}, tuple(notes)
     sources = [seen for block in blocks for seen in block.depths.steps.values()]
-    told = _optimizer_ratio(blocks)
-    ratios = [block.ratio(1.0 if told is None else told) for block in blocks]
+    optimizer = _optimizer_ratio(blocks)
+    ratios = [block.ratio(1.0 if optimizer is None else optimizer) for block in blocks]
     ratio = statistics.median(ratios)
     error = max((max(ratios) - min(ratios)) / 2 / ratio, *(block.depths.misfit for block in blocks))
     if not 1 / _ODD <= ratio <= _ODD:
@@ -151,48 +153,48 @@ def _in_situ(
     in_situ = {
         "in_situ_ratio": Constant(value=ratio, unit="ratio", source=named(sources), relative_error=round(error, 4))
     }
-    if told is not None:
+    if optimizer is not None:
         in_situ["optimizer_ratio"] = Constant(
-            value=told, unit="ratio", source=named(sources), relative_error=round(error, 4)
+            value=optimizer, unit="ratio", source=named(sources), relative_error=round(error, 4)
         )
-    known = dataclasses.replace(known, traits={**known.traits, **in_situ})
-    rests = [seen.time_s - _project(seen, device, known).step_time_s for seen in sources]
+    base = dataclasses.replace(base, traits={**base.traits, **in_situ})
+    rests = [seen.time_s - _project(seen, device, base).step_time_s for seen in sources]
     host = Constant(value=max(0.0, statistics.median(rests)), unit="s", source=named(sources), relative_error=0.5)
     return {**in_situ, "host_step_s": host}, tuple(notes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Block:
-    """One more layer of a series of depths: what it took, and what of it is foreseen to grow with what."""
+    """One more layer of a series of depths: its time, and the projected times of its parts."""
 
     depths: Depths
     foreseen_s: float
-    """Where kernels and the optimizer take what is counted."""
+    """Projected time with counted kernels and optimizer."""
     kernels_s: float
     optimizer_s: float
 
     @property
     def rest_s(self) -> float:
-        """Neither kernels nor the optimizer."""
+        """Return the time outside kernels and optimizer."""
         return self.foreseen_s - self.kernels_s - self.optimizer_s
 
     def ratio(self, optimizer: float) -> float:
-        """Of its kernels, where the optimizer takes so many times what its bytes take."""
+        """Return the ratio of its kernels, if the optimizer takes ``optimizer`` times its counted time."""
         return max(_NO_SLOPE, (self.depths.block_s - self.rest_s - optimizer * self.optimizer_s) / self.kernels_s)
 
 
-def _block(depths: Depths, device: DeviceModel, known: Calibration) -> _Block:
+def _block(depths: Depths, device: DeviceModel, base: Calibration) -> _Block:
     once, kernels, optimizer = (
-        _slope([(layers, projection.step_time_s) for layers, projection in _foreseen(depths, device, known, **tried)])
+        _slope([(layers, projection.step_time_s) for layers, projection in _foreseen(depths, device, base, **tried)])
         for tried in ({}, {"in_situ_ratio": 2.0}, {"optimizer_ratio": 2.0})
     )
     return _Block(depths=depths, foreseen_s=once, kernels_s=kernels - once, optimizer_s=optimizer - once)
 
 
 def _optimizer_ratio(blocks: Sequence[_Block]) -> float | None:
-    """What tells the optimizer from kernels: series at several batches, of which it is not the same share.
+    """Fit the ratio of the optimizer from series at several batches, which have different shares of it.
 
-    By least squares of relative errors over ratio of the kernels and of the optimizer; None where shares are alike.
+    Relative errors are squared over both ratios. Returns None if the shares are equal.
     """
     rows = [
         (
@@ -207,14 +209,14 @@ def _optimizer_ratio(blocks: Sequence[_Block]) -> float | None:
     if determinant <= _ALIKE * kernels * optimizer:
         return None
     right, own = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
-    ratio, told = (right * optimizer - own * both) / determinant, (own * kernels - right * both) / determinant
-    return told if ratio > _NO_SLOPE and told > _NO_SLOPE else None
+    ratio, result = (right * optimizer - own * both) / determinant, (own * kernels - right * both) / determinant
+    return result if ratio > _NO_SLOPE and result > _NO_SLOPE else None
 
 
-def _foreseen(depths: Depths, device: DeviceModel, known: Calibration, **tried: float) -> list[tuple[int, Projection]]:
-    """(layers, projection) of every depth under these traits."""
-    given = {name: Constant(value=value, unit="ratio", source="tried") for name, value in tried.items()}
-    changed = dataclasses.replace(known, traits={**known.traits, **given})
+def _foreseen(depths: Depths, device: DeviceModel, base: Calibration, **tried: float) -> list[tuple[int, Projection]]:
+    """Return (layers, projection) of every depth under these traits."""
+    assumed = {name: Constant(value=value, unit="ratio", source="tried") for name, value in tried.items()}
+    changed = dataclasses.replace(base, traits={**base.traits, **assumed})
     return [(layers, _project(seen, device, changed)) for layers, seen in depths.steps.items()]
 
 
@@ -224,12 +226,8 @@ def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -
     return project(Job.of(training, device), calibration, simulated=calibration.simulated)
 
 
-def _is_host_bound(projection: Projection) -> bool:
-    return any(part.name == "launching kernels" and part.seconds > 0 for part in projection.parts)
-
-
 def _slope(points: Sequence[tuple[int, float]]) -> float:
-    """Of a line through (layers, seconds), by least squares.
+    """Return the slope of (layers, seconds), by least squares.
 
     >>> _slope([(1, 3.0), (2, 5.0), (4, 9.0)])
     2.0

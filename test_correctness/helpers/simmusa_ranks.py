@@ -238,6 +238,21 @@ def exchanges_in_a_ring(rank):
     return step
 
 
+def sums_what_it_frees(rank):
+    """Record the bytes that an iteration leaves allocated: none, unless somebody keeps the work of its sum."""
+    import torch
+    import torch.distributed as dist
+
+    musa = torch.get_device_module("musa")
+    at_first = musa.memory_allocated()
+
+    def step():
+        dist.all_reduce(torch.ones(1 << 18, device=rank.device))
+        rank.record("left_bytes", float(musa.memory_allocated() - at_first), reduce="max")
+
+    return step
+
+
 def waits_first(rank, alone):
     """A barrier in the group of all ranks, or (``alone``) in one that has not communicated."""
     import torch.distributed as dist

@@ -4,8 +4,8 @@ Ranks that wait for each other show the same step time, which hides the slowest 
 communication last. torch sends every collective through its dispatcher, also those of DDP and of functional
 collectives, so a dispatch mode sees them without changes of the workload.
 
-The same mode keeps the works that an iteration starts. An iteration did not wait for a work that is unfinished after
-it; the time of that work is in no sample.
+The same mode keeps the works that an iteration starts, until they are waited for or found finished: a work holds its
+buffers.  A work that is not finished after the iteration was not waited for, and its time is in no sample.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ wait for an idle device takes some microseconds."""
 
 
 class _Communication(TorchDispatchMode):
-    """Notes the time of the first communication operation, and keeps the works of all."""
+    """Notes the time of the first communication operation, and keeps the works that are not finished."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """torch would wrap this mode for its compiler, whose import takes over a second in every fresh worker."""
         return False
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], wait: _Wait, queues: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._now_s = now_s
+        self._open, self._queues = wait.open, queues
         self.entered_s: float | None = None
         self.sizes: list[int] = []
-        self.works: list[tuple[str, Any]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -56,13 +56,22 @@ class _Communication(TorchDispatchMode):
             self.entered_s = self._now_s()
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         self.sizes.append(sum(each.numel() * each.element_size() for each in tensors))
+        self.unfinished()
         made = func(*args, **(kwargs or {}))
         if func.namespace == "c10d" and hasattr(dist.Work, "unbox"):  # some vendors' builds are older
             several = made if isinstance(made, (tuple, list)) else (made,)
             name = func.overloadpacket.__name__.strip("_")
             # As long as it is kept, the unboxed object is the same one for which the program waits.
-            self.works += [(name, dist.Work.unbox(each)) for each in several if isinstance(each, torch.ScriptObject)]
+            works = [dist.Work.unbox(each) for each in several if isinstance(each, torch.ScriptObject)]
+            self._open.update({id(work): (name, work) for work in works})
         return made
+
+    def unfinished(self) -> set[str]:
+        """Return the names of the works that are not finished; let go of the others."""
+        for key, (_, work) in list(self._open.items()):
+            if _is_finished(work, self._queues):
+                del self._open[key]
+        return {name for name, _ in self._open.values()}
 
 
 class Watch:
@@ -81,15 +90,13 @@ class Watch:
         """Return the seconds to the first communication; raise InvalidParameter if the iteration did not wait."""
         clock, registered = self._code.clock, _registered()
         start, start_s = clock.stamp(), clock.now_s()
-        with _Communication(clock.now_s) as seen, _Wait() as wait:
+        with _Wait() as wait, _Communication(clock.now_s, wait, clock.queues) as seen:
             run()
         end = clock.stamp()
         clock.wait(end)
         ended_s = clock.now_s()
         self.message_bytes = max(1.0, statistics.median(seen.sizes)) if seen.sizes else 0.0
-        unfinished = {
-            name for name, work in seen.works if id(work) not in wait.waited and not _is_finished(work, clock.queues)
-        }
+        unfinished = seen.unfinished()
         if _registered() > registered:
             unfinished.add("a functional collective")
         if unfinished:
@@ -121,15 +128,15 @@ class Watch:
 
 
 class _Wait:
-    """Replaces ``Work.wait`` and notes the works that were waited for; adds no frame of perfsuite to the stack."""
+    """Replaces ``Work.wait``; adds no frame of perfsuite to the stack."""
 
     def __init__(self) -> None:
         self.original: Any = vars(dist.Work)["wait"]
-        self.waited: set[int] = set()  # Ids of works on which Python code called wait().
+        self.open: dict[int, tuple[str, dist.Work]] = {}
+        """Name and work by id, without those on which Python code called wait()."""
 
     def __get__(self, work: dist.Work | None, owner: Any = None) -> Any:
-        if work is not None:
-            self.waited.add(id(work))
+        self.open.pop(id(work), None)
         return self.original.__get__(work, owner)
 
     def __enter__(self) -> _Wait:

@@ -263,7 +263,9 @@ class Worker:
         self._utilisation_percent, self._throttled, self._seen = None, None, {}
         self._enter("checking before timing")
         iteration = Iteration(step.run, _name_of(workload))
-        watch = Watch(member.code, _name_of(workload)) if member.world_size > 1 or member.code.clock.queues else None
+        # Builds that are not timed run the same step; a work that the watch keeps would hold memory that they measure.
+        watches = rank.purpose == "time" and (member.world_size > 1 or member.code.clock.queues)
+        watch = Watch(member.code, _name_of(workload)) if watches else None
         # Watch at once, before lost messages could block the ranks; but torch.compile would compile again for it.
         watched = watch is not None and "torch._dynamo" not in sys.modules
         look = watch and (watch.once if watched else watch.count)
