@@ -283,7 +283,7 @@ def test_a_run_tells_and_keeps_why_its_revision_is_unknown(stored, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("COLUMNS", "400")
     done = stored.run("--perf-journal=j.jsonl")
-    done.stdout.fnmatch_lines(["*the revision is not known: git rev-parse refuses*safe.directory*"])
+    done.stdout.fnmatch_lines(["*the revision is unknown: git rev-parse refuses*safe.directory*"])
     record = read_journal(Path("j.jsonl"))
     assert "dubious ownership" in record.revision.problem
     assert any("dubious ownership" in warning for warning in record.end.warnings)

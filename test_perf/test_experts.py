@@ -16,7 +16,7 @@ MESHES = {
     "mixtral-64": "dp8-ep8",
 }
 """As many ranks as the report has cards, or an eighth of them; as many experts' groups as there are ranks in a node."""
-EXTENDED = pytest.mark.extended
+EXTENDED = pytest.mark.perf_extended
 ROUTINGS = {
     "top2": {},
     "top1": {"top_k": 1},

@@ -25,7 +25,7 @@ OFFLOADED = {
     "optimizer": ("zero2", {"offload_optimizer": True}),
     "optimizer-cpu-adam": ("zero2", {"offload_optimizer": True, "cpu_adam": True}),
 }
-_COMPILED = [pytest.mark.extended, pytest.mark.perf_timeout("15min")]
+_COMPILED = [pytest.mark.perf_extended, pytest.mark.perf_timeout("15min")]
 """Marks of what is compiled when it first runs: 132 s on two quiet cores, more than 15 minutes beside a load of 20."""
 BETWEEN_HOSTS = ("no-infiniband", "gpu-direct", "outer-interfaces")
 """Settings of the network: ranks of one host send through memory and links, whatever these say."""
