@@ -223,16 +223,12 @@ def prune(
             continue
         left: Entry | None = entry
         if older_than_days is not None:
-            left = _younger(entry, days_before(now, older_than_days))
+            oldest = days_before(now, older_than_days)
+            young = [run for run in entry.runs if moment(run.time) >= oldest]
+            left = dataclasses.replace(entry, runs=newest([*entry.reference, *young])) if young else None
             dropped = len(entry.kept) - (len(left.kept) if left else 0)
             if dropped:
                 lines.append(f"{node}: {dropped} of {plural(len(entry.kept), 'run')} dropped, too old")
         if left is not None:
             kept[key] = left
     return dataclasses.replace(baseline, entries=kept), tuple(lines)
-
-
-def _younger(entry: Entry, oldest: datetime) -> Entry | None:
-    """Return an entry without older runs, except those of the reference; None if every run is older."""
-    young = [run for run in entry.runs if moment(run.time) >= oldest]
-    return dataclasses.replace(entry, runs=newest([*entry.reference, *young])) if young else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from perfsuite.base.text import bare_name
 from perfsuite.baselines import rules
-from perfsuite.baselines.baseline import Baseline, CaseKey, Entry
+from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.baselines.decode import SCHEMA
 from perfsuite.baselines.runs import RunSummary, rounded
 from perfsuite.baselines.text import canonical, check_of, header_of
@@ -25,7 +25,7 @@ def encode(baseline: Baseline) -> dict[str, Any]:
     sources = _Sources()
     measured: list[dict[str, Any]] = []
     unmeasured: list[dict[str, Any]] = []
-    for entry in sorted(baseline.entries.values(), key=_entry_order):
+    for entry in sorted(baseline.entries.values(), key=lambda one: (one.case.node, one.newest.time, one.case.key)):
         plain = _encode_entry(entry, sources)
         (measured if "stats" in plain else unmeasured).append(plain)
     document: dict[str, Any] = {
@@ -75,10 +75,6 @@ class _Sources:
 
 def _key(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(plain).encode()).hexdigest()[: rules.KEY_DIGITS]
-
-
-def _entry_order(entry: Entry) -> tuple[str, str, CaseKey]:
-    return (entry.case.node, entry.newest.time, entry.case.key)
 
 
 def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:

@@ -69,7 +69,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("--roles and --fact describe a file's table; name the file before them")
     audited = [_read(path, options) for path in options.file] if options.file else [_of(report) for report in shipped()]
     for source in audited:
-        _require_checked(source)
+        if not any(table.rows for table in source.tables):
+            raise ConfigurationError(f"{source.name}: no row to audit; give a table with figures")
+        if not any(applicable(rule, table) for rule in RULES for table in source.tables if table.rows):
+            raise ConfigurationError(f"{source.name}: no rule applies to these roles; name more columns or add --fact")
     if options.labels:
         print("\n".join(map(escaped, label_lines([source.report for source in audited if source.report]))))
         return EXIT_OK
@@ -119,13 +122,6 @@ def _read(path: Path, options: argparse.Namespace) -> _Audited:
         raise ConfigurationError(f"{path}: the columns have no roles; add --roles 'step (ms)=latency' gpus=devices")
     tables = with_peaks(read_tables(path, parse_roles(options.roles), parse_facts(options.fact)), load_catalog(()))
     return _Audited(name=str(path), tables=tables, findings=audit(tables), is_given=True)
-
-
-def _require_checked(source: _Audited) -> None:
-    if not any(table.rows for table in source.tables):
-        raise ConfigurationError(f"{source.name}: no row to audit; give a table with figures")
-    if not any(applicable(rule, table) for rule in RULES for table in source.tables if table.rows):
-        raise ConfigurationError(f"{source.name}: no rule applies to these roles; name more columns or add --fact")
 
 
 def label_disagreements(

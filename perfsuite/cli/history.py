@@ -120,7 +120,8 @@ def _show(options: argparse.Namespace) -> int:
         print(f"\npage {options.html}")
     if least is None:
         return EXIT_OK
-    ratios = [change.ratio.value - 1 for change in (*findings.changes, *findings.accumulated)]
+    ratios = [change.ratio.value - 1 for change in findings.changes]
+    ratios += [change.ratio.value - 1 for change in findings.accumulated]
     if any(ratio > 0 and ratio >= least for ratio in ratios) or (options.fail_on == "any" and ratios):
         return EXIT_FOUND
     _require_searched(findings, options.path)

@@ -183,7 +183,10 @@ def findings_of(
     if case and not names:
         raise ConfigurationError(f"--case {case!r}: no id of a case in this history contains it; leave it out for all")
     environment = tuple(_environment(ordered))
-    first = _first_after(ordered, since_commits) if since else 0
+    first = 0
+    if since:
+        later, sessions = set(since_commits), enumerate(ordered.sessions)
+        first = next((index for index, one in sessions if one.revision.commit in later), len(ordered.sessions))
     changes = [
         _change_of(ordered, name, change, table.rows_of(table.cases.index(name)), environment)
         for name in names
@@ -263,12 +266,6 @@ def _environment(ordered: OrderedSessions) -> Iterator[EnvironmentChange]:
                 yield EnvironmentChange(
                     at=index, phrases=tuple(text.replace(", stored ", ", before ") for text in phrases)
                 )
-
-
-def _first_after(ordered: OrderedSessions, commits: Sequence[str]) -> int:
-    later = set(commits)
-    sessions = enumerate(ordered.sessions)
-    return next((index for index, session in sessions if session.revision.commit in later), len(ordered.sessions))
 
 
 def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str, int]:

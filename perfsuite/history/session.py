@@ -261,10 +261,6 @@ def _read_own(plain: Any) -> Mapping[str, MetricMeaning]:
     return {name: MetricMeaning(unit=value[0], better=value[1]) for name, value in metrics}
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (float, int) and abs(value) <= sys.float_info.max
-
-
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
@@ -279,8 +275,10 @@ def _read_point(case: str, values: Any) -> CasePoint:
     if isinstance(values, list) and len(values) in (3, 4):
         log_time, clean_share, metrics, settings = (*values, "")[:4]
         numbers = (log_time, clean_share, *metrics.values()) if isinstance(metrics, dict) else ("",)
-        fits = all(map(_is_number, numbers)) and isinstance(settings, str)
-        fits = fits and re.fullmatch(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?", settings) is not None
+        fits = all(type(number) in (float, int) and abs(number) <= sys.float_info.max for number in numbers)
+        fits = (
+            fits and isinstance(settings, str) and re.fullmatch(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?", settings) is not None
+        )
         if fits and abs(log_time) <= _LARGEST_LOG and 0 <= clean_share <= 1:
             return CasePoint(log_time, clean_share, metrics, settings)
     raise ValueError(f"case {case:.80} is {values!r:.60}, not [ln time, clean share, metrics]")
