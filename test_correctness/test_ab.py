@@ -159,7 +159,8 @@ def test_a_known_slowdown_is_found_between_two_commits(repository, checkout_on_p
     assert found["low"] <= 0.25 <= found["high"] or found["change"] == pytest.approx(0.25, abs=0.02)
     out = capsys.readouterr().out
     assert "+2" in out
-    assert "a (HEAD~1): conftest from suite, shop from src, test_sleep from suite" in out
+    assert "code in both trees: conftest from suite, shop from src, test_sleep from suite" in out
+    assert found["b_s"] / found["a_s"] - 1 == pytest.approx(found["change"])  # the printed figures agree
 
 
 def test_pairs_go_on_until_all_is_decided_or_cannot_be(monkeypatch, capsys):

@@ -151,7 +151,9 @@ def test_command_tells_layout_band_and_what_to_measure(capsys):
     arguments = ["advise", "--model", "llama2-7b", "--platform", "s4000", "--world", "4", "--global-batch", "4"]
     assert main([*arguments, "--explain", "dp2-tp2", "--top", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "legal layouts" in printed
+    counts = [int(count) for count in re.findall(r"(\d+) (?:layouts|rejected, |fit)", printed.splitlines()[0])]
+    assert counts[0] == counts[1] + counts[2]
+    assert counts[1] == sum(int(count) for count in re.findall(r"^ +(\d+) rejected: ", printed, re.MULTILINE))
     assert "80 %" in printed
     assert "not dp2-tp2" in printed
     assert "perf(workloads.TrainStep(model='llama2-7b'" in printed
@@ -174,16 +176,20 @@ def test_layouts_that_take_as_long_are_one_line_with_all_names(capsys):
     assert max(times.values()) == 2
     assert main(["advise", *arguments]) == 0
     printed = capsys.readouterr().out
-    rows = [
-        line[5:].partition(" samples")[0]
-        for line in printed.splitlines()
-        if " samples " in line and line.endswith(" GiB")
-    ]
+    table = [line for line in printed.splitlines() if re.search(r" samples .* GiB", line)]
+    rows = [line.partition(" samples")[0] for line in table]
     assert "dp16, optimizer or gradients sharded, 4 x 1" in rows
     assert len(set(rows)) == len(rows) == len(times)
-    tied = sum(line.startswith("tie ") for line in printed.splitlines())
-    assert tied > 1
-    assert f"it is the simplest of {tied} that the error" in printed
+    tied = [line for line in table if line.endswith(("  equal", "  recommended"))]
+    assert table[: len(tied)] == tied
+    assert len(tied) > 1
+    assert f"simplest of {len(tied)} layouts whose times differ by less than the error" in printed
+    assert main(["advise", *arguments, "--explain", str(advised(printed))]) == 0
+    assert "is the mesh of the recommended layout" in capsys.readouterr().out
+
+
+def advised(printed):
+    return re.search(r"^run ([a-z0-9-]+)", printed, re.MULTILINE)[1]
 
 
 @pytest.mark.parametrize("mesh", ["dp4", "dp2-tp2"])

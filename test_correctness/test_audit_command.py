@@ -106,7 +106,7 @@ def test_json_of_a_user(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{csv}"], "say what its columns mean"),
+        (["{csv}"], "the columns have no roles"),
         (["{csv}", "--roles", "gpus"], "is not COLUMN=ROLE[:UNIT]"),
         (["{csv}", "--roles", "gpus=cards"], "'cards' is not a role; choose from case, "),
         (

@@ -333,7 +333,7 @@ def test_command_holds_one_pair_in_a_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "is no file"),
+        (None, "is not a file"),
         ('{"header": {"schema": 99}}\n', "schema 99 is newer"),
         ('{"header"', "no complete line|line 1"),
     ],

@@ -105,8 +105,8 @@ def test_a_folder_without_files_is_no_sound_one(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["list", "nowhere"], "nowhere does not exist; name a baseline file or a folder of them"),
-        (["prune", "baselines/cpu/cpu-test.json"], "prune was told nothing to drop"),
+        (["list", "nowhere"], "nowhere does not exist; give a baseline file or a folder of them"),
+        (["prune", "baselines/cpu/cpu-test.json"], "prune has nothing to drop"),
         *(
             (["prune", "baselines/cpu/cpu-test.json", f"--older-than={days}"], "days is not between 0 and 36500")
             for days in ("nan", "inf", "1e12", "-5")

@@ -74,14 +74,19 @@ def test_platforms_lists_peaks_sources_and_presence(
 ) -> None:
     use(machines.s4000(tmp_path))
     assert 0 == cli.main(["platforms"])
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("this machine: s4000 (8 x MTT S4000); architecture mp_22")
+    assert "  h200              NVIDIA H200 SXM, bf16 989 TFLOPS, 141 GiB, 4800 GB/s" in others
+    assert not any("not found" in line or line.startswith("  s4000 ") for line in others)
+    assert 0 == cli.main(["platforms", "s4000", "H200", "s80", "cpu", "mccx-d800"])
     out = capsys.readouterr().out
-    assert "s4000 (musa): MTT S4000, here\n" in out
-    assert "h200 (cuda): NVIDIA H200 SXM not found: no /dev/nvidia* here; run inside" in out
-    assert "s80 (musa): MTT S80 not found: this machine has 8 x MTT S4000; run on one that has it" in out
+    assert "s4000 (musa): MTT S4000, on this machine\n" in out
+    assert "h200 (cuda): NVIDIA H200 SXM\n  not on this machine: no /dev/nvidia* here; run inside" in out
+    assert "  not on this machine: this machine has 8 x MTT S4000; run on one that has it" in out
     assert "  bf16                  989 TFLOPS  NVIDIA H200 data sheet, SXM: half of 1979 with sparsity" in out
-    assert "cpu (cpu): CPU, here\n  no peaks\n" in out
-    assert "  native without a published peak: tf32, bf16, fp16, int8" in out
-    assert out.rstrip().splitlines()[-1].startswith("this machine: s4000 (8 x MTT S4000); architecture mp_22")
+    assert "cpu (cpu): CPU, on this machine\n  no peaks\n" in out
+    assert "  native, but without a published peak: fp16" in out
+    assert "\n\nmccx-d800 (machine of s4000): " in out
 
 
 def test_platforms_of_some_names_as_json(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,4 +177,4 @@ def test_the_module_runs_on_this_machine_into_a_closed_pipe() -> None:
         ["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
     )
     assert (0, "") == (done.returncode, done.stderr)
-    assert done.stdout.startswith("cpu (cpu): CPU")
+    assert done.stdout.startswith("this machine: cpu")

@@ -114,10 +114,10 @@ def test_a_baseline_gives_its_newest_runs(tmp_path, capsys):
 
 
 def test_what_cannot_be_exported_says_why(tmp_path, capsys, results):
-    assert "is no file" in exported(capsys, tmp_path / "absent", "json", code=4)
+    assert "is not a file" in exported(capsys, tmp_path / "absent", "json", code=4)
     simulated = written(tmp_path / "h.jsonl", session(1, simulated=True))
     assert cli.main(["export", str(results), str(simulated), "--format=json"]) == 4
-    assert "never meet" in capsys.readouterr().err
+    assert "cannot be in one export" in capsys.readouterr().err
     assert "nothing was measured" in exported(
         capsys, written(tmp_path / "e.jsonl", session(1, cases=())), "csv", code=4
     )

@@ -141,7 +141,7 @@ def test_reports_and_checklists_of_several_equal_hosts_are_refused(tmp_path, cap
     for command in ("report", "checklist"):
         assert 4 == main([command, *map(str, paths)])
         said = capsys.readouterr().err
-        assert "these are results of several hosts (gpu00, gpu01)" in said
+        assert "the results are of several hosts (gpu00, gpu01)" in said
         assert 1 == said.count("\n")
     assert 0 == main(["checklist", str(paths[0]), str(again)])
 

@@ -240,11 +240,11 @@ def test_what_moved_the_suite_is_told_by_arms_and_environment(count, changes, na
 def test_a_host_that_moves_between_sessions_as_it_always_did_raises_no_alarm():
     found = suite(30, 0.04, spread=0.04).suite()
     assert found.name == "inconclusive"
-    assert "known to move by up to" in found.line
+    assert "this host moves by up to" in found.line
     hidden = suite(30, 0.02, spread=0.04).suite()
     assert (hidden.name, hidden.seen) == ("inconclusive", False)
     assert "all cases may be up to" in hidden.line
-    assert "--perf-against would tell" in hidden.line
+    assert "--perf-against decides" in hidden.line
     assert suite(30, 0.5, spread=0.04).suite().name == "drifted"
 
 

@@ -175,7 +175,7 @@ def suite_with_tails(mean, *, settings, base_mean=0.0):
 def test_tails_that_grew_in_every_case_are_not_taken_off_in_silence():
     alone, _ = suite_with_tails(0.33, settings=GateSettings())
     assert {verdict.name for verdict in alone} == {"inconclusive"}
-    told = "mean is slower in the whole suite: the host or the code; --perf-against would tell"
+    told = "mean is slower in the whole suite: the host or the code; --perf-against decides"
     assert {verdict.reasons for verdict in alone} == {(told,)}
     code, _ = suite_with_tails(0.33, settings=WITH_BASE)
     assert {verdict.name for verdict in code} == {"regressed"}

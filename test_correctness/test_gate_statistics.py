@@ -235,7 +235,7 @@ def screened(seed, shift=0.0, sigma=0.01, runs=1, moved=None):
 
 def test_shift_and_noise_of_a_session_are_seen_in_its_cases():
     today, found = look(screened(1, shift=0.05), Shares(), GateSettings(), explained=False)
-    assert today.known
+    assert today.is_known
     assert today.shift == pytest.approx(0.05, abs=0.005)
     assert today.unexplained == today.shift
     assert today.shift_variance > (0.3 * today.shift) ** 2, "cases feel a host differently"
@@ -274,7 +274,7 @@ def test_replicates_tell_noise_inside_from_noise_between_sessions():
 
 def judge_of(level=LEVEL, alpha=0.005, **changes):
     bounds = Bounds(tolerance=math.log1p(0.03), limit=math.log1p(0.10), alpha=alpha, shared_alpha=alpha / 20)
-    return Judge(level=level, today=Today(known=True), bounds=bounds, settings=GateSettings(**changes))
+    return Judge(level=level, today=Today(is_known=True), bounds=bounds, settings=GateSettings(**changes))
 
 
 def test_runs_of_one_session_do_not_shrink_what_lies_between_sessions():
@@ -358,7 +358,7 @@ def test_looking_faster_makes_no_pass_and_other_cases_tell_a_lone_one_nothing():
         judge.excludes(effect, error) for effect, error in ((0, 0.012), (0, 0.017), (-1, 0.017))
     ]
     borrowed = dataclasses.replace(judge, level=dataclasses.replace(judge.level, dof=17))
-    assert (borrowed.dof, dataclasses.replace(borrowed, today=Today(known=True)).dof) == (7, 17)
+    assert (borrowed.dof, dataclasses.replace(borrowed, today=Today(is_known=True)).dof) == (7, 17)
 
 
 def test_runs_inside_the_session_tell_how_far_sessions_lie_apart_unless_the_host_drifts_much_more():

@@ -164,7 +164,7 @@ def test_a_lone_case_that_few_stored_sessions_leave_undecided_gets_a_way_out(ses
     lines = gate.banner()
     assert bool(lines) == told
     if told:
-        assert lines[0].startswith("1 case undecided: fewer than 8 cases tell nothing of the host")
+        assert lines[0].startswith("1 case undecided: fewer than 8 cases cannot show the host's noise")
         assert "of 4 sessions of the machine (runs of one commit without an hour between" in lines[0]
 
 

@@ -43,7 +43,7 @@ def test_update_and_gate_say_that_no_stored_run_is_usable_and_why(pytester, monk
     there.run("--perf-update=append", "--perf-runs=5").stdout.fnmatch_lines([f"*test_it[[]cpu[]]: {told}*"])
     gated = there.run("--perf-gate")
     assert 4 == gated.ret
-    gated.stderr.fnmatch_lines([f"*none of 1 case has 5 usable stored runs in *.json; {told}; end what disturbs the*"])
+    gated.stderr.fnmatch_lines([f"*none of 1 case has 5 usable stored runs in *.json; {told}; stop the disturb*"])
 
 
 @pytest.mark.extended

@@ -193,7 +193,7 @@ def test_an_impossible_result_fails_without_any_baseline(repo):
     repo.driver.script = lambda job: dataclasses.replace(measurement(job), times_s=(0.01,) * 8)
     done = repo.run("--perf-gate", "--perf-allow-ungated")
     done.assert_outcomes(failed=3)
-    done.stdout.fnmatch_lines(["*IMPOSSIBLE*constant: all 8 samples are 0.01 s to the bit*"])
+    done.stdout.fnmatch_lines(["*IMPOSSIBLE*constant: all 8 samples are exactly 0.01 s*"])
 
 
 def test_a_gate_that_compares_nothing_is_a_usage_error(repo):
@@ -329,18 +329,18 @@ class TestBase:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--perf-update=maybe"], "*--perf-update: 'maybe' is no mode; choose append, improved, accept"),
+        (["--perf-update=maybe"], "*--perf-update: 'maybe' is not a mode; choose append, improved, accept"),
         (["--perf-update=accept"], "*--perf-update=accept replaces stored runs; say why with --perf-reason=TEXT"),
         (["--perf-reason=x"], "*--perf-reason goes with --perf-update=accept*"),
-        (["--perf-runs=0"], "*--perf-runs: 0 is no number of runs*"),
-        (["--perf-against=HEAD"], "*--perf-against says how the gate works; give --perf-gate with it"),
+        (["--perf-runs=0"], "*--perf-runs: 0 is not a number of runs*"),
+        (["--perf-against=HEAD"], "*--perf-against is an option of the gate; give --perf-gate with it"),
         (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),
         (
             ["--perf-gate", "--perf-gate-budget=0"],
             "*--perf-gate-budget: '0' is not a duration above 0; write *none for*",
         ),
         (["--perf-gate", "-o", "perf_gate_budget=long"], "*ini perf_gate_budget: 'long' is not a duration above 0*"),
-        (["--perf-gate-budget=60"], "*--perf-gate-budget limits what the gate runs again; give --perf-gate or *"),
+        (["--perf-gate-budget=60"], "*--perf-gate-budget limits repeated runs of the gate; give --perf-gate or *"),
         (["-o", "perf_tolerance=7"], "*ini perf_tolerance: '7' is not between 0 and 1*"),
         (["--perf-gate", "--perf-against=nowhere"], "*is not in a git repository"),
     ],

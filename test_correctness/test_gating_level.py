@@ -121,17 +121,17 @@ def test_the_user_says_which_verdicts_fail(stored, machine):
     [
         (
             ["--perf-gate", "--perf-fail-on=slow"],
-            "*--perf-fail-on: 'slow' is no verdict that can fail; choose*",
+            "*--perf-fail-on: 'slow' is not a verdict that can fail; choose*",
         ),
-        (["--perf-gate", "--perf-fail-on=,"], "*--perf-fail-on: no verdict is named*"),
-        (["--perf-fail-on=default"], "*--perf-fail-on says how the gate works; give --perf-gate with it"),
+        (["--perf-gate", "--perf-fail-on=,"], "*--perf-fail-on has no verdict*"),
+        (["--perf-fail-on=default"], "*--perf-fail-on is an option of the gate; give --perf-gate with it"),
         (
             ["--perf-accept=some", "--perf-reason=x"],
             "*'some' cannot be accepted; write environment or all",
         ),
         (["--perf-accept=all"], "*--perf-accept=all replaces stored runs; say why*"),
         (["--perf-gate", "--perf-against=a", "--perf-base=b"], "*two names of one option; leave --perf-base out"),
-        (["--perf-base=main"], "*--perf-base says how the gate works; give --perf-gate with it"),
+        (["--perf-base=main"], "*--perf-base is an option of the gate; give --perf-gate with it"),
         (["--perf-accept=environment"], "*--perf-accept=environment replaces stored runs; say why*"),
         (["--perf-accept=environment", "--perf-update=append"], "*leave --perf-update=append out"),
     ],

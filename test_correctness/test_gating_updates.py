@@ -78,7 +78,9 @@ def test_an_impossible_result_is_refused_by_name(repo):
     repo.driver.script = lambda job: dataclasses.replace(measurement(job), times_s=(0.01,) * 8)
     done = repo.run("--perf-update=append", "-k", "cpu-1")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(["*cpu-1*: not stored, impossible: constant: all 8 samples are 0.01 s*; an error of*"])
+    done.stdout.fnmatch_lines(
+        ["*cpu-1*: not stored, impossible: constant: all 8 samples are exactly 0.01 s*; an error of*"]
+    )
     assert not Path("baselines").exists() or not list(Path("baselines").rglob("*.json"))
 
 

@@ -257,7 +257,7 @@ def test_a_folder_that_the_environment_declares_safe_is_read(checkout, monkeypat
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "--help", "a\nb"])
 def test_a_revision_of_others_text_names_nothing(checkout, name):
     repository = Repository(root=checkout)
-    assert (repository.commit(name), repository.known([name]), repository.subject(name)) == ("", frozenset(), "")
+    assert (repository.commit(name), repository.present([name]), repository.subject(name)) == ("", frozenset(), "")
 
 
 def test_a_git_that_does_not_end_is_ended_with_what_it_started(tmp_path, monkeypatch):
@@ -283,7 +283,7 @@ def test_a_run_tells_and_keeps_why_its_revision_is_unknown(stored, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("COLUMNS", "400")
     done = stored.run("--perf-journal=j.jsonl")
-    done.stdout.fnmatch_lines(["*the revision is not known: git rev-parse refuses*safe.directory*"])
+    done.stdout.fnmatch_lines(["*the revision is unknown: git rev-parse refuses*safe.directory*"])
     record = read_journal(Path("j.jsonl"))
     assert "dubious ownership" in record.revision.problem
     assert any("dubious ownership" in warning for warning in record.end.warnings)

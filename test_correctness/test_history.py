@@ -66,21 +66,21 @@ LINE = line_of(session(1))
     [
         (f"<<<<<<< ours\n{LINE}\n", 1, "conflict marker of git; keep the lines of both sides"),
         (f"{LINE}\n=======\n", 2, "merge=union"),
-        (f"{LINE}\n{LINE[:50]}", 2, "cut short"),
+        (f"{LINE}\n{LINE[:50]}", 2, "the line is incomplete"),
         (f"{LINE[:50]}\n{LINE}\n", 1, "remove or repair the line"),
         (f"{LINE.replace(chr(34) + 'schema' + chr(34) + ':2', chr(34) + 'schema' + chr(34) + ':3')}\n", 1, "update"),
         (f"{LINE}\n{line_of(session(2, fingerprint='cpu-other'))}\n", 2, "holds one hardware"),
         (f"{LINE}\n{line_of(session(2, simulated=True))}\n", 2, "holds one hardware"),
-        (f"{LINE}\n{LINE.replace('-4.6', '-4.7')}\n", 2, "is there twice and differs from line 1"),
-        (f"{LINE.replace('-4.6', 'NaN,-4.6')}\n", 1, "NaN is no figure"),
+        (f"{LINE}\n{LINE.replace('-4.6', '-4.7')}\n", 2, "occurs twice and differs from line 1"),
+        (f"{LINE.replace('-4.6', 'NaN,-4.6')}\n", 1, "NaN is not a number"),
         (f"{LINE.replace('-4.6', 'true,-4.6')}\n", 1, "not [ln time, clean share, metrics]"),
         ('{"schema": 1}\n', 1, "session is None, not a text"),
         (f"{LINE.replace('-4.6', '9999.6')}\n", 1, "not [ln time, clean share, metrics]"),
         (f"{LINE.replace('-4.6', f'1{400 * chr(48)}.6')}\n", 1, "not [ln time, clean share, metrics]"),
         (f"{'[' * 100_000}\n{LINE}\n", 1, "nested too deep"),
-        ("[1]\n", 1, "no line of a perfsuite history"),
-        ('{"schema": true}\n', 1, "no line of a perfsuite history"),
-        ('{"schema": -7}\n', 1, "schema -7 is none that perfsuite wrote"),
+        ("[1]\n", 1, "not a line of a perfsuite history"),
+        ('{"schema": true}\n', 1, "not a line of a perfsuite history"),
+        ('{"schema": -7}\n', 1, "schema -7 is not valid"),
         (f"{LINE.replace('2026-01-01', 'yesterday')}\n", 1, "not ISO 8601"),
     ],
 )
@@ -132,7 +132,9 @@ def test_a_link_out_of_its_folder_is_read_but_not_written(tmp_path):
         lambda: file.merge(linked, [written(tmp_path / "new", session(3))]),
         lambda: file.prune(linked, Drop(sessions=frozenset({"s1"})), dry_run=False),
     ):
-        with pytest.raises(HistoryError, match=r"is a link to .*others, outside its folder; .* name the file itself"):
+        with pytest.raises(
+            HistoryError, match=r"is a link to .*others, outside its folder; .* give the path of the file"
+        ):
             use()
     assert others.read_bytes() == before
     others.unlink()
@@ -148,7 +150,7 @@ def test_no_history_is_written_that_could_not_be_read(tmp_path, monkeypatch):
     path = written(tmp_path / "h", session(1))
     before = path.read_bytes()
     monkeypatch.setattr(file, "MOST_BYTES", len(before) + 10)
-    with pytest.raises(HistoryError, match=r"more than the \d+ that are read; .* perfsuite history prune"):
+    with pytest.raises(HistoryError, match=r"at most \d+ can be read; .* perfsuite history prune"):
         file.append(path, session(2))
     assert path.read_bytes() == before
 
@@ -158,7 +160,7 @@ def test_prune_drops_what_is_named(tmp_path):
     before = path.read_text()
     drop = Drop(before=None, sessions=frozenset({"s0050"}), case="t.py::a")
     said = file.prune(path, drop, dry_run=True)
-    assert said == ("s0001: 1 case dropped", "s0002: 1 case dropped", "s0050: dropped, named")
+    assert said == ("s0001: 1 case dropped", "s0002: 1 case dropped", "s0050: dropped, by its id")
     assert path.read_text() == before
     file.prune(path, drop, dry_run=False)
     assert [("s0002", ["t.py::b[x]"])] == [(one.session, list(one.cases)) for one in file.read(path).sessions]
@@ -207,7 +209,7 @@ def test_sessions_without_a_commit_and_folders_without_git_are_ordered_by_time(t
     unknown = session(2, revision=Revision())
     ordered = in_order([session(1), unknown, session(3)], ScriptedRepository(count=4))
     assert names(ordered.sessions) == ["s0001", "s0002", "s0003"]
-    assert ordered.notes == ("1 session placed by time: measured outside of git, or git did not tell the commit",)
+    assert ordered.notes == ("1 session placed by time: measured outside of git, or without an answer of git",)
     outside = in_order([session(1), session(2)], Repository(root=tmp_path))
     assert names(outside.sessions) == ["s0001", "s0002"]
     assert "ordered by time" in outside.notes[0]
@@ -229,7 +231,7 @@ def test_a_real_repository_says_the_same(tmp_path):
     assert list(here.first_parents("main").values()) == ["one", "two", "three"]
     assert list(here.first_parents("main", "v1").values()) == ["three"]
     assert (here.branch(), here.last_tag("main").name) == ("main", "v1")
-    assert here.known([here.commit("v1"), commit(1)]) == {here.commit("v1")}
+    assert here.present([here.commit("v1"), commit(1)]) == {here.commit("v1")}
 
 
 # -- the command and the run -------------------------------------------------------------------------------------
@@ -250,7 +252,7 @@ def test_list_and_show(tmp_path, capsys):
     assert "2026-01-01T01:00  0001cccccc on main  1 case  red \\x1b[31m alert" in told
     shown = printed(capsys, "show", path, "--repository", tmp_path)
     assert "2 sessions (0 apart), 1 case" in shown
-    assert "a change needs 6 sessions that measured a case; the most that any case has is 2" in shown
+    assert "a change needs 6 sessions of a case; no case has more than 2" in shown
 
 
 def test_journals_are_added_once(tmp_path, capsys):
@@ -266,15 +268,15 @@ def test_journals_are_added_once(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("show", "{}", "--fail-on=worse"), "--fail-on: 'worse' is no change"),
-        (("show", "{}", "--case=nothing"), "in the id of no case"),
+        (("show", "{}", "--fail-on=worse"), "--fail-on=worse is not valid"),
+        (("show", "{}", "--case=nothing"), "no id of a case"),
         (("prune", "{}"), "give --older-than, --session or --case"),
         *(
             (("prune", "{}", f"--older-than={days}"), "days is not between 0 and 36500")
             for days in ("nan", "1e12", "-5")
         ),
         (("show", "absent"), "absent: cannot be read"),
-        (("add", "absent", "--commit=nothing"), "names no commit"),
+        (("add", "absent", "--commit=nothing"), "is not a commit"),
     ],
 )
 def test_wrong_usage_says_what_to_do(tmp_path, capsys, arguments, says):

@@ -461,7 +461,7 @@ def test_options_stand_anywhere_and_files_do_not_cost_each_other(tmp_path, capsy
     for wrong in (("--dtype", "float"), ("--ranks", "0"), ("--run", "x")):
         with pytest.raises(SystemExit):
             cli.main(["import", str(reduced), *wrong])
-    assert "'x' is not a number from 1 on" in capsys.readouterr().err
+    assert "'x' is not a valid count" in capsys.readouterr().err
 
 
 WHOLE = {

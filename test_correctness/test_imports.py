@@ -277,7 +277,7 @@ def test_hostile_text_is_shown_as_text(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nccl-tests",), "no file is named"),
+        (("nccl-tests",), "the file is missing"),
         (("absent.log",), "cannot be read"),
         ((__file__.replace("imports", "layers"),), "has an unknown format"),
         ((H100, "--platform=h2000"), "h2000"),

@@ -137,9 +137,9 @@ def test_nonsense_is_refused_in_a_line_and_a_figure_is_a_number_above_0(command,
         ("project", ["--curve=8..64", "--mtbf=inf"], "--mtbf=inf is not a time between failures"),
         ("project", ["--curve=8..64", "--mtbf=5e-324"], "--mtbf=5e-324 is not a time between failures"),
         ("advise", ["--explain=dp4"], "--explain dp4 has 4 devices, --world is 8; give a layout of as many"),
-        ("project", ["--mtbf=llama3"], "--mtbf is about a curve; add --curve"),
-        ("project", ["--strong"], "--strong is about a curve; add --curve"),
-        ("project", ["--curve=8..64", "--checkpoint-s=5"], "--checkpoint-s is about goodput; add --mtbf"),
+        ("project", ["--mtbf=llama3"], "--mtbf needs a curve; add --curve"),
+        ("project", ["--strong"], "--strong needs a curve; add --curve"),
+        ("project", ["--curve=8..64", "--checkpoint-s=5"], "--checkpoint-s needs a goodput; add --mtbf"),
         ("project", ["--sharding=parameters", "--stages-per-rank=8"], "layout dp8 has no pp; add pp2 or more"),
         ("project", ["--layout=dp8", "--schedule=zbv"], "schedule zbv is about pp, which layout dp8 lacks"),
         ("project", ["--layout=dp8", "--sequence-parallel"], "sequence_parallel is about tp, which layout dp8 lacks"),
@@ -220,7 +220,7 @@ def test_what_is_not_known_of_a_platform_is_said_and_widens_the_band(capsys, tmp
     command = ["advise", "--model=gpt2", *ours, "--world=8", "--global-batch=8", f"--platform-file={plain}"]
     code, out, err = run(command, capsys)
     assert (code, out) == (4, "")
-    assert "no memory size of plain is known" in err
+    assert "the memory size of plain is unknown" in err
 
 
 @pytest.mark.parametrize(

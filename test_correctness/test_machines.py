@@ -234,7 +234,7 @@ def test_a_recipe_on_another_platform_takes_its_row(capsys):
         (("--recipe", "004-routing-b32-1x8"), "of workload moe_layer; only train_step is projected"),
         (("--recipe", "003-MP_1x32x1_16_3072x32", "--layout", "tp8"), "leave --layout out"),
         (("--recipe", "003-MP_1x32x1_16_3072x32", "--micro-batch", "2"), "leave --micro-batch out"),
-        (("--platform", "s4000", "--model", "llama2-7b"), "--model and --global-batch are needed"),
+        (("--platform", "s4000", "--model", "llama2-7b"), "give --model and --global-batch, or --recipe"),
     ],
 )
 def test_a_wrong_recipe_is_one_line(capsys, arguments, said):

@@ -48,7 +48,7 @@ def files(tmp_path, monkeypatch):
         ("baselines show folder", "no baseline file in folder"),
         ("audit head.csv --roles step\\ (ms)=latency gpus=devices", "head.csv: no row to audit"),
         ("checklist header.jsonl", "header.jsonl: nothing was measured, so nothing can be answered"),
-        ("report header.jsonl", "header.jsonl: nothing was measured"),
+        ("report header.jsonl", "header.jsonl: no report has a table for these results"),
         ("export --format json header.jsonl", "header.jsonl: nothing was measured"),
         ("history add header.jsonl", "header.jsonl: nothing was measured"),
         ("calibrate header.jsonl", "none of the results has times"),

@@ -116,9 +116,9 @@ def test_report_shows_a_baseline_file_and_compares_with_it(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["x.json", "--html", "p.html"], "x.json is no file"),
-        (["x.json", "--baseline", "y.json"], "--baseline says what a page compares with; give --html FILE too"),
-        (["x.json", "--html", "p.html", "--style", "latte"], "--style is of the report in Markdown"),
+        (["x.json", "--html", "p.html"], "x.json is not a file"),
+        (["x.json", "--baseline", "y.json"], "--baseline is for a page; give --html FILE too"),
+        (["x.json", "--html", "p.html", "--style", "latte"], "--style is for a report in Markdown"),
         (["x.json", "--html", "p.html", "--base", "a", "--baseline", "b"], "give one of them"),
     ],
 )

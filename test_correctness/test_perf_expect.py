@@ -86,7 +86,7 @@ def test_a_case_that_failed_or_was_cut_withholds_pass(pytester, monkeypatch):
 def test_a_file_that_is_not_there_is_a_usage_error(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, TESTS).run("--perf-expect=none.toml")
     assert pytest.ExitCode.USAGE_ERROR == found.ret
-    found.stderr.fnmatch_lines(["ERROR: --perf-expect: *none.toml is not a file; name a TOML file of rows"])
+    found.stderr.fnmatch_lines(["ERROR: --perf-expect: *none.toml is not a file; give a TOML file of rows"])
 
 
 def test_a_second_look_clears_a_transient(pytester, monkeypatch):

@@ -230,7 +230,7 @@ def test_plain():
     pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + conftest + marker)
     found = repo.run(*options, "-W", "error")
     assert found.parseoutcomes() == {"passed": 1, "errors": 3}
-    shown = [line for line in found.outlines if line.startswith("perf records what it measures by pytest-benchmark, ")]
+    shown = [line for line in found.outlines if line.startswith("perf stores its samples by pytest-benchmark, ")]
     assert len(shown) == 3
     assert all(line.endswith("or add -m 'not perf' to leave the perf cases out") for line in shown)
     assert not re.search("INTERNALERROR|fixture 'benchmark' not found|Traceback|File ", found.stdout.str())

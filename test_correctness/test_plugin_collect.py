@@ -123,7 +123,7 @@ def test_a_run_says_how_many_extended_cases_it_leaves_out(pytester, monkeypatch)
 
 def test_extended_world_sizes_are_among_the_world_sizes(pytester, monkeypatch):
     done = repository(pytester, monkeypatch, EXTENDED.replace("extended=[2]", "extended=[4]")).run()
-    done.stdout.fnmatch_lines(["*@world_sizes(1, 2): extended=(4,) has what is no world size of it;*"])
+    done.stdout.fnmatch_lines(["*@world_sizes(1, 2): extended=(4,) is not among the world sizes;*"])
 
 
 def test_the_scale_can_be_chosen_and_is_not_in_the_id(pytester, monkeypatch):
@@ -227,11 +227,11 @@ MALFORMED = [
     ('@sizes(full=["1MB"], small=["1KiB"])', "message_bytes", "size '1MB' is not a number followed by B, KiB*"),
     ('@sizes(full="1MiB", small=["1KiB"])', "message_bytes", "@sizes: full='1MiB' is not a list of sizes*"),
     ("@sizes(full=[], small=[1])", "message_bytes", "@sizes: full=* is not a list of sizes*"),
-    ("@sizes(full=[-1], small=[1])", "message_bytes", "@sizes: -1 is no size for message_bytes*"),
-    ('@sizes(full=["8x"], small=["8x8"], param="shape")', "shape", "@sizes: '8x' is no size for shape*"),
-    ('@sizes(full=["8x8.x8"], small=["8x8"], param="shape")', "shape", "@sizes: '8x8.x8' is no size for shape*"),
-    ('@sizes(full=["1024"], small=[8], param="count")', "count", "@sizes: '1024' is no size for count*"),
-    ('@sizes(full=["64MiB"], small=[8], param="buffer")', "buffer", "@sizes: '64MiB' is no size for buffer*"),
+    ("@sizes(full=[-1], small=[1])", "message_bytes", "@sizes: -1 is not a size for message_bytes*"),
+    ('@sizes(full=["8x"], small=["8x8"], param="shape")', "shape", "@sizes: '8x' is not a size for shape*"),
+    ('@sizes(full=["8x8.x8"], small=["8x8"], param="shape")', "shape", "@sizes: '8x8.x8' is not a size for shape*"),
+    ('@sizes(full=["1024"], small=[8], param="count")', "count", "@sizes: '1024' is not a size for count*"),
+    ('@sizes(full=["64MiB"], small=[8], param="buffer")', "buffer", "@sizes: '64MiB' is not a size for buffer*"),
     ("@sizes(full=[1], small=[1024, '1KiB'])", "message_bytes", "@sizes has 1KiB twice*"),
     (
         "@sizes(full=[8], small=[1, 2], extended=[8])",
@@ -239,16 +239,16 @@ MALFORMED = [
         "@sizes: extended=(8,) is not among the sizes of @sizes; choose from 1B, 2B",
     ),
     ("@sizes(full=[1], small=[1], param='no name')", "message_bytes", "@sizes: param='no name' is not the name*"),
-    ("@sizes(full=[1], small=[1])", "", "@sizes gives values to 'message_bytes', which is no argument*"),
+    ("@sizes(full=[1], small=[1])", "", "@sizes sets 'message_bytes', which the test does not take*"),
     ("@sizes(full=[1], small=[1])\n" * 2, "message_bytes", "is decorated with @sizes 2 times*"),
     ("@world_sizes(0)", "ranks", "@world_sizes*: every world size is a whole number of at least 1*"),
     ("@world_sizes()", "ranks", "@world_sizes*: every world size is*"),
     ("@world_sizes(2, 2)", "ranks", "@world_sizes has 2 twice*"),
-    ("@world_sizes(2)", "", "@world_sizes gives values to 'ranks', which is no argument*"),
-    ("", "ranks", "takes ranks, but nothing says how many*"),
+    ("@world_sizes(2)", "", "@world_sizes sets 'ranks', which the test does not take*"),
+    ("", "ranks", "takes ranks without a number of them*"),
     ('@dtypes("fp8x")', "dtype", "@dtypes: 'fp8x' is unknown; choose from fp64*"),
-    ("@dtypes()", "dtype", "@dtypes() names no dtype*"),
-    ('@dtypes("fp32", only_at="1KiB")', "dtype", "@dtypes: only_at='1KiB' needs @sizes*"),
+    ("@dtypes()", "dtype", "@dtypes() has no dtype*"),
+    ('@dtypes("fp32", only_at="1KiB")', "dtype", "@dtypes: only_at='1KiB' is a size; add @sizes*"),
     (
         '@sizes(full=[1], small=[2])\n@dtypes("fp32", only_at=4)',
         "dtype, message_bytes",
@@ -312,7 +312,7 @@ def test_a_sweep_over_all_devices_has_every_world_size_once_and_the_whole_launch
 def test_a_world_size_that_stands_twice_is_refused(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, EVERYWHERE.replace("[2, 4, 8]", "[2, 4, 4]")).run("--perf-scale=full")
     assert pytest.ExitCode.INTERRUPTED == found.ret
-    found.stdout.fnmatch_lines(["*@world_sizes has 4 twice; name each once"])
+    found.stdout.fnmatch_lines(["*@world_sizes has 4 twice; write each once"])
 
 
 ON_RANKS = """
@@ -367,6 +367,6 @@ def test_more_ranks_than_the_launcher_gave_are_skipped(pytester, monkeypatch):
     assert (len(passed), len(failed)) == (1, 0)
     assert (
         skipped[0].longrepr[2]
-        == "Skipped: 4 ranks, but torchrun gave 3; start at least 4, or name fewer by --perf-world-sizes"
+        == "Skipped: 4 ranks, but torchrun gave 3; start at least 4, or set fewer by --perf-world-sizes"
     )
     assert [job.world_size for job in repo.driver.jobs] == [2]

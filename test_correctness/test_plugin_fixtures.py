@@ -10,6 +10,10 @@ from test_correctness.helpers.scripted_driver import repository
 pytest_plugins = ["pytester"]
 
 
+def ids(result):
+    return [line.partition("::")[2] for line in result.outlines if "::" in line]
+
+
 def test_perf_returns_the_result(pytester, monkeypatch):
     tests = """
 @world_sizes(2)
@@ -65,16 +69,16 @@ def test_number(perf):
         (
             "perf(Sum().work)",
             "perf was given the method Sum.work bound to an object that the ranks do not have; make it a function at"
-            " module level and pass what it needs of the object as parameters",
+            " module level and pass values of the object as parameters",
         ),
         (
             "perf(type('Bare', (Workload,), {'work': None, 'build': None}))",
-            "Bare is no dataclass, so nobody knows its parameters; write @dataclass(frozen=True, kw_only=True)*",
+            "Bare is not a dataclass, so its parameters are unknown; write @dataclass(frozen=True, kw_only=True)*",
         ),
         ("perf(42)", "perf was given 42, which is neither a workload nor a function at module level*"),
         (
             "perf(Sum(), side=3)",
-            "perf got side beside a finished Sum; give it to the workload: perf(Sum(side=...), ...)",
+            "perf got a Sum object and side; give parameters to the workload: perf(Sum(side=...), ...)",
         ),
         ("perf(step, on=0)", "perf was called with on=0; give the fixture ranks or a number of at least 1"),
         ("perf(step, on='two')", "perf was called with on='two'; give the fixture ranks or a number of at least 1"),
@@ -114,10 +118,7 @@ def test_expected(perf):
     found = repo.run()
     found.assert_outcomes(failed=1, skipped=1, xfailed=1)
     found.stdout.fnmatch_lines(
-        [
-            "perf was asked for and never called: nothing was measured; "
-            "call perf(...) once, or drop it from the arguments"
-        ]
+        ["perf was never called, so nothing was measured; call perf(...) once, or remove it from the arguments"]
     )
     assert repo.driver.jobs == []
 
@@ -135,7 +136,7 @@ def test_perf_and_benchmark_do_not_share_a_test(pytester, monkeypatch, body, opt
     found.stdout.fnmatch_lines(
         [
             "perf and benchmark were both used in one test, and a case has one record; "
-            "use perf for what runs on ranks, benchmark for a function of this process, each in a test of its own"
+            "use perf for code on ranks and benchmark for a function of this process, each in its own test"
         ]
     )
     assert "Traceback" not in found.stdout.str()
@@ -177,7 +178,7 @@ def test_through_a_fixture(timed):
 """
     found = repository(pytester, monkeypatch, tests).run()
     found.assert_outcomes(failed=1, passed=1)
-    found.stdout.fnmatch_lines(["*perf was asked for by getfixturevalue; name it among the arguments of the test"])
+    found.stdout.fnmatch_lines(["*perf was requested by getfixturevalue; add it to the arguments of the test"])
 
 
 def test_a_fixture_of_the_same_name_in_another_repository_is_left_alone(pytester, monkeypatch):
@@ -236,7 +237,7 @@ def test_both(perf, perf_ranks, platform):
     (pytester.path / "test_it.py").write_text(
         "from perfsuite import world_sizes\n\n@world_sizes(2)\ndef test_wrong(perf, ranks):\n    perf(len, on=ranks)\n"
     )
-    repo.run().stdout.fnmatch_lines(["*@world_sizes gives values to 'perf_ranks', which is no argument; add it to*"])
+    repo.run().stdout.fnmatch_lines(["*@world_sizes sets 'perf_ranks', which the test does not take; add it to*"])
 
 
 def test_an_error_of_perf_can_be_expected(pytester, monkeypatch):
@@ -249,3 +250,53 @@ def test_expected(perf):
         perf(42)
 """
     assert repository(pytester, monkeypatch, tests).run("-W", "error").parseoutcomes() == {"passed": 1}
+
+
+SHORT_NAMES_OFF = """
+import pytest
+
+@pytest.fixture
+def platform():
+    return "their platform"
+
+@pytest.mark.extended
+def test_theirs(platform):
+    assert platform == "their platform"
+
+@world_sizes(2, 4, extended=(4,))
+def test_ours(perf, perf_ranks, perf_platform):
+    assert perf(step, on=perf_ranks).platform == perf_platform.name
+"""
+
+
+def test_a_project_can_switch_the_short_names_off(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, SHORT_NAMES_OFF)
+    ini = pytester.path / "tox.ini"
+    ini.write_text(ini.read_text() + "\nperf_short_names = false\nmarkers = extended: a marker of the project\n")
+    repo.run("--benchmark-disable").assert_outcomes(passed=2, deselected=1)
+    for expression, selected in (
+        ("extended", ["test_theirs"]),
+        ("perf_extended", ["test_ours[cpu-ws4]"]),
+        ("perf_world_size(n=2) and perf_platform(name='cpu')", ["test_ours[cpu-ws2]"]),
+    ):
+        assert ids(repo.run("--collect-only", "-q", "-m", expression)) == selected
+    fixtures = [line.partition(" ")[0] for line in repo.run("--fixtures", "-q").outlines]
+    assert ("ranks" in fixtures, fixtures.count("platform"), "perf_ranks" in fixtures) == (False, 1, True)
+    (pytester.path / "test_it.py").write_text("def test_short(ranks):\n    pass\n")
+    repo.run().stdout.fnmatch_lines(["E *fixture 'ranks' not found"])
+
+
+def test_the_short_names_are_other_names_of_the_prefixed_ones(pytester, monkeypatch):
+    tests = """
+@world_sizes(2, 4, extended=(4,))
+def test_ours(perf, ranks):
+    perf(step, on=ranks)
+"""
+    repo = repository(pytester, monkeypatch, tests)
+    for expression, selected in (
+        ("extended", ["test_ours[cpu-ws4]"]),
+        ("perf_extended", ["test_ours[cpu-ws4]"]),
+        ("world_size(n=2)", ["test_ours[cpu-ws2]"]),
+        ("perf_world_size(n=2) and platform(name='cpu')", ["test_ours[cpu-ws2]"]),
+    ):
+        assert ids(repo.run("--collect-only", "-q", "-m", expression)) == selected

@@ -22,14 +22,14 @@ ONE = "def test_one(perf):\n    perf(step)\n"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--perf-scale=huge"], "--perf-scale: 'huge' is no scale; choose full or small"),
-        (["--perf-pin=sockets"], "--perf-pin: 'sockets' is no way to pin ranks; choose none, cores or numa"),
+        (["--perf-scale=huge"], "--perf-scale: 'huge' is not a scale; choose full or small"),
+        (["--perf-pin=sockets"], "--perf-pin: 'sockets' is not a way to pin ranks; choose none, cores or numa"),
         (["--perf-backend=gloo2"], "--perf-backend: 'gloo2' is not a backend of cpu devices; choose gloo"),
         (["--perf-timeout=soon"], "--perf-timeout: duration 'soon' is not a number followed by us, ms, s, min or h*"),
-        (["--perf-timeout=0"], "--perf-timeout: 0 is no time at all; give more than 0s"),
+        (["--perf-timeout=0"], "--perf-timeout: 0 is not above 0; give for example 90s"),
         (["-o", "perf_timeout=never"], "ini perf_timeout: duration 'never' is not a number*"),
         (["--perf-time-budget=-5s"], "--perf-time-budget: duration '-5s' is not a number*"),
-        (["--perf-resume=missing.jsonl"], "--perf-resume: */missing.jsonl is no file; give the journal*"),
+        (["--perf-resume=missing.jsonl"], "--perf-resume: */missing.jsonl is not a file; give the journal*"),
         (["--perf-journal=test_it.py"], "--perf-journal: */test_it.py exists and is not overwritten; choose another*"),
         (["--perf-journal=test_it.py/j"], "journal */test_it.py/j cannot be made: *; name another file by --perf-*"),
         (["--perf-platform=h2000"], "platform 'h2000' is unknown, did you mean 'h200'? choose from *"),
@@ -189,7 +189,7 @@ def test_workers_start_during_collection_and_are_closed_at_the_end(pytester, mon
 
 def test_a_duration_is_positive():
     assert positive_duration("1.5min", "here") == 90.0
-    with pytest.raises(pytest.UsageError, match=r"here: 0s is no time at all; give more than 0s"):
+    with pytest.raises(pytest.UsageError, match=r"here: 0s is not above 0; give for example 90s"):
         positive_duration("0s", "here")
 
 
@@ -338,4 +338,4 @@ def test_a_fixture_perf_of_another_plugin_goes_first_and_that_is_said(pytester, 
     repo = repository(pytester, monkeypatch, "def test_it(perf, ranks):\n    pass\n")
     install(pytester, monkeypatch, "import pytest\n@pytest.fixture\ndef perf():\n    return None\n")
     found = repo.run()
-    found.stdout.fnmatch_lines(["perfsuite: warning: plugin installed has a fixture perf too: 1 test gets that one*"])
+    found.stdout.fnmatch_lines(["perfsuite: warning: plugin installed has a fixture perf too, which 1 test uses; *"])

@@ -198,7 +198,7 @@ def test_the_controller_says_what_was_left_out_and_how_to_run_it(pytester, monke
     pytester.makepyfile(test_both="def test_perf(perf):\n    assert False\n\ndef test_plain():\n    pass\n")
     run = pytester.runpytest_subprocess("-n1", "-p", "no:hypothesispytest")
     run.assert_outcomes(passed=1)
-    run.stdout.fnmatch_lines(["perfsuite: 1 perf case left out, measured alone or not at all: pytest * -n0"])
+    run.stdout.fnmatch_lines(["perfsuite: 1 perf case left out; to measure them without other tests: pytest * -n0"])
 
 
 def test_sigterm_fails_the_running_case_and_finishes_the_reports(pytester, monkeypatch):

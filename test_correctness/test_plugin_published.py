@@ -119,12 +119,12 @@ def test_an_ini_key_changes_no_run_without_perf_cases(mixed):
         (["-o", "perf_published=2"], "ini perf_published: no published report * did you mean 002? *"),
         (
             ["--perf-published=003", "--perf-platform=cpu"],
-            "--perf-published=003: none of * reproduces a row of it; name test_perf/test_oneflow.py::test_oneflow, at "
+            "--perf-published=003: none of * reproduces a row of it; run test_perf/test_oneflow.py::test_oneflow, at "
             "the full scale (--perf-scale=full)",
         ),
         (
             ["--perf-published=002", "test_it.py::test_plain"],
-            "--perf-published=002: none of 0 collected perf cases reproduces a row of it; name test_perf/*",
+            "--perf-published=002: none of 0 collected perf cases reproduces a row of it; run test_perf/*",
         ),
     ],
 )

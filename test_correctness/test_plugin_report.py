@@ -206,11 +206,11 @@ def test_a_directory_that_is_not_the_root_is_told(pytester, monkeypatch):
 def test_progress_is_foretold_from_the_cases_that_ran():
     progress = Progress(total=80, started_at=100.0)
     assert progress.describe("test_it.py::test_x", 100.0) == "case 1 of 80, 0 s: test_it.py::test_x"
-    assert not progress.worth_telling(105.0)
+    assert not progress.is_long(105.0)
     progress.done = 20
     assert progress.left(140.0) == (120.0, "so far")
     assert progress.describe("x", 140.0) == "case 21 of 80, 40 s, about 2 min 0 s left (so far): x"
-    assert progress.worth_telling(140.0)
+    assert progress.is_long(140.0)
 
 
 def test_a_log_gets_a_line_now_and_then():
@@ -218,7 +218,7 @@ def test_a_log_gets_a_line_now_and_then():
     due = []
     for now in range(200):
         if progress.log_is_due(now):
-            progress.said_at = now
+            progress.logged_at = now
             due.append(now)
     assert due == [30, 60, 90, 120, 150, 180]
     assert LOG_EVERY_S == 30

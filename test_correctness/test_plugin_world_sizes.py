@@ -109,14 +109,14 @@ def test_a_world_size_beyond_the_launch_is_skipped_with_both_figures(pytester, m
     repository(pytester, monkeypatch, TESTS)
     found = pytester.inline_run("--perf-world-sizes=4", "-k", "test_all", plugins=[Launched(2)])
     _, skipped, failed = found.listoutcomes()
-    told = "Skipped: 4 ranks, but torchrun gave 2; start at least 4, or name fewer by --perf-world-sizes"
+    told = "Skipped: 4 ranks, but torchrun gave 2; start at least 4, or set fewer by --perf-world-sizes"
     assert (not failed, [report.longrepr[2] for report in skipped]) == (True, [told])
 
 
 @pytest.mark.parametrize("written", ["0", "8,", "two", "-2", "2.5"])
 def test_a_world_size_that_is_none_ends_the_run(pytester, monkeypatch, written):
     done = repository(pytester, monkeypatch, TESTS).run(f"--perf-world-sizes={written}")
-    done.stderr.fnmatch_lines(["*--perf-world-sizes: '*' in * is no number of ranks; write whole numbers*"])
+    done.stderr.fnmatch_lines(["*--perf-world-sizes: '*' in * is not a number of ranks; write whole numbers*"])
 
 
 def test_a_full_world_size_that_is_none_is_refused(pytester, monkeypatch):

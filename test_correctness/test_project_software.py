@@ -83,8 +83,8 @@ def test_a_model_weighs_by_the_root_of_its_rows(copies):
     ("options", "message"),
     [
         (["--software", "nemmo"], "software 'nemmo' is unknown; did you mean"),
-        (["--software", "nemo", "--compiled"], "--compiled is of perfsuite's own modules"),
-        (["--software", "nemo", "--calibration", "x.json"], "--calibration is of perfsuite's own modules"),
+        (["--software", "nemo", "--compiled"], "--compiled is for perfsuite's own modules"),
+        (["--software", "nemo", "--calibration", "x.json"], "--calibration is for perfsuite's own modules"),
         (["--software", "nemo", "--dtype", "fp32"], "no rate of fp32 products is known of h100"),
         (["--software", "megatron", "--dtype", "fp8"], "no rate of fp8 products is known of h100"),
     ],

@@ -106,7 +106,7 @@ def test_a_journal_of_projections_alone_prints_the_tables(pytester, monkeypatch,
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("nothing.json", "is no file"), ("test_it.py", "truncated or damaged"), ("other.json", "no calibration")],
+    [("nothing.json", "is not a file"), ("test_it.py", "truncated or damaged"), ("other.json", "no calibration")],
 )
 def test_wrong_calibration_ends_the_run_at_once(pytester, monkeypatch, given, said):
     repo = repository(pytester, monkeypatch, CASES)

@@ -106,7 +106,9 @@ def test_a_case_that_passes_at_the_second_try_is_one_measured_case(rerunning, py
     for case in ElementTree.parse(pytester.path / "j.xml").iter("testcase"):
         names = [each.attrib["name"] for each in case.iter("property")]
         assert len(names) == len(set(names)), "each try's properties take the place of those before"
-    said = "*test_first[[]cpu[]]: passed only at try 2; the one before failed: rank 0 on here raised RuntimeError: a *"
+    said = (
+        "*test_first[[]cpu[]]: passed only at try 2; the previous try failed: rank 0 on here raised RuntimeError: a *"
+    )
     found.stdout.fnmatch_lines([said])
     (file,) = pytester.path.glob(".perfsuite/journal-*")
     journal = read_journal(file)

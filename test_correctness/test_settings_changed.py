@@ -179,7 +179,7 @@ def test_a_metric_in_another_unit_is_another_case_until_it_is_accepted(tmp_path)
     assert new.case.differences(old.case) == ("unit of rate MB/s (higher), stored GB/s (higher)",)
     store.update(tmp_path, HARDWARE, [old], mode="append")
     refused = store.update(tmp_path, HARDWARE, [new], mode="append")
-    assert "not comparable with what is stored: unit of rate" in refused.refused[NODE]
+    assert "not comparable with the stored runs: unit of rate" in refused.refused[NODE]
     assert not refused.written
     store.update(tmp_path, HARDWARE, [new], mode="accept", reason="in MB/s now")
     (entry,) = store.load(tmp_path, HARDWARE).entries.values()

@@ -117,9 +117,9 @@ def test_real_and_simulated_runs_never_meet(tmp_path):
     offer(tmp_path, run_of("s0"))
     simulated = dataclasses.replace(HARDWARE, simulated=True)
     new = NewRuns(case=case(), runs=(run_of("s1", 0.5),))
-    with pytest.raises(BaselineError, match="the two never meet"):
+    with pytest.raises(BaselineError, match="the two are never compared"):
         store.update(tmp_path, simulated, [new], mode="append")
-    with pytest.raises(BaselineError, match="the two never meet"):
+    with pytest.raises(BaselineError, match="the two are never compared"):
         store.load(tmp_path, simulated)
 
 
@@ -127,6 +127,6 @@ def test_a_file_under_a_wrong_name_is_not_taken_for_this_machines(tmp_path):
     path = offer(tmp_path, run_of("s0")).path
     other = dataclasses.replace(HARDWARE, fingerprint="cpu-other")
     path.rename(store.path_of(tmp_path, other))
-    with pytest.raises(BaselineError, match="holds runs of cpu/cpu-test, its name says cpu/cpu-other"):
+    with pytest.raises(BaselineError, match="holds runs of cpu/cpu-test, but its name is that of cpu/cpu-other"):
         store.load(tmp_path, other)
     assert store.load(tmp_path, HARDWARE) is None

@@ -68,11 +68,11 @@ def edited(path, change):
         (lambda d: d["benchmarks"][0]["runs"][0].update(colour=1), "colour is not a field that belongs here"),
         (lambda d: d["benchmarks"][0]["runs"][0].pop("samples"), "samples is missing"),
         (lambda d: d["benchmarks"][0]["runs"][0].update(session="0" * 12), "is not among the file's sessions"),
-        (lambda d: d["benchmarks"][0]["runs"][0].update(clean=41), "clean=41 does not go with samples=40"),
+        (lambda d: d["benchmarks"][0]["runs"][0].update(clean=41), "clean=41 contradicts samples=40"),
         (lambda d: d["benchmarks"][0]["runs"].append(d["benchmarks"][0]["runs"][0]), "7 runs; a case has at most 12"),
         (lambda d: d["benchmarks"][0]["stats"].update(median=1.0), "was changed by hand after perfsuite wrote it"),
-        (lambda d: d["benchmarks"].append(d["benchmarks"][0]), "is there twice"),
-        (lambda d: d["benchmarks"].pop(), "the file says cases=5 and has 4"),
+        (lambda d: d["benchmarks"].append(d["benchmarks"][0]), "occurs twice"),
+        (lambda d: d["benchmarks"].pop(), "the header has cases=5, the file has 4"),
         (lambda d: d["perfsuite"]["hardware"].update(cores=64), "the header was changed by hand"),
         (lambda d: d["perfsuite"].update(schema=1), "schema 1 is older than 2, the only one that this perfsuite reads"),
         (lambda d: d["perfsuite"].update(schema=7), "schema 7 is newer than 2, the newest that this perfsuite knows"),
@@ -85,7 +85,7 @@ def test_a_wrong_field_is_named_with_its_line(file, change, reason):
     told = message_of(file)
     assert reason in told
     assert re.match(rf"{re.escape(str(file))}:\d+: ", told)
-    assert told.endswith("the file is left as it is: repair it, restore it from version control or move it")
+    assert told.endswith("the file was not changed: repair it, restore it from version control or move it")
 
 
 def test_the_line_is_the_one_of_the_field(file):
@@ -113,8 +113,8 @@ def test_the_line_is_the_one_of_the_field(file):
         ),
         (b'{\n"a": -' + b"9" * 400 + b"}", ":2: -99999999999... of 401 characters is not a number"),
         (b'{"b": "1e400",\n"a": 1e400}', ":2: 1e400 is not a number that a baseline may hold"),
-        (b'{"a": 1,\n"b": {"a": 2},\n"\\u0061": 3}', ':3: the key "\\u0061" is there twice in one object'),
-        (b'{"a": {"b": 1,\n"b": 1}, "a": 1e999}', ':2: the key "b" is there twice in one object: which one counts?'),
+        (b'{"a": 1,\n"b": {"a": 2},\n"\\u0061": 3}', ':3: the key "\\u0061" occurs twice in one object'),
+        (b'{"a": {"b": 1,\n"b": 1}, "a": 1e999}', ':2: the key "b" occurs twice in one object'),
         (b'{"a": 1e999,\n"a": 1}', ":1: 1e999 is not a number"),
     ],
 )

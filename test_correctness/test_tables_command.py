@@ -106,14 +106,14 @@ def test_out_writes_a_file_and_names_the_styles(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["missing.jsonl"], "missing.jsonl is no file; give a journal or a baseline file"),
-        (["empty.jsonl"], "empty.jsonl: nothing was measured that any report has a table for"),
+        (["missing.jsonl"], "missing.jsonl is not a file; give a journal or a baseline file"),
+        (["empty.jsonl"], "empty.jsonl: no report has a table for these results"),
         (["j.jsonl", "--style=flagperf"], "style flagperf has no table for the cases of j.jsonl (latte-l)"),
         (
             ["j.jsonl", "--base=same.jsonl"],
             "the base same.jsonl is of the same hardware as j.jsonl, s4000 (s4000-test)",
         ),
-        (["j.jsonl", "--base=none.jsonl"], "none.jsonl is no file"),
+        (["j.jsonl", "--base=none.jsonl"], "none.jsonl is not a file"),
         (["notes.md"], "notes.md"),
         (["j.jsonl", "--out=missing/report.md"], "--out: missing/report.md cannot be written: No such file"),
     ],
@@ -208,7 +208,7 @@ def test_wrong_options_stop_the_run_before_anything_is_measured(mine):
     for arguments, said in (
         (("--perf-report=r.md", "--perf-report-style=mlperf"), "style 'mlperf' is unknown; choose from opensora"),
         (("--perf-report-style=latte",), "give --perf-report=FILE too"),
-        (("--perf-report=.",), "is a folder; name a file in it"),
+        (("--perf-report=.",), "is a folder; give a file in it"),
     ):
         result = mine.run(*arguments)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -219,7 +219,7 @@ def test_wrong_options_stop_the_run_before_anything_is_measured(mine):
 def test_a_report_that_cannot_be_made_costs_no_result(mine):
     for arguments, said in (
         (("--perf-report=r.md", "--perf-report-style=flagperf"), "style flagperf has no table for"),
-        (("--perf-report=r.md", "--benchmark-disable"), "nothing was measured that any report has a table for"),
+        (("--perf-report=r.md", "--benchmark-disable"), "no report has a table for these results"),
     ):
         result = mine.run(*arguments)
         result.assert_outcomes(passed=2, skipped=1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.cli.trace import simulated_beside
+from perfsuite.cli.trace import simulated_schedule
 from perfsuite.gate.physics import bubble_bound, violations
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE, bubble_ratio
 from perfsuite.reports.pipeline import pipeline_row
@@ -80,7 +80,7 @@ def test_a_step_is_simulated_once_for_all_who_hold_it_against_its_schedule(monke
     timeline, walks, walk = measured(make_schedule("1f1b", ranks=3, num_micro_batches=5)), [], Schedule.walk
     monkeypatch.setattr(Schedule, "walk", lambda *args, **how: walks.append(args) or walk(*args, **how))
     bounds = {pipeline_row("t.py::t", timeline).simulated, bubble_bound(timeline)}
-    bounds.add(bubble_ratio(simulated_beside(timeline)))
+    bounds.add(bubble_ratio(simulated_schedule(timeline)))
     assert len(bounds) == 1
     assert f"simulated with the same durations {bounds.pop():.3f}" in timeline_svg(timeline)
     assert len(walks) == 2  # its stages as they are, and evened out: the schedule was made, and checked, once
@@ -115,7 +115,7 @@ def test_only_the_case_with_the_wrong_clock_fails_the_gate_and_names_the_rule(py
     done = repository(pytester, monkeypatch, CASES, of_clock).run("--perf-gate", "--perf-allow-ungated")
     done.assert_outcomes(passed=1, failed=1)
     done.stdout.fnmatch_lines(
-        ["*test_step[[]cpu-wrong[]]*: IMPOSSIBLE; bubble: bubble_ratio 0.* is below 0.*its own durations allow*"]
+        ["*test_step[[]cpu-wrong[]]*: IMPOSSIBLE; bubble: bubble_ratio 0.* is below 0.*durations of its actions*"]
     )
     assert not [line for line in done.outlines if "cpu-right" in line and "impossible" in line.lower()]
 

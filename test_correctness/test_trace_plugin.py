@@ -101,7 +101,7 @@ def test_a_smoke_run_measured_nothing_to_show(repo):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("file", "*--perf-trace: *file is no folder; name one that is there or can be made"),
+        ("file", "*--perf-trace: *file is not a folder; give a folder*"),
         (
             "file/deeper",
             "*--perf-trace: folder *file/deeper cannot be made: Not a directory; name another*",
@@ -129,7 +129,7 @@ def test_a_read_only_folder_is_told_before_anything_is_measured(repo, monkeypatc
     done = repo.run("--perf-trace=traces")
     monkeypatch.undo()
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*--perf-trace: folder *traces cannot be written to: Read-only file system; name*"])
+    done.stderr.fnmatch_lines(["*--perf-trace: folder *traces cannot be written to: Read-only file system; give*"])
     assert repo.driver.jobs == []
 
 

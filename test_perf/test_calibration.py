@@ -13,7 +13,7 @@ from perfsuite import sizes, workloads
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import MIB
 
-EXTENDED = pytest.mark.extended
+EXTENDED = pytest.mark.perf_extended
 SMALL = ["dp2-tp2"]
 FULL = ["dp2-tp4", "dp4-tp2", "pp2-dp2-tp2"]
 BLOCKS = {

@@ -16,7 +16,7 @@ MESHES = {
     "mixtral-64": "dp8-ep8",
 }
 """Ranks: the report's number of cards, or an eighth; ep spans a node."""
-EXTENDED = pytest.mark.extended
+EXTENDED = pytest.mark.perf_extended
 ROUTINGS = {
     "top2": {},
     "top1": {"top_k": 1},

@@ -15,7 +15,7 @@ from perfsuite.workloads.kernel_launch import KernelLaunch
 from perfsuite.workloads.matmul_mixed import ScaledMatmul, WideMatmul
 from perfsuite.workloads.memory_capacity import MemoryCapacity
 
-EXTENDED = pytest.mark.extended
+EXTENDED = pytest.mark.perf_extended
 products = sizes(full=["4096x4096x4096", "8192x8192x8192", "4096x4096x11008"], small=["256x256x256"], param="shape")
 
 

@@ -35,7 +35,7 @@ LONG = [256, 512, 1024, 2048, 4096]
 
 def extended(names, *plain):
     """Return all names; those that are not ``plain`` are extended cases."""
-    return [name if name in plain else pytest.param(name, marks=pytest.mark.extended) for name in names]
+    return [name if name in plain else pytest.param(name, marks=pytest.mark.perf_extended) for name in names]
 
 
 def step(scale, length, mesh, **case):

@@ -25,7 +25,7 @@ OFFLOADED = {
     "optimizer": ("zero2", {"offload_optimizer": True}),
     "optimizer-cpu-adam": ("zero2", {"offload_optimizer": True, "cpu_adam": True}),
 }
-_COMPILED = [pytest.mark.extended, pytest.mark.perf_timeout("15min")]
+_COMPILED = [pytest.mark.perf_extended, pytest.mark.perf_timeout("15min")]
 """Marks of a case that compiles at its first run: 132 s on two idle cores, more than 15 minutes at a load of 20."""
 BETWEEN_HOSTS = ("no-infiniband", "gpu-direct", "outer-interfaces")
 """Settings of the network, which do not affect ranks of one host: these use memory and local links."""

@@ -15,7 +15,7 @@ from perfsuite.runtime.transports.launchers import detect_launch
 from perfsuite.workloads.pair_rounds import PairRounds
 
 pytestmark = [world_sizes(4, full=[2, 4, 8]), acceptance()]
-directions = pytest.mark.parametrize("directions", ["one", pytest.param("both", marks=pytest.mark.extended)])
+directions = pytest.mark.parametrize("directions", ["one", pytest.param("both", marks=pytest.mark.perf_extended)])
 
 
 @sizes(full=["1KiB"], small=["1KiB"])

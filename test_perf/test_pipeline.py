@@ -34,7 +34,7 @@ def pipeline(mesh, *, schedule, num_micro_batches, stages_per_rank=None, **case)
 def counts(schedule):
     """Return the micro-batches of a schedule; plain runs of the tiny model have the report's counts, and eight."""
     plain = (4, 8) if schedule == "naive" else (8,)
-    marks = {count: () if count in plain else pytest.mark.extended for count in (4, 8, 16)}
+    marks = {count: () if count in plain else pytest.mark.perf_extended for count in (4, 8, 16)}
     return [pytest.param(schedule, count, id=f"{schedule}-m{count}", marks=marks[count]) for count in marks]
 
 
@@ -57,10 +57,10 @@ def test_schedules(perf, mesh, schedule, num_micro_batches, require_fit):
 @pytest.mark.parametrize(
     "schedule",
     [
-        pytest.param("looped_bfs", marks=pytest.mark.extended),
+        pytest.param("looped_bfs", marks=pytest.mark.perf_extended),
         "interleaved_zero_bubble",
         "zbv",
-        pytest.param("dualpipev", marks=pytest.mark.extended),
+        pytest.param("dualpipev", marks=pytest.mark.perf_extended),
     ],
 )
 def test_newer_schedules(perf, mesh, schedule, require_fit):

@@ -171,7 +171,7 @@ def test_accumulation(perf, ranks, model, accumulation, *, at_size, require_fit)
 @sizes(param="model", full=["gpt2"], small=["gpt2-micro"])
 @pytest.mark.parametrize(
     "compiled",
-    [pytest.param(False, id="eager"), pytest.param(True, id="compiled", marks=pytest.mark.extended)],
+    [pytest.param(False, id="eager"), pytest.param(True, id="compiled", marks=pytest.mark.perf_extended)],
 )
 def test_compiled(perf, model, compiled, narrow, require_fit):
     """Speed-up by torch.compile on every block on one card; the small model is its own twin and compiles once."""

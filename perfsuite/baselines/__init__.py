@@ -1,1 +1,1 @@
-"""The files of stored runs: what one holds, how it is read, checked, updated, merged and written."""
+"""The files of stored runs: read, check, update, merge and write them."""

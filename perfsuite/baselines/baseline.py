@@ -1,4 +1,4 @@
-"""What a baseline file holds, and the pure operations on it: add runs, replace them, merge, prune."""
+"""The contents of a baseline file, and pure operations on it: add runs, replace them, merge, prune."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from perfsuite.baselines.sessions import first_runs, machine_sessions
 KEPT_RUNS = 12
 """Newest runs kept per case."""
 SESSION_RUNS = 4
-"""Runs of one session that are added to a case which has other runs: one session must not push out the others."""
+"""Most runs of one session that are added to a case with other runs, so that one session cannot replace all others."""
 
 CaseKey = tuple[str, int, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The hard key: what a file's runs have in common."""
+    """The hard key: the hardware of all runs in a file."""
 
     platform: str
     """Platform name; the folder of the file."""
     fingerprint: str
     """Short key of the hardware; the name of the file."""
     key: Mapping[str, Any]
-    """The hardware itself: accelerator model and count, partitioning, link, CPU model, cores used."""
+    """The hardware: accelerator model and count, partitioning, link, CPU model, cores used."""
     simulated: bool = False
-    """Runs of a simulated device; they never meet real ones."""
+    """Whether the device is simulated; such runs are never compared with real ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """What began the epoch of a case: why its runs are right although they differ from those before."""
+    """The start of a case's epoch: why its runs are accepted although they differ from the earlier ones."""
 
     reason: str
-    """As given with --perf-reason."""
+    """Text of --perf-reason."""
     session: str
-    """The session whose runs replaced the older ones; of an improvement the first that showed it."""
+    """The session whose runs replaced the older ones; for an improvement the first one with it."""
     time: str
-    """When that session's first kept run started, UTC, ISO 8601: older runs belong to an earlier epoch."""
+    """Start of that session's first kept run, UTC, ISO 8601: older runs belong to an earlier epoch."""
     kind: Literal["accepted", "improved", "environment"] = "accepted"
-    """Accepted by a person, an improvement that two sessions of the machine showed, or another environment."""
+    """Accepted by a person, improved in two sessions of the machine, or accepted for another environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +56,18 @@ class Entry:
     """One case and its stored runs."""
 
     case: CaseIdentity
-    """Identity of the case."""
     runs: tuple[RunSummary, ...]
-    """The newest, oldest first, at most KEPT_RUNS."""
+    """The newest runs, at most KEPT_RUNS, oldest first."""
     accepted: Acceptance | None = None
-    """What began the epoch; None in the first one."""
+    """Start of the epoch; None in the first one."""
     reference: tuple[RunSummary, ...] = ()
-    """What the level is judged against: the first accepted runs of the epoch (perfsuite/baselines/sessions.py).
+    """The first accepted runs of the epoch, oldest first, with which the level is compared (sessions.py).
 
-    Oldest first; those that are not among ``runs`` are older.  Left out: the oldest of ``runs``.
+    They may be older than ``runs``.  Default: the oldest of ``runs``.
     """
 
     def __post_init__(self) -> None:
-        """Fill in a reference that was left out."""
+        """Set the default of the reference."""
         if not self.reference:
             object.__setattr__(self, "reference", first_runs(self.runs, machine_sessions(self.runs)))
 
@@ -79,7 +78,7 @@ class Entry:
 
     @functools.cached_property
     def kept(self) -> tuple[RunSummary, ...]:
-        """Every run that is kept, those of the reference and the newest, each once, oldest first."""
+        """The runs of the reference and the newest runs, each once, oldest first."""
         return in_order([*self.reference, *self.runs])
 
 
@@ -88,13 +87,11 @@ class Baseline:
     """The content of one file."""
 
     hardware: Hardware
-    """The hard key."""
     entries: Mapping[CaseKey, Entry]
-    """Entries by the key of their case."""
     commit_info: Mapping[str, Any] = field(default_factory=dict)
     """Revision of the newest session, in pytest-benchmark's form."""
     machine_info: Mapping[str, Any] = field(default_factory=dict)
-    """The machine in pytest-benchmark's form; readings are not part of it, so that it does not change by itself."""
+    """The machine in pytest-benchmark's form, without readings that change from run to run."""
 
     @functools.cached_property
     def by_node(self) -> Mapping[str, tuple[Entry, ...]]:
@@ -118,29 +115,29 @@ class Baseline:
 
     @property
     def newest_time(self) -> str:
-        """When that run started; empty without runs."""
+        """Start of that run; empty without runs."""
         return self.newest.time if self.newest else ""
 
     @property
     def versions(self) -> Mapping[str, Any]:
-        """Versions of the packages that the newest run had."""
+        """Versions of the packages of the newest run."""
         packages = self.newest.environment.get("packages") if self.newest else None
         return packages if isinstance(packages, Mapping) else {}
 
 
 def newest(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:
-    """The newest KEPT_RUNS of the runs, oldest first; a run that is there twice counts once.
+    """Return the newest KEPT_RUNS of the runs, oldest first, each once.
 
-    Raises BaselineError when two runs with one identity differ.
+    Raises BaselineError if two runs with one identity differ.
     """
     return in_order(runs)[-KEPT_RUNS:]
 
 
 def joined(first: Entry, second: Entry, machine_session: Mapping[str, str]) -> Entry:
-    """One entry out of two of the same case: the union of their runs, names and meanings from the newer one.
+    """Return the union of two entries of a case, with names and meanings of the newer one.
 
-    The newer epoch counts: runs older than it are left out, they were replaced for a reason, and the reference is its
-    own.  Of two references of one epoch the older runs are taken.
+    The newer epoch is kept with its reference; runs older than the epoch are dropped.  Of two references of one epoch
+    the oldest runs are kept.
     """
     later = max(first, second, key=lambda entry: (moment(entry.newest.time), entry.newest.key))
     accepted = max(
@@ -159,10 +156,7 @@ def joined(first: Entry, second: Entry, machine_session: Mapping[str, str]) -> E
 
 
 def merge(first: Baseline, second: Baseline) -> Baseline:
-    """The union of two files of the same hardware; the order of the two does not matter.
-
-    Raises BaselineError when the hardware differs.
-    """
+    """Return the union of two files of the same hardware, in any order.  Raises BaselineError if hardware differs."""
     if first.hardware != second.hardware:
         raise BaselineError(
             f"baselines of {first.hardware.platform}/{first.hardware.fingerprint} and "
@@ -183,7 +177,7 @@ def merge(first: Baseline, second: Baseline) -> Baseline:
 
 
 def hardware_differences(now: Hardware, stored: Hardware) -> tuple[str, ...]:
-    """Fields of the hard key that differ, one phrase each: ``cores 8, stored 4``."""
+    """Return a phrase for each field of the hard key that differs: ``cores 8, stored 4``."""
     left, right = flattened(now.key), flattened(stored.key)
     return tuple(
         f"{name} {left.get(name, 'absent')}, stored {right.get(name, 'absent')}"
@@ -193,7 +187,7 @@ def hardware_differences(now: Hardware, stored: Hardware) -> tuple[str, ...]:
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested mapping as one level with dotted names.
+    """Return a nested mapping as one level with dotted names.
 
     >>> flattened({"torch": {"version": "2.13.0"}, "driver": "535.1"})
     {'torch.version': '2.13.0', 'driver': '535.1'}
@@ -210,35 +204,31 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def prune(
     baseline: Baseline, *, now: datetime, older_than_days: float | None = None, case: str = "", superseded: bool = False
 ) -> tuple[Baseline, tuple[str, ...]]:
-    """The baseline without what is named, and one line per case that lost something.
+    """Return the baseline without some runs or cases, and one line per changed case.
 
-    ``older_than_days`` drops runs by age, ``case`` drops the cases whose node id matches this shell pattern (or is it),
+    ``older_than_days`` drops runs by age; ``case`` drops cases by a shell pattern of their node id or by the id;
     ``superseded`` drops entries of a node id that has a newer entry with other parameters, world size or backend.
-    A case that keeps any run keeps its reference, whatever its age: it says what later runs are judged against.
+    A case with remaining runs keeps its reference of any age, because later runs are compared with it.
     """
     kept: dict[CaseKey, Entry] = {}
-    said: list[str] = []
+    lines: list[str] = []
     for key, entry in baseline.entries.items():
         node = entry.case.node
         if case and (node == case or fnmatch.fnmatchcase(node, case)):
-            said.append(f"{node}: dropped with {len(entry.kept)} runs, named")
+            lines.append(f"{node}: dropped with {len(entry.kept)} runs, named")
             continue
         if superseded and baseline.by_node[node][-1] is not entry:
             why = "; ".join(baseline.by_node[node][-1].case.differences(entry.case))
-            said.append(f"{node}: dropped with {len(entry.kept)} runs, superseded ({why})")
+            lines.append(f"{node}: dropped with {len(entry.kept)} runs, superseded ({why})")
             continue
         left: Entry | None = entry
         if older_than_days is not None:
-            left = _younger(entry, days_before(now, older_than_days))
+            oldest = days_before(now, older_than_days)
+            young = [run for run in entry.runs if moment(run.time) >= oldest]
+            left = dataclasses.replace(entry, runs=newest([*entry.reference, *young])) if young else None
             dropped = len(entry.kept) - (len(left.kept) if left else 0)
             if dropped:
-                said.append(f"{node}: {dropped} of {plural(len(entry.kept), 'run')} dropped, too old")
+                lines.append(f"{node}: {dropped} of {plural(len(entry.kept), 'run')} dropped, too old")
         if left is not None:
             kept[key] = left
-    return dataclasses.replace(baseline, entries=kept), tuple(said)
-
-
-def _younger(entry: Entry, oldest: datetime) -> Entry | None:
-    """An entry without its older runs, those of the reference apart; None when no run is young enough."""
-    young = [run for run in entry.runs if moment(run.time) >= oldest]
-    return dataclasses.replace(entry, runs=newest([*entry.reference, *young])) if young else None
+    return dataclasses.replace(baseline, entries=kept), tuple(lines)

@@ -1,4 +1,4 @@
-"""Document -> baseline: every field of a file is checked, and a wrong one is named with its place."""
+"""Document -> baseline: check every field of a file, and print a wrong one with its place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Plain = Mapping[str, Any]
 
 
 def decode(document: Plain) -> Baseline:
-    """The baseline of a document; Fault says which value breaks which rule."""
+    """Return the baseline of a document.  Raises Fault with the value and the broken rule."""
     header = _header(document)
     sources = _sources(document)
     entries: dict[CaseKey, Entry] = {}
@@ -33,11 +33,11 @@ def decode(document: Plain) -> Baseline:
             where = (name, index)
             entry = _decode_entry(as_object(plain, where), sources, where, measured=name == "benchmarks")
             if entry.case.key in entries:
-                raise Fault(f"the case {entry.case.node} with these parameters is there twice", where=where)
+                raise Fault(f"the case {entry.case.node} with these parameters occurs twice", where=where)
             entries[entry.case.key] = entry
     if header["cases"] != len(entries):
         raise Fault(
-            f"the file says cases={header['cases']} and has {len(entries)}: some were cut out or pasted in",
+            f"the header has cases={header['cases']}, the file has {len(entries)}: some were removed or added by hand",
             where=("perfsuite",),
         )
     if header["check"] != check_of(header_of(document)):
@@ -49,10 +49,7 @@ def decode(document: Plain) -> Baseline:
         simulated=header["simulated"],
     )
     return Baseline(
-        hardware=hardware,
-        entries=entries,
-        commit_info=document["commit_info"],
-        machine_info=document["machine_info"],
+        hardware=hardware, entries=entries, commit_info=document["commit_info"], machine_info=document["machine_info"]
     )
 
 
@@ -63,10 +60,10 @@ def _header(document: Plain) -> Plain:
         raise Fault(f'there is no "perfsuite" object: the file is foreign ({origin}), perfsuite did not write it')
     schema = header.get("schema")
     if type(schema) is int and schema != SCHEMA:
-        told = f"newer than {SCHEMA}, the newest that this perfsuite knows; upgrade perfsuite"
+        rule = f"newer than {SCHEMA}, the newest that this perfsuite knows; upgrade perfsuite"
         if schema < SCHEMA:
-            told = f"older than {SCHEMA}, the only one that this perfsuite reads; store runs anew"
-        raise Fault(f"schema {schema} is {told}", where=("perfsuite",))
+            rule = f"older than {SCHEMA}, the only one that this perfsuite reads; store runs anew"
+        raise Fault(f"schema {schema} is {rule}", where=("perfsuite",))
     check_fields(header, rules.HEADER, rules.NONE, ("perfsuite",))
     check_fields(document, rules.DOCUMENT, rules.NONE, ())
     return header
@@ -74,7 +71,7 @@ def _header(document: Plain) -> Plain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
-    """What the runs of one session have in common."""
+    """Fields that all runs of one session share."""
 
     session: str
     commit: str
@@ -122,7 +119,7 @@ def _decode_entry(plain: Plain, sources: Mapping[str, _Source], where: Where, *,
     runs, reference = _decode_runs(plain["runs"], sources, (*where, "runs"))
     if plain["check"] != check_of(plain):
         raise Fault(
-            f"{plain['fullname']} was changed by hand after perfsuite wrote it: its check does not fit", where=where
+            f"{plain['fullname']} was changed by hand after perfsuite wrote it: its check does not match", where=where
         )
     case = CaseIdentity(
         node=plain["fullname"],
@@ -148,14 +145,13 @@ def _training(plain: Any, where: Where) -> Training:
 def _decode_runs(
     plain: Sequence[Any], sources: Mapping[str, _Source], where: Where
 ) -> tuple[tuple[RunSummary, ...], tuple[RunSummary, ...]]:
-    """The newest runs of a case and those of its reference; a run that is both has one line."""
     kept = tuple(_decode_run(run, sources, (*where, index)) for index, run in enumerate(plain))
     reference = tuple(run for run, fields in zip(kept, plain, strict=True) if fields.get("reference"))
     once = len({run.key for run in kept}) == len(kept)
     runs = newest(kept) if once else ()
     if len({run.key for run in (*runs, *reference)}) < len(kept) or len(reference) > REFERENCE_MOST:
         raise Fault(
-            f"{len(kept)} runs; a case has at most {KEPT_RUNS}, each once, beside a reference of {REFERENCE_MOST}",
+            f"{len(kept)} runs; a case has at most {KEPT_RUNS}, each once, and a reference of {REFERENCE_MOST}",
             where=where,
         )
     return runs, reference
@@ -173,7 +169,7 @@ def _decode_run(plain: Any, sources: Mapping[str, _Source], where: Where) -> Run
         raise Fault(f"session {fields['session']} is not among the file's sessions", where=where)
     clean, samples, location = fields.get("clean", 0), fields.get("samples", 0), fields.get("location")
     if clean > samples or (location is None) != (clean == 0):
-        raise Fault(f"clean={clean} does not go with samples={samples} and location={location}", where=where)
+        raise Fault(f"clean={clean} contradicts samples={samples} and location={location}", where=where)
     own = {rules.RUN_NAMES.get(name, name): fields[name] for name in fields if name not in ("reference", "session")}
     own["quantiles_s"] = tuple(fields.get("quantiles_s", ()))
     return RunSummary(

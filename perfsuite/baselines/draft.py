@@ -1,4 +1,4 @@
-"""What an update makes of the entries of a baseline: which runs are stored, refused, or begin a new epoch."""
+"""Apply an update to the entries of a baseline: store runs, refuse them, or begin a new epoch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from perfsuite.base.units import plural
-from perfsuite.baselines.baseline import (
-    SESSION_RUNS,
-    Acceptance,
-    CaseKey,
-    Entry,
-    newest,
-)
+from perfsuite.baselines.baseline import SESSION_RUNS, Acceptance, CaseKey, Entry, newest
 from perfsuite.baselines.hosts import by_host
 from perfsuite.baselines.runs import (
     CLEAN_RUNS,
@@ -41,33 +35,32 @@ _REMEDIES: Mapping[str, str] = {
     "impossible": "an error of measurement is never stored",
     "environment": "if that is meant: --perf-accept=environment --perf-reason=TEXT",
 }
-"""What to do about a case that is refused for its verdict; _ACCEPT for the others."""
+"""Remedies for cases that are refused for their verdict; _ACCEPT for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewRuns:
-    """Runs of one case that a session offers to the baseline."""
+    """New runs of one case in a session."""
 
     case: CaseIdentity
-    """The case as it ran."""
     runs: tuple[RunSummary, ...]
-    """All its fresh runs of the session, without those of an A/B's base."""
+    """All fresh runs of the session, without those of an A/B's base."""
     verdict: VerdictName | None = None
-    """What the gate said; None where it was not asked."""
+    """Verdict of the gate; None without one."""
     seen: str = ""
-    """The verdict with its effect, for a person."""
+    """The verdict with its effect, as text."""
     suspected: bool = False
-    """Inconclusive, and a slowdown was suspected and not excluded: stored, and kept out of the reference."""
+    """Whether a slowdown is suspected and not excluded: the runs are stored, but not in the reference."""
     gains: Mapping[str, float] = field(default_factory=dict)
-    """Improved: the quantities that are better, and the relative gain from which on another session shows the same."""
+    """Improved quantities, with the relative gain that another session must exceed to confirm them."""
     tolerance: float = 0.03
-    """Relative slowdown that the case accepts."""
+    """Accepted relative slowdown."""
     instrumented: str = ""
-    """Why its times are not a baseline's: a tool or debug setting slowed its ranks."""
+    """Tool or debug setting that slowed the ranks, so that the times cannot be stored; empty without one."""
 
 
 class Draft:
-    """What an update makes of the entries of a file, and the account of it."""
+    """The changes of an update to the entries of a file."""
 
     def __init__(self, *, mode: UpdateMode, reason: str, session_runs: int) -> None:
         self.mode = mode
@@ -81,7 +74,7 @@ class Draft:
         self.machine_session: Mapping[str, str] = {}
 
     def apply(self, before: Mapping[CaseKey, Entry], offered: Sequence[NewRuns]) -> dict[CaseKey, Entry]:
-        """The entries afterwards."""
+        """Return the entries after the update."""
         entries = dict(before)
         stored = (run for entry in before.values() for run in entry.kept)
         self.machine_session = machine_sessions([*stored, *(run for new in offered for run in new.runs)])
@@ -97,9 +90,9 @@ class Draft:
         return entries
 
     def _entry(self, old: Entry | None, new: NewRuns) -> Entry | None:
-        """The entry of a case afterwards; None where it stays as it is.
+        """Return the new entry of a case; None if it does not change.
 
-        Refused is what the gate fails.  What it has no verdict on, and a run on a disturbed host, is stored.
+        Cases that the gate fails are refused.  Cases without a verdict, and runs on a disturbed host, are stored.
         """
         node, worse, why_not = new.case.node, new.verdict in _SLOWER, _unfit(new)
         apart = () if old is None else (*new.case.differences(old.case), *new.case.changed_metrics(old.case).values())
@@ -111,7 +104,7 @@ class Draft:
         elif not why_not and self.mode == "improved" and new.verdict != "improved":
             why_not = f"its verdict is {new.verdict or 'unknown'}; --perf-update=improved stores improved cases only"
         elif not why_not and apart and self.mode != "accept":
-            why_not = f"it is not comparable with what is stored: {'; '.join(apart)}; {_ACCEPT}"
+            why_not = f"it is not comparable with the stored runs: {'; '.join(apart)}; {_ACCEPT}"
         if why_not:
             self.refused[node] = why_not
             return None
@@ -122,7 +115,6 @@ class Draft:
         return self._joined(old, new)
 
     def _accepts(self, new: NewRuns) -> bool:
-        """Whether a worse case begins a new epoch."""
         return self.mode == "accept" or (self.mode == "environment" and new.verdict == "environment")
 
     def _new_epoch(self, old: Entry | None, new: NewRuns) -> Entry:
@@ -137,7 +129,7 @@ class Draft:
         return Entry(case=new.case, runs=runs, accepted=accepted)
 
     def _joined(self, old: Entry, new: NewRuns) -> Entry | None:
-        """The entry with the session's runs, those with enough clean samples first; None when none is to be stored."""
+        """Return the entry with the session's runs, those with enough clean samples first; None if none is stored."""
         node = new.case.node
         there = {run.key for run in old.kept}
         fresh = [run for run in newest(new.runs) if run.key not in there]
@@ -148,7 +140,7 @@ class Draft:
             return None
         if slower := _slower(old, new):
             self.notes[node] = f"{slower}; stored, because the gate has no verdict ({new.verdict})"
-        later.sort(key=lambda run: run.is_disturbed)  # a stable sort: the others stay in order
+        later.sort(key=lambda run: run.is_disturbed)  # a stable sort keeps the order of the others
         if usually_clean(old.runs):
             later.sort(key=lambda run: (run.is_disturbed, not run.has_clean))
             self._note_disturbed(node, later)
@@ -157,21 +149,21 @@ class Draft:
         self.added[node] = len(runs)
         if improved:
             return self._improved(old, new, runs)
-        # The level is not moved by what may be slower, as soon as there is one.
+        # A suspected slowdown must not change a level that exists.
         into_reference = not new.suspected or len(old.reference) < CLEAN_RUNS
         return self._appended(old, new.case, runs, into_reference=into_reference)
 
     def _note_disturbed(self, node: str, runs: Sequence[RunSummary]) -> None:
-        """Say of a case whose clean samples are compared that the newest runs have too few of them."""
+        """Add a note to a case whose clean samples are compared if the newest runs have too few of them."""
         if not runs[0].has_clean and runs[0].outcome == "measured":
             best = max(runs, key=lambda run: run.clean)
             self.notes[node] = (
                 f"{best.clean} of {best.samples} samples undisturbed, {MIN_CLEAN} are needed; stored, and compared "
-                "once most stored runs are like it"
+                "after most stored runs have as few"
             )
 
     def _improved(self, old: Entry, new: NewRuns, runs: tuple[RunSummary, ...]) -> Entry:
-        """A new epoch when another session of the machine shows the improvement as well."""
+        """Return the entry, with a new epoch if another session of the machine confirms the improvement."""
         node = new.case.node
         shown = confirming(old, runs, new.gains, self.machine_session)
         if len(by_host(old.reference)) == 1 < len(by_host([*old.reference, *runs])):
@@ -193,7 +185,7 @@ class Draft:
     def _appended(
         self, old: Entry, case: CaseIdentity, runs: Sequence[RunSummary], *, into_reference: bool = True
     ) -> Entry:
-        """The entry with further runs; they are part of the reference while that is not complete."""
+        """Return the entry with further runs, which join the reference until that is complete."""
         reference = old.reference
         if into_reference and not is_complete(reference, self.machine_session):
             reference = first_runs([*reference, *runs], self.machine_session)
@@ -202,13 +194,11 @@ class Draft:
 
 
 def _stored_key(entries: Mapping[CaseKey, Entry], case: CaseIdentity) -> CaseKey:
-    """Under which key a case is stored: a parameter that is new, and has its default, makes no other case of it."""
-    known = (key for key, entry in entries.items() if key[:3] == case.key[:3] and not case.differences(entry.case))
-    return case.key if case.key in entries else next(known, case.key)
+    equal = (key for key, entry in entries.items() if key[:3] == case.key[:3] and not case.differences(entry.case))
+    return case.key if case.key in entries else next(equal, case.key)
 
 
 def _unfit(new: NewRuns) -> str:
-    """Why runs are none that a baseline takes, whatever they say; empty when they are."""
     if new.instrumented:
         return new.instrumented
     if not new.runs:
@@ -219,7 +209,6 @@ def _unfit(new: NewRuns) -> str:
 
 
 def _slower(old: Entry | None, new: NewRuns) -> str:
-    """In which way a case is slower that the gate has no verdict on; empty where it is not beyond the tolerance."""
     if old is None or not (new.suspected or new.verdict in ("learning", "unstable-host")):
         return ""
     slower = slowdown(new.runs, old.reference)
@@ -227,17 +216,17 @@ def _slower(old: Entry | None, new: NewRuns) -> str:
 
 
 def log_times(runs: Sequence[RunSummary], *, clean_only: bool) -> list[float]:
-    """ln seconds of the measured runs: of their clean samples, or of all where ranks share cores anyway."""
+    """Return the ln seconds of the measured runs, of their clean samples or of all samples."""
     if clean_only:
         return [run.location for run in runs if run.location is not None and run.has_clean]
     return [math.log(run.median_s) for run in runs if run.quantiles_s]
 
 
 def gain(runs: Sequence[RunSummary], reference: Sequence[RunSummary], quantity: str, better: Better = "lower") -> float:
-    """How much better the median of the runs is than the reference's, relative to it; 0 where nothing can be told.
+    """Return the gain of the runs' median relative to the reference's; 0 if it cannot be computed.
 
-    ``quantity`` is ``time``, a metric with a better direction, or ``memory``: of a case that did not fit, that it fits
-    is a gain of 1.
+    ``quantity`` is ``time``, a metric with a better direction, or ``memory``: a case that did not fit and fits now has
+    a gain of 1.
     """
     if quantity == "memory" and all(run.outcome == "out_of_memory" for run in reference):
         return float(all(run.outcome == "measured" for run in runs))
@@ -255,14 +244,14 @@ def gain(runs: Sequence[RunSummary], reference: Sequence[RunSummary], quantity: 
 def confirming(
     entry: Entry, runs: Sequence[RunSummary], gains: Mapping[str, float], machine_session: Mapping[str, str]
 ) -> tuple[RunSummary, ...]:
-    """Return the runs of successive sessions of the machine that show the same gain, the present session last.
+    """Return the runs of successive sessions of the machine with the same gain, the present session last.
 
-    One session alone confirms nothing: the result is empty then.  So does a run of the reference.  ``runs`` are those
-    of the present session.  ``gains`` gives for each quantity the gain that must be exceeded.
+    The result is empty if only one session has it; runs of the reference do not count.  ``runs`` are those of the
+    present session.  ``gains`` holds the gain that must be exceeded, by quantity.
     """
-    known = {run.key for run in entry.reference}
+    in_reference = {run.key for run in entry.reference}
     groups: dict[str, list[RunSummary]] = {}
-    for run in (*(run for run in entry.runs if run.key not in known), *runs):
+    for run in (*(run for run in entry.runs if run.key not in in_reference), *runs):
         groups.setdefault(machine_session[run.session], []).append(run)
     now = machine_session[runs[-1].session]
     sessions = [group for name, group in groups.items() if name != now]
@@ -279,10 +268,7 @@ def confirming(
 
 
 def slowdown(runs: Sequence[RunSummary], stored: Sequence[RunSummary]) -> float:
-    """How much slower the runs are than stored ones that the gate cannot use, by the medians; below 0 where faster.
-
-    0 where not every run is slower than every stored one.
-    """
+    """Return the relative slowdown of the medians; 0 unless every run is slower than every stored one."""
     clean_only = usually_clean(stored) and all(run.has_clean for run in runs)
     before, now = (log_times(side, clean_only=clean_only) for side in (stored, runs))
     if not before or not now or min(now) <= max(before):
@@ -291,7 +277,7 @@ def slowdown(runs: Sequence[RunSummary], stored: Sequence[RunSummary]) -> float:
 
 
 def offered(new: NewRuns, verdict: Verdict, suite: SuiteVerdict | None) -> NewRuns:
-    """The runs of a case with what the gate said of the case and of the session as a whole."""
+    """Return the runs of a case with the verdicts on the case and on the session."""
     name, seen = verdict.name, seen_in(verdict)
     together = suite is not None and suite.seen and suite.name in FAILING and verdict.gated and name not in FAILING
     if suite is not None and together and (name == "inconclusive" or suite.name == "environment"):
@@ -302,7 +288,7 @@ def offered(new: NewRuns, verdict: Verdict, suite: SuiteVerdict | None) -> NewRu
 
 
 def seen_in(verdict: Verdict) -> str:
-    """A verdict with its effect, or with its first reason where it has none."""
+    """Return a verdict with its effect, or with its first reason if it has no effect."""
     finding = verdict.decisive
     if finding is None or finding.effect is None:
         return ": ".join([verdict.name, *verdict.reasons[:1]])
@@ -310,9 +296,9 @@ def seen_in(verdict: Verdict) -> str:
 
 
 def suspects_slowdown(verdict: Verdict) -> bool:
-    """Whether a slowdown was seen that is neither shown nor excluded, by the rule that the gate suspects by.
+    """Return whether a slowdown is suspected: neither shown nor excluded, by the gate's rule.
 
-    Above half the tolerance and above the standard error, which is about a quarter of the 95 % interval's width.
+    It is above half the tolerance and above the standard error, about a quarter of the width of the 95 % interval.
     """
     return any(_is_suspect(finding) for finding in verdict.findings if finding.name == "inconclusive")
 
@@ -325,9 +311,9 @@ def _is_suspect(finding: Finding) -> bool:
 
 
 def gains_in(verdict: Verdict) -> dict[str, float]:
-    """The quantities that improved, and the relative gain from which on other runs show the same.
+    """Return the improved quantities with the relative gain that other runs must exceed to confirm them.
 
-    The tolerance; half of what is seen now where nothing scatters, because such a tolerance may be absolute or none.
+    It is the tolerance, or half of the gain for an exact quantity, whose tolerance may be absolute or zero.
     """
     return {
         finding.quantity: abs(finding.effect or 0.0) / 2 if finding.exact else finding.tolerance

@@ -10,7 +10,7 @@ from typing import Any
 
 from perfsuite.base.text import bare_name
 from perfsuite.baselines import rules
-from perfsuite.baselines.baseline import Baseline, CaseKey, Entry
+from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.baselines.decode import SCHEMA
 from perfsuite.baselines.runs import RunSummary, rounded
 from perfsuite.baselines.text import canonical, check_of, header_of
@@ -21,11 +21,11 @@ LAYOUT_VERSION = "5.1.0"
 
 
 def encode(baseline: Baseline) -> dict[str, Any]:
-    """The document of a baseline; equal baselines give equal documents."""
+    """Return the document of a baseline; equal baselines give equal documents."""
     sources = _Sources()
     measured: list[dict[str, Any]] = []
     unmeasured: list[dict[str, Any]] = []
-    for entry in sorted(baseline.entries.values(), key=_entry_order):
+    for entry in sorted(baseline.entries.values(), key=lambda one: (one.case.node, one.newest.time, one.case.key)):
         plain = _encode_entry(entry, sources)
         (measured if "stats" in plain else unmeasured).append(plain)
     document: dict[str, Any] = {
@@ -56,12 +56,12 @@ class _Sources:
     def __init__(self) -> None:
         self.environments: dict[str, Any] = {}
         self.sessions: dict[str, Any] = {}
-        self._known: dict[tuple[str, str, str, int], tuple[str, Mapping[str, Any]]] = {}
+        self._keys: dict[tuple[str, str, str, int], tuple[str, Mapping[str, Any]]] = {}
 
     def key_of(self, run: RunSummary) -> str:
-        """Key of the run's session, revision and environment together."""
+        """Return the key of the run's session, revision and environment; add them to the tables."""
         seen = (run.session, run.commit, run.boot, id(run.environment))
-        if seen not in self._known:  # the mapping is kept beside its id, which nobody else can have while it lives
+        if seen not in self._keys:  # stores the environment too, so that its id stays unique
             environment = _key(run.environment)
             self.environments[environment] = dict(run.environment)
             plain = {"commit": run.commit, "environment": environment, "session": run.session}
@@ -69,17 +69,12 @@ class _Sources:
                 plain["boot"] = run.boot
             key = _key(plain)
             self.sessions[key] = plain
-            self._known[seen] = (key, run.environment)
-        return self._known[seen][0]
+            self._keys[seen] = (key, run.environment)
+        return self._keys[seen][0]
 
 
 def _key(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(plain).encode()).hexdigest()[: rules.KEY_DIGITS]
-
-
-def _entry_order(entry: Entry) -> tuple[str, str, CaseKey]:
-    """By node id, the newest last: of several entries with one node id pytest-benchmark compares with the last."""
-    return (entry.case.node, entry.newest.time, entry.case.key)
 
 
 def _encode_entry(entry: Entry, sources: _Sources) -> dict[str, Any]:
@@ -126,7 +121,6 @@ _USUAL = {field.name: field.default for field in dataclasses.fields(RunSummary)}
 
 
 def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[str, Any]:
-    """One line; what is as usual stays out of it."""
     measured = run.outcome == "measured"
     plain: dict[str, Any] = {"session": sources.key_of(run), "time": run.time}
     plain.update({} if measured else {"outcome": run.outcome})
@@ -140,11 +134,11 @@ def _encode_run(run: RunSummary, sources: _Sources, *, reference: bool) -> dict[
 
 
 DIGITS = 6
-"""Significant digits; the medians themselves have four."""
+"""Significant digits; the medians have four."""
 
 
 def entry_stats(medians_s: Sequence[float], *, iterations: int) -> dict[str, Any]:
-    """pytest-benchmark's ``stats`` of runs with these medians in seconds; ``rounds`` is the number of runs.
+    """Return pytest-benchmark's ``stats`` of runs with these medians in seconds; ``rounds`` is the number of runs.
 
     Quartiles split an odd number of values by the weighted method (Langford's method 3) and an even number at the
     middle.  Outliers are counted beyond one standard deviation from the mean and beyond 1.5 interquartile ranges from

@@ -1,4 +1,4 @@
-"""Which host a run was on: equal hardware does not make two hosts one."""
+"""Identify the host of a run; two hosts may have equal hardware."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfsuite.baselines.runs import RunSummary
 UUID = re.compile(r"\b(?:GPU|MIG|UUID)[-:]\S+|\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 """A device's UUID in the text that describes the device."""
 NAMED_HOSTS = 3
-"""Hosts that a line names; the others are counted."""
+"""Most hosts to list in a line; the others are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class HostIdentity:
     uuids: frozenset[str] = frozenset()
 
     def is_other_than(self, other: HostIdentity) -> bool:
-        """Return whether two runs are surely of different hosts.
+        """Return whether two runs are certainly of different hosts.
 
-        Containers of one host have names of their own and its boot; a reboot keeps the name and the devices.
+        Containers of one host have different names and its boot; a reboot keeps the name and the devices.
         """
         if self.boot and self.boot == other.boot:
             return False
@@ -48,7 +48,7 @@ def host_of(environment: Mapping[str, Any], boot: str = "") -> HostIdentity:
 
 
 def host_numbers(identities: Iterable[HostIdentity]) -> dict[HostIdentity, int]:
-    """Return for each identity the number of its host; hosts are numbered in the order in which they come."""
+    """Return the number of the host of each identity; hosts are numbered in the order of their first identity."""
     hosts: list[list[HostIdentity]] = []
     number: dict[HostIdentity, int] = {}
     for identity in identities:
@@ -62,22 +62,22 @@ def host_numbers(identities: Iterable[HostIdentity]) -> dict[HostIdentity, int]:
 
 def by_host(runs: Iterable[RunSummary]) -> list[list[RunSummary]]:
     """Return the runs of each host, the host of the first run first."""
-    given = [(host_of(run.environment, run.boot), run) for run in runs]
-    number = host_numbers(identity for identity, _ in given)
+    identified = [(host_of(run.environment, run.boot), run) for run in runs]
+    number = host_numbers(identity for identity, _ in identified)
     hosts: list[list[RunSummary]] = [[] for _ in range(max(number.values(), default=-1) + 1)]
-    for identity, run in given:
+    for identity, run in identified:
         hosts[number[identity]].append(run)
     return hosts
 
 
-def told_hosts(runs: Iterable[RunSummary]) -> str:
-    """Return a sentence about the hosts of these runs; empty where they are, or may be, of one."""
+def host_note(runs: Iterable[RunSummary]) -> str:
+    """Return a sentence about the hosts of these runs; empty if they are, or may be, of one host."""
     hosts = by_host(runs)
     if len(hosts) < 2:
         return ""
-    told = named([(host_of(host[0].environment).name, len(host)) for host in hosts])
+    names = named([(host_of(host[0].environment).name, len(host)) for host in hosts])
     return (
-        f"its runs are of several hosts of equal hardware: {told}; differences between hosts count as noise "
+        f"its runs are of several hosts of equal hardware: {names}; differences between hosts count as noise "
         "(--perf-baselines=DIR keeps the runs of a host apart)"
     )
 
@@ -88,6 +88,6 @@ def named(hosts: Sequence[tuple[str, int]], noun: str = "run") -> str:
     >>> named([("a", 5), ("b", 1), ("", 2), ("d", 2)])
     'a (5 runs), b (1 run), an unnamed host (2 runs) and 1 other host'
     """
-    told = [f"{escaped(name) or 'an unnamed host'} ({plural(count, noun)})" for name, count in hosts[:NAMED_HOSTS]]
+    names = [f"{escaped(name) or 'an unnamed host'} ({plural(count, noun)})" for name, count in hosts[:NAMED_HOSTS]]
     more = f" and {plural(len(hosts) - NAMED_HOSTS, 'other host')}" if len(hosts) > NAMED_HOSTS else ""
-    return ", ".join(told) + more
+    return ", ".join(names) + more

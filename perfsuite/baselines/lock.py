@@ -13,17 +13,17 @@ from perfsuite.base.errors import BaselineError
 from perfsuite.base.files import why
 
 DEADLINE_S = 60.0
-"""How long a writer waits for the others."""
+"""Seconds that a writer waits for other writers."""
 _POLL_S = 0.02
 
 
 @contextlib.contextmanager
 def locked(path: Path, deadline_s: float = DEADLINE_S) -> Iterator[None]:
-    """Hold the lock of ``path``, the file ``.<name>.lock`` beside it, which exists only while somebody holds it.
+    """Hold the lock of ``path``: the file ``.<name>.lock`` in the same folder, which exists only while it is locked.
 
-    The file is removed while it is still locked, so whoever waited on it finds that its name is gone and starts again;
-    a crash leaves a file that nobody has locked, which the next writer takes over.  Raises BaselineError after
-    ``deadline_s`` seconds and when the folder cannot be written.
+    The file is removed while it is still locked; a waiting writer then sees that the name is gone and starts again.  A
+    crash leaves an unlocked file, which the next writer uses.  Raises BaselineError after ``deadline_s`` seconds, and
+    if the folder cannot be written.
     """
     side = path.with_name(f".{path.name}.lock")
     try:
@@ -31,12 +31,12 @@ def locked(path: Path, deadline_s: float = DEADLINE_S) -> Iterator[None]:
         descriptor = _acquire(side, time.monotonic() + deadline_s)
     except OSError as error:
         raise BaselineError(
-            f"{side} cannot be locked: {why(error)}; its folder must be one that can be written and locked"
+            f"{side} cannot be locked: {why(error)}; use a folder that can be written and locked"
         ) from None
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a side file that stays is taken over by the next writer
+        with contextlib.suppress(OSError):  # the next writer uses a side file that could not be removed
             side.unlink()
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -57,7 +57,7 @@ def _acquire(side: Path, until: float) -> int:
                     f"{side} has been locked by another process for too long; end that process and run again"
                 ) from None
             time.sleep(_POLL_S)
-        except OSError:  # a file system without locks: nobody else holds it either
+        except OSError:  # a file system without locks: no other process holds it
             os.close(descriptor)
             if made:
                 side.unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def _acquire(side: Path, until: float) -> int:
 
 
 def _is_named(descriptor: int, side: Path) -> bool:
-    """Whether ``side`` is still the name of the file that was locked: its last holder may have removed it."""
+    """Return whether ``side`` is still the locked file: its last holder may have removed it."""
     try:
         named = side.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the fields of a baseline file may be."""
+"""Rules for the fields of a baseline file."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from perfsuite.baselines.runs import QUANTILES, moment
 from perfsuite.baselines.text import Fault, Where
 
 Rule = Callable[[Any], str]
-"""Says what a value should be; empty when it is."""
+"""Return the expected form of a value; empty if the value has it."""
 Rules = Mapping[str, Rule]
 
 KEY_DIGITS = 12
 """Hex digits of the key of a session or an environment."""
 
 _SHORTEST_S, _LONGEST_S = math.exp(-40), math.exp(40)
-"""Times between which one can be computed with."""
+"""Range of times that can be used in computations."""
 
 NONE: Rules = MappingProxyType({})
 
 
 def check_fields(plain: Mapping[str, Any], required: Rules, optional: Rules, where: Where) -> None:
-    """Raise Fault unless ``plain`` has all required fields, only known ones, and each is what its rule says."""
+    """Raise Fault unless ``plain`` has all required fields, no unknown ones, and each follows its rule."""
     for name, value in plain.items():
         rule = required.get(name) or optional.get(name)
         if rule is None:
             raise Fault(f"{name} is not a field that belongs here", where=(*where, name))
-        said = rule(value)
-        if said:
-            raise Fault(f"{name}={json.dumps(value):.60} {said}", where=(*where, name))
+        if expected := rule(value):
+            raise Fault(f"{name}={json.dumps(value):.60} {expected}", where=(*where, name))
     if not required.keys() <= plain.keys():
         missing = ", ".join(sorted(required.keys() - plain.keys()))
         raise Fault(f"{missing} is missing", where=where)
 
 
 def as_object(value: Any, where: Where) -> Mapping[str, Any]:
-    """``value`` when it is a JSON object, else Fault."""
+    """Return ``value`` if it is a JSON object.  Raises Fault otherwise."""
     if not isinstance(value, dict):
         raise Fault(f"{where[-1]} should be an object", where=where)
     return value
@@ -125,8 +124,7 @@ def _numbers(value: Any) -> str:
 
 
 def _one_of(*choices: str) -> Rule:
-    said = f"should be {' or '.join(choices)}"
-    return lambda value: "" if value in choices else said
+    return lambda value: "" if value in choices else f"should be {' or '.join(choices)}"
 
 
 def _is_number(value: Any) -> bool:
@@ -180,24 +178,18 @@ MEANING_OPTIONAL: Rules = MappingProxyType({"own": _true})
 SESSION_OPTIONAL: Rules = MappingProxyType({"boot": _text})
 SESSION: Rules = MappingProxyType({"commit": _any_text, "environment": _key, "session": _text})
 RUN_NAMES: Mapping[str, str] = MappingProxyType({"run": "ordinal"})
-"""Fields of a run that :class:`~perfsuite.baselines.runs.RunSummary` calls otherwise."""
+"""Fields of a run that have another name in :class:`~perfsuite.baselines.runs.RunSummary`."""
 RUN: Rules = MappingProxyType({"session": _key, "time": _time})
-"""What every run has, beside the rest of what its session has."""
+"""Fields of every run; the session has the others."""
 RUN_OPTIONAL: Rules = MappingProxyType(
     {"disturbance": _text, "process": _one_of("reused"), "reference": _true, "run": _positive}
 )
-"""What a run leaves out that has it as usual, so as the summary's default."""
+"""Fields that a run leaves out if they have the default of the summary."""
 UNMEASURED_RUN: Rules = MappingProxyType({**RUN, "outcome": _one_of("out_of_memory")})
 SAMPLES: Rules = MappingProxyType(
-    {
-        "clean": _count,
-        "location": _log_seconds,
-        "metrics": _numbers,
-        "quantiles_s": _quantiles,
-        "samples": _positive,
-    }
+    {"clean": _count, "location": _log_seconds, "metrics": _numbers, "quantiles_s": _quantiles, "samples": _positive}
 )
-"""What every run has that measured something."""
+"""Fields of every run with samples."""
 SAMPLES_OPTIONAL: Rules = MappingProxyType(
     {
         "all_yardstick": _log_seconds,

@@ -1,4 +1,4 @@
-"""Which pytest sessions are one session of the machine, and which runs of an epoch its level is judged against."""
+"""Group pytest sessions into sessions of the machine, and select the reference runs of an epoch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from datetime import datetime, timedelta
 from perfsuite.baselines.runs import RunSummary, in_order, moment
 
 SESSION_GAP = timedelta(hours=1)
-"""Sessions of one boot and one commit are one session of the machine unless more than this lies between them."""
+"""Longest pause in a session of the machine, which has one boot and one commit."""
 REFERENCE_RUNS = 8
-"""Runs from which on a reference is complete, when they are of REFERENCE_SESSIONS."""
+"""Runs of a complete reference, if they are of REFERENCE_SESSIONS."""
 REFERENCE_SESSIONS = 3
-"""Sessions of the machine from which on it is."""
+"""Sessions of the machine in a complete reference."""
 REFERENCE_MOST = 12
-"""Runs with which it is complete in any case."""
+"""Most runs of a reference."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Span:
-    """One pytest session: what its runs have in common, and when the first and the last of them started."""
+    """One pytest session: boot and commit of its runs, and the starts of the first and the last one."""
 
     boot: str
     commit: str
@@ -29,9 +29,9 @@ class _Span:
 
 
 def machine_sessions(runs: Iterable[RunSummary]) -> dict[str, str]:
-    """The session of the machine of each pytest session among the runs, named after the first pytest session in it.
+    """Return the session of the machine of each pytest session; its name is that of its first pytest session.
 
-    Runs within minutes share what else the host did, whichever command started them.  A new session of the machine
+    Runs within minutes share the host's noise, even if different commands started them.  A new session of the machine
     begins with another boot, with another commit, or after a pause of more than SESSION_GAP.
     """
     spans: dict[str, _Span] = {}
@@ -56,21 +56,21 @@ def machine_sessions(runs: Iterable[RunSummary]) -> dict[str, str]:
 
 
 def count_sessions(runs: Iterable[RunSummary], machine_session: Mapping[str, str]) -> int:
-    """Number of sessions of the machine that the runs are of."""
+    """Return the number of the machine's sessions with these runs."""
     return len({machine_session[run.session] for run in runs})
 
 
 def is_complete(reference: Sequence[RunSummary], machine_session: Mapping[str, str]) -> bool:
-    """Whether a reference takes no more runs; disturbed ones, which no comparison uses, do not count."""
+    """Return whether a reference takes no more runs; disturbed runs do not count, because no comparison uses them."""
     counted = [run for run in reference if not run.is_disturbed]
     enough = len(counted) >= REFERENCE_RUNS and count_sessions(counted, machine_session) >= REFERENCE_SESSIONS
     return enough or len(counted) >= REFERENCE_MOST
 
 
 def first_runs(runs: Iterable[RunSummary], machine_session: Mapping[str, str]) -> tuple[RunSummary, ...]:
-    """The oldest of an epoch's runs, as many as its reference takes, oldest first.
+    """Return the oldest runs of an epoch for its reference, oldest first.
 
-    Disturbed runs are taken only if there are no others. Today's undisturbed runs could not be compared with them.
+    Disturbed runs are used only if there are no others: undisturbed runs could not be compared with them.
     """
     ordered, taken = in_order(runs), list[RunSummary]()
     undisturbed = tuple(run for run in ordered if not run.is_disturbed)

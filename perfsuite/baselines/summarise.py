@@ -1,4 +1,4 @@
-"""A result as a baseline keeps it: the identity of its case, and the summary of its run."""
+"""Turn a result into the identity of its case and the summary of its run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from perfsuite.record.result import Measurement, Result
 from perfsuite.record.run import held_down, held_down_elsewhere
 
 _SAMPLE_OPTIONS = ("perf-cache-flush", "perf-sustain", "perf-warmup")
-"""Options that change what a sample is, as the environment of a run has them."""
+"""Options that change the meaning of a sample, by their names in the environment of a run."""
 _GLANCED = ("workload", "parameters", "defaults", "world_size", "environment")
 
 
 def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
-    """The identity of a result's case; ``backend`` stands in where the result has no measurement."""
+    """Return the identity of a result's case; ``backend`` is used for a result without a measurement."""
     records = result.measurement.records if result.measurement else ()
     own = {record.name: record.metric for record in records}
     return dataclasses.replace(
@@ -44,7 +44,6 @@ def case_of(result: Result, *, backend: str = "") -> CaseIdentity:
 
 
 def _undecoded(result: Result) -> CaseIdentity:
-    """What is known of a journal's case without decoding its metrics and its measurement."""
     return CaseIdentity(
         node=result.case,
         world_size=result.world_size,
@@ -57,9 +56,9 @@ def _undecoded(result: Result) -> CaseIdentity:
 
 
 def changed_settings(before: Result, after: Result, *, glance: bool = False) -> str:
-    """What keeps two results of one case id from being compared, ``n: 128 -> 256``; empty where nothing does.
+    """Return the settings that differ between two results of one case id, ``n: 128 -> 256``; empty if comparable.
 
-    ``glance``: as far as it is known without decoding, for thousands of results.
+    ``glance``: compare only settings that need no decoding, for thousands of results.
     """
     identity = _undecoded if glance else case_of
     if glance and all(getattr(before, name) == getattr(after, name) for name in _GLANCED):
@@ -67,24 +66,24 @@ def changed_settings(before: Result, after: Result, *, glance: bool = False) -> 
     options = [result.environment.get("options") or {} for result in (before, after)]
     changed = [
         *identity(after).changed(identity(before)),
-        *((f"--{name}", *(given.get(name, "not given") for given in reversed(options))) for name in _SAMPLE_OPTIONS),
+        *((f"--{name}", *(values.get(name, "not given") for values in reversed(options))) for name in _SAMPLE_OPTIONS),
     ]
-    told = [f"{name}: {then} -> {now}" for name, now, then in changed if now != then]
+    settings = [f"{name}: {then} -> {now}" for name, now, then in changed if now != then]
     own = {} if glance else case_of(after).changed_metrics(case_of(before))
-    return "; ".join([*told, *own.values()])
+    return "; ".join([*settings, *own.values()])
 
 
 def summarise(
     result: Result, *, ordinal: int = 0, commit: str = "", boot: str = "", disturbance: str = ""
 ) -> RunSummary:
-    """What a baseline keeps of a result.
+    """Return the summary of a result for a baseline.
 
-    A sample is clean when no rank was switched out against its will, or when its time is virtual.  ``disturbance`` is
-    what telemetry says after the run, beside the looks that were taken while samples were.  Raises ValueError for a
-    smoke run, whose time is no measurement, and for times that are not positive.
+    A sample is clean without an involuntary context switch of a rank, or if its time is virtual.  ``disturbance`` is
+    the telemetry after the run; the result has the telemetry during the samples.  Raises ValueError for a smoke run and
+    for times that are not positive.
     """
     if result.outcome == "smoke" or (result.measurement is not None and result.measurement.smoke):
-        raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time is no measurement")
+        raise ValueError(f"{result.case} was a smoke run (--benchmark-disable); its time was not measured")
     run = RunSummary(
         session=result.session,
         time=result.started_at,
@@ -96,13 +95,14 @@ def summarise(
     )
     if result.measurement is None:
         return dataclasses.replace(run, outcome="out_of_memory")
+    ranks = result.measurement.ranks
     return dataclasses.replace(
         run,
         **_times(result, result.measurement),
         iterations=result.measurement.iterations,
         control=result.measurement.control,
-        cpu_share=1.0 if result.simulated else _cpu_share(result.measurement),
-        throttled=0.0 if result.simulated else _throttled(result.measurement),
+        cpu_share=1.0 if result.simulated else round(min([1.0, *(rank.cpu_share for rank in ranks)]), 3),
+        throttled=0.0 if result.simulated else round(max([0.0, *(rank.throttled or 0.0 for rank in ranks)]), 2),
         metrics={
             metric.name: rounded(metric.value, 6)
             for metric in result.metrics
@@ -114,7 +114,6 @@ def summarise(
 
 
 def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
-    """The fields of a summary that are made of the samples' times."""
     times = sorted(measurement.times_s)
     if not times or times[0] <= 0:
         raise ValueError(f"{result.case} has a sample of {times[0] if times else 'no'} seconds; a baseline needs times")
@@ -123,8 +122,8 @@ def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
     clean_s = sorted(compress(measurement.times_s, is_clean))
     all_s = measurement.yardsticks_s
     clean_yardsticks_s = tuple(compress(all_s, is_clean)) if clean_s else all_s
-    beside, all_beside = (sorted(times_s) if all(times_s) else () for times_s in (clean_yardsticks_s, all_s))
-    yardstick, all_yardstick = _logarithm_of(beside, statistics.median), _logarithm_of(all_beside, statistics.median)
+    clean_y, all_y = (sorted(times_s) if all(times_s) else () for times_s in (clean_yardsticks_s, all_s))
+    yardstick, all_yardstick = _logarithm_of(clean_y, statistics.median), _logarithm_of(all_y, statistics.median)
     return {
         "quantiles_s": tuple(rounded(quantile(times, share), 4) for share in QUANTILES),
         "location": _logarithm(statistics.median(clean_s)) if clean_s else None,
@@ -133,39 +132,31 @@ def _times(result: Result, measurement: Measurement) -> dict[str, Any]:
         "clean_p95": _logarithm(quantile(clean_s, 0.95)) if clean_s else None,
         "yardstick": yardstick,
         "all_yardstick": all_yardstick if all_yardstick != yardstick else None,
-        "yardstick_mean": _logarithm_of(beside, statistics.fmean),
-        "yardstick_p95": _logarithm_of(beside, lambda times_s: quantile(times_s, 0.95)),
+        "yardstick_mean": _logarithm_of(clean_y, statistics.fmean),
+        "yardstick_p95": _logarithm_of(clean_y, lambda times_s: quantile(times_s, 0.95)),
         "samples": len(times),
         "clean": len(clean_s),
     }
 
 
 def disturbance_of(result: Result, after: str) -> str:
-    """What telemetry saw of a run, while samples were taken and ``after`` it.
+    """Return the disturbances in the telemetry of a run, during the samples and ``after`` it.
 
-    The driver looks at the devices of its own host; a rank of another one tells of its device once, as its last sample
-    ended.
+    The driver reads the devices of its host; a rank of another host reads its device once, at the end of its last
+    sample.
     """
     measurement = result.measurement
     assert measurement is not None, "a run out of memory has no looks"
     ranks = measurement.ranks
-    told = [held_down(measurement.looks), held_down_elsewhere(ranks), after if after != TELEMETRY_UNKNOWN else ""]
+    found = [held_down(measurement.looks), held_down_elsewhere(ranks), after if after != TELEMETRY_UNKNOWN else ""]
     unseen = any(rank.host != ranks[0].host and rank.throttle is None for rank in ranks)
     unseen = unseen and bool(measurement.looks) and not result.simulated
-    return "; ".join(filter(None, told)) or (TELEMETRY_UNKNOWN if unseen else after)
+    return "; ".join(filter(None, found)) or (TELEMETRY_UNKNOWN if unseen else after)
 
 
 def _logarithm(time_s: float) -> float:
     return round(math.log(time_s), 5)
 
 
-def _logarithm_of(times_s: Sequence[float], what: Callable[[Sequence[float]], float]) -> float | None:
-    return _logarithm(what(times_s)) if times_s else None
-
-
-def _cpu_share(measurement: Measurement) -> float:
-    return round(min([1.0, *(rank.cpu_share for rank in measurement.ranks)]), 3)
-
-
-def _throttled(measurement: Measurement) -> float:
-    return round(max([0.0, *(rank.throttled or 0.0 for rank in measurement.ranks)]), 2)
+def _logarithm_of(times_s: Sequence[float], statistic: Callable[[Sequence[float]], float]) -> float | None:
+    return _logarithm(statistic(times_s)) if times_s else None

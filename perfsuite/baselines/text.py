@@ -1,8 +1,7 @@
-"""The text of a baseline file: one line per run, sorted keys, and where in it something stands.
+"""The text of a baseline file: one line per run, sorted keys, and the lines of its values.
 
-The layout is JSON that pytest-benchmark loads.  It is written so that a git diff shows added and dropped runs as whole
-lines, and so that every change made by hand is noticed: each case carries a check over its own content, the rest of the
-file another one.
+The layout is JSON that pytest-benchmark loads.  A git diff shows added and dropped runs as whole lines.  Changes by
+hand are detected: each case has a check over its content, and the rest of the file has another one.
 """
 
 from __future__ import annotations
@@ -15,51 +14,51 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 CASE_LISTS = ("benchmarks", "unmeasured")
-"""Keys of the lists of cases: those with a time, which pytest-benchmark reads, and those that never fitted."""
+"""Keys of the lists of cases: with a time, which pytest-benchmark reads, and without, because they never fitted."""
 TABLES = ("environments", "sessions")
-"""Keys of the tables that runs refer to: a line per row."""
+"""Keys of the tables of runs, with a line per row."""
 CONFLICT_MARKERS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _SPACE = " \t\r\n"
 _MOST_DIGITS = 300
-"""Characters of a whole number that a float can still hold."""
+"""Most characters of a whole number that a float can hold."""
 _TOKEN = re.compile(
     r'(?P<key>"(?:[^"\\]|\\.)*")(?=[ \t\r\n]*:)|"(?:[^"\\]|\\.)*"|[{}]|(?P<number>NaN|-?Infinity|-?\d[\d.eE+-]*)'
 )
-"""What _first_refused looks at, and the texts that it passes over."""
+"""The tokens that _first_refused checks, and the texts that it skips."""
 
 Where = tuple[str | int, ...]
 """Path to a value inside a document: keys and indices from the top."""
 
 
 class Fault(ValueError):
-    """A document is not what it should be; ``line`` counts from 1."""
+    """An error in a document; ``line`` counts from 1."""
 
     def __init__(self, reason: str, *, line: int = 0, where: Where = ()) -> None:
-        """``where`` stands in for a line that is not known yet."""
+        """``where`` gives the place if the line is unknown."""
         super().__init__(reason)
         self.line = line
         self.where = where
 
 
 def canonical(value: Any) -> str:
-    """The one way a value is written in a line: sorted keys, no spaces; ValueError for NaN and infinity."""
+    """Return a value as JSON with sorted keys and without spaces.  Raises ValueError for NaN and infinity."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def check_of(plain: Mapping[str, Any]) -> str:
-    """Check over a case or a header: CRC-32 of its canonical form without the field ``check``, eight hex digits."""
+    """Return the check of a case or a header: CRC-32 of its canonical form without ``check``, eight hex digits."""
     content = canonical({name: value for name, value in plain.items() if name != "check"})
     return f"{zlib.crc32(content.encode()):08x}"
 
 
 def header_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a document that is not a case, flattened so that its check can be left out."""
+    """Return the document without its cases, flattened so that its check can be left out."""
     outside = {name: value for name, value in document.items() if name not in (*CASE_LISTS, "perfsuite")}
     return {**dict(document["perfsuite"]), "outside": outside}
 
 
 def dump(document: Mapping[str, Any]) -> str:
-    """The text of a document: a line per top-level value, row of a table, case field and run."""
+    """Return the text of a document: a line per top-level value, row of a table, case field and run."""
     parts = []
     for name in sorted(document):
         value = document[name]
@@ -92,7 +91,7 @@ def _case(case: Mapping[str, Any]) -> str:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The document of a file's bytes; Fault with line and reason when they are not a JSON object."""
+    """Return the document of a file's bytes.  Raises Fault with line and reason unless it is a JSON object."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -102,11 +101,7 @@ def parse(data: bytes) -> dict[str, Any]:
         raise Fault("the file is empty", line=1)
     try:
         document = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_refuse_number,
-            parse_float=_float,
-            parse_int=_whole,
+            text, object_pairs_hook=_object, parse_constant=_refuse_number, parse_float=_float, parse_int=_whole
         )
     except json.JSONDecodeError as error:
         raise Fault(_syntax_reason(text, error), line=error.lineno) from None
@@ -120,13 +115,13 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 class _Refused(ValueError):
-    """JSON that a baseline may not hold, somewhere in a text."""
+    """JSON that is not allowed in a baseline."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     plain = dict(pairs)
     if len(plain) < len(pairs):
-        raise _Refused("a key is there twice")
+        raise _Refused("a key occurs twice")
     return plain
 
 
@@ -145,7 +140,6 @@ def _whole(written: str) -> float:
 
 
 def _first_refused(text: str) -> Fault:
-    """The first key that its object has already, or the first number that is refused; up to there the text is JSON."""
     keys: list[set[str]] = []
     for token in _TOKEN.finditer(text):
         if token[0] == "{":
@@ -155,7 +149,7 @@ def _first_refused(text: str) -> Fault:
         elif token["key"] is not None:
             key = json.loads(token["key"])
             if key in keys[-1]:
-                reason = f"the key {token['key']} is there twice in one object: which one counts?"
+                reason = f"the key {token['key']} occurs twice in one object"
                 return Fault(reason, line=_line_at(text, token.start()))
             keys[-1].add(key)
         elif token["number"] is not None:
@@ -185,7 +179,7 @@ def _kind(value: object) -> str:
 
 
 def line_of(text: str, where: Where) -> int:
-    r"""The line, counted from 1, on which the value at ``where`` starts; of its nearest parent where there is none.
+    r"""Return the line, from 1, on which the value at ``where`` starts; without the value that of its nearest parent.
 
     The text must be valid JSON.
 
@@ -209,7 +203,7 @@ def _skip(text: str, position: int) -> int:
 
 
 def _descend(text: str, position: int, step: str | int, decoder: json.JSONDecoder) -> int | None:
-    """Where the value of a key, or the item of an index, starts inside the container at ``position``."""
+    """Return the start of the value of a key, or of the item of an index, in the container at ``position``."""
     opening = text[position]
     if opening != ("{" if isinstance(step, str) else "["):
         return None

@@ -1,1 +1,1 @@
-"""The command line beside pytest."""
+"""The command ``perfsuite`` with its subcommands."""

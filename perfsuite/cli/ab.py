@@ -1,7 +1,7 @@
-"""``perfsuite ab``: which of two revisions, environments or settings is faster on this machine, now.
+"""``perfsuite ab``: compare two revisions, environments or settings on this machine, without a baseline.
 
-No stored baseline is needed.  Each pair runs both arms one after the other, the order alternating; the pairs, not the
-samples, are the unit of evidence (:mod:`perfsuite.statistics.paired`).
+Each pair runs both arms one after the other, in alternating order.  The statistics compare the pairs, not the samples
+(:mod:`perfsuite.statistics.paired`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from perfsuite.base.files import require_writable, write_file
 from perfsuite.base.masking import masked_words
 from perfsuite.base.units import format_seconds, parse_duration, plural, significant
 from perfsuite.baselines.summarise import changed_settings, summarise
-from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines, screen_width
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Result
 from perfsuite.record.run import instrumented_line
 from perfsuite.run.arms import Arm, arm_of, described_imports, run_arm
-from perfsuite.statistics.comparison import Comparison, compare, progress, table
+from perfsuite.statistics.comparison import COLUMNS, Comparison, compare, progress, table
 from perfsuite.statistics.paired import MIN_PAIRS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def time_of(result: Result) -> float:
-    """Seconds per iteration of one run: median of the undisturbed samples where there are enough, else of all."""
+    """Return the seconds per iteration of one run: the median of the undisturbed samples if enough, else of all."""
     run = summarise(result)
     return math.exp(run.location) if run.has_clean and run.location is not None else result.median_s
 
@@ -56,12 +56,12 @@ class _Runs:
         return len(self.of[1])
 
     def add_pair(self) -> None:
-        """Run both arms once, the order alternating from pair to pair."""
+        """Run both arms once; every second pair runs arm b first."""
         for which in (0, 1) if self.pairs % 2 == 0 else (1, 0):
             self.of[which].append(run_arm(self.arms[which], self.arguments, self.deadline_s))
 
     def compared(self, tolerance: float, alpha: float) -> list[Comparison]:
-        """The cases that every run measured with the same settings, in order."""
+        """Return a comparison of each case that every run measured with the same settings, in order."""
         left_out = {*self.left_out(), *self.changed()}
         comparisons = []
         for case in self.of[0][0]:
@@ -71,27 +71,27 @@ class _Runs:
         return comparisons
 
     def changed(self) -> dict[str, str]:
-        """What keeps the two arms' results of a case from being compared, by case: ``n: 128 -> 256``."""
+        """Return the settings that differ between the arms, such as ``n: 128 -> 256``, of each case that has any."""
         (before, *_), (after, *_) = self.of
         changes = {case: changed_settings(before[case], after[case]) for case in before if case in after}
         return {case: change for case, change in changes.items() if change}
 
     def require_comparable(self) -> None:
-        """Raise ConfigurationError where no case was measured by both arms with the same settings."""
+        """Raise ConfigurationError if no case was measured by both arms with the same settings."""
         left_out = self.left_out()
         if len({*left_out, *self.changed()}) < len({case for side in self.of for run in side for case in run}):
             return
-        told = [f"{case}: {change}" for case, change in self.changed().items()]
-        told += [f"{case}: not measured in every run" for case in left_out]
-        more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
+        reasons = [f"{case}: {change}" for case, change in self.changed().items()]
+        reasons += [f"{case}: not measured in every run" for case in left_out]
+        more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         raise ConfigurationError(
-            f"no case can be compared: {told[0]}{more}; choose cases that both arms measure with the same parameters"
+            f"no case can be compared: {reasons[0]}{more}; choose cases that both arms measure with the same parameters"
         )
 
     def own(self, tolerance: float, alpha: float) -> list[tuple[Comparison, Metric]]:
-        """Metrics of one's own with a direction that every run has above 0, by case, with one that tells the meaning.
+        """Return the comparisons of the project's own metrics, each with the metric of the first run.
 
-        A change is one for the worse.
+        A metric without a direction is left out.  A positive change is a change for the worse.
         """
         left_out, found = {*self.left_out(), *self.changed()}, []
         for case, first in self.of[0][0].items():
@@ -112,13 +112,13 @@ class _Runs:
         return found
 
     def left_out(self) -> list[str]:
-        """Cases that one run measured and another did not."""
+        """Return the cases that some runs measured and others did not."""
         runs = [results.keys() for side in self.of for results in side]
         return sorted(case for case in set().union(*runs) if not all(case in run for run in runs))
 
 
 def looks(pairs: int, most: int) -> list[int]:
-    """Numbers of pairs after which it is asked whether all is decided: each twice the one before, ``most`` last.
+    """Return the numbers of pairs after which the cases are judged: each twice the one before, ``most`` last.
 
     >>> looks(6, 48), looks(6, 20), looks(6, 6)
     ([6, 12, 24, 48], [6, 12, 20], [6])
@@ -130,10 +130,9 @@ def looks(pairs: int, most: int) -> list[int]:
 
 
 def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Comparison]:
-    """Run pairs until all is decided at one of the ``planned`` numbers of them, or more would not help.
+    """Run pairs until every case is decided at one of the ``planned`` numbers, or more pairs would not help.
 
-    Whoever looks more than once errs more often.  So each look has its share of the 5 %: however often was looked and
-    whenever it ended, all intervals that could have been shown miss the truth in 5 % of the comparisons of a case.
+    Repeated looks inflate false positives, so the error budget of 5 % is split over the planned looks.
     """
     alpha = 0.05 / len(planned)
     for look in planned:
@@ -153,38 +152,46 @@ def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Compa
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: perfsuite ab --a main --b HEAD -- test_perf -k 'matmul and fp32'."
+    add = parser.add_argument
     for side in ("a", "b"):
-        parser.add_argument(f"--{side}", metavar="REV", help="git revision; without it the working tree as it is")
-        parser.add_argument(
-            f"--{side}-env", metavar="NAME=VALUE", action="append", default=[], help="variable of this arm; repeatable"
+        add(f"--{side}", metavar="REV", help=f"run arm {side} at this git revision (default: the working tree)")
+        add(
+            f"--{side}-env",
+            metavar="NAME=VALUE",
+            action="append",
+            default=[],
+            help=f"set a variable of arm {side}, such as NCCL_ALGO=Ring; repeatable (default: none)",
         )
-        parser.add_argument(f"--{side}-python", metavar="PATH", help="interpreter of this arm")
-    parser.add_argument("--pairs", type=int, default=6, help="pairs of runs, at least 3 (default 6)")
-    parser.add_argument(
+        add(f"--{side}-python", metavar="PATH", help=f"run arm {side} with this interpreter (default: this one)")
+    add("--pairs", type=int, default=6, metavar="N", help="run N pairs of both arms, at least 3 (default: 6)")
+    add(
         "--until-decided",
         action="store_true",
-        help="double the pairs until every case is decided or cannot be; the intervals are as much wider as that needs",
+        help="double the pairs until every case is decided or more pairs would not help; widens the intervals",
     )
-    parser.add_argument("--max-pairs", type=int, default=48, help="with --until-decided: no more pairs (default 48)")
-    parser.add_argument("--tolerance", type=float, default=0.03, help="change that does not matter (default 0.03)")
-    parser.add_argument("--deadline", metavar="DURATION", default="1h", help="for one run of one arm (default 1h)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison to FILE as well")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write one page of both arms there, perfsuite docs page"
+    add("--max-pairs", type=int, default=48, metavar="N", help="run at most N pairs with --until-decided (default: 48)")
+    add("--tolerance", type=float, default=0.03, metavar="SHARE", help="accept changes up to SHARE (default: 0.03)")
+    add("--deadline", metavar="DURATION", default="1h", help="stop a run of one arm after DURATION (default: 1h)")
+    add("--json", type=Path, metavar="FILE", help="write the comparison to FILE as JSON (default: no file)")
+    add("--html", type=Path, metavar="FILE", help="write a page of both arms to FILE (default: no page)")
+    add(
+        "pytest_args",
+        nargs="*",
+        metavar="-- PYTEST_ARGS",
+        help="pass these arguments to pytest, such as test_perf -k matmul (default: test_perf)",
     )
-    parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST ARGS", help="which cases, as pytest takes them")
 
 
 def _unwind(number: int, frame: object) -> None:
-    """End like Ctrl-C, so that arms end and work trees are removed; repetitions are ignored."""
+    """End like Ctrl-C, so that arms stop and work trees are removed; further signals are ignored."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
 def run_ab(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite ab``."""
+    """Carry out ``perfsuite ab``; EXIT_FOUND if a case is slower on arm b.  Raises PerfsuiteError for wrong usage."""
     if options.pairs < MIN_PAIRS:
-        raise ConfigurationError(f"--pairs {options.pairs} is too few to know any noise; give 3 or more")
+        raise ConfigurationError(f"--pairs {options.pairs} is too few to estimate the noise; give 3 or more")
     if options.until_decided and options.max_pairs < options.pairs:
         raise ConfigurationError(f"--max-pairs {options.max_pairs} is less than --pairs {options.pairs}; give more")
     if not 0 < options.tolerance < 1:
@@ -222,22 +229,22 @@ def run_ab(options: argparse.Namespace) -> int:
 
 
 def _own_line(found: tuple[Comparison, Metric]) -> str:
-    """One metric of one's own: both medians, the change of the value, and whether that is worse."""
+    """Return the line of one own metric: both means, the change of the value, and whether the change is worse."""
     compared, metric = found
     higher = metric.better == "higher"
     a, b, *ends = (
         (1 / value if higher else value) for value in (compared.a_s, compared.b_s, 1 + compared.low, 1 + compared.high)
     )
     low, high = sorted(end - 1 for end in ends)
-    told = {"slower": "worse", "faster": "better"}.get(compared.outcome, compared.outcome_text)
+    outcome = {"slower": "worse", "faster": "better"}.get(compared.outcome, compared.outcome_text)
     return (
         f"{compared.case}: {significant(a)} -> {significant(b)} {metric.unit}".rstrip()
-        + f", {b / a - 1:+.1%} ({low:+.1%} to {high:+.1%}), {told}"
+        + f", {b / a - 1:+.1%} ({low:+.1%} to {high:+.1%}), {outcome}"
     )
 
 
 def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> None:
-    """The page of arm b beside arm a; what was measured is not lost where it cannot be written."""
+    """Write the page that compares arm b with arm a; a failed write is printed and does not end the command."""
     from perfsuite.reports.material import material_of_arms
     from perfsuite.reports.page.page import page_line, write_page
 
@@ -253,7 +260,7 @@ def write_arms(runs: _Runs, comparisons: Sequence[Comparison], path: Path) -> No
 
 
 def change_of(comparison: Comparison) -> CaseChange:
-    """One comparison as a page has it."""
+    """Return the row of one comparison on a page."""
     from perfsuite.reports.changes import CaseChange
 
     return CaseChange(
@@ -270,7 +277,7 @@ def change_of(comparison: Comparison) -> CaseChange:
 
 
 def read_env(texts: Sequence[str]) -> dict[str, str]:
-    """Variables written NAME=VALUE.
+    """Return the variables that ``texts`` set as NAME=VALUE.  Raises ConfigurationError for any other text.
 
     >>> read_env(["NCCL_ALGO=Ring", "X="])
     {'NCCL_ALGO': 'Ring', 'X': ''}
@@ -287,10 +294,13 @@ def read_env(texts: Sequence[str]) -> dict[str, str]:
 
 
 def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int], tolerance: float) -> Iterator[str]:
-    """The arms and where their code came from, a line per case, and what the words in it mean."""
-    for arm, results in zip(runs.arms, runs.of, strict=True):
-        imports = described_imports(results[-1])
-        yield f"{arm.name}{f': {imports}' if imports else ''}"
+    """Yield the arms with the places of their code, a line per case, and a legend."""
+    imports = [described_imports(results[-1]) for results in runs.of]
+    is_same = imports[0] == imports[1]
+    for arm, places in zip(runs.arms, imports, strict=True):
+        yield f"{arm.name}{f': {places}' if places and not is_same else ''}"
+    if is_same and imports[0]:
+        yield f"code in both trees: {imports[0]}"
     at = f" for {len(planned)} looks together" if len(planned) > 1 else ""
     yield f"{runs.pairs} pairs, 95 % intervals{at}, tolerance {tolerance:.1%}"
     if left_out := runs.left_out():
@@ -300,11 +310,11 @@ def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int]
             yield f"warning: {arm.name}: {slowed}"
     for case, change in runs.changed().items():
         yield f"not comparable, {case}: {change}"
-    yield from table(comparisons, tolerance)
+    yield from table(comparisons, tolerance, screen_width() or COLUMNS)
 
 
 AB = Command(
-    help="compare two revisions, environments or settings, alternating on this machine",
+    help="compare two revisions, environments or settings by alternating runs on this machine",
     arguments=_arguments,
     run=run_ab,
     found="a case is slower on b by more than the tolerance",

@@ -1,4 +1,4 @@
-"""``perfsuite advise``: which layout of a training step to run on so many devices, and why."""
+"""``perfsuite advise``: rank the layouts of a training step on N devices, with reasons."""
 
 from __future__ import annotations
 
@@ -11,51 +11,50 @@ from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.job_checks import check_options
-from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines, screen_width
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, make_job, node_of, read_platform
 from perfsuite.models import trained_like
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.describe import counts, describe
-from perfsuite.projection.advisor import (
-    Advice,
-    Candidate,
-    advise,
-    case_of,
-    described,
-    difference_error,
-    job_of,
-)
+from perfsuite.projection.advisor import Advice, Candidate, advise, case_of, described, difference_error, job_of
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.softwares import OWN
 from perfsuite.projection.step import project, require_figures
+from perfsuite.reports.layout import lay_out
 
 _MEASURED = 3
 """Layouts whose cases are printed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+    """Add the options of the subcommand."""
     platform_arguments(parser)
     job_arguments(parser)
     add = parser.add_argument
-    add("--top", type=int, default=10, metavar="N", help="layouts that are printed; default: %(default)s")
-    add("--explain", metavar="LAYOUT", help="why not this one: dp64-tp8, ...")
+    add("--top", type=int, default=10, metavar="N", help="print the N best layouts (default: %(default)s)")
+    add(
+        "--explain",
+        metavar="MESH",
+        help="compare this layout with the recommended one, such as dp64-tp8 (default: the next best)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite advise``."""
+    """Carry out ``perfsuite advise``; EXIT_FOUND if no layout fits.  Raises PerfsuiteError for wrong usage."""
     check_options(options)
     if options.world is None:
-        raise ConfigurationError("--world is missing: layouts are those of so many devices")
-    if options.explain is not None:
-        _check_explained(options.explain, options.world)
+        raise ConfigurationError("--world is missing: the layouts depend on it; give the number of devices")
+    if options.explain is not None and (size := MeshShape.parse(options.explain).world_size) != options.world:
+        raise InvalidParameter(
+            f"--explain {options.explain} has {size} devices, --world is {options.world}; give a layout of as many"
+        )
     device, calibration = read_platform(options)
     training = base_training(options, calibration)
     if device.memory is None:
         raise ConfigurationError(
-            f"no memory size of {device.name} is known, and a layout is chosen among those that fit; "
+            f"the memory size of {device.name} is unknown, so layouts that fit cannot be selected; "
             "give memory in a --platform-file"
         )
     node = node_of(options, device, options.world)
@@ -68,15 +67,20 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_plain(advice, calibration, options))
     else:
-        print_lines(_told(advice, calibration, options))
+        print_lines(_lines(advice, calibration, options))
     return EXIT_OK if advice.chosen else EXIT_FOUND
 
 
-def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace) -> Iterator[str]:
+def _tried(advice: Advice) -> int:
+    """Return the number of layouts that were looked at: those that fit and the rejected ones."""
+    return len(advice.ranked) + sum(advice.rejected.values())
+
+
+def _lines(advice: Advice, calibration: Calibration, options: argparse.Namespace) -> Iterator[str]:
     device, dtype = advice.job.device, advice.job.training.dtype
     yield (
         f"{options.model} on {options.world} x {device.title}, {options.global_batch} samples in {dtype}: "
-        f"{plural(advice.legal, 'legal layout')}, {len(advice.ranked)} fit"
+        f"{plural(_tried(advice), 'layout')}, {sum(advice.rejected.values())} rejected, {len(advice.ranked)} fit"
     )
     sizes = {one.layout.shape.size("tp") for one in advice.ranked}
     yield from (f"  {line}" for line in describe(advice.job.published, sizes))
@@ -91,29 +95,37 @@ def _told(advice: Advice, calibration: Calibration, options: argparse.Namespace)
         yield from _nothing_fits(advice)
         return
     yield ""
-    ties, others = _once(advice.ties), _once(advice.others)
-    rows = (*ties, *others)[: options.top]
-    width = max(len(name) for name, _ in rows)
-    yield f"{'':4} {'layout':{width}} {'step':>10} {'slower':>7}  {'waits most for':16} {'memory':>10}"
+    ties = _once(advice.ties)
+    first, *simple = ties  # the simplest one is recommended
+    shown = sorted([first, *sorted(simple, key=_seconds)[: options.top - 1]], key=_seconds)
     best = advice.ranked[0].step.seconds
-    for name, one in rows:
-        tie = "tie" if id(one) in advice.tied else ""
-        yield (
-            f"{tie:4} {name:{width}} {format_seconds(one.step.seconds):>10} "
-            f"{100 * (one.step.seconds / best - 1):6.1f}%  {_share(one):16} {one.memory.total / GIB:6.1f} GiB"
+    rows = [
+        (
+            name,
+            format_seconds(one.step.seconds),
+            f"{100 * (one.step.seconds / best - 1):.1f}%",
+            f"{one.binding} {100 * one.by_resource[one.binding] / one.step.seconds:.0f} %",
+            f"{one.memory.total / GIB:.1f} GiB",
+            "recommended" if one is chosen else "equal" if id(one) in advice.tied else "",
         )
-    more = len(ties) - options.top
-    if more > 0:
-        yield f"     and {more} more that cannot be told apart"
+        for name, one in (*shown, *_once(advice.others))[: options.top]
+    ]
+    yield from lay_out(("layout", "step", "slower", "waits most for", "memory", ""), rows, screen_width())
+    if len(ties) > options.top:
+        yield f"and {len(ties) - options.top} more that are as fast within the error"
     yield ""
     yield from _why(advice, chosen, calibration)
     if options.explain:
-        yield from _explained(advice, options.explain)
+        yield from _explained(advice, options.explain, chosen)
     yield from _to_measure(advice, calibration)
 
 
+def _seconds(named: tuple[str, Candidate]) -> float:
+    return named[1].step.seconds
+
+
 def _once(candidates: Iterable[Candidate]) -> list[tuple[str, Candidate]]:
-    """(description, candidate); layouts that differ in sharding alone and take as long are one, with all names."""
+    """Return pairs of description and candidate; layouts that differ only in sharding and take as long are one pair."""
     alike: dict[tuple[Layout, float], list[Candidate]] = {}
     for one in candidates:
         alike.setdefault((dataclasses.replace(one.layout, sharding="none"), one.step.seconds), []).append(one)
@@ -121,10 +133,6 @@ def _once(candidates: Iterable[Candidate]) -> list[tuple[str, Candidate]]:
         (described(first.layout, [one.layout.sharding for one in (first, *rest)]), first)
         for first, *rest in alike.values()
     ]
-
-
-def _share(one: Candidate) -> str:
-    return f"{one.binding} {100 * one.by_resource[one.binding] / one.step.seconds:.0f} %"
 
 
 def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterator[str]:
@@ -137,78 +145,70 @@ def _why(advice: Advice, chosen: Candidate, calibration: Calibration) -> Iterato
     )
     several = len(_once(advice.ties))
     if several > 1:
-        yield f"it is the simplest of {several} that the error of a difference cannot tell apart"
+        yield f"simplest of {several} layouts whose times differ by less than the error"
     other = next(iter(advice.others), None)
     if other is not None:
-        yield from _against(advice, chosen, other)
+        yield _against(advice, chosen, other)
     for flag in projection.flags:
         yield f"note: {flag.name}: {flag.text}"
 
 
-def _against(advice: Advice, first: Candidate, second: Candidate) -> Iterator[str]:
-    """Where the other one takes longer, by resource."""
-    mine, theirs = first.by_resource, second.by_resource
-    changes = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {*mine, *theirs}}
-    told = ", ".join(
+def _against(advice: Advice, first: Candidate, second: Candidate) -> str:
+    before, after = first.by_resource, second.by_resource
+    changes = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*before, *after}}
+    differences = ", ".join(
         f"{name} {'+' if change > 0 else '-'}{format_seconds(abs(change))}"
         for name, change in sorted(changes.items(), key=lambda pair: -abs(pair[1]))
         if abs(change) > 0.002 * first.step.seconds
     )
     difference = second.step.seconds - first.step.seconds
     error = difference_error(first, second, advice.errors)
-    yield (
+    return (
         f"not {described(second.layout)}: {'+' if difference >= 0 else '-'}{format_seconds(abs(difference))} "
-        f"(+-{format_seconds(error)}): {told or 'all alike'}"
+        f"(+-{format_seconds(error)}): {differences or 'all resources alike'}"
     )
 
 
-def _check_explained(mesh: str, world: int) -> None:
-    """Raise InvalidParameter before anything is printed where --explain is of other devices."""
-    size = MeshShape.parse(mesh).world_size
-    if size != world:
-        raise InvalidParameter(f"--explain {mesh} has {size} devices, --world is {world}; give a layout of as many")
-
-
-def _explained(advice: Advice, mesh: str) -> Iterator[str]:
+def _explained(advice: Advice, mesh: str, chosen: Candidate) -> Iterator[str]:
     shape = MeshShape.parse(mesh)
-    known = advice.of_mesh(str(shape))
-    assert advice.chosen is not None
-    if known:
-        yield from _against(advice, advice.chosen, known[0])
-        return
-    reasons = ", ".join(advice.rejected) or "none was rejected"
-    yield f"not {shape}: no layout of it is legal and fits; rules that were broken: {reasons}"
+    candidates = advice.of_mesh(str(shape))
+    if not candidates:
+        reasons = ", ".join(advice.rejected) or "none was rejected"
+        yield f"not {shape}: no layout of it is legal and fits; rules that were broken: {reasons}"
+    elif str(chosen.layout) == str(shape):
+        yield f"{shape} is the mesh of the recommended layout"
+    else:
+        yield _against(advice, chosen, candidates[0])
 
 
 def _nothing_fits(advice: Advice) -> Iterator[str]:
     if advice.smallest is None:
-        yield "nothing fits: no legal layout of any world up to 131072 devices has room for its fullest rank"
+        yield "nothing fits: up to 131072 devices, no legal layout fits the memory of its fullest rank"
         return
     world, layout, memory = advice.smallest
     yield (
-        f"nothing fits on {advice.world_size}; the smallest world that does is {world}: {described(layout)}, "
+        f"nothing fits on {advice.world_size} devices; the smallest number that fits is {world}: {described(layout)}, "
         f"{memory.total / GIB:.1f} GiB of the fullest rank"
     )
 
 
 def _to_measure(advice: Advice, calibration: Calibration) -> Iterator[str]:
-    """Cases of the first few, and what narrows the band."""
     yield ""
-    told: dict[str, None] = {}
+    cases: dict[str, None] = {}
     trained = not isinstance(advice.job.published, Decoder) or trained_like(advice.job.published)
     for case in (case_of(advice.job.training, one.layout) for one in (*advice.ties, *advice.ranked) if trained):
         if case:
-            told.setdefault(case)
-        if len(told) == _MEASURED:
+            cases.setdefault(case)
+        if len(cases) == _MEASURED:
             break
-    if told:
-        yield "measure the first few, each in a test of its own (def test_layout(perf): ...):"
-        yield from (f"  {case}" for case in told)
+    if cases:
+        yield "measure the first few (from perfsuite import workloads), each in its own def test_layout(perf):"
+        yield from (f"  {case}" for case in cases)
     else:
         yield f"the suite trains no case of these layouts of {advice.job.training.model}"
     missing = calibration.missing() if calibration.regime != "platform row only" else ()
     names = missing or ("matmul", "attention", "memory", "link", "network", "in_situ")
-    yield "narrow the band, then perfsuite calibrate:"
+    yield "to narrow the band, measure these and run perfsuite calibrate on the journals:"
     for command in dict.fromkeys(command_for(name, advice.job.device.name) for name in names):
         yield f"  {command}"
 
@@ -237,6 +237,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
         **counts(advice.job.published, str(chosen.layout) if chosen else ""),
         "world_size": options.world,
         "global_batch": options.global_batch,
+        "tried": _tried(advice),
         "legal": advice.legal,
         "fit": len(advice.ranked),
         "rejected": dict(advice.rejected),
@@ -252,7 +253,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
 
 
 ADVISE = Command(
-    help="rank every layout of a training step that fits on so many devices",
+    help="rank every layout of a training step that fits on N devices",
     arguments=arguments,
     run=run,
     found="no layout fits",

@@ -12,10 +12,10 @@ from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry
-from perfsuite.baselines.hosts import told_hosts
+from perfsuite.baselines.hosts import host_note
 from perfsuite.baselines.runs import RunSummary, moment
 from perfsuite.baselines.sessions import count_sessions
-from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json, print_lines
 from perfsuite.record.codec import to_json
 
 _DAY_S = 86400.0
@@ -23,66 +23,72 @@ _DAMAGED = "a file is damaged"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
-    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    listing = what.add_parser("list", help="one line per file: hardware, cases, runs, age")
-    show = what.add_parser("show", help="one line per case: runs, sessions, newest median and spread")
-    show.add_argument("--case", default="", metavar="TEXT", help="only cases whose id contains this text")
-    verify = what.add_parser("verify", help="read every file and say what is wrong with it")
+    """Add the options of the subcommand."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="list the files: hardware, cases, runs, age")
+    show = actions.add_parser("show", help="print the cases of a file: runs, sessions, newest median and spread")
+    show.add_argument("--case", default="", metavar="TEXT", help="print cases whose id contains TEXT (default: all)")
+    verify = actions.add_parser("verify", help="read every file and report damage")
     for parser_of in (listing, show, verify):
-        parser_of.add_argument("path", nargs="*", type=Path, default=[Path("baselines")], help="files or folders")
+        parser_of.add_argument(
+            "path",
+            nargs="*",
+            type=Path,
+            default=[Path("baselines")],
+            metavar="PATH",
+            help="read these files or folders (default: baselines)",
+        )
         json_argument(parser_of)
-    merge = what.add_parser("merge", help="make FILE the union of itself and the others")
-    merge.add_argument("path", type=Path, metavar="FILE", help="file that is written")
-    merge.add_argument("sources", nargs="+", type=Path, metavar="OTHER", help="files of the same hardware")
-    driver = what.add_parser("merge-driver", help="merge two branches' files when git asks; perfsuite docs baselines")
-    for name, of in (("base", "common ancestor (%%O)"), ("ours", "our file, written (%%A)"), ("theirs", "other (%%B)")):
-        driver.add_argument(name, type=Path, help=of)
+    merge = actions.add_parser("merge", help="add the runs of other files to FILE")
+    merge.add_argument("path", type=Path, metavar="FILE", help="write the union into this file")
+    merge.add_argument("sources", nargs="+", type=Path, metavar="OTHER", help="add these files of the same hardware")
+    driver = actions.add_parser(
+        "merge-driver", help="merge the files of two branches for git; see perfsuite docs baselines"
+    )
+    for name, text in (
+        ("base", "read the common ancestor (%%O)"),
+        ("ours", "write our file (%%A)"),
+        ("theirs", "read the other file (%%B)"),
+    ):
+        driver.add_argument(name, type=Path, metavar=name.upper(), help=text)
     driver.epilog = exit_codes()
-    prune = what.add_parser("prune", help="drop old runs, named cases or superseded entries of a file")
-    prune.add_argument("path", type=Path, metavar="FILE", help="file that is changed")
-    prune.add_argument("--older-than", type=float, metavar="DAYS", help="drop runs older than so many days")
-    prune.add_argument("--case", default="", metavar="PATTERN", help="drop cases whose id matches this shell pattern")
+    prune = actions.add_parser("prune", help="drop old runs, cases or superseded entries of a file")
+    prune.add_argument("path", type=Path, metavar="FILE", help="change this file")
+    prune.add_argument("--older-than", type=float, metavar="DAYS", help="drop runs older than DAYS (default: none)")
+    prune.add_argument(
+        "--case", default="", metavar="PATTERN", help="drop cases whose id matches a shell pattern (default: none)"
+    )
     prune.add_argument("--superseded", action="store_true", help="drop entries whose case has a newer one")
-    prune.add_argument("--dry-run", action="store_true", help="only say what would change")
+    prune.add_argument("--dry-run", action="store_true", help="print the changes without making them")
     for parser_of in (listing, show, verify, merge, prune):
         parser_of.epilog = exit_codes(_DAMAGED if parser_of is verify else "")
-        parser_of.add_argument("--links", action="store_true", help="files may be links to outside their folder")
-
-
-def _folder_of(file: Path, options: argparse.Namespace) -> Path | None:
-    """The folder that a file was found in; None where the file itself was named."""
-    return next((path for path in options.path if path.is_dir() and file.is_relative_to(path)), None)
+        parser_of.add_argument("--links", action="store_true", help="allow symbolic links that leave their folder")
 
 
 def _read(file: Path, options: argparse.Namespace) -> Baseline:
-    return store.read(file, folder=_folder_of(file, options), links=options.links)
+    folder = next((path for path in options.path if path.is_dir() and file.is_relative_to(path)), None)
+    return store.read(file, folder=folder, links=options.links)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite baselines``."""
-    actions = {
-        "list": _list,
-        "show": _show,
-        "verify": _verify,
-        "merge": _merge,
-        "merge-driver": _merge_for_git,
-        "prune": _prune,
-    }
-    return actions[options.what](options)
+    """Carry out ``perfsuite baselines``; EXIT_FOUND if verify finds damage.  Raises PerfsuiteError for wrong usage."""
+    if options.action == "merge-driver":
+        store.merge_branches(options.base, options.ours, options.theirs)
+        return EXIT_OK
+    actions = {"list": _list, "show": _show, "verify": _verify, "merge": _merge, "prune": _prune}
+    return actions[options.action](options)
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """The baseline files that these files and folders are or hold; published tables and examples are no baselines."""
+    """Return the baseline files among and below ``paths``, without the folders published and examples."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            kept = (file for file in sorted(path.rglob("*.json")) if not {"published", "examples"} & set(file.parts))
-            files += kept
+            files += (file for file in sorted(path.rglob("*.json")) if not {"published", "examples"} & set(file.parts))
         elif path.exists():
             files.append(path)
         else:
-            raise ConfigurationError(f"{path} does not exist; name a baseline file or a folder of them")
+            raise ConfigurationError(f"{path} does not exist; give a baseline file or a folder of them")
     return files
 
 
@@ -94,20 +100,16 @@ def _list(options: argparse.Namespace) -> int:
     files = files_in(options.path)
     baselines = [(file, _read(file, options)) for file in files]
     if options.json:
-        print_json([{"file": str(file), **_facts(baseline)} for file, baseline in baselines])
+        facts = ({"cases": len(one.entries), "runs": _runs(one), "age": _age(one.newest_time)} for _, one in baselines)
+        print_json([{"file": str(file), **fact} for (file, _), fact in zip(baselines, facts, strict=True)])
         return EXIT_OK
     for file, baseline in baselines:
-        facts = _facts(baseline)
         simulated = ", simulated" if baseline.hardware.simulated else ""
-        print(f"{file}: {_counts(baseline)}, newest {facts['age']}{simulated}")
+        print_lines([f"{file}: {_counts(baseline)}, newest {_age(baseline.newest_time)}{simulated}"])
         _print_hosts(baseline)
     if not files:
-        print(_none_in(options.path))
+        print_lines([_none_in(options.path)])
     return EXIT_OK
-
-
-def _facts(baseline: Baseline) -> dict[str, object]:
-    return {"cases": len(baseline.entries), "runs": _runs(baseline), "age": _age(baseline.newest_time)}
 
 
 def _runs(baseline: Baseline) -> int:
@@ -126,7 +128,6 @@ def _age(time: str) -> str:
 
 
 def _require_files(options: argparse.Namespace) -> list[Path]:
-    """The files that there are; ConfigurationError where there is none."""
     files = files_in(options.path)
     if not files:
         raise ConfigurationError(_none_in(options.path))
@@ -140,13 +141,10 @@ def _show(options: argparse.Namespace) -> int:
         if options.json:
             print_json({"file": str(file), "cases": [to_json(entry) for entry in entries]})
             continue
-        print(file)
-        for name, value in baseline.hardware.key.items():
-            print(f"  {name}: {value}")
-        for line in _entry_lines(entries, baseline.machine_session):
-            print(f"  {line}")
+        print_lines([str(file), *(f"  {name}: {value}" for name, value in baseline.hardware.key.items())])
+        print_lines(f"  {line}" for line in _entry_lines(entries, baseline.machine_session))
         if not entries:
-            print(f"  no case{f' whose id contains {options.case!r}' if options.case else ''}")
+            print_lines([f"  no case{f' whose id contains {options.case!r}' if options.case else ''}"])
     return EXIT_OK
 
 
@@ -181,33 +179,26 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"files": len(files), "damaged": damaged})
     else:
-        for message in damaged.values():
-            print(message)
-        print(f"{len(files) - len(damaged)} of {len(files)} files are sound")
+        print_lines([*damaged.values(), f"{len(files) - len(damaged)} of {len(files)} files are sound"])
     return EXIT_FOUND if damaged else EXIT_OK
 
 
 def _merge(options: argparse.Namespace) -> int:
     whole = store.merge_files(options.path, options.sources, links=options.links)
-    print(f"{options.path}: {_counts(whole)}")
+    print_lines([f"{options.path}: {_counts(whole)}"])
     _print_hosts(whole)
     return EXIT_OK
 
 
 def _print_hosts(baseline: Baseline) -> None:
-    if told := told_hosts(run for entry in baseline.entries.values() for run in entry.kept):
-        print(f"  {told}")
-
-
-def _merge_for_git(options: argparse.Namespace) -> int:
-    store.merge_branches(options.base, options.ours, options.theirs)
-    return EXIT_OK
+    if hosts := host_note(run for entry in baseline.entries.values() for run in entry.kept):
+        print_lines([f"  {hosts}"])
 
 
 def _prune(options: argparse.Namespace) -> int:
     if options.older_than is None and not options.case and not options.superseded:
-        raise ConfigurationError("prune was told nothing to drop; give --older-than, --case or --superseded")
-    said = store.prune_file(
+        raise ConfigurationError("prune has nothing to drop; give --older-than, --case or --superseded")
+    changes = store.prune_file(
         options.path,
         now=datetime.now(timezone.utc),
         older_than_days=options.older_than,
@@ -216,14 +207,12 @@ def _prune(options: argparse.Namespace) -> int:
         dry_run=options.dry_run,
         links=options.links,
     )
-    for line in said or ("nothing to drop",):
-        print(f"would drop: {line}" if options.dry_run and said else line)
+    print_lines(f"would drop: {line}" if options.dry_run else line for line in changes)
+    if not changes:
+        print("nothing to drop")
     return EXIT_OK
 
 
 BASELINES = Command(
-    help="list, show, verify, merge and prune baseline files",
-    arguments=arguments,
-    run=run,
-    found=f"verify: {_DAMAGED}",
+    help="list, show, verify, merge and prune baseline files", arguments=arguments, run=run, found=f"verify: {_DAMAGED}"
 )

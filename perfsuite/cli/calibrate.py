@@ -1,4 +1,4 @@
-"""``perfsuite calibrate``: what a projection needs to know of a device and its software, out of stored results."""
+"""``perfsuite calibrate``: derive the constants of a projection for a device and its software from stored results."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _FOLDER = Path(".perfsuite/calibrations")
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json), "
-        "of which the newest run of each case counts"
+        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
+        "of a baseline file the newest run of each case is read"
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="read journals or baseline files")
     parser.add_argument(
         "-o",
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"calibration file that is written; default: one per device and software in {_FOLDER}",
+        help=f"write the calibration to FILE (default: one file per device and software in {_FOLDER})",
     )
     platform_file_argument(parser)
     json_argument(parser)
@@ -47,12 +47,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.out is not None and len(made) > 1:
         pairs = "; ".join(f"{one.calibration.device} under {one.calibration.software}" for one in made)
         raise ConfigurationError(
-            f"-o {options.out}: the results calibrate {len(made)} pairs of device and software ({pairs}), and a file "
-            "holds one; leave -o out, or give the results of one pair"
+            f"-o {options.out}: the results calibrate {len(made)} pairs of device and software ({pairs}), but a file "
+            "holds one pair; leave -o out, or give the results of one pair"
         )
     written = []
     for one in made:
-        path = options.out or _FOLDER / f"{_slug(f'{one.calibration.device}-{one.calibration.software}')}.json"
+        name = f"{one.calibration.device}-{one.calibration.software}".lower()
+        path = options.out or _FOLDER / f"{re.sub(r'[^a-z0-9.]+', '-', name).strip('-')}.json"
         make_folder(path.parent)
         write_calibration(one.calibration, path)
         written.append((path, one))
@@ -60,18 +61,18 @@ def _run(options: argparse.Namespace) -> int:
         print_json([{"file": str(path), **to_json(one)} for path, one in written])
         return EXIT_OK
     for path, one in written:
-        print_lines(_told(path, one))
+        print_lines(_lines(path, one))
     return EXIT_OK
 
 
 def read_observations(path: Path) -> Iterator[Observation]:
-    """What the results in a journal or baseline file tell; PerfsuiteError says line and reason where it is neither."""
+    """Yield the observations of a journal or baseline file.  Raises PerfsuiteError with line and reason if damaged."""
     results = read_results(path)
     if isinstance(results, RunRecord):
         slowed = instrumented_line(results.results.values())
         if slowed:
             raise ConfigurationError(
-                f"{path}: {slowed.removeprefix(INSTRUMENTED)}: their times are not the device's; measure without and "
+                f"{path}: {slowed.removeprefix(INSTRUMENTED)}: their times include the tool; measure without it and "
                 "give that journal"
             )
         yield from filter(None, map(Observation.of, results.results.values()))
@@ -80,7 +81,6 @@ def read_observations(path: Path) -> Iterator[Observation]:
 
 
 def _of_entry(entry: Entry, baseline: Baseline) -> Observation:
-    """A baseline keeps no single ranks: their spread and hosts are unknown."""
     case, run = entry.case, entry.newest
     launch_us = run.metrics.get("launch_us")
     return Observation(
@@ -99,18 +99,13 @@ def _of_entry(entry: Entry, baseline: Baseline) -> Observation:
     )
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
-
-
-def _told(path: Path, one: Calibrated) -> Iterator[str]:
+def _lines(path: Path, one: Calibrated) -> Iterator[str]:
     calibration = one.calibration
     simulated = ", simulated" if calibration.simulated else ""
     yield f"{calibration.device}{simulated} under {calibration.software}: {calibration.regime}"
-    missing = {gap.name for gap in one.gaps}
-    known = {**calibration.constants, **calibration.traits}
-    for name in sorted(set(known) - missing):
-        constant = known[name]
+    constants = {**calibration.constants, **calibration.traits}
+    for name in sorted(set(constants) - {gap.name for gap in one.gaps}):
+        constant = constants[name]
         yield (
             f"  {name:28} {constant.value:12.5g} {constant.unit:7} +-{100 * constant.relative_error:5.1f} %  "
             f"{constant.source}"
@@ -125,13 +120,9 @@ def _told(path: Path, one: Calibrated) -> Iterator[str]:
         yield f"missing: {len(one.gaps)}"
     for gap in one.gaps:
         yield f"  {gap.name}: {gap.meaning}"
-        yield f"    stands in: {gap.stand_in or 'nothing; it counts as none'}"
+        yield f"    substitute: {gap.stand_in or 'none; it counts as zero'}"
         yield f"    measure it: {gap.command}"
     yield f"written: {path}"
 
 
-CALIBRATE = Command(
-    help="make a calibration file for projections out of stored results",
-    arguments=_arguments,
-    run=_run,
-)
+CALIBRATE = Command(help="write a calibration file for projections from stored results", arguments=_arguments, run=_run)

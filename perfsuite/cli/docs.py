@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the options of the subcommand."""
     parser.add_argument("page", nargs="?", metavar="PAGE", help="print this page (default: list all pages)")
     parser.add_argument(
         "--find", metavar="WORDS", help="print the lines that contain these words (default: whole pages)"

@@ -1,4 +1,4 @@
-"""``perfsuite import``: figures of other tools; ``perfsuite export``: results for other programs."""
+"""``perfsuite import``: read figures of other tools; ``perfsuite export``: write results for other programs."""
 
 from __future__ import annotations
 
@@ -27,68 +27,65 @@ from perfsuite.record.workload import DTYPES
 
 _DTYPES = (*DTYPES, "fp8", "fp4", "int4")
 SHOWN = 12
-"""Figures, refusals and doubts of a file that are printed; --all prints every one."""
+"""Most figures, refusals and doubts of a file to print; --all prints every one."""
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
-    formats = "; ".join(f"{known.name}: {known.about}" for known in FORMATS)
+    formats = "; ".join(f"{form.name}: {form.about}" for form in FORMATS)
     parser.epilog = f"formats: {formats}; the figures are never a baseline and never gated"
-    parser.add_argument(
-        "what",
+    add = parser.add_argument
+    add(
+        "files",
         nargs="+",
         metavar="[FORMAT] FILE",
-        help=f"files, - for standard input, after their format ({', '.join(known.name for known in FORMATS)}) "
-        "if it is not recognised",
+        help="read these files, - for standard input; put the format first if it is not recognised: "
+        f"{', '.join(form.name for form in FORMATS)}",
     )
-    parser.add_argument(
+    add(
         "--platform",
         default="",
         metavar="NAME",
-        help="compare the figures with this platform's peaks, for example h200",
+        help="compare the figures with the peaks of this platform, such as h200 (default: no comparison)",
     )
-    parser.add_argument(
+    add(
         "--collective",
         default="",
         metavar="NAME",
-        help="name the collective of logs that do not, for example all_gather",
+        help="set the collective, such as all_gather (default: as in the log)",
     )
-    parser.add_argument("--ranks", type=_count, metavar="N", help="number of ranks of logs that do not list them")
-    parser.add_argument(
-        "--run", type=_count, dest="nth", metavar="N", help="read run N of files with several (default: all)"
-    )
-    parser.add_argument(
+    add("--ranks", type=_count, metavar="N", help="set the number of ranks (default: as in the log)")
+    add("--run", type=_count, dest="nth", metavar="N", help="read run N of files with several (default: all)")
+    add(
         "--dtype",
         choices=_DTYPES,
         default="",
         metavar="NAME",
-        help="dtype of logs that do not say it, for example bf16",
+        help="set the dtype, such as bf16 (default: as in the log)",
     )
-    parser.add_argument(
-        "--ranks-per-node", type=int, metavar="N", help="ranks that FlagPerf counted per node, for example 8"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the figures for perfsuite report --imported FILE"
-    )
-    parser.add_argument("--all", action="store_true", help="print every figure, not the first ones of each file")
+    add("--ranks-per-node", type=int, metavar="N", help="set FlagPerf's ranks per node (default: as in the log)")
+    add("--out", type=Path, metavar="FILE", help="write the figures for perfsuite report --imported (default: no file)")
+    add("--all", action="store_true", help="print every figure instead of the first ones of each file")
     platform_file_argument(parser)
 
 
 def _count(text: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,6}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid count; give a whole number from 1")
     return int(text)
 
 
 def run_import(options: argparse.Namespace) -> int:
-    """Carry out ``perfsuite import``; EXIT_FOUND where a figure or a file was refused, or one contradicts another."""
+    """Carry out ``perfsuite import``; EXIT_FOUND if a figure or a file was refused, or figures contradict each other.
+
+    Raises PerfsuiteError for wrong usage.
+    """
     catalog = load_catalog(options.platform_file)
     device = catalog.find(options.platform) if options.platform else None
-    names = {known.name for known in FORMATS}
-    known = find_format(options.what[0]) if options.what and options.what[0] in names else None
-    paths = [Path(text) for text in options.what[1 if known else 0 :]]
+    form = find_format(options.files[0]) if options.files[0] in {form.name for form in FORMATS} else None
+    paths = [Path(text) for text in options.files[1 if form else 0 :]]
     if not paths:
-        raise ConfigurationError(f"no file is named; perfsuite import {known.name if known else 'FORMAT'} FILE")
-    told = Told(
+        raise ConfigurationError(f"the file is missing; write perfsuite import {options.files[0]} FILE")
+    settings = Told(
         platform=options.platform,
         collective=options.collective,
         ranks_per_node=options.ranks_per_node,
@@ -100,7 +97,7 @@ def run_import(options: argparse.Namespace) -> int:
     errors: list[ImportFailed] = []
     for path in paths:
         try:
-            files.append(read_file(path, told, known))
+            files.append(read_file(path, settings, form))
         except ImportFailed as error:
             errors.append(error)
     if not files:
@@ -137,10 +134,10 @@ def _lines(imported: Imported, doubted: Sequence[Doubt], most: int | None) -> It
     yield from _some([f"{one.severity} {one.rule}: {escaped(one.message)}" for one in doubted], most, "doubt")
 
 
-def _some(lines: Sequence[str], most: int | None, what: str) -> Iterator[str]:
+def _some(lines: Sequence[str], most: int | None, noun: str) -> Iterator[str]:
     yield from (f"  {line}" for line in lines[:most])
     if most is not None and len(lines) > most:
-        yield f"  and {plural(len(lines) - most, f'more {what}')}"
+        yield f"  and {plural(len(lines) - most, f'more {noun}')}"
 
 
 IMPORT = Command(
@@ -157,9 +154,11 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         "RESULTS are journals, baseline files (their newest runs) or histories; bencher, github-action-benchmark and "
         "openmetrics take the newest figure of each case, otava wants a history"
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal, baseline file or history")
-    parser.add_argument("--format", required=True, choices=list(EXPORTS), help="who reads it")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write there instead of to the terminal")
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULTS", help="export these journals, baseline files or histories"
+    )
+    parser.add_argument("--format", required=True, choices=list(EXPORTS), help="select the format")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (default: the terminal)")
 
 
 def _run_export(options: argparse.Namespace) -> int:
@@ -168,7 +167,7 @@ def _run_export(options: argparse.Namespace) -> int:
         names = ", ".join(map(str, options.results))
         raise ConfigurationError(f"{names}: nothing was measured, so there is nothing to export")
     if len({row.simulated for row in rows}) > 1:
-        raise ConfigurationError("real and simulated results never meet; export them apart")
+        raise ConfigurationError("real and simulated results cannot be in one export; export them separately")
     exported = EXPORTS[options.format](rows)
     if options.out is None:
         print(exported.text, end="")

@@ -1,8 +1,8 @@
-"""``perfsuite explain 000/memory``: set-ups of a published table's runs whose memory is the one that was printed.
+"""``perfsuite explain 000/memory``: search for set-ups that reproduce the memory figures of a published table.
 
-A search over what a report may leave unsaid: strategy, dtype, frozen encoders, EMA and, where a peak was printed,
-checkpointing.  What stays after a step is computed exactly (:mod:`perfsuite.workloads.training.held`), a peak as the
-projection has it.  A set-up that gives the figures is possible, not proven.
+The search varies strategy, dtype, frozen encoders, EMA and, for a printed peak, checkpointing.  The memory after a step
+is computed exactly (:mod:`perfsuite.workloads.training.held`), a peak as in the projection.  A set-up that gives the
+figures is possible, not proven.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
-from perfsuite.cli.main import EXIT_OK, Command, print_json
+from perfsuite.cli.main import EXIT_OK, Command, print_json, print_lines
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.job import Job
@@ -30,34 +30,34 @@ from perfsuite.workloads.training.held import held
 from perfsuite.workloads.training.train_step import TrainStep
 
 _METRICS = ("final_device_gib", "peak_gib", "whole_device_gib")
-"""Memory that a table may print, the one that is computed best first."""
+"""Metrics of memory in a table, the most exactly computed one first."""
 _STRATEGIES = ("single", "ddp", "zero_redundancy", "fsdp", "zero1", "zero2", "zero3")
 _PROGRAM = ("encoders", "ema")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One way in which the runs may have been set up, and what it gives."""
+    """A possible set-up of the runs with its computed memory."""
 
     settings: tuple[tuple[str, str], ...]
-    """Name and value of what was varied."""
+    """Name and value of each varied setting."""
     gib: tuple[float, ...]
-    """For each figure."""
+    """GiB for each printed figure."""
     parts: tuple[Mapping[str, float], ...]
-    """GiB by part, for each figure."""
+    """GiB by part, for each printed figure."""
 
     def residuals(self, printed: Sequence[float]) -> tuple[float, ...]:
-        """Printed less computed, GiB."""
+        """Return printed minus computed memory in GiB."""
         return tuple(there - here for there, here in zip(printed, self.gib, strict=True))
 
     def error(self, printed: Sequence[float]) -> float:
-        """The largest residual as a share of its figure."""
+        """Return the largest residual as a share of its figure."""
         return max(abs(rest) / there for rest, there in zip(self.residuals(printed), printed, strict=True))
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", metavar="REPORT/TABLE", help="a table that prints memory, such as 000/memory")
-    parser.add_argument("--limit", type=int, default=10, metavar="N", help="print the N best set-ups; default: 10")
+    parser.add_argument("table", metavar="REPORT/TABLE", help="explain this table, such as 000/memory")
+    parser.add_argument("--limit", type=int, default=10, metavar="N", help="print the N best set-ups (default: 10)")
     parser.add_argument("--json", action="store_true", help="print every set-up as JSON")
 
 
@@ -79,12 +79,11 @@ def _tables(name: str) -> list[str]:
 
 
 def _memory(figure: PublishedFigure) -> bool:
-    known = recipe_of(f"{figure.report}/{figure.table}", figure.line)
-    return figure.metric in _METRICS and figure.workload == "train_step" and known is not None
+    recipe = recipe_of(f"{figure.report}/{figure.table}", figure.line)
+    return figure.metric in _METRICS and figure.workload == "train_step" and recipe is not None
 
 
 def _printed(table: str) -> list[PublishedFigure]:
-    """The figures of one kind of memory that a table prints."""
     found = [figure for figure in figures(shipped()) if f"{figure.report}/{figure.table}" == table and _memory(figure)]
     kinds = [metric for metric in _METRICS if any(figure.metric == metric for figure in found)]
     return [figure for figure in found if figure.metric == kinds[0]] if kinds else []
@@ -95,35 +94,33 @@ def _explain(table: str, options: argparse.Namespace) -> None:
     printed = [figure.metric_value for figure in shown]
     setups = sorted(_search(shown), key=lambda setup: setup.error(printed))
     if not setups:
-        raise ConfigurationError(f"{table}: no set-up that is searched can be computed for all of its rows")
-    ours = _settings_of(_recipe(shown[0]), shown[0].metric)
+        raise ConfigurationError(f"{table}: no searched set-up can be computed for all of its rows; choose another")
     if options.json:
         print_json([_record(setup, shown, printed) for setup in setups])
-        return
-    exact = shown[0].metric == "final_device_gib"
-    what = "stays after a step" if exact else "is held at the peak, as the projection has it"
-    print(f"{table}: {len(setups)} set-ups; what {what}, GiB of a device, and printed less computed")
-    print("printed: " + ", ".join(f"line {figure.line}: {figure.metric_value:.4g}" for figure in shown))
+    else:
+        print_lines(_lines(table, setups, shown, printed, options.limit))
+
+
+def _lines(
+    table: str, setups: Sequence[Setup], shown: Sequence[PublishedFigure], printed: Sequence[float], most: int
+) -> Iterator[str]:
+    recipe = _settings_of(_recipe(shown[0]), shown[0].metric)
+    moment = "after a step" if shown[0].metric == "final_device_gib" else "at the peak of the projection"
+    yield f"{table}: {len(setups)} set-ups; GiB of a device {moment}, in brackets printed minus computed"
+    yield "printed: " + ", ".join(f"line {figure.line}: {figure.metric_value:.4g}" for figure in shown)
     if shown[0].metric == "whole_device_gib":
-        print("printed is the whole device: contexts, libraries and what the allocator holds beyond stand in no set-up")
-    width = max(len(_words(setup)) for setup in setups[: options.limit])
-    for setup in setups[: options.limit]:
+        yield "printed is the whole device; no set-up includes contexts, libraries and unused memory of the allocator"
+    for setup in setups[:most]:
         values = ", ".join(
             f"{here:.4g} ({rest:+.2f})" for here, rest in zip(setup.gib, setup.residuals(printed), strict=True)
         )
-        mark = "  <- the recipe" if _is_recipe(setup, ours) else ""
-        print(f"  {_words(setup):{width}}  {setup.error(printed):6.1%}  {values}{mark}")
-    best = setups[0]
-    print(f"best, parts of line {shown[0].line}: " + ", ".join(f"{n} {v:.3g}" for n, v in best.parts[0].items() if v))
-
-
-def _is_recipe(setup: Setup, ours: Mapping[str, str]) -> bool:
-    settings = dict(setup.settings)
-    return all(value in settings[name].split(" or ") for name, value in ours.items())
-
-
-def _words(setup: Setup) -> str:
-    return ", ".join(f"{name} {value}" for name, value in setup.settings)
+        settings = dict(setup.settings)
+        is_recipe = all(value in settings[name].split(" or ") for name, value in recipe.items())
+        mark = "  <- the recipe" if is_recipe else ""
+        words = ", ".join(f"{name} {value}" for name, value in setup.settings)
+        yield f"  {setup.error(printed):6.1%}  {words}: {values}{mark}"
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in setups[0].parts[0].items() if value)
+    yield f"best, parts of line {shown[0].line}: {parts}"
 
 
 def _record(setup: Setup, shown: Sequence[PublishedFigure], printed: Sequence[float]) -> dict[str, Any]:
@@ -142,7 +139,7 @@ def _recipe(figure: PublishedFigure) -> Recipe:
 
 
 def _search(shown: Sequence[PublishedFigure]) -> Iterator[Setup]:
-    """Every set-up that all runs can have; those that differ in nothing that is held come once, with both names."""
+    """Yield every set-up that all runs can have; strategies with equal memory are one set-up with both names."""
     found: dict[tuple[Any, ...], Setup] = {}
     for settings in _grid(shown):
         parts = [_parts(figure, settings) for figure in shown]
@@ -158,14 +155,14 @@ def _search(shown: Sequence[PublishedFigure]) -> Iterator[Setup]:
 
 
 def _grid(shown: Sequence[PublishedFigure]) -> Iterator[dict[str, str]]:
-    """What is varied: what the rows state stays."""
+    """Yield the settings to try; settings stated in the rows are not varied."""
     recipe, row = _recipe(shown[0]), shown[0]
     step = TrainStep(**recipe.parameters)
     model, stated = step.find_model(), row.parameters
     several = any(_recipe(figure).world_size != 1 for figure in shown)
     strategies = [name for name in _STRATEGIES if not (several and name == "single")]
     if any(_recipe(figure).parameters["strategy"] == "hybrid" for figure in shown):
-        strategies = ["hybrid"]  # its mesh says what is spread
+        strategies = ["hybrid"]  # its mesh defines the sharding
     narrow = step.dtype if step.dtype in ("bf16", "fp16") else "bf16"
     dtypes = [narrow] if stated.get("dtype") in ("amp", "bf16", "fp16") else ["fp32", narrow]
     encoders = ["none"]
@@ -184,7 +181,6 @@ def _grid(shown: Sequence[PublishedFigure]) -> Iterator[dict[str, str]]:
 
 
 def _settings_of(recipe: Recipe, metric: str) -> dict[str, str]:
-    """What the recipe has of what is varied."""
     step = TrainStep(**recipe.parameters)
     program = step.find_program()
     found = {"strategy": step.strategy, "dtype": step.dtype, "encoders": program.encoders, "ema": program.ema}
@@ -192,7 +188,6 @@ def _settings_of(recipe: Recipe, metric: str) -> dict[str, str]:
 
 
 def _parts(figure: PublishedFigure, settings: Mapping[str, str]) -> Mapping[str, float] | None:
-    """GiB by part of one run set up so; None where that cannot be."""
     recipe = _recipe(figure)
     left_out = ("builds", "data", *(() if settings["strategy"] == "hybrid" else ("options",)))
     parameters = {name: value for name, value in recipe.parameters.items() if name not in left_out}
@@ -217,7 +212,5 @@ def _parts(figure: PublishedFigure, settings: Mapping[str, str]) -> Mapping[str,
 
 
 EXPLAIN = Command(
-    help="search for set-ups whose memory is the one that a published table prints",
-    arguments=_arguments,
-    run=_run,
+    help="search for set-ups that reproduce the memory figures of a published table", arguments=_arguments, run=_run
 )

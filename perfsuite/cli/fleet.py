@@ -1,9 +1,8 @@
-"""``perfsuite fleet``: compare journals of many nodes; name those that are slow, below expectation or absent."""
+"""``perfsuite fleet``: compare journals of many nodes; list those that are slow, below expectation or absent."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,24 +23,25 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="JOURNAL",
-        help="journals, or folders of journals; a second journal of a node is a second look at what the first names",
+        help="read journals or folders of journals; a second journal of a node confirms the findings of the first",
     )
-    parser.add_argument("--nodes", metavar="FILE|N", help="expected nodes, a host name a line, or their number")
-    parser.add_argument("--group", type=Path, metavar="FILE", help="CSV of node,group: racks or switches, judged too")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with heat maps, offline in one file")
-    parser.add_argument("--good", type=Path, metavar="FILE", help="write the names of nodes that pass, one a line")
-    parser.add_argument("--bad", type=Path, metavar="FILE", help="write the names of all other nodes, one a line")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--nodes", metavar="FILE|N", help="expect the hosts listed in FILE, or N nodes (default: those with a journal)")
+    add("--group", type=Path, metavar="FILE", help="judge groups such as racks, from CSV node,group (default: none)")
+    add("--html", type=Path, metavar="FILE", help="write a page with heat maps to FILE (default: no page)")
+    add("--good", type=Path, metavar="FILE", help="write the names of passing nodes to FILE (default: no file)")
+    add("--bad", type=Path, metavar="FILE", help="write the names of all other nodes to FILE (default: no file)")
+    add(
         "--write-expectations",
         type=Path,
         metavar="FILE",
-        help="write [[expectation]] rows of the nodes that pass, for later nodes of this site",
+        help="write [[expectation]] rows of the passing nodes, for later nodes of this site (default: no file)",
     )
     platform_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Judge the fleet; EXIT_FOUND unless every node is there and passes.  Raises PerfsuiteError for wrong usage."""
+    """Judge the fleet; EXIT_FOUND unless every node is present and passes.  Raises PerfsuiteError for wrong usage."""
     catalog = load_catalog(options.platform_file)
     rows = load_expectations(options.platform_file, catalog.models)
     expected = read_names(options.nodes) if options.nodes else 0
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     standings = judge_fleet(fleet, rows, expected_nodes=expected, groups=groups)
     if options.write_expectations:
         if options.write_expectations.exists():
-            raise ConfigurationError(f"--write-expectations: {options.write_expectations} exists; name another file")
+            raise ConfigurationError(f"--write-expectations: {options.write_expectations} exists; give another file")
         date = datetime.now(timezone.utc).date().isoformat()
         lines = own_rows(standings, fleet, date)
         write_file(options.write_expectations, "\n".join(lines) + "\n", option="--write-expectations")
@@ -62,8 +62,12 @@ def run(options: argparse.Namespace) -> int:
         simulated = any("simulated" in key for key, _ in standings.populations)
         write_fleet(title, fleet_sections(standings, fleet), options.html, simulated=simulated)
     passing = {node.node for node in standings.nodes.values() if node.passes}
-    _write_names(options.good, passing, "--good")
-    _write_names(options.bad, set(standings.nodes) - passing, "--bad")
+    for path, names, option in (
+        (options.good, passing, "--good"),
+        (options.bad, set(standings.nodes) - passing, "--bad"),
+    ):
+        if path is not None:
+            write_file(path, "".join(f"{name}\n" for name in sorted(names)), option=option)
     if options.json:
         print_json(fleet_json(standings, fleet))
     else:
@@ -71,13 +75,8 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_OK if standings.passes else EXIT_FOUND
 
 
-def _write_names(path: Path | None, names: Iterable[str], option: str) -> None:
-    if path is not None:
-        write_file(path, "".join(f"{name}\n" for name in sorted(names)), option=option)
-
-
 FLEET = Command(
-    help="compare the journals of many nodes; name nodes and devices that are slow, below expectation or absent",
+    help="compare the journals of many nodes; list nodes and devices that are slow, below expectation or absent",
     arguments=_arguments,
     run=run,
     found="a node that is slow, below expectation, incomplete, not judged or absent",

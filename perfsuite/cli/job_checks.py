@@ -1,4 +1,4 @@
-"""Options of ``perfsuite project`` and ``advise`` that nothing can be projected with, refused before anything is."""
+"""Check the options of ``perfsuite project`` and ``advise`` before anything is computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, worlds_between
 
 MOST_DEVICES = 1_000_000
 LEAST, MOST = 0.001, 1_000_000.0
-"""GB/s of a network and seconds of a checkpoint: beyond them no machine is, and products leave the range of numbers."""
+"""Range of the GB/s of a network and of the seconds of a checkpoint; products of larger numbers would overflow."""
 MOST_HOURS = 1e9
 _COUNTS: Mapping[str, int] = MappingProxyType(
     {
@@ -23,15 +23,12 @@ _COUNTS: Mapping[str, int] = MappingProxyType(
         "top": 1_000_000,
     }
 )
-"""Options that are counts, and the most that each may be."""
+"""Options that are counts, with their largest values."""
 _OF_CURVE = ("weak", "strong", "mtbf")
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raise ConfigurationError for a count below 1, a rate or time that is not above 0, or an option without its other.
-
-    Options that the subcommand does not have are not looked at.
-    """
+    """Raise ConfigurationError for a count, rate or time out of range, or an option without the one that it needs."""
     values = vars(options)
     for name, most in _COUNTS.items():
         value = values.get(name)
@@ -47,13 +44,13 @@ def check_options(options: argparse.Namespace) -> None:
             )
     for name in _OF_CURVE:
         if values.get(name) and not values["curve"]:
-            raise ConfigurationError(f"{_spelled(name)} is about a curve; add --curve, for example --curve 8..1024")
+            raise ConfigurationError(f"{_spelled(name)} needs a curve; add --curve, for example --curve 8..1024")
     if values.get("checkpoint_s") is not None and not values["mtbf"]:
-        raise ConfigurationError("--checkpoint-s is about goodput; add --mtbf, for example --mtbf llama3")
+        raise ConfigurationError("--checkpoint-s needs a goodput; add --mtbf, for example --mtbf llama3")
 
 
 def read_curve(text: str) -> list[int]:
-    """The worlds of ``A..B``."""
+    """Return the numbers of devices of the range ``A..B``.  Raises ConfigurationError if it is not a range."""
     first, dots, last = text.partition("..")
     if not dots or not first.isdecimal() or not last.isdecimal() or len(last) > len(str(MOST_DEVICES)):
         raise ConfigurationError(
@@ -63,7 +60,7 @@ def read_curve(text: str) -> list[int]:
 
 
 def read_mtbf(text: str | None) -> float | None:
-    """Device-hours; None where no goodput was asked for."""
+    """Return the device-hours between failures; None without --mtbf.  Raises ConfigurationError if out of range."""
     if text is None:
         return None
     if text == "llama3":

@@ -1,7 +1,4 @@
-"""The command line beside pytest: ``perfsuite env``, ``perfsuite platforms``, ...
-
-``GROUPS`` lists the subcommands in the order of ``perfsuite --help``, each with the module that has it.
-"""
+"""The command ``perfsuite``: find the subcommand, run it, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ from typing import Any, NoReturn, TextIO, cast
 
 import perfsuite
 from perfsuite.base.errors import CaseError, PerfsuiteError, did_you_mean, first_line
-from perfsuite.base.text import escaped, json_text, printable, screen_text
+from perfsuite.base.text import escaped, folded, json_text, printable, screen_text
 
 EXIT_OK = 0
 EXIT_FOUND = 1
-"""The command did its work and found what it was asked to look for: a slower case, a contradiction."""
+"""The command worked and found a finding of its kind: a slower case, a contradiction."""
 EXIT_USAGE = 4
 """A wrong option, platform name or file: the same number as pytest's."""
 USAGE_CODE = f"{EXIT_USAGE} wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
 TRACEBACK = "PERFSUITE_TRACEBACK"
-"""Variable: what nobody expected is raised, not told in a line."""
+"""Environment variable: with it an unexpected exception is raised instead of printed in one line."""
 GROUPS = {
     "look at results": {"show": "show", "report": "report", "checklist": "report", "trace": "trace"},
     "compare": {"ab": "ab", "fleet": "fleet", "history": "history", "published": "published", "explain": "explain"},
@@ -51,51 +48,46 @@ class Command:
     help: str
     """One line."""
     arguments: Callable[[argparse.ArgumentParser], None]
-    """Adds the options."""
+    """Add the options to the parser."""
     run: Callable[[argparse.Namespace], int]
-    """Does the work and returns the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
+    """Do the work and return the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
     found: str = ""
-    """What EXIT_FOUND says of this command; empty where it never ends so."""
+    """Meaning of EXIT_FOUND for this command; empty if the command never returns it."""
     mixes: bool = False
-    """Whether options may also stand between the positional arguments."""
+    """Whether options may appear between the positional arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit code."""
+    """Run one subcommand and return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what a terminal or a file cannot hold is no end of a run
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character outside of the encoding must not end the run
     out, err = cast("TextIO", _Screen(sys.stdout)), cast("TextIO", _Screen(sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         return _run(argv)
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
-    if not given or given[0] in ("-h", "--help"):
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return EXIT_OK
     parser = _Parser(prog="perfsuite")
     parser.add_argument("--version", action="version", version=f"perfsuite {perfsuite.__version__}")
-    if not given[0].startswith("-") and given[0] not in COMMANDS:
-        parser.error(f"command {given[0]!r} is unknown; {did_you_mean(given[0], COMMANDS)}")
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        parser.error(f"command {words[0]!r} is unknown; {did_you_mean(words[0], COMMANDS)}")
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    # A command's modules are loaded where it is asked for: all of them take a second.
-    for name in given[:1] if given[0] in COMMANDS else ():
-        command = find_command(name)
-        sub = subcommands.add_parser(name, help=command.help, description=command.help)
-        command.arguments(sub)
-        sub.epilog = "\n".join(filter(None, [sub.epilog, exit_codes(command.found)]))
-        sub.set_defaults(run=command.run)
-        sub.mixes = command.mixes
-    arguments = parser.parse_args(given)
+    # Only the modules of this command are loaded: loading all of them takes a second.
+    for name in words[:1] if words[0] in COMMANDS else ():
+        add_command(subcommands, name)
+    arguments = parser.parse_args(words)
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()  # a closed pipe must show here, not at exit
+        sys.stdout.flush()  # raises here if the pipe is closed, not at exit
         return code
     except PerfsuiteError as error:
-        # What pytest or ranks said last comes in lines; any other message is one.
-        told = str(error) if isinstance(error, CaseError) else escaped(str(error))
-        print(f"perfsuite: error: {told}", file=sys.stderr)
+        # A CaseError carries lines printed by pytest or the ranks; any other message is one line.
+        message = str(error) if isinstance(error, CaseError) else escaped(str(error))
+        print(f"perfsuite: error: {message}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:  # perfsuite env | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,88 +95,103 @@ def _run(argv: Sequence[str] | None) -> int:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
-        print(f"perfsuite: error: {_unforeseen(error)}", file=sys.stderr)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        print(
+            f"perfsuite: error: {printable(f'{type(error).__name__}: {first_line(error)}')} "
+            f"({os.path.basename(place.filename)}, line {place.lineno}); a file holds a value that perfsuite does not "
+            f"write, or this is a defect: {TRACEBACK}=1 prints the traceback to report it with",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
 
 
-def _unforeseen(error: Exception) -> str:
-    """One line on what no part of perfsuite expected: a file that others wrote, or a defect."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    said = printable(f"{type(error).__name__}: {first_line(error)}")
-    where = f"{os.path.basename(place.filename)}, line {place.lineno}"
-    return (
-        f"{said} ({where}); a file holds a value that perfsuite does not write, or this is a defect: "
-        f"{TRACEBACK}=1 prints the traceback to report it with"
-    )
+def add_command(subcommands: Any, name: str) -> _Parser:
+    """Add the parser of the subcommand ``name`` to those of argparse and return it."""
+    command = find_command(name)
+    sub: _Parser = subcommands.add_parser(name, help=command.help, description=command.help)
+    command.arguments(sub)
+    sub.epilog = "\n".join(filter(None, [sub.epilog, exit_codes(command.found)]))
+    sub.set_defaults(run=command.run)
+    sub.mixes = command.mixes
+    return sub
 
 
 def _overview() -> str:
-    """Return the help of ``perfsuite`` alone: the commands in groups, a line each or more."""
     width, columns = max(map(len, COMMANDS)) + 4, shutil.get_terminal_size().columns
     fill = functools.partial(textwrap.fill, width=columns, subsequent_indent=" " * width)
     lines = ["usage: perfsuite COMMAND ...  (perfsuite COMMAND --help explains one; pytest measures)"]
     for title, names in GROUPS.items():
         lines += ["", title]
         lines += [fill(f"  {name:<{width - 2}}{find_command(name).help}") for name in names]
-    codes = exit_codes("found the thing looked for (see each command's --help)")
+    codes = exit_codes("found a finding (see each command's --help)")
     return "\n".join([*lines, "", "-h, --help, --version", textwrap.fill(codes, columns)])
 
 
 def find_command(name: str) -> Command:
-    """The subcommand of this name."""
+    """Return the subcommand of this name."""
     command: Command = getattr(importlib.import_module(f"perfsuite.cli.{COMMANDS[name]}"), name.upper())
     return command
 
 
 def exit_codes(found: str = "") -> str:
-    """The exit codes for the end of a help; ``found`` is what EXIT_FOUND says, empty where it is never given."""
+    """Return the line of exit codes for a help text; ``found`` is the meaning of EXIT_FOUND, empty if it is unused."""
     return "; ".join(["exit codes: 0 done", *([f"{EXIT_FOUND} {found}"] if found else []), USAGE_CODE])
 
 
 def platform_file_argument(parser: argparse.ArgumentParser) -> None:
-    """The option of every subcommand that looks platforms up."""
+    """Add --platform-file, for every subcommand that looks up platforms."""
     parser.add_argument(
         "--platform-file",
         action="append",
         default=[],
         metavar="FILE",
-        help="TOML file with rows and an [environment] of your own, as in the ini key perf_platforms; repeatable",
+        help="add the platforms and [environment] of a TOML file, like ini perf_platforms; repeatable (default: none)",
     )
 
 
 def platform_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of every subcommand that prints something about platforms."""
+    """Add --platform-file and --json."""
     platform_file_argument(parser)
     json_argument(parser)
 
 
 def json_argument(parser: argparse.ArgumentParser) -> None:
-    """The option of every subcommand that other programs read."""
+    """Add --json."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def print_json(value: Any) -> None:
-    """For other programs."""
+    """Print a value as JSON."""
     print(json_text(value, indent=2), end="")
 
 
+def screen_width() -> int | None:
+    """Return the columns of the terminal, or of the variable COLUMNS; None if stdout is a file or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def print_lines(lines: Iterable[str]) -> None:
-    """Text for people, whatever the lines hold: none of them becomes two."""
-    for line in lines:
-        print(escaped(line))
+    """Print text, folded at the width of the terminal; a control character cannot begin a new line."""
+    width = screen_width()
+    for line in map(escaped, lines):
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        print("\n".join(folded(line, width, indent)) if width else line)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with our exit code for wrong usage, and with the line breaks of an epilog."""
+    """argparse with exit code 4 for wrong usage, and with the line breaks of an epilog."""
 
     mixes = False
-    """Whether options may also stand between the positional arguments."""
+    """Whether options may appear between the positional arguments."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": _Paragraphs, **settings})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments; where they are mixed, options first."""
+        """Parse arguments, the options first if they are mixed."""
         if not self.mixes:
             return super().parse_known_args(args, namespace)
         self.mixes = False  # argparse calls this method for both parts
@@ -199,14 +206,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Paragraphs(argparse.HelpFormatter):
-    """Fills every line of an epilog by itself."""
+    """Wrap every line of an epilog on its own."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(textwrap.fill(line, width, initial_indent=indent) for line in text.splitlines())
 
 
 class _Screen:
-    """A stream on which text of others does nothing but be read."""
+    """A stream that escapes control characters and commands of CI services."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,9 +1,9 @@
-"""``perfsuite env``: what a run on this machine records; ``perfsuite platforms``: the known device models."""
+"""``perfsuite env``: print the recorded environment; ``perfsuite platforms``: list the known device models."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
@@ -25,17 +25,19 @@ from perfsuite.platforms.environment import installed_torch, require_torch
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Peak
 
+_SHOWN = ("bf16", "fp16", "fp32")
+"""Dtypes of the rate in the list of platforms; the first one that a platform has is printed."""
 _SHOWN_APART = ("declared", "topology", "worker")
-"""Fields of an environment that need lines of their own, or ranks: no rank runs here."""
+"""Fields of an environment that are printed on separate lines, or that need ranks: no rank runs here."""
 
 
 def _env_arguments(parser: argparse.ArgumentParser) -> None:
     platform_arguments(parser)
-    parser.add_argument("--platform", metavar="NAME", help="this platform instead of the one found")
+    parser.add_argument("--platform", metavar="NAME", help="use this platform (default: the one found here)")
 
 
 def run_env(arguments: argparse.Namespace) -> int:
-    """The fingerprint and the environment that a run here would record."""
+    """Print the fingerprint and the environment of a run on this machine.  Raises PerfsuiteError without a device."""
     catalog = load_catalog(arguments.platform_file)
     machine = detect_machine(catalog, arguments.platform, host=Host())
     if machine.absent:
@@ -53,7 +55,7 @@ def _env_lines(machine: Machine, key: Fingerprint, environment: Mapping[str, Any
     yield f"platform     {machine}"
     yield f"fingerprint  {key}"
     yield ""
-    yield "hard key: results are compared only where all of it agrees"
+    yield "hard key: results are compared only if all of it is equal"
     yield from _rows(key.parts)
     yield ""
     yield "environment: recorded with every run, shown when it differs"
@@ -63,7 +65,8 @@ def _env_lines(machine: Machine, key: Fingerprint, environment: Mapping[str, Any
         yield "declared in [environment] of the platform files"
         yield from _rows(environment["declared"])
     else:
-        yield "declared: nothing; a platform file's [environment] says what no tool can tell (docs add-a-platform)"
+        yield "declared: nothing; write facts that tools cannot read into [environment] of a platform file,"
+        yield "  see perfsuite docs add-a-platform"
     try:
         require_torch(machine.family, installed_torch())
     except ConfigurationError as error:
@@ -75,7 +78,7 @@ def _env_lines(machine: Machine, key: Fingerprint, environment: Mapping[str, Any
 
 
 def _rows(values: Mapping[str, Any]) -> Iterator[str]:
-    """``name  value`` lines; tables one level deeper, lists a line each."""
+    """Yield ``name  value`` lines; a table one level deeper, an item of a list per line."""
     width = max(len(name) for name in values)
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -96,43 +99,63 @@ ENV = Command(
 
 def _platforms_arguments(parser: argparse.ArgumentParser) -> None:
     platform_arguments(parser)
-    parser.add_argument("name", nargs="*", metavar="NAME", help="only these platforms and machines")
+    parser.add_argument(
+        "name",
+        nargs="*",
+        metavar="NAME",
+        help="print peaks and sources of these platforms and machines, such as h100 (default: list all)",
+    )
 
 
 def run_platforms(arguments: argparse.Namespace) -> int:
-    """Every row with its peaks and where they stand, and which of them is here."""
+    """Print this machine and a line per platform, or all figures of some.  Raises PerfsuiteError for unknown names."""
     catalog = load_catalog(arguments.platform_file)
-    known = families(Host())
-    machine = detect_machine(catalog, families=known)
-    chosen = [name for name in arguments.name if name not in catalog.machines]
-    models = [catalog.find(name) for name in chosen] if arguments.name else list(catalog.models.values())
-    hosts = [machine for machine in catalog.machines.values() if machine.name in (arguments.name or catalog.machines)]
-    here = {  # why each is not here; empty where it is
+    found = families(Host())
+    machine = detect_machine(catalog, families=found)
+    names = arguments.name or [*catalog.models, *catalog.machines]
+    models = [catalog.find(name) for name in names if name not in catalog.machines]
+    hosts = [catalog.machines[name] for name in names if name in catalog.machines]
+    absent = {  # the reason, empty for a platform of this machine
         model.name: ""
         if model.name == "cpu"
-        else why_absent(model.name, machine=machine, catalog=catalog, families=known)
-        for model in models
+        else why_absent(model.name, machine=machine, catalog=catalog, families=found)
+        for model in (models if arguments.name or arguments.json else ())
     }
     if arguments.json:
         print_json(
             {
                 "here": machine.name,
-                "platforms": [{**to_json(model), "absent": here[model.name]} for model in models],
+                "platforms": [{**to_json(model), "absent": absent[model.name]} for model in models],
                 "machines": [to_json(host) for host in hosts],
             }
         )
-        return EXIT_OK
-    for model in models:
-        print_lines([*_model_lines(model, here[model.name]), ""])
-    for host in hosts:
-        print_lines([*_machine_lines(host), ""])
-    remarks = "; ".join(machine.remarks())
-    print(f"this machine: {machine}{f'; {remarks}' if remarks else ''}")
+    elif arguments.name:
+        details = [*(_model_lines(model, absent[model.name]) for model in models), *map(_machine_lines, hosts)]
+        print_lines(line for number, lines in enumerate(details) for line in ([""] * bool(number) + [*lines]))
+    else:
+        print_lines(_overview(machine, models, hosts))
     return EXIT_OK
 
 
+def _overview(machine: Machine, models: Sequence[DeviceModel], hosts: Sequence[MachineModel]) -> Iterator[str]:
+    yield "; ".join([f"this machine: {machine}", *machine.remarks()])
+    width = max(len(name) for name in [*(model.name for model in models), *(host.name for host in hosts)])
+    yield from ("", "other platforms")
+    for model in models:
+        if model.name != machine.name:
+            rates = [f"{dtype} {model.tflops[dtype].value:g} TFLOPS" for dtype in _SHOWN if dtype in model.tflops]
+            sizes = (f"{peak.value:g} {peak.unit}" for peak in (model.memory, model.memory_bandwidth) if peak)
+            yield f"  {model.name:{width}}  {', '.join([model.title, *rates[:1], *sizes])}"
+    if hosts:
+        yield from ("", "machines of published reports")
+        yield from (f"  {host.name:{width}}  {host.title}" for host in hosts)
+    yield from ("", "perfsuite platforms NAME prints all peaks with their sources")
+
+
 def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
-    yield f"{model.name} ({model.family}): {absent or f'{model.title}, here'}"
+    yield f"{model.name} ({model.family}): {model.title}{'' if absent else ', on this machine'}"
+    if absent:
+        yield f"  not on this machine: {absent.removeprefix(f'{model.title} not found: ')}"
     peaks: dict[str, Peak | None] = {
         **model.tflops,
         "memory": model.memory,
@@ -146,7 +169,7 @@ def _model_lines(model: DeviceModel, absent: str) -> Iterator[str]:
     if not any(peaks.values()):
         yield "  no peaks"
     if model.native:
-        yield f"  native without a published peak: {', '.join(model.native)}"
+        yield f"  native, but without a published peak: {', '.join(model.native)}"
     for note in model.notes:
         yield f"  note: {note}"
 
@@ -165,7 +188,7 @@ def _peak_lines(peaks: Mapping[str, Peak | None]) -> Iterator[str]:
 
 
 PLATFORMS = Command(
-    help="print the known device models and machines with their peaks and sources, and which of them is here",
+    help="list this machine and the known device models, or print the peaks and sources of some",
     arguments=_platforms_arguments,
     run=run_platforms,
 )

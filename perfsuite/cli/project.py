@@ -1,4 +1,4 @@
-"""``perfsuite project``: what a training step would take on devices that are not here."""
+"""``perfsuite project``: estimate the time of a training step on devices that are not here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
 from perfsuite.cli.job_checks import check_options, read_curve, read_mtbf
-from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines, screen_width
 from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
 from perfsuite.cli.sensitivity import elasticities
 from perfsuite.models import find_projected
@@ -21,7 +21,6 @@ from perfsuite.models.describe import counts, describe
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, achieved, read_calibration
 from perfsuite.projection.figures import figures
-from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.memory import RESERVED, MemoryBreakdown
@@ -36,88 +35,107 @@ from perfsuite.projection.softwares import (
 from perfsuite.projection.step import RESOURCES, Projection, pipeline_timeline, project, used_constants
 from perfsuite.record.codec import to_json
 from perfsuite.record.result import Metric, Training
+from perfsuite.reports.layout import lay_out
 from perfsuite.reports.timelines.files import trace_text
 
 _COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "updating")
-SIMULATED = "calibrated on simulated devices: it says nothing of real ones"
+SIMULATED = "calibrated on simulated devices: not valid for real ones"
 CHECKPOINT_S = 60.0
-"""Seconds that writing a checkpoint takes unless the user says otherwise."""
+"""Default seconds of writing a checkpoint."""
 _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
+    """Add the options of the subcommand."""
     platform_arguments(parser)
     job_arguments(parser, required=False)
     recipe_argument(parser)
-    parser.add_argument("--layout", metavar="MESH", help="mesh such as dp64-tp8-pp2; default: all devices on dp")
-    parser.add_argument("--micro-batch", type=int, default=1, metavar="N", help="samples of one forward (default 1)")
-    parser.add_argument("--schedule", default="", metavar="NAME", help="of the pipeline; default 1f1b")
-    parser.add_argument("--stages-per-rank", type=int, metavar="V", help="default: the fewest that the schedule has")
-    parser.add_argument("--sharding", choices=get_args(Sharding), default="none", help="what replicas share out")
-    parser.add_argument("--checkpointing", choices=get_args(Checkpointing), default="none", help="of activations")
-    parser.add_argument("--sequence-parallel", action="store_true", help="with tp: norms and residuals by tokens")
-    parser.add_argument("--sensitivity", action="store_true", help="what one percent more of each resource gains")
-    parser.add_argument("--curve", metavar="A..B", help="the same job on A to B devices")
+    add = parser.add_argument
+    add("--layout", metavar="MESH", help="set the mesh, such as dp64-tp8-pp2 (default: all devices on dp)")
+    add("--micro-batch", type=int, default=1, metavar="N", help="run N samples per forward (default: 1)")
+    add("--schedule", default="", metavar="NAME", help="set the pipeline schedule (default: 1f1b)")
+    add("--stages-per-rank", type=int, metavar="V", help="set the stages of a rank (default: the schedule's fewest)")
+    add(
+        "--sharding",
+        choices=get_args(Sharding),
+        default="none",
+        help="shard this state across replicas: optimizer is ZeRO-1, gradients ZeRO-2, parameters ZeRO-3 "
+        "(default: none)",
+    )
+    add(
+        "--checkpointing", choices=get_args(Checkpointing), default="none", help="recompute activations (default: none)"
+    )
+    add("--sequence-parallel", action="store_true", help="split norms and residuals by tokens across tp")
+    add("--sensitivity", action="store_true", help="print the gain from one percent more of each resource")
+    add("--curve", metavar="A..B", help="project the job on A to B devices, such as 8..1024 (default: no curve)")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--weak", action="store_true", help="with --curve: the batch grows with the devices (default)")
-    kind.add_argument("--strong", action="store_true", help="with --curve: the global batch stays")
-    parser.add_argument(
+    kind.add_argument("--weak", action="store_true", help="grow the batch with the devices of --curve (default)")
+    kind.add_argument("--strong", action="store_true", help="keep the global batch on all devices of --curve")
+    add(
         "--mtbf",
         metavar="HOURS",
-        help="with --curve: device-hours per interruption, a number or llama3 "
-        f"({LLAMA3_MTBF_DEVICE_H:g}: arXiv:2407.21783); adds goodput by Young's interval",
+        help="add goodput to --curve by Young's interval, from device-hours per interruption, a number or llama3 "
+        f"({LLAMA3_MTBF_DEVICE_H:g}: arXiv:2407.21783) (default: no goodput)",
     )
-    parser.add_argument(
+    add(
         "--checkpoint-s",
         type=float,
         metavar="S",
-        help=f"with --mtbf: seconds that writing a checkpoint takes (default {CHECKPOINT_S:g})",
+        help=f"set the seconds of writing a checkpoint, with --mtbf (default: {CHECKPOINT_S:g})",
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the simulated pipeline for Perfetto (.json)")
+    add("--trace", type=Path, metavar="FILE", help="write the simulated pipeline for Perfetto to FILE (default: none)")
 
 
 def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """What is trained and where: of every subcommand that projects."""
-    parser.add_argument("--model", required=required, metavar="NAME", help="name such as llama3-8b, or config.json")
-    parser.add_argument("--platform", metavar="NAME", help="a row of perfsuite platforms; default: the machine's")
-    parser.add_argument("--machine", metavar="NAME", help="project on these hosts, for example oneflow-4x8-v100")
-    parser.add_argument("--world", type=int, metavar="N", help="devices; default: as many as the layout has")
-    parser.add_argument("--global-batch", type=int, required=required, metavar="N", help="samples of a step")
-    parser.add_argument("--sequence-length", type=int, metavar="S", help="tokens of a sample; default: the model's")
-    parser.add_argument(
-        "--override", action="append", default=[], metavar="FIELD=N", help="replace a field of the model; repeatable"
+    """Add the options of a job, for every subcommand that projects."""
+    add = parser.add_argument
+    add(
+        "--model",
+        required=required,
+        metavar="NAME",
+        help="project this model, such as llama3-8b, or a config.json (no default)",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="default: bf16, or fp16 where the platform has no bf16")
-    parser.add_argument("--compiled", action="store_true", help="blocks by torch.compile")
-    parser.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="of perfsuite calibrate; default: the row alone"
+    add("--platform", metavar="NAME", help="project on this row of perfsuite platforms (default: this machine's)")
+    add("--machine", metavar="NAME", help="project on these hosts, such as oneflow-4x8-v100 (default: none)")
+    add("--world", type=int, metavar="N", help="project on N devices (default: as many as the layout has)")
+    add("--global-batch", type=int, required=required, metavar="N", help="set the samples of a step (no default)")
+    add("--sequence-length", type=int, metavar="S", help="set the tokens of a sample (default: the model's)")
+    add(
+        "--override",
+        action="append",
+        default=[],
+        metavar="FIELD=N",
+        help="replace a field of the model, such as layers=4; repeatable (default: none)",
     )
-    parser.add_argument(
+    add("--dtype", choices=_DTYPES, help="set the dtype (default: bf16, or fp16 if the platform has no bf16)")
+    add("--compiled", action="store_true", help="project blocks compiled by torch.compile")
+    add("--calibration", type=Path, metavar="FILE", help="use a file of perfsuite calibrate (default: the row alone)")
+    add(
         "--software",
         default=OWN,
         metavar="NAME",
-        help="project the code of a published software, by constants fitted to its published steps, or list them all "
-        "(list); default: %(default)s's own modules",
+        help="project the code of a published software by constants fitted to its published steps; list prints them "
+        "(default: %(default)s's own modules)",
     )
-    parser.add_argument(
+    add(
         "--network",
         type=float,
         metavar="GB/S",
-        help="nominal rate of a whole node's adapters, per direction, such as 50 for two of 200 Gbit/s; default: the "
-        "platform's",
+        help="set the nominal rate of all adapters of a node per direction, such as 50 for two of 200 Gbit/s "
+        "(default: the platform's)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Project, print, write."""
+    """Carry out ``perfsuite project``.  Raises PerfsuiteError for wrong usage."""
     if options.software == "list":
         print_lines(software_lines())
         return EXIT_OK
     check_options(options)
     training = choose_recipe(options)
     device, calibration = read_platform(options)
-    job = _of_recipe(options, device, training) if training else _job(options, device, calibration)
+    training = training or _training(options, calibration)
+    job = make_job(options, training, device, node_of(options, device, Layout.of(training).world_size))
     found = project(job, calibration, simulated=calibration.simulated)
     metrics = figures(found, job.model, device, job.layout.global_batch)
     gains = elasticities(job, calibration) if options.sensitivity or options.json else {}
@@ -146,7 +164,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration]:
-    """The platform's row, and what is known of it: a calibration file, else the row alone."""
+    """Return the platform's row and its calibration: from a file, or from the row alone.
+
+    Raises ConfigurationError if options contradict each other.
+    """
     device, machine = load_catalog(options.platform_file).hosts(options.platform, options.machine)
     calibration = Calibration.from_platform(device)
     if options.software != OWN:
@@ -154,14 +175,14 @@ def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration
         wrong = [name for name in ("calibration", "compiled") if getattr(options, name)]
         if wrong:
             raise ConfigurationError(
-                f"--{wrong[0]} is of perfsuite's own modules, the projection of {options.software}; leave one out"
+                f"--{wrong[0]} is for perfsuite's own modules, not for --software={options.software}; leave one out"
             )
     if options.calibration:
         calibration = read_calibration(options.calibration)
         if calibration.device != device.name:
             raise ConfigurationError(
-                f"calibration {options.calibration} is of {calibration.device}, the projection for {device.name}; "
-                "give one of the same platform, or leave --calibration out"
+                f"--calibration {options.calibration} is for {calibration.device}, not for {device.name}; "
+                "give one of the same platform, or leave it out"
             )
     if machine is not None:
         calibration = calibration.in_nodes_of(device)
@@ -171,12 +192,12 @@ def read_platform(options: argparse.Namespace) -> tuple[DeviceModel, Calibration
 
 
 def read_overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """Fields of the model that are replaced."""
+    """Return the fields of the model to replace.  Raises ConfigurationError for a text other than FIELD=NUMBER."""
     overrides: dict[str, Any] = {}
     for text in options.override:
         name, sign, value = text.partition("=")
         if not sign or not value.lstrip("-").isdigit():
-            raise ConfigurationError(f"--override {text} is no FIELD=NUMBER; write for example layers=4")
+            raise ConfigurationError(f"--override {text} is not FIELD=NUMBER; write for example layers=4")
         overrides[name] = int(value)
     if options.sequence_length is not None:
         overrides["sequence_length"] = options.sequence_length
@@ -186,15 +207,15 @@ def read_overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_dtype(options: argparse.Namespace, calibration: Calibration) -> str:
-    """As given; else the first of bf16, fp16, fp32 whose rate is known."""
+    """Return the dtype of the options, else the first of bf16, fp16 and fp32 that has a rate."""
     if options.dtype:
         return str(options.dtype)
-    known = (dtype for dtype in ("bf16", "fp16", "fp32") if calibration.value(f"matmul_{dtype}_tflops"))
-    return next(known, "bf16")
+    rated = (dtype for dtype in ("bf16", "fp16", "fp32") if calibration.value(f"matmul_{dtype}_tflops"))
+    return next(rated, "bf16")
 
 
 def base_training(options: argparse.Namespace, calibration: Calibration) -> Training:
-    """What is trained, before it is laid out: by strategy hybrid, whose 16-bit steps hold and send 16 bits."""
+    """Return the training step without a layout: strategy hybrid, which stores and sends 16 bits in 16-bit steps."""
     dtype = read_dtype(options, calibration)
     narrow = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
     return Training(
@@ -209,17 +230,17 @@ def base_training(options: argparse.Namespace, calibration: Calibration) -> Trai
 
 
 def node_of(options: argparse.Namespace, device: DeviceModel, world_size: int = 1) -> Node:
-    """A node of the platform, with the network that was given or that its row has."""
+    """Return a node of the platform with the network of --network or of the platform's row."""
     network = options.network or (device.network.value if device.network else 0.0)
     _, machine = load_catalog(options.platform_file).hosts(options.platform, options.machine)
-    told = machine.describe(world_size) if machine else ""
-    if told and options.network:
-        told += f"; --network gives {options.network:g} GB/s"
-    return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=told)
+    description = machine.describe(world_size) if machine else ""
+    if description and options.network:
+        description += f"; --network gives {options.network:g} GB/s"
+    return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=description)
 
 
 def software_lines() -> Iterator[str]:
-    """Every software with the published steps that its constants were fitted to, and where its traits come from."""
+    """Yield every software with the published steps behind its constants, and the source of its traits."""
     yield f"{OWN}: the suite's own modules, counted by dry runs"
     for one in fitted_constants():
         yield f"{one.software}: {one.rows} steps on {one.device}, up to {one.world} devices ({one.table})"
@@ -227,24 +248,16 @@ def software_lines() -> Iterator[str]:
         yield f"  traits: {SOFTWARES[one.software].source}"
 
 
-def _code_of(options: argparse.Namespace, training: Training, device: DeviceModel) -> Implementation | None:
-    """The traits of another software than perfsuite; None for its own, which the job finds."""
-    if options.software == OWN:
-        return None
-    model = find_projected(training.model, training.overrides)
-    return software_implementation(options.software, model, dtype=training.dtype, device=device)
-
-
 def make_job(options: argparse.Namespace, training: Training, device: DeviceModel, node: Node) -> Job:
-    """The job of a step by the software that the options name."""
-    return Job.of(training, device, node=node, implementation=_code_of(options, training, device))
+    """Return the job of a training step by the software of the options."""
+    implementation = None  # the job finds perfsuite's own
+    if options.software != OWN:
+        model = find_projected(training.model, training.overrides)
+        implementation = software_implementation(options.software, model, dtype=training.dtype, device=device)
+    return Job.of(training, device, node=node, implementation=implementation)
 
 
-def _of_recipe(options: argparse.Namespace, device: DeviceModel, training: Training) -> Job:
-    return make_job(options, training, device, node_of(options, device, Layout.of(training).world_size))
-
-
-def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibration) -> Job:
+def _training(options: argparse.Namespace, calibration: Calibration) -> Training:
     base = base_training(options, calibration)
     text = options.layout or (f"dp{options.world}" if options.world else "1")
     layout = Layout.parse(
@@ -258,24 +271,15 @@ def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibrat
         sequence_parallel=options.sequence_parallel,
     )
     layout.check(find_projected(base.model, base.overrides), world_size=options.world)
-    training = dataclasses.replace(
-        base,
-        layout=str(layout),
-        sharding=layout.sharding,
-        micro_batch_size=layout.micro_batch_size,
-        num_micro_batches=layout.num_micro_batches,
-        schedule=layout.schedule,
-        stages_per_rank=layout.stages_per_rank,
-        checkpointing=layout.checkpointing,
-        sequence_parallel=layout.sequence_parallel,
-    )
-    return make_job(options, training, device, node_of(options, device, layout.world_size))
+    same = ("sharding", "micro_batch_size", "num_micro_batches", "schedule", "stages_per_rank", "checkpointing")
+    fields = {name: getattr(layout, name) for name in (*same, "sequence_parallel")}
+    return dataclasses.replace(base, layout=str(layout), **fields)
 
 
 def lines(
     found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float], job: Job, calibration: Calibration
 ) -> Iterator[str]:
-    """The table of one projection."""
+    """Yield the lines of one projection."""
     layout = job.layout
     schedule = f", {layout.schedule} x {layout.stages_per_rank}" if layout.schedule else ""
     yield (
@@ -298,7 +302,7 @@ def lines(
     if found.training.schedule:
         yield f"bubble_ratio                {found.bubble_ratio:.3f}"
     yield from _memory_lines(found.memory)
-    yield "the step by resource"
+    yield "step time by resource"
     for resource in RESOURCES:
         seconds = found.by_resource[resource]
         if seconds:
@@ -325,7 +329,7 @@ def _memory_lines(memory: MemoryBreakdown) -> Iterator[str]:
 
 
 def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float]) -> dict[str, Any]:
-    """Everything; ``kind`` tells it from a result."""
+    """Return the projection as JSON; its ``kind`` is projected, unlike that of a result."""
     return {
         "kind": "projected",
         **to_json(found),
@@ -342,20 +346,27 @@ def projection_json(found: Projection, metrics: Sequence[Metric], gains: Mapping
 def curve_lines(
     points: Sequence[CurvePoint], missing: Sequence[str], mtbf: float | None, checkpoint_s: float
 ) -> Iterator[str]:
-    """The table of a curve."""
-    good = "  goodput" if mtbf else ""
-    titles = f"{'devices':>8} {'layout':28} {'step':>10} {'80 % band':>23} {'tokens/s':>12} {'efficiency':>10}"
-    yield f"{titles}  binding{good}"
+    """Yield the table of a curve, with notes and the points that could not be projected."""
+    columns = ("devices", "layout", "step", "80 % band", "tokens/s", "efficiency", "binding", "goodput")
+    rows = []
     for point in points:
         found = point.projection
-        bound = ">=" if found.lower_bound else ""
-        band = f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}"
         share = _goodput(point, mtbf, checkpoint_s)
-        yield (
-            f"{found.world_size:>8} {point.layout:28} {bound + format_seconds(found.step_time_s):>10} {band:>23} "
-            f"{point.tokens_per_s:>12.0f} {100 * point.efficiency:>8.1f} %  {found.binding}"
-            f"{'' if share is None else f'  {100 * share:.1f} %'}{f'  {point.note}' if point.note else ''}"
+        rows.append(
+            (
+                str(found.world_size),
+                point.layout,
+                f"{'>=' if found.lower_bound else ''}{format_seconds(found.step_time_s)}",
+                f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}",
+                f"{point.tokens_per_s:.0f}",
+                f"{100 * point.efficiency:.1f} %",
+                found.binding,
+                "" if share is None else f"{100 * share:.1f} %",
+            )
         )
+    count = len(columns) if mtbf else len(columns) - 1
+    yield from lay_out(columns[:count], [row[:count] for row in rows], screen_width())
+    yield from (f"{point.projection.world_size} devices: {point.note}" for point in points if point.note)
     yield from (f"left out {line}" for line in missing)
 
 
@@ -367,26 +378,17 @@ def _goodput(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> floa
 
 
 def point_json(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> dict[str, Any]:
-    """One point of a curve."""
+    """Return one point of a curve as JSON."""
     found = point.projection
-    return {
-        "world_size": found.world_size,
-        "layout": point.layout,
-        "global_batch": point.global_batch,
-        "step_time_s": found.step_time_s,
-        "low_s": found.low_s,
-        "high_s": found.high_s,
-        "tokens_per_s": point.tokens_per_s,
-        "efficiency": point.efficiency,
-        "binding": found.binding,
-        "goodput": _goodput(point, mtbf, checkpoint_s),
-        "note": point.note,
-        "flags": [flag.name for flag in found.flags],
-    }
+    of_projection = {name: getattr(found, name) for name in ("step_time_s", "low_s", "high_s", "binding")}
+    of_point = {name: getattr(point, name) for name in ("layout", "global_batch", "tokens_per_s", "efficiency", "note")}
+    flags = [flag.name for flag in found.flags]
+    share = _goodput(point, mtbf, checkpoint_s)
+    return {"world_size": found.world_size, **of_point, **of_projection, "goodput": share, "flags": flags}
 
 
 PROJECT = Command(
-    help="project a training step onto devices that are not here, with a band and what binds it; nothing is run",
+    help="project a training step onto other devices, with an error band and its binding resource; runs nothing",
     arguments=arguments,
     run=run,
 )

@@ -1,4 +1,4 @@
-"""``perfsuite published``: the tables of the five published reports as printed, or the cases that reproduce them."""
+"""``perfsuite published``: print the tables of the five published reports, or the cases that reproduce them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
-from perfsuite.cli.main import EXIT_OK, Command, platform_file_argument, print_json
+from perfsuite.cli.main import EXIT_OK, Command, platform_file_argument, print_json, print_lines, screen_width
 from perfsuite.platforms import load_catalog
 from perfsuite.published.selection import Tables, chosen
+from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.tables.as_published import published_cells, published_grid
 from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.report import LABELS
@@ -23,27 +24,27 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="REPORT[/TABLE]",
-        help="003, or one of its tables: 003/results; without any, what there is",
+        help="print these reports or tables, such as 003 or 003/results (default: a list of all)",
     )
     parser.add_argument(
         "--format",
-        choices=("markdown", "json", "csv"),
-        default="markdown",
-        help="markdown to read; json and csv have a record for every cell, or with --cases for every case",
+        choices=("text", "markdown", "json", "csv"),
+        help="select the format; json and csv have a record per cell, or per case with --cases "
+        "(default: text on a terminal, else markdown)",
     )
     parser.add_argument(
         "--cases",
         action="store_true",
-        help="list the case that reproduces each row, or why it is skipped, in place of the figures",
+        help="list the case that reproduces each row, or the reason to skip it, instead of the figures",
     )
     parser.add_argument(
-        "--platform", metavar="NAME", help="with --cases: the cases of this platform; default: those of each row"
+        "--platform", metavar="NAME", help="list cases of this platform, with --cases (default: those of each row)"
     )
     parser.add_argument(
         "--devices",
         type=int,
         metavar="N",
-        help="with --cases: skip cases of more than N ranks; default: the devices found here, else those of one node",
+        help="skip cases of more than N ranks, with --cases (default: the devices found here, else those of one node)",
     )
     platform_file_argument(parser)
 
@@ -52,31 +53,41 @@ def _run(options: argparse.Namespace) -> int:
     if not options.cases:
         for name in ("platform", "devices"):
             if getattr(options, name) is not None:
-                raise ConfigurationError(f"--{name} is of the list of cases; add --cases, or leave --{name} out")
+                raise ConfigurationError(f"--{name} needs the list of cases; add --cases, or leave --{name} out")
         return _print_tables(options)
     if options.devices is not None and options.devices < 1:
         raise ConfigurationError(f"--devices={options.devices} is not a number of devices; give at least 1")
     from perfsuite.cli.published_cases import case_records, cases_grids  # they load NumPy
 
     records = case_records(options.names, options.platform, options.devices, load_catalog(options.platform_file))
-    if options.format == "markdown":
-        print("\n".join(line for grid in cases_grids(records) for line in markdown(grid, level=2)).rstrip("\n"))
+    form = _format(options)
+    if form in ("json", "csv"):
+        _print_records([record.plain for record in records], form)
+    elif form == "text":
+        print_lines(grid_lines(cases_grids(records), screen_width())[1:])
     else:
-        _print_records([record.plain for record in records], options.format)
+        print("\n".join(line for grid in cases_grids(records) for line in markdown(grid, level=2)).rstrip("\n"))
     return EXIT_OK
 
 
+def _format(options: argparse.Namespace) -> str:
+    return options.format or ("markdown" if screen_width() is None else "text")
+
+
 def _print_tables(options: argparse.Namespace) -> int:
-    tables = chosen(options.names)
-    if options.format == "markdown":
-        print("\n".join(_pages(tables) if options.names else _index(tables)).rstrip("\n"))
+    tables, form = chosen(options.names), _format(options)
+    if form in ("json", "csv"):
+        _print_records([cell for report, table in tables for cell in published_cells(report, table)], form)
+    elif form == "text" and options.names:
+        print_lines([f"labels: {LABELS}", *grid_lines((published_grid(*one) for one in tables), screen_width())])
+    elif form == "text":
+        print_lines(_index(tables))
     else:
-        _print_records([cell for report, table in tables for cell in published_cells(report, table)], options.format)
+        print("\n".join(_pages(tables) if options.names else _index(tables)).rstrip("\n"))
     return EXIT_OK
 
 
 def _print_records(records: Sequence[Mapping[str, Any]], format: str) -> None:
-    """Print a record per line of CSV, or all of them as a JSON array."""
     if format == "json":
         print_json(records)
         return
@@ -86,7 +97,6 @@ def _print_records(records: Sequence[Mapping[str, Any]], format: str) -> None:
 
 
 def _index(tables: Tables) -> Iterator[str]:
-    """Reports with their tables, a line each."""
     title = ""
     for report, table in tables:
         if report.title != title:
@@ -109,7 +119,5 @@ def _pages(tables: Tables) -> Iterator[str]:
 
 
 PUBLISHED = Command(
-    help="print the tables of the published reports as they were printed, with labels and reasons",
-    arguments=_arguments,
-    run=_run,
+    help="print the tables of the published reports with labels and reasons", arguments=_arguments, run=_run
 )

@@ -1,6 +1,6 @@
-"""``perfsuite published --cases``: which case reproduces each published row, or why it is skipped on a platform.
+"""``perfsuite published --cases``: list the case that reproduces each published row, or the reason to skip it.
 
-The recipes say which case it is; no test file is collected and no rank is started.
+The cases come from the recipes; no test file is collected and no rank is started.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from perfsuite.workloads.training.train_step import TrainStep
 
 @dataclass(frozen=True, kw_only=True)
 class RowCase:
-    """One published row on one platform: the case that reproduces it, or why there is none."""
+    """One published row on one platform: the case that reproduces it, or the reason why there is none."""
 
     row: PublishedRun
     name: str
     """The settings that the report prints in the row."""
     platform: str
     title: str
-    """Of the platform: MTT S4000."""
+    """Title of the platform, such as MTT S4000."""
     case: str
-    """Node id; empty for a row that nobody can run."""
+    """Node id; empty for a row without a case."""
     ranks: int | None
     why_not: str
-    """Why the case is skipped there; empty where it runs."""
+    """Reason of the skip; empty if the case runs."""
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the row as a record for JSON and CSV."""
         return {
             "report": self.row.report,
             "table": self.row.table,
@@ -61,9 +61,9 @@ class RowCase:
 
 
 def case_records(names: Sequence[str], platform: str | None, devices: int | None, catalog: Catalog) -> list[RowCase]:
-    """Return the cases of every row of these reports or tables; on one platform, or on those that each row is for.
+    """Return the cases of every row of these reports or tables, on ``platform`` or on the platforms of each row.
 
-    ``devices`` is the number that a run there has; None: those found here, else those of one node of the platform.
+    ``devices`` is the number of devices of a run; None: those found here, else those of one node of the platform.
     Raises ConfigurationError for an unknown report, table or platform.
     """
     tables = tables_of_runs(names)
@@ -92,7 +92,7 @@ def _of_row(row: PublishedRun, machine: Machine, devices: int | None) -> Iterato
 
 
 def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
-    """Return why a case is skipped on a platform, whether or not a device of it is here; empty where it runs."""
+    """Return the reason to skip a case on a platform, whether or not its device is here; empty if it runs."""
     workload, ranks = _workload(recipe), recipe.world_size
     try:
         workload.work(MeshShape.on(ranks, workload.layout()))
@@ -101,8 +101,8 @@ def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
     if machine.scale == "small":
         return f"only at --perf-scale=full; else {recipe.small} runs"
     dtype, model = workload.native_dtype(), machine.model
-    known = {*model.tflops, *model.native}
-    if dtype and not (dtype in known if machine.absent and known else machine.natively(dtype)):
+    dtypes = {*model.tflops, *model.native}
+    if dtype and not (dtype in dtypes if machine.absent and dtypes else machine.natively(dtype)):
         return f"no native {dtype} on {model.title}"
     memory_gib = model.memory.value if model.memory else None
     if isinstance(workload, TrainStep):
@@ -128,7 +128,7 @@ def _tables() -> dict[str, PublishedTable]:
 
 
 def _name(row: PublishedRun) -> str:
-    """Return what a row is called, else the settings in its cells: ``8``, ``GPipe 16``."""
+    """Return the name of a row, else the settings in its cells: ``8``, ``GPipe 16``."""
     table = _tables()[table_of(row)]
     printed = next(one for one in table.rows if one.line == row.line)
     cells = [(column, table.cell(printed, column)) for column in table.printed_columns]
@@ -137,13 +137,13 @@ def _name(row: PublishedRun) -> str:
 
 
 def cases_grids(records: Sequence[RowCase]) -> Iterator[Grid]:
-    """Yield a table per published table and platform: line, row, ranks, case, and why it is skipped there."""
+    """Yield a table per published table and platform: line, row, ranks, case, and the reason of a skip."""
     groups: dict[tuple[str, str, str], list[RowCase]] = {}
     for record in records:
         groups.setdefault((table_of(record.row), record.platform, record.title), []).append(record)
     for (table, platform, title), members in groups.items():
-        told = [("line", "row", "published for", "ranks", "case", "skipped there because")]
-        told += [
+        rows = [("line", "row", "published for", "ranks", "case", "skipped there because")]
+        rows += [
             (
                 str(one.row.line),
                 one.name,
@@ -154,13 +154,13 @@ def cases_grids(records: Sequence[RowCase]) -> Iterator[Grid]:
             )
             for one in members
         ]
-        kept = [at for at in range(len(told[0])) if any(row[at] for row in told[1:])]
+        kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
         lines = {one.row.line for one in members}
         can_run = {one.row.line for one in members if not one.why_not}
         yield Grid(
             title=f"{table} on {title} ({platform})",
-            columns=tuple(told[0][at] for at in kept),
-            rows=tuple(tuple(row[at] for at in kept) for row in told[1:]),
+            columns=tuple(rows[0][at] for at in kept),
+            rows=tuple(tuple(row[at] for at in kept) for row in rows[1:]),
             notes=(
                 f"{len(can_run)} of {plural(len(lines), 'row')} can run there: "
                 f"pytest test_perf --perf-published={table} -k {platform}",

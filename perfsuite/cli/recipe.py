@@ -1,4 +1,4 @@
-"""``perfsuite project --recipe``: a published run on the machine of its report, beside the latencies printed there."""
+"""``perfsuite project --recipe``: project a published run on the machine of its report, with the printed latencies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perfsuite.published.lookup import PublishedFigure, select
 from perfsuite.published.recipes import find
 from perfsuite.record.result import Training
 
-# Options that say what is trained and how it is spread: a recipe says that.
-_SAID = (
+# Options that a recipe replaces.
+_OPTIONS = (
     *("model", "global_batch", "world", "layout", "schedule", "stages_per_rank", "sequence_length", "override"),
     *("dtype", "compiled", "sequence_parallel"),
 )
@@ -22,26 +22,29 @@ _DEFAULTS = {"micro_batch": 1, "sharding": "none", "checkpointing": "none"}
 
 
 def recipe_argument(parser: argparse.ArgumentParser) -> None:
-    """The option."""
+    """Add --recipe."""
     parser.add_argument(
-        "--recipe", metavar="NAME", help="project this published run, for example 003-MP_1x32x1_16_3072x32"
+        "--recipe",
+        metavar="NAME",
+        help="project this published run, such as 003-MP_1x32x1_16_3072x32 (default: the job of the other options)",
     )
 
 
 def choose_recipe(options: argparse.Namespace) -> Training | None:
-    """Return what a recipe trains, and name its machine or platform in ``options``; None without --recipe.
+    """Return the training step of --recipe and set its machine or platform in ``options``; None without --recipe.
 
-    Raises ConfigurationError where neither a recipe nor a job is given, or both; where the recipe is not a training
-    step; and where its report describes no machine and no platform is given.
+    Raises ConfigurationError without a recipe and a job, or with both; if the recipe is not a training step; and if
+    the report describes no machine and --platform is missing.
     """
     if not options.recipe:
         if not options.model or not options.global_batch:
-            raise ConfigurationError("--model and --global-batch are needed: what is trained; or give --recipe")
+            raise ConfigurationError("a projection needs a training step; give --model and --global-batch, or --recipe")
         return None
-    given = [name for name in _SAID if getattr(options, name)]
-    given += [name for name, value in _DEFAULTS.items() if getattr(options, name) != value]
-    if given:
-        raise ConfigurationError(f"--recipe says what is trained; leave --{given[0].replace('_', '-')} out")
+    extra = [name for name in _OPTIONS if getattr(options, name)]
+    extra += [name for name, value in _DEFAULTS.items() if getattr(options, name) != value]
+    if extra:
+        option = f"--{extra[0].replace('_', '-')}"
+        raise ConfigurationError(f"--recipe and {option} both define the training step; leave {option} out")
     recipe = find(options.recipe)
     if recipe.workload != "train_step":
         raise ConfigurationError(f"recipe {recipe.name} is of workload {recipe.workload}; only train_step is projected")
@@ -72,7 +75,7 @@ def _latencies(recipe: str, platform: str) -> list[PublishedFigure]:
 
 
 def published_lines(recipe: str, found: Projection) -> Iterator[str]:
-    """Each latency that the report prints of the run on this platform, and where it lies against the projection."""
+    """Yield each printed latency of the run on this platform, compared with the projection."""
     for figure in _latencies(recipe, found.platform):
         inside = "in the band" if found.low_s <= figure.metric_value <= found.high_s else "outside the band"
         yield f"{figure}: {inside}, projected/published {found.step_time_s / figure.metric_value:.2f}"

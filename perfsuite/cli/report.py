@@ -37,36 +37,37 @@ from perfsuite.reports.tables.styles import STYLES
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
-        "where they hold nothing that a table shows, that is wrong usage."
+        "results that fit no table are wrong usage"
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
-    parser.add_argument("--style", choices=[*STYLES, "all"], help="print this style; default: the one with most rows")
-    parser.add_argument(
-        "--base", type=Path, metavar="FILE", help="results to compare with: of another machine; with --html of any"
+    add = parser.add_argument
+    add("results", nargs="+", type=Path, metavar="RESULTS", help="report these journals or baseline files")
+    add("--style", choices=[*STYLES, "all"], help="print this style (default: the one with most rows)")
+    add(
+        "--base",
+        type=Path,
+        metavar="FILE",
+        help="compare with the results of another machine, or with --html of any (default: none)",
     )
-    parser.add_argument(
-        "--out", "--output", type=Path, metavar="FILE", help="write Markdown there instead of to the terminal"
-    )
-    parser.add_argument(
+    add("--out", "--output", type=Path, metavar="FILE", help="write Markdown to FILE (default: the terminal)")
+    add(
         "--fill",
         type=Path,
         metavar="FILE",
-        help="write measured values into the empty cells of a report's own Markdown tables, in place or to --output",
+        help="fill the empty cells of a report's Markdown tables, in place or to --output (default: no file)",
     )
-    parser.add_argument("--history", type=Path, metavar="FILE", help="what changed over time, from a history")
-    parser.add_argument(
+    add("--history", type=Path, metavar="FILE", help="add the changes over time of a history (default: none)")
+    add(
         "--imported",
         action="append",
         type=Path,
         default=[],
         metavar="FILE",
-        help="figures of other tools beside these: what perfsuite import --out wrote, or a file of theirs; repeatable",
+        help="add figures of other tools, from perfsuite import --out or a file of the tool; repeatable "
+        "(default: none)",
     )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write one page with charts there, perfsuite docs page"
-    )
-    parser.add_argument("--show-hosts", action="store_true", help="with --html: keep names of hosts on the page")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="with --html: stored runs to compare with")
+    add("--html", type=Path, metavar="FILE", help="write a page with charts to FILE (default: no page)")
+    add("--show-hosts", action="store_true", help="keep host names on the page of --html")
+    add("--baseline", type=Path, metavar="FILE", help="compare the page of --html with stored runs (default: none)")
     platform_file_argument(parser)
 
 
@@ -77,7 +78,7 @@ def _run_report(options: argparse.Namespace) -> int:
     if options.html is not None:
         return _write_page(options, catalog)
     if options.baseline is not None:
-        raise ConfigurationError("--baseline says what a page compares with; give --html FILE too")
+        raise ConfigurationError("--baseline is for a page; give --html FILE too, or compare with --base")
     runs = _read_of_one_machine(options.results, catalog)
     base = _read(options.base, catalog) if options.base else None
     fitting = styles = fitting_styles(runs)
@@ -86,8 +87,8 @@ def _run_report(options: argparse.Namespace) -> int:
     if not styles:
         names = ", ".join(recording.run.name for recording in runs)
         raise ConfigurationError(
-            f"{names}: nothing was measured that any report has a table for; run cases of test_perf, or name a "
-            f"style: {', '.join(STYLES)}"
+            f"{names}: no report has a table for these results; run cases of test_perf, or choose --style: "
+            f"{', '.join(STYLES)}"
         )
     text = report(runs, styles, base) + _beside(options, runs)
     others = [style.name for style in fitting if style not in styles]
@@ -122,7 +123,6 @@ def _imported(options: argparse.Namespace, runs: Sequence[Recording]) -> list[Gr
 
 
 def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
-    """Carry out ``perfsuite report --fill``: nothing is written unless a cell was filled."""
     from perfsuite.reports.fill import filled
 
     for name in ("style", "base", "history", "html", "baseline", "imported"):
@@ -134,30 +134,29 @@ def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
         raise ConfigurationError(f"--fill: {options.fill} cannot be read: {why(error)}; give a Markdown file") from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--fill: {options.fill}: byte {error.start} is not UTF-8; save it as UTF-8") from None
-    told = filled(text, str(options.fill), [_read(path, catalog) for path in options.results])
-    left = "; ".join(f"{reason} ({count})" for reason, count in told.left.items())
-    tables = ", ".join(told.tables)
-    if not told.cells and left:
+    result = filled(text, str(options.fill), [_read(path, catalog) for path in options.results])
+    left = "; ".join(f"{reason} ({count})" for reason, count in result.left.items())
+    tables = ", ".join(result.tables)
+    if not result.cells and left:
         raise ConfigurationError(f"{options.fill}: no cell of {tables} was filled, nothing was written: {left}")
-    if not told.cells:
+    if not result.cells:
         print(f"{options.fill}: {tables}: no cell is empty, nothing was written")
         return EXIT_OK
     place, option = (options.out, "--output") if options.out else (options.fill, "--fill")
-    write_file(place, told.text, option=option)
-    print(f"{place}: {plural(told.cells, 'cell')} of {tables} filled{f'; still empty: {left}' if left else ''}")
+    write_file(place, result.text, option=option)
+    print(f"{place}: {plural(result.cells, 'cell')} of {tables} filled{f'; still empty: {left}' if left else ''}")
     return EXIT_OK
 
 
 def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
-    """Carry out ``perfsuite report --html``."""
     from perfsuite.reports.material import material_of
     from perfsuite.reports.page.page import page_line, write_page
 
-    for given, name in ((options.style, "--style"), (options.out, "--out")):
-        if given is not None:
-            raise ConfigurationError(f"{name} is of the report in Markdown; run perfsuite report again without --html")
+    for value, name in ((options.style, "--style"), (options.out, "--out")):
+        if value is not None:
+            raise ConfigurationError(f"{name} is for a report in Markdown; run perfsuite report again without --html")
     if options.base is not None and options.baseline is not None:
-        raise ConfigurationError("--base and --baseline both say what is compared with; give one of them")
+        raise ConfigurationError("--base and --baseline cannot be used together; give one of them")
     runs = _read_of_one_machine(options.results, catalog)
     base = options.base or options.baseline
     material = material_of(runs, _read(base, catalog) if base else None, show_hosts=options.show_hosts)
@@ -169,7 +168,7 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
 
 
 REPORT = Command(
-    help="print the tables of the published reports out of results, published figures beside them",
+    help="print results in the tables of the published reports, with the published figures",
     arguments=_report_arguments,
     run=_run_report,
 )
@@ -180,7 +179,7 @@ _MARKS = {"yes": "[x]", "no": "[ ]", "not measured": "[?]", "does not apply": "[
 
 def _checklist_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files of one machine"
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="journal or baseline file")
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="read journals or baseline files")
     json_argument(parser)
     platform_file_argument(parser)
 
@@ -193,20 +192,20 @@ def _run_checklist(options: argparse.Namespace) -> int:
             f"{', '.join(map(str, options.results))}: nothing was measured, so nothing can be answered; run cases of "
             "test_perf and give their journal"
         )
-    told = list(answers(facts_of(recordings)))
+    found = list(answers(facts_of(recordings)))
     if options.json:
-        print_json([to_json(answer) for answer in told])
+        print_json([to_json(answer) for answer in found])
     else:
-        print_lines(_answer_lines(recordings, told))
+        print_lines(_answer_lines(recordings, found))
     return EXIT_OK
 
 
-def _answer_lines(recordings: list[Recording], told: list[Answer]) -> Iterator[str]:
+def _answer_lines(recordings: list[Recording], found: list[Answer]) -> Iterator[str]:
     yield f"tuning checklist for {recordings[-1].run.hardware}"
     if any(recording.run.simulated for recording in recordings):
         yield "the devices are simulated: no time here is a measurement"
     yield ""
-    for answer in told:
+    for answer in found:
         yield f"{_MARKS[answer.verdict]} {answer.line}: {answer.verdict}"
         if answer.evidence:
             yield f"      {answer.evidence}"
@@ -222,19 +221,18 @@ CHECKLIST = Command(
 
 
 def _read_of_one_machine(paths: Sequence[Path], catalog: Catalog) -> list[Recording]:
-    """Read files whose results are merged.  Raises ConfigurationError if they are of several hosts."""
     read = [_read(path, catalog) for path in paths]
     hosts = several_hosts(recording.run for recording in read)
     if hosts:
         raise ConfigurationError(
-            f"these are results of several hosts ({', '.join(hosts)}), with equal hardware; give those of one host, or "
+            f"the results are of several hosts ({', '.join(hosts)}) with equal hardware; give those of one host, or "
             "compare nodes by perfsuite fleet"
         )
     return read
 
 
 def _read(path: Path, catalog: Catalog) -> Recording:
-    """A run of a journal, or the newest runs in a baseline file; PerfsuiteError as :func:`read_results`."""
+    """Return the run of a journal, or the newest runs of a baseline file.  Raises PerfsuiteError if damaged."""
     results = read_results(path)
     if isinstance(results, RunRecord):
         run = dataclasses.replace(results, name=str(path))

@@ -1,4 +1,4 @@
-"""RESULTS as subcommands take them: journals, baseline files and, where they are of use, histories."""
+"""Read the RESULTS of subcommands: journals and baseline files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_HEADER = 1 << 24
 
 
 def read_results(path: Path) -> RunRecord | Baseline:
-    """A journal or a baseline file; PerfsuiteError when it is neither, or damaged."""
+    """Return the contents of a journal or a baseline file.  Raises PerfsuiteError if it is neither, or damaged."""
     require_file(path, "a journal or a baseline file")
     first = first_object(path)
     is_journal = path.suffix == ".jsonl" if first is None else "header" in first
@@ -29,13 +29,13 @@ def read_results(path: Path) -> RunRecord | Baseline:
 
 
 def require_file(path: Path, kinds: str) -> None:
-    """Raise ConfigurationError, which names the kinds of files that are of use, unless there is a file."""
+    """Raise ConfigurationError with the accepted ``kinds`` of files unless ``path`` is a file."""
     if not path.is_file():
-        raise ConfigurationError(f"{path} is no file; give {kinds}")
+        raise ConfigurationError(f"{path} is not a file; give {kinds}")
 
 
 def first_object(path: Path) -> Mapping[str, Any] | None:
-    """The JSON object on the first line; None where there is none: a baseline file has no object on one line alone."""
+    """Return the JSON object on the first line; None without one: a baseline file has no object on its first line."""
     try:
         with open_regular(path) as file:
             first = file.readline(_LONGEST_HEADER)

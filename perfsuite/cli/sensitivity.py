@@ -1,4 +1,4 @@
-"""``perfsuite project --sensitivity``: how much shorter a step gets if one resource is faster."""
+"""``perfsuite project --sensitivity``: the gain of a step time from one faster resource."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "network": ("network_",),
     }
 )
-"""Resource -> beginnings of the names of its constants; times shrink where rates grow."""
+"""Resource -> prefixes of the names of its constants."""
 
 
 def elasticities(job: Job, calibration: Calibration) -> dict[str, float]:
-    """Percent that the step gets shorter for one percent more of each resource, 0 to 1."""
+    """Return the percent by which the step gets shorter for one percent more of each resource, 0 to 1."""
     base = projector_of(job, calibration).step(job.layout, simulated=False).seconds
     moved = {}
     for resource, beginnings in _RATES.items():

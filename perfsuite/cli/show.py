@@ -1,4 +1,4 @@
-"""``perfsuite show``: what a run's terminal showed, later, from its journal or from a baseline file."""
+"""``perfsuite show``: print the screen of an earlier run from its journal or from a baseline file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="RESULTS",
-        help="journal or baseline file; default: the newest journal of this directory's project",
+        help="read this journal or baseline file (default: the newest journal of this directory's project)",
     )
-    parser.add_argument("--case", metavar="TEXT", help="only cases whose id contains TEXT, with all that is known")
+    parser.add_argument("--case", metavar="TEXT", help="print cases whose id contains TEXT, in full (default: all)")
     parser.add_argument(
-        "--show", choices=("summary", "tables", "cases"), help="one screen (default), tables, or each case in full"
+        "--show",
+        choices=("summary", "tables", "cases"),
+        help="print one screen, tables, or each case in full (default: summary; cases with --case)",
     )
 
 
@@ -58,10 +60,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _only(record: RunRecord, text: str) -> RunRecord:
-    """The run with those of its cases that have ``text`` in their ids."""
     results = {case: result for case, result in record.results.items() if text in case}
     failures, interrupted, skips = (
-        {case: told for case, told in cases.items() if text in case}
+        {case: reason for case, reason in cases.items() if text in case}
         for cases in (record.failures, record.interrupted, record.skips)
     )
     if not (results or failures or interrupted or skips):
@@ -76,7 +77,10 @@ def _only(record: RunRecord, text: str) -> RunRecord:
 
 
 def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterator[str]:
-    """Yield the lines to print; ``path`` is the file as the user named it, None for the newest journal."""
+    """Yield the lines of one screen, of all tables or of every case, at most ``width`` wide.
+
+    ``path`` is the file as the user named it, None for the newest journal.
+    """
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "tables":
@@ -104,7 +108,7 @@ def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterat
 
 
 SHOW = Command(
-    help="print what a run's terminal showed: one screen, tables or single cases, from a journal or a baseline file",
+    help="print one screen, tables or single cases of a journal (default: the newest) or a baseline file",
     arguments=_arguments,
     run=_run,
 )

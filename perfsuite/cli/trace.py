@@ -1,4 +1,4 @@
-"""``perfsuite trace``: traces and pictures of the pipeline cases of an earlier run, from its journal."""
+"""``perfsuite trace``: write traces and pictures of the pipeline cases of an earlier run, from its journal."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from perfsuite.schedules import replay
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="journal that the run named at its end")
-    parser.add_argument("--case", default="", metavar="TEXT", help="only cases whose id contains this text")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files; made if missing")
+    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="read this journal; a run prints its path")
+    parser.add_argument("--case", default="", metavar="TEXT", help="write cases whose id contains TEXT (default: all)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write the files into this folder")
     parser.add_argument(
         "--simulated",
         action="store_true",
-        help="beside each step its schedule simulated with the same durations: what was lost between the actions",
+        help="write the simulated schedule of each step too; the difference is the time lost between the actions",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files of every case with a timeline; raises PerfsuiteError when there is none or a file cannot be."""
+    """Write the files of every case with a timeline.  Raises PerfsuiteError without one, or if a write fails."""
     journal = read_run(options.journal)
     timelines = _timelines(journal, options.case)
     problems = []
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             written += write_case(case, timeline, options.out)
             if options.simulated:
-                written += write_case(case, simulated_beside(timeline), options.out)
+                written += write_case(case, simulated_schedule(timeline), options.out)
         except InvalidParameter as problem:
             problems.append(f"{case}: {problem}")
     print_lines(grid_lines(pipeline_grids(journal.results[case] for case in timelines)))
@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_USAGE if problems else EXIT_OK
 
 
-def simulated_beside(timeline: Timeline) -> Timeline:
-    """The schedule of ``timeline`` with its own durations; InvalidParameter says why there is none."""
+def simulated_schedule(timeline: Timeline) -> Timeline:
+    """Return the simulated schedule of ``timeline`` with its own durations.  Raises InvalidParameter without one."""
     check_timeline(timeline)
     again = replay(timeline)
     if again.simulated is None:
@@ -61,7 +61,6 @@ def simulated_beside(timeline: Timeline) -> Timeline:
 
 
 def _timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
-    """Those of the measured cases whose id contains ``text``, at least one; ConfigurationError says what there is."""
     with_one = {
         case: result.measurement.timeline
         for case, result in journal.results.items()

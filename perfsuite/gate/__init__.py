@@ -1,1 +1,1 @@
-"""Decide each case by its runs.  ``Row:`` of a constant is the row and section of docs gate-evidence on its effect."""
+"""Judge runs against stored runs.  ``Row:`` of a constant: row and section of docs gate-evidence on its effect."""

@@ -1,13 +1,12 @@
-"""The finding on one quantity: is it worse, and whose doing is it.
+"""The finding on one quantity: whether it is worse, and whether the code, the host or the environment is the cause.
 
-Two questions are asked of a suspect.  *Change*: is it slower than the base, both measured now?  *Level*: is it slower
-than the stored runs?  A level that is worse where the base is not is never put down to the host without a control that
-moved along; the commit that the stored runs name, measured now as well, is the decisive one.
+A suspect has two tests.  *Change*: is it slower than the base, both measured now?  *Level*: is it slower than the
+stored runs?  If only the level is worse, the host is blamed only if a control is slower too; the commit of the stored
+runs, measured now, decides.
 
-The clean samples alone must not make a regression vanish that disturbs the others.  Threads that spin make a rank lose
-its core, and take the samples that they slow out of the comparison.  Where clearly more samples are disturbed than in
-the stored runs, all of them are compared as well.  A busy host disturbs samples too: the base, run in turn with the new
-code, or the yardstick beside the same samples tells the two apart.
+Comparing only clean samples must not hide a regression.  Spinning threads interrupt a rank, and the samples that they
+slow would not be compared.  If clearly more samples are disturbed than in the stored runs, all samples are compared
+too. A busy host disturbs samples as well; the base or the yardstick of the same samples separates the two causes.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from perfsuite.record.verdict import ALL, Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
 SHIFT_LIMIT = 0.1
-"""Shift of the suite, a logarithm, beyond which no case fails without an A/B: cases feel a host differently."""
+"""Shift of the suite (ln) above which no case fails without an A/B: host noise affects cases differently."""
 UNSTABLE_RUNS = 3
 """Runs without enough clean samples after which the host is called unstable.  Row: silence 8, no clean samples."""
 SCATTER = 3.0
-"""Standard deviations of the stored runs that a run without clean samples must lie above.  Row: silence 8."""
+"""Standard deviations above the stored runs that a run without clean samples must have.  Row: silence 8."""
 _SMALL = "the level may be worse by less than would show"
 
 
 def finding(asked: Question) -> Finding:
-    """What one quantity says, from the last stage that it reached."""
+    """Return the finding on one quantity, from the last stage that it reached."""
     work, first = asked.work, asked.screened
     if asked.judged.name == ALL:
         return of_all_samples(asked)
@@ -55,7 +54,6 @@ def finding(asked: Question) -> Finding:
 
 
 def _unsettled(asked: Question, first: Estimate) -> Finding:
-    """Suspected and not measured again."""
     if len(asked.work.fresh) >= UNSTABLE_RUNS:
         return unstable(asked, len(asked.work.fresh), "further ")
     remeasures = asked.view.settings.remeasure
@@ -66,9 +64,9 @@ def _unsettled(asked: Question, first: Estimate) -> Finding:
 
 
 def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
-    """What the A/B with the base says, and where it clears the code, what the stored level says beside it.
+    """Return the finding of the A/B with the base; if it clears the code, the stored level decides.
 
-    Slower than the base, or than the stored commit, is slower whatever the level says: the host may be faster today.
+    A case that is slower than the base or the stored commit is slower at any level: the host may be faster today.
     """
     if change.outcome == "regressed":
         return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
@@ -87,14 +85,13 @@ def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
 
 
 def _drifted(asked: Question, anchor: Estimate) -> Finding:
-    """The stored commit, measured now, is faster: the code drifted."""
     shown = asked.shown(anchor, "drifted", asked.work.stored_commit_pairs)
     why = f"not slower than the base by more than the tolerance, slower than {asked.anchor_name}: the code drifted"
     return replace(shown, confirmed=True, reasons=(why, *growth(asked)))
 
 
 def _faster(asked: Question, level: Estimate) -> Finding:
-    """Faster than stored: an improvement where the base or the stored commit, measured now, is slower."""
+    """Return the finding on a faster level: improved if the base or the stored commit, measured now, is slower."""
     if level.outcome != "improved":
         return asked.shown(level, "pass" if level.outcome == "pass" else "inconclusive")
     for found, pairs in ((asked.change, asked.work.pairs), (asked.since_anchor, asked.work.stored_commit_pairs)):
@@ -109,11 +106,11 @@ def _improved(shown: Finding) -> Finding:
 
 
 def _moved(asked: Question) -> Finding:
-    """The level is worse, and neither the base nor the stored commit shows why."""
+    """Return the finding on a worse level if neither the base nor the stored commit explains it."""
     today = _all_of_today(asked)
     judge = asked.judge(asked.work.fresh)
     estimate = judge.remeasured(today)
-    if judge.is_surely_worse(today, expected=bool(asked.work.given.environment_changes)):
+    if judge.is_surely_worse(today, expected=bool(asked.work.gate_case.environment_changes)):
         return _attributed(asked, asked.shown(estimate, "drifted"), estimate)
     cleared = judge.excludes(estimate.effect, estimate.error)
     shown = asked.shown(estimate, "pass" if cleared else "inconclusive")
@@ -121,7 +118,7 @@ def _moved(asked: Question) -> Finding:
 
 
 def _all_of_today(asked: Question) -> list[float]:
-    """Values of the new code in every stage after the screening; of the stored commit too, where it is as slow."""
+    """Return the values of the new code after the screening, and of the stored commit if it is as slow."""
     work = asked.work
     runs = [*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))]
     if asked.since_anchor is not None and asked.since_anchor.outcome == "pass":
@@ -130,33 +127,31 @@ def _all_of_today(asked: Question) -> list[float]:
 
 
 def _attributed(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
-    """Worse than stored, and what runs the same code is worse as well, or cannot be run: whose doing it is."""
-    work, changes = asked.work, asked.work.given.changes
-    told = f"slower than stored; {_controls(asked)}"
+    work, changes = asked.work, asked.work.gate_case.changes
+    slower = f"slower than stored; {_controls(asked)}"
     control = asked.control([*work.fresh, *(new for _, new in (*work.pairs, *work.anchor_pairs))])
     if control is not None:
-        says = control.says(estimate.effect + asked.known[0].shift, math.log1p(shown.tolerance))
+        says = control.says(estimate.effect + asked.context[0].shift, math.log1p(shown.tolerance))
         if says != "code":
             name: VerdictName = "unstable-host" if says == "host" else "inconclusive"
-            return replace(shown, name=name, reasons=(f"{told}; {_control_told(control, says)}",))
+            return replace(shown, name=name, reasons=(f"{slower}; {_control_reason(control, says)}",))
     if changes:
-        why = f"{told}; different from the stored runs: {', '.join(changes)}"
+        why = f"{slower}; different from the stored runs: {', '.join(changes)}"
         return replace(shown, name="environment", reasons=(why,))
-    why = f"(unattributed) {told}; no control moved along"
+    why = f"(unattributed) {slower}; no control moved along"
     return replace(shown, reasons=(why, *growth(asked)))
 
 
-def _control_told(control: Moved, says: Says) -> str:
+def _control_reason(control: Moved, says: Says) -> str:
     if control.amount is None:
-        return f"nothing tells the host from the code: {control.why}"
-    told = f"the yardstick moved by {percent(math.expm1(control.amount), signed=True)}"
+        return f"the cause may be the host or the code: {control.why}"
+    moved = f"the yardstick moved by {percent(math.expm1(control.amount), signed=True)}"
     if says == "host":
-        return f"{told}: the host has drifted"
-    return f"{told} ({control.why}), which may explain it: a case and its yardstick lie as far apart now and then"
+        return f"{moved}: the host has drifted"
+    return f"{moved} ({control.why}), which may explain it: a case and its yardstick lie as far apart now and then"
 
 
 def _controls(asked: Question) -> str:
-    """What the base and the stored commit say."""
     if not asked.work.settings.can_run_base:
         return asked.work.no_base or "no base was run"
     if asked.since_anchor is not None and asked.since_anchor.effect > math.log1p(asked.tolerance):
@@ -167,13 +162,12 @@ def _controls(asked: Question) -> str:
 
 
 def _without_base(asked: Question, level: Estimate) -> Finding:
-    """What the re-measurement says where no A/B was run."""
     if level.outcome == "pass":
         return _resting_on_shift(asked, asked.shown(level, "pass"), level)
     if level.outcome == "improved":
         return _improved(flagged(asked.shown(level, "improved"), "unconfirmed: no A/B was run"))
-    if asked.judged.is_secondary and asked.known[0].unexplained:
-        why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-against would tell"
+    if asked.judged.is_secondary and asked.context[0].unexplained:
+        why = f"{asked.judged.name} is slower in the whole suite: the host or the code; --perf-against decides"
         return replace(asked.shown(level, "inconclusive"), reasons=(why,))
     why = "the noise forbids a verdict"
     if level.outcome == "candidate" and asked.work.settings.can_run_base:
@@ -182,7 +176,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
         why = f"slower, and not confirmed: {f'{stable}, {MIN_PAIRS} are needed' if made else 'the A/B was not run'}"
     elif level.outcome == "candidate":
         own = asked.judged.quantity.is_own
-        shift = asked.known[0].shift if own else asked.view.today.shift
+        shift = asked.context[0].shift if own else asked.view.today.shift
         if abs(shift) <= SHIFT_LIMIT:
             return _regressed_unconfirmed(asked, level)
         why = "slower, but the suite has shifted so far that only an A/B could confirm (--perf-against)"
@@ -190,7 +184,7 @@ def _without_base(asked: Question, level: Estimate) -> Finding:
 
 
 def _regressed_unconfirmed(asked: Question, level: Estimate) -> Finding:
-    """Slower than stored, and no base to ask: an environment or a host that changed as well is named first."""
+    """Return the finding on a slower level without a base; a changed environment or host is reported first."""
     other = _attributed(asked, asked.shown(level, "regressed"), level)
     if other.name != "regressed":
         return other
@@ -202,7 +196,7 @@ def _regressed_unconfirmed(asked: Question, level: Estimate) -> Finding:
 
 
 def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Finding:
-    """Take back a pass that is one only because the whole suite is slower, when nothing tells that it is the host."""
+    """Withdraw a pass that holds only because the whole suite is slower, unless the host is known to be the cause."""
     unexplained = asked.view.today.unexplained
     if shown.name != "pass" or unexplained <= math.log1p(asked.view.settings.tolerance):
         return shown
@@ -210,21 +204,21 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
     judge = asked.judge()
     if whole <= math.log1p(shown.tolerance) and judge.excludes(whole, estimate.error):
         return shown
-    told = percent(math.expm1(whole), signed=True)
-    why = f"{told} against the stored runs, and so is the whole suite, which is slower and judged as one"
+    change = percent(math.expm1(whole), signed=True)
+    why = f"{change} against the stored runs, and so is the whole suite, which is slower and judged as one"
     as_stored = asked.shown(replace(estimate, effect=whole), "inconclusive")
     level = shown.level and replace(shown.level, change=math.expm1(whole), interval=as_stored.interval or (0.0, 0.0))
     return replace(as_stored, level=level, reasons=(why,))
 
 
 def growth(asked: Question) -> tuple[str, ...]:
-    """A phrase that names the stored commits around the largest step of a level that left its reference.
+    """Return a phrase with the stored commits around the largest step of a level that left its reference.
 
-    Nothing where no newer runs than the reference are stored, or where these name no commit.
+    Empty without stored runs newer than the reference that have a commit.
     """
     work, judged = asked.work, asked.judged
-    anchor, values = work.given.anchor, dict[str, list[float]]()
-    for run in work.given.newest:
+    anchor, values = work.gate_case.anchor, dict[str, list[float]]()
+    for run in work.gate_case.newest:
         if run.commit and run.commit != anchor:
             values.setdefault(run.commit, []).extend(judged.values([run]))
     steps = [(commit, median(own) - judged.level.centre) for commit, own in values.items() if own]
@@ -244,7 +238,7 @@ def growth(asked: Question) -> tuple[str, ...]:
 
 
 def of_all_samples(asked: Question) -> Finding:
-    """What all samples say, where clearly more of them are disturbed than in the stored runs and they look slower."""
+    """Return the finding on all samples, if clearly more are disturbed than in the stored runs and look slower."""
     level, change = asked.level, asked.change
     if change is not None and asked.work.settings.can_run_base:
         if change.outcome == "regressed":
@@ -259,31 +253,32 @@ def of_all_samples(asked: Question) -> Finding:
     yardsticks = [yardstick for _, yardstick in _apparent(asked.work) if yardstick is not None]
     moved = median(yardsticks) if yardsticks else None
     if moved is not None and explains(estimate.effect, moved, math.log1p(asked.tolerance)):
-        told = percent(math.expm1(moved), signed=True)
-        return flagged(asked.shown(estimate, "pass"), f"more samples are disturbed, and the yardstick moved by {told}")
+        amount = percent(math.expm1(moved), signed=True)
+        why = f"more samples are disturbed, and the yardstick moved by {amount}"
+        return flagged(asked.shown(estimate, "pass"), why)
     return replace(asked.shown(estimate, "inconclusive"), reasons=(_both_figures(asked, estimate.effect),))
 
 
 def _both_figures(asked: Question, effect: float) -> str:
     clean = Question(work=asked.work, judged=asked.work.time, view=asked.view)
     estimate = clean.level or clean.screened
-    told = f"clean ones {percent(math.expm1(estimate.effect), signed=True)}" if estimate else "too few are clean"
+    clean_text = f"clean ones {percent(math.expm1(estimate.effect), signed=True)}" if estimate else "too few are clean"
     runs = asked.work.runs
     samples, disturbed = sum(run.samples for run in runs), sum(run.samples - run.clean for run in runs)
     return (
-        f"all samples {percent(math.expm1(effect), signed=True)}, {told}; {disturbed} of {samples} samples disturbed, "
-        "clearly more than stored: the host or the code; --perf-against would tell"
+        f"all samples {percent(math.expm1(effect), signed=True)}, {clean_text}; {disturbed} of {samples} samples "
+        "disturbed, clearly more than stored: the host or the code; --perf-against decides"
     )
 
 
 def unstable(asked: Question, runs: int, further: str) -> Finding:
-    """Runs without enough clean samples: what all samples say, against the yardstick beside them."""
+    """Return the finding on runs without enough clean samples, from all samples and their yardstick."""
     blank = asked.blank
-    told = next((run.disturbance for run in asked.work.runs if run.is_disturbed), "too few clean samples")
+    cause = next((run.disturbance for run in asked.work.runs if run.is_disturbed), "too few clean samples")
     held = [run.throttled for run in asked.work.runs if asked.judged.quantity.is_held_back(run)]
     if held:
-        told = f"the CPU quota held the ranks back in {median(held):.0%} of its periods, and not in the stored runs"
-    why = f"{runs} of {runs} {further}runs unstable: {told}"
+        cause = f"the CPU quota held the ranks back in {median(held):.0%} of its periods, and not in the stored runs"
+    why = f"{runs} of {runs} {further}runs unstable: {cause}"
     if runs < UNSTABLE_RUNS:
         return replace(blank, name="inconclusive", reasons=(why,))
     changes = _apparent(asked.work)
@@ -303,8 +298,8 @@ def unstable(asked: Question, runs: int, further: str) -> Finding:
 
 
 def _is_slower(asked: Question, changes: Sequence[tuple[float, float | None]], *, beside_yardstick: bool) -> bool:
-    """Whether every run is slower, than its yardstick explains if that is asked, by more than a pass may hide."""
-    stored = [math.log(run.median_s) for run in asked.work.given.stored if run.quantiles_s]
+    """Return whether every run is slower by more than a pass may hide, after subtraction of its yardstick if asked."""
+    stored = [math.log(run.median_s) for run in asked.work.gate_case.stored if run.quantiles_s]
     centre = median(stored)
     scatter = SCATTER * MAD_TO_SIGMA * median([abs(value - centre) for value in stored])
     limit = max(scatter, math.log1p(asked.tolerance + asked.view.settings.blind_margin))
@@ -314,11 +309,11 @@ def _is_slower(asked: Question, changes: Sequence[tuple[float, float | None]], *
 
 
 def _apparent(work: CaseWork) -> list[tuple[float, float | None]]:
-    """By how much all samples of each run, and the yardstick beside them, lie above the stored ones; logarithms.
+    """Return the changes (ln) of each run's samples and of its yardstick from the stored runs.
 
-    Runs that telemetry saw disturbed are left out; None where the yardstick was not timed, or did other work.
+    Runs with a disturbance in the telemetry are left out; None for a yardstick that was not timed or did other work.
     """
-    stored = [run for run in work.given.stored if run.quantiles_s and not run.is_disturbed]
+    stored = [run for run in work.gate_case.stored if run.quantiles_s and not run.is_disturbed]
     if not stored:
         return []
     then, found = median([math.log(run.median_s) for run in stored]), []

@@ -1,4 +1,4 @@
-"""Which requests a limited time is spent on.  Times come in as data: nothing here looks at a clock."""
+"""Select requests for a limited time.  Times are arguments: this module does not read a clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCREENING_SHARE = 1 / 3
 _ARMS: Mapping[RequestKind, int] = {"run": 1, "ab_pair": 2, "anchor_pair": 2}
 """Runs of a request."""
 Wanted = Mapping[RequestKind, Mapping[str, int]]
-"""How many requests of each kind, by node id."""
+"""Number of requests of each kind, by node id."""
 
 
 def usual_s(plain_s: float) -> float:
@@ -28,19 +28,19 @@ def usual_s(plain_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds that requests take, as they were measured so far."""
+    """Seconds of requests, as measured so far."""
 
     start_s: float = 10.0
-    """Starting one arm of an A/B: interpreter, pytest, the import of torch."""
+    """Start of one arm of an A/B: interpreter, pytest, the import of torch."""
     starts: Mapping[RequestKind, int] = field(default_factory=lambda: {"ab_pair": 2, "anchor_pair": 1})
-    """Arms that the first pair of a kind has to start; they stay alive for the others."""
+    """Number of arms that the first pair of a kind starts; later pairs use the same arms."""
     run_s: Mapping[str, float] = field(default_factory=dict)
-    """One fresh run of a case, by node id."""
+    """Seconds of one fresh run, by node id."""
     usual_run_s: float = 1.0
-    """The same for cases without one."""
+    """Seconds of a run of other cases."""
 
     def of(self, wanted: Wanted) -> float:
-        """Return the seconds that all these take.
+        """Return the seconds of all these requests.
 
         >>> Costs(start_s=8.0, run_s={"a": 1.0, "b": 2.0}).of({"run": {"a": 1}, "ab_pair": {"a": 3, "b": 2}})
         31.0
@@ -51,32 +51,32 @@ class Costs:
         return total_s
 
     def case_s(self, node: str, kind: RequestKind, count: int) -> float:
-        """Return the seconds of so many requests of a case, without the start of arms."""
+        """Return the seconds of ``count`` requests of a case, without the start of arms."""
         return _ARMS[kind] * count * self.run_s.get(node, self.usual_run_s)
 
     def starts_s(self, kind: RequestKind) -> float:
-        """Return the seconds that starting the arms of a kind takes."""
+        """Return the seconds of the start of a kind's arms."""
         return self.starts.get(kind, 0) * self.start_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What is left of a session's budget, and what further requests cost."""
+    """The remaining budget of a session, and the costs of further requests."""
 
     whole_s: float
     left_s: float
     costs: Costs = field(default_factory=Costs)
 
     def affords(self, wanted: Wanted) -> bool:
-        """Whether the budget allows all of these."""
+        """Return whether the budget allows all of these requests."""
         return self.costs.of(wanted) <= self.left_s
 
     def keeping(self, share: float) -> Spending:
-        """Return the spending that leaves this share of the whole budget."""
+        """Return the spending that reserves this share of the whole budget."""
         return Spending(whole_s=self.whole_s, left_s=self.left_s - share * self.whole_s, costs=self.costs)
 
     def complete(self, order: Sequence[str], wanted: Wanted) -> dict[str, int]:
-        """Return the cases, in this order, of which all that is wanted fits, each with its count of the first kind."""
+        """Return the cases, in this order, whose requests all fit, each with its count of the first kind."""
         used_s, kinds, chosen = 0.0, set[RequestKind](), set[str]()
         for node in order:
             own = {kind: counts[node] for kind, counts in wanted.items() if counts.get(node)}
@@ -89,21 +89,21 @@ class Spending:
         return {node: count for node, count in next(iter(wanted.values())).items() if node in chosen}
 
     def cheapest(self, wanted: Wanted) -> dict[str, int]:
-        """Return the complete cases, those that cost least first, so that as many as possible are complete."""
+        """Return the complete cases, the cheapest first, so that as many as possible are complete."""
         ((kind, counts),) = wanted.items()
         return self.complete(sorted(counts, key=lambda node: self.costs.case_s(node, kind, counts[node])), wanted)
 
     def shared_out(
         self, kind: RequestKind, counts: Mapping[str, int], decides: Callable[[str, int], bool]
     ) -> dict[str, int]:
-        """Return the pairs of each case, at most those wanted, by which as many cases as possible can be decided.
+        """Return the number of pairs per case with which as many cases as possible can be decided.
 
-        ``decides(node, further)`` tells whether so many further pairs could; a case that none would help gets none.
+        ``decides(node, further)`` returns whether that number of pairs could decide a case; others get no pairs.
         """
         best: dict[str, int] = {}
         for most in range(max(counts.values(), default=0), 0, -1):
-            given = {node: min(count, most) for node, count in counts.items() if count}
-            hopeful = {node: count for node, count in given.items() if decides(node, count)}
+            limited = {node: min(count, most) for node, count in counts.items() if count}
+            hopeful = {node: count for node, count in limited.items() if decides(node, count)}
             chosen = self.cheapest({kind: hopeful})
             if len(chosen) > len(best):
                 best = chosen
@@ -113,9 +113,9 @@ class Spending:
 def round_robin(
     wanted: Mapping[str, int], kind: RequestKind, why: str, done: Mapping[str, int] | None = None
 ) -> list[Request]:
-    """One of each, then a second of each, and so on: a bad minute of the host then hits no case twice.
+    """Return one request of each case, then a second of each, and so on, so that a short disturbance hits a case once.
 
-    All pairs of a turn begin with the same code, so that each arm is started once for it.
+    All pairs of a turn begin with the same code, so that each arm is started once per turn.
     """
     return [
         Request(

@@ -1,4 +1,4 @@
-"""Which stored runs a case may be compared with, and why not with others."""
+"""Select the stored runs that a case can be compared with, with reasons for excluding others."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from perfsuite.gate.evidence import GateCase
 from perfsuite.record.verdict import GateSettings
 
 STALE_DAYS = 60
-"""A baseline whose newest run is older is marked."""
+"""Age of the newest run above which a baseline is flagged."""
 DROPPED_DAYS = 120
-"""A baseline whose newest run is older is not compared with."""
+"""Age of the newest run above which a baseline is not used."""
 SHOWN_DIFFERENCES = 6
-"""Differences of the environment that a verdict names; the rest are counted."""
+"""Most differences of the environment in a verdict; the others are counted."""
 _NOT_TIMED = frozenset({"pytest", "pytest-benchmark", "perfsuite", "nvidia-ml-py", "mthreads-ml-py"})
 """Software that runs outside the timed region."""
 _NO_CAUSES = frozenset({"hostname", "notes"})
-"""Parts of an environment that make no case slower."""
+"""Parts of an environment that do not change the speed of a case."""
 _WHICH_CORES = "cores.which"
 """A batch system gives other cores of the same kind to every job."""
 _UNKNOWN = "unknown"
 _ANOTHER_HOST = "another host of equal hardware"
-"""Without its name: reports and pages, which others read, repeat the causes of a verdict."""
+"""Without the host's name, because reports and pages repeat the causes of a verdict."""
 
 
 def gate_case(
@@ -47,10 +47,10 @@ def gate_case(
     now: datetime | None = None,
     boot: str = "",
 ) -> GateCase:
-    """The case with the stored runs that it may be compared with, or the reason why there are none.
+    """Return the case with the comparable stored runs, or with the reason why there are none.
 
-    ``environment`` is the soft key of this session, ``boot`` that of its host; ``folder`` is searched for other
-    hardware when nothing fits.
+    ``environment`` is the soft key of this session, ``boot`` the boot of its host; ``folder`` is searched for other
+    hardware if no stored case matches.
     """
     found = find(case, baseline=baseline, hardware=hardware, folder=folder)
     tolerances = dict(metric_tolerances or {})
@@ -63,9 +63,9 @@ def gate_case(
             reasons=found,
         )
     stored, flags = usable_runs(found, now or datetime.now(timezone.utc))
-    # Runs of one session of the machine are one session: only those are known to scatter independently.
+    # Only runs of different sessions of the machine scatter independently, so those are the sessions of the gate.
     sessions = baseline.machine_session if baseline else {}
-    there = {run.key for run in found.reference}  # a key has the session that pytest gave
+    there = {run.key for run in found.reference}  # a key has the name of the pytest session
     later = tuple(run for run in stored if run.key not in there)
     compared, later, hosts, elsewhere = _of_this_host(found.reference if stored else (), later, environment, boot)
     reference, newest = (
@@ -96,10 +96,10 @@ def gate_case(
 def _of_this_host(
     reference: tuple[RunSummary, ...], later: tuple[RunSummary, ...], environment: Mapping[str, Any], boot: str
 ) -> tuple[tuple[RunSummary, ...], tuple[RunSummary, ...], str, tuple[str, ...]]:
-    """The runs to compare with, a sentence about their hosts, and the host as a difference of the environment.
+    """Return the runs to compare with, a sentence about their hosts, and the host as a possible cause of a change.
 
-    Of a reference of several hosts the runs of this host, if there are enough.  Only where all runs are of one other
-    host can the host be the cause of a change: runs of several hosts scatter as hosts do.
+    A reference of several hosts is reduced to the runs of this host if there are enough.  The host is a possible cause
+    only if all runs are of one other host: the scatter of several hosts is part of the noise.
     """
     here, hosts = host_of(environment, boot), by_host(reference)
     own = [not any(host_of(run.environment, run.boot).is_other_than(here) for run in host) for host in hosts]
@@ -107,24 +107,24 @@ def _of_this_host(
         return reference, later, "all stored runs are of another host of equal hardware", (_ANOTHER_HOST,)
     if len(hosts) < 2:
         return reference, later, "", ()
-    mine = hosts[own.index(True)] if True in own else []
-    told = f"stored runs are of {len(hosts)} hosts of equal hardware, {len(mine)} of {len(reference)} of this host"
-    if usable(mine) < GateSettings.min_stored:
-        return reference, later, f"{told}: all are compared with, and differences between hosts count as noise", ()
+    local = hosts[own.index(True)] if True in own else []
+    text = f"stored runs are of {len(hosts)} hosts of equal hardware, {len(local)} of {len(reference)} of this host"
+    if usable(local) < GateSettings.min_stored:
+        return reference, later, f"{text}: all are compared with, and differences between hosts count as noise", ()
     later = tuple(run for run in later if not host_of(run.environment, run.boot).is_other_than(here))
-    return tuple(mine), later, f"{told}: only these are compared with", ()
+    return tuple(local), later, f"{text}: only these are compared with", ()
 
 
 def _nearest(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The environment that is most like that of this session, the newest of equal ones: what it lacks none had."""
+    """Return the stored environment with the fewest differences from this session's, the newest of equal ones."""
     distinct = {id(environment): environment for environment in reversed(stored)}
     return min(distinct.values(), key=lambda environment: len(causes(now, environment)), default=now)
 
 
 def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, folder: Path) -> Entry | tuple[str, ...]:
-    """The entry of a case, or what keeps it apart from the nearest one: on this hardware, else on another.
+    """Return the entry of a case, or its differences from the nearest entry on this or other hardware.
 
-    An empty tuple where nothing is stored anywhere.
+    An empty tuple if no hardware has a run of the case.
     """
     entries = baseline.by_node.get(case.node, ()) if baseline else ()
     if entries:  # newest last: of equally near ones the newest
@@ -141,7 +141,7 @@ def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, f
 
 
 def nearest_hardware(folder: Path, hardware: Hardware) -> str:
-    """The file of the same platform whose hardware differs in the fewest fields, and in which; empty without any."""
+    """Return the file of the platform with the fewest differences in hardware, with these; empty without one."""
     others = {
         other.hardware.fingerprint: hardware_differences(hardware, other.hardware)
         for other in _others(folder, hardware)
@@ -153,7 +153,6 @@ def nearest_hardware(folder: Path, hardware: Hardware) -> str:
 
 
 def _others(folder: Path, hardware: Hardware) -> Iterator[Baseline]:
-    """Baselines of other hardware of the same platform; damaged ones are no concern of this session."""
     for path in sorted((folder / hardware.platform).glob("*.json")):
         if path.stem != hardware.fingerprint:
             facts = path.stat()
@@ -164,7 +163,7 @@ def _others(folder: Path, hardware: Hardware) -> Iterator[Baseline]:
 
 @functools.lru_cache(maxsize=16)
 def _read_once(path: Path, mtime_ns: int, size: int) -> Baseline | None:
-    """A file in one state, read once for all cases; None when it is damaged."""
+    """Return the baseline in one state of a file, read once for all cases; None for a damaged file."""
     try:
         return store.read(path)
     except BaselineError:
@@ -172,7 +171,7 @@ def _read_once(path: Path, mtime_ns: int, size: int) -> Baseline | None:
 
 
 def soft_differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields of the environment that differ, one phrase each; what only one side knows counts too.
+    """Return a phrase for each field of the environment that differs, or that only one side has.
 
     >>> soft_differences({"packages": {"torch": "2.13.0"}}, {"packages": {"torch": "2.12.1"}})
     ('packages.torch 2.13.0, stored 2.12.1',)
@@ -181,12 +180,12 @@ def soft_differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple
 
 
 def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those of the differences that can make a case slower: not the name of the host, nor software beside the timing.
+    """Return the differences that can slow a case, without the host's name and software outside of the timed region.
 
     >>> causes({"hostname": "a", "packages": {"pytest": "9.1"}, "kernel": "6.2"}, {"hostname": "b", "kernel": "6.1"})
     ('kernel 6.2, stored 6.1',)
 
-    What one side could not read is not known to differ.
+    A field that one side could not read does not count.
 
     >>> causes({"governor": "powersave", "cpu": "X; CPU quota: unknown"}, {"governor": "performance", "cpu": "X"})
     ('governor powersave, stored performance',)
@@ -202,7 +201,7 @@ def causes(now: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _parts(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of an environment by dotted name; the text that describes the CPU is split into its own parts.
+    """Return the parts of an environment by dotted name; the description of the CPU is split into its parts.
 
     >>> _parts({"cpu": "EPYC; sockets: 1; cores used: 2; CPU quota: 1.5 cores"})
     {'cpu': 'EPYC', 'sockets': '1', 'cores used': '2', 'CPU quota': '1.5 cores'}
@@ -215,7 +214,6 @@ def _parts(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any], str]]:
-    """Parts of an environment that differ: name, values of now and stored, and a phrase."""
     left, right = _parts(now), _parts(stored)
     for name in sorted(set(left) | set(right)):
         if left.get(name) != right.get(name):
@@ -225,7 +223,7 @@ def _differences(now: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[
 
 
 def shortened(phrases: Sequence[str]) -> tuple[str, ...]:
-    """The first SHOWN_DIFFERENCES phrases, and how many more there are."""
+    """Return the first SHOWN_DIFFERENCES phrases, and the number of the others."""
     rest = len(phrases) - SHOWN_DIFFERENCES
     if rest <= 0:
         return tuple(phrases)
@@ -238,9 +236,9 @@ def _short(value: object) -> str:
 
 
 def usable_runs(entry: Entry, now: datetime) -> tuple[tuple[RunSummary, ...], tuple[str, ...]]:
-    """The runs of an entry, unless the newest is too old, and what a reader must know of their age.
+    """Return the runs of an entry, unless the newest is too old, and flags about their age.
 
-    The reference of an epoch does not age while runs are appended: else a slow drift would take it along.
+    The reference of an epoch does not expire while runs are appended: otherwise it would follow a slow drift.
     """
     age = (now - moment(entry.newest.time)).days
     if age > DROPPED_DAYS:

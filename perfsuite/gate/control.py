@@ -1,8 +1,7 @@
-"""What a control says about a case: whether the host, or the code, made it slower.
+"""Decide by a control whether the host or the code made a case slower.
 
-A control is fixed work that was timed beside the samples, a yardstick.
-A control is evidence only about cases that do similar work.  Runs can be compared by it only if all of them timed the
-same kind of control.
+A control (yardstick) is fixed work that was timed between the samples.  It is evidence only for cases with similar
+work, and only if all compared runs timed the same kind of control.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from perfsuite.record.result import UNLIKE
 from perfsuite.statistics.robust import median, rough_sigma
 
 ENOUGH_CONTROLS = 3
-"""Stored runs with a control of one kind from which on that is what is stored."""
+"""Fewest stored runs with a control of one kind for a stored control."""
 SCATTERS = 2.0
-"""Usual distances between a case and its control that a case must lie beyond it before the code is blamed."""
+"""Multiple of the usual distance between case and control above which the code is blamed."""
 UNLIKE_RESPONSE = 0.3
-"""Standard deviation of how much of a host's shift a case really feels: memory-bound and compute-bound cases differ."""
+"""Standard deviation of the share of a host's shift in a case: memory-bound and compute-bound cases differ."""
 SURELY_UNLIKE = 3 * UNLIKE_RESPONSE
-"""Share of a move of the control that some case of a suite moves further.  Row: busier, controls."""
+"""Share of a control's movement by which some case of a suite moves further.  Row: busier, controls."""
 EXPLAINED = 0.5
 """Least share of a change that the control must show before the host is blamed.  Row: busier, controls."""
 _BEFORE_KINDS = ("", "compute", "memory")
-"""Kinds that a run without one may have: the workload said which, and says the same today where the step works."""
+"""Kinds of controls that are comparable with a run without a kind: older versions chose them by the workload."""
 
 Read = Callable[[RunSummary], float | None]
 Says = Literal["host", "unsure", "code"]
-"""What made a case slower, by its control; ``code`` where the control stayed behind by more than it ever does."""
+"""Cause of a slowdown by the control; ``code`` if the control moved less than its usual scatter allows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,32 +38,32 @@ class Control:
     """The control of the stored runs of a case; times are logarithms."""
 
     kind: str
-    """As its ranks named it; empty where it names none."""
+    """Kind of the control; empty in older runs."""
     centre: float
     """Median of its times."""
     apart: float
-    """How far case and control usually lie apart, beside their medians: a standard deviation."""
+    """Standard deviation of the difference between case and control."""
     read: Read
-    """Which time of a control this is."""
+    """Function that reads the time of the control from a run."""
 
     def of(self, run: RunSummary) -> float | None:
-        """The time of a run's control; None without one, and for one of another kind."""
+        """Return the time of a run's control; None without one, or for another kind."""
         return self.read(run) if comparable(self.kind, run.control) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moved:
-    """How far the control beside some runs of today lies from the stored one; logarithms."""
+    """Movement of today's control from the stored one (ln)."""
 
     amount: float | None = None
-    """None where no control resembles the case."""
+    """None if no control resembles the case."""
     doubt: float = 0.0
-    """How much further the host may have moved the case."""
+    """Additional movement of the case that the host may have caused."""
     why: str = ""
     """The kind of the control, or why none resembles the case."""
 
     def says(self, effect: float, tolerance: float) -> Says:
-        """Whose doing it is that a case, or a suite, is slower by ``effect``."""
+        """Return the cause of a slowdown of a case or a suite by ``effect``."""
         if self.amount is None:
             return "unsure"
         if explains(effect, self.amount, tolerance):
@@ -73,7 +72,7 @@ class Moved:
 
 
 def comparable(stored: str, now: str) -> bool:
-    """Whether controls of these kinds do the same work, and resemble the step at all.
+    """Return whether controls of these kinds do the same work, and resemble the case.
 
     >>> comparable("sleep 4 ms", "sleep 4 ms"), comparable("", "memory"), comparable("", "message 1 KiB")
     (True, True, False)
@@ -84,9 +83,10 @@ def comparable(stored: str, now: str) -> bool:
 
 
 def stored_control(runs: Sequence[RunSummary], values: Sequence[float], *reads: Read) -> Control | None:
-    """The control that most stored runs have; ``values`` are what is judged of them, in the same order.
+    """Return the control of most stored runs; ``values`` are the judged values of the runs, in the same order.
 
-    Of ``reads``, which say what a control's time is, the first that enough runs have: means were not always stored.
+    ``reads`` are functions that read a control's time; the first one with enough values is used, because old runs have
+    no means.
     """
     kinds = Counter(run.control for run in runs if run.yardstick is not None)
     kind = max(kinds, key=lambda one: (kinds[one], one), default="")
@@ -102,9 +102,10 @@ def stored_control(runs: Sequence[RunSummary], values: Sequence[float], *reads: 
 def moved(
     stored: Control | None, runs: Sequence[RunSummary], *, slope: float = 0.0, common: float = 0.0
 ) -> Moved | None:
-    """How far the control beside these runs moved; None where they have none at all.
+    """Return the movement of these runs' control; None without any control.
 
-    ``slope`` of its movement beyond ``common``, what all controls have in common, is taken off the values already.
+    ``slope`` times its movement beyond ``common``, the common movement of all controls, is already subtracted from the
+    values.
     """
     timed = [run for run in runs if run.control or run.yardstick is not None]
     if not timed:
@@ -117,13 +118,13 @@ def moved(
         then = "none of one kind" if stored is None else stored.kind or "of unknown kind"
         return Moved(why=f"its control is {kinds}, stored is {then}: store new runs")
     far = median(now) - stored.centre
-    shared, apart = (common, 0.0) if slope else (0.0, stored.apart)  # with a slope the noise is what they lie apart
+    shared, apart = (common, 0.0) if slope else (0.0, stored.apart)  # with a slope the distance is part of the noise
     doubt = SCATTERS * apart + SURELY_UNLIKE * max(0.0, far - shared)
     return Moved(amount=far - slope * (far - common), doubt=doubt, why=stored.kind or kinds)
 
 
 def explains(effect: float, amount: float, tolerance: float) -> bool:
-    """Whether a control that moved by ``amount`` leaves less than the tolerance of an effect; all logarithms.
+    """Return whether a control that moved by ``amount`` explains an effect up to the tolerance; all are logarithms.
 
     >>> explains(0.1, 0.08, 0.03), explains(0.1, 0.05, 0.03), explains(0.04, 0.015, 0.03)
     (True, False, False)

@@ -1,4 +1,4 @@
-"""Quantities that do not scatter: memory, bytes, operations, bubble.  One run decides, by a rule, not by statistics."""
+"""Quantities that do not scatter: memory, bytes, operations, bubble.  A rule judges one run, without statistics."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from perfsuite.record.own_metrics import Better
 from perfsuite.record.verdict import Finding, VerdictName
 
 STORED_DIGITS = 1e-5
-"""Relative difference that the six stored digits may make between equal values."""
+"""Relative difference between equal values that were stored with six digits."""
 BUBBLE_CHANGE = 0.01
-"""Absolute change of a bubble ratio that is accepted."""
+"""Accepted absolute change of a bubble ratio."""
 MEMORY_CHANGE = 0.01
-"""Relative change of a memory size that is accepted where the registry says nothing else."""
+"""Accepted relative change of a memory size that has no other rule in the registry."""
 
 _STILL = 0.1
-"""Stored values that differ by no more than this share of what is allowed do not scatter."""
+"""Share of the allowed change up to which stored values do not scatter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExactRule:
-    """How much a quantity may change for the worse; what it may change by is the larger of the two."""
+    """The allowed change of a quantity for the worse: the larger of the two values."""
 
     relative: float = 0.0
     """Share of the stored value."""
     absolute: float = 0.0
-    """In the quantity's own unit."""
+    """In the unit of the quantity."""
 
 
 def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) -> ExactRule | None:
-    """The exact rule of a metric; None when it scatters and is judged by statistics or not at all.
+    """Return the exact rule of a metric; None if it scatters and is judged by statistics or not judged.
 
-    The registry says which metrics are deterministic.  Among those that it does not know, bubbles, sizes in GiB or
-    bytes, and counts of operations are.  ``tolerance`` is what the case asks for instead, relative; a bubble ratio
-    keeps its absolute rule.
+    The registry lists the deterministic metrics.  Of other metrics bubbles, sizes in GiB or bytes, and counts of
+    operations are deterministic.  ``tolerance`` is the relative tolerance of the case; a bubble ratio keeps its
+    absolute rule.
     """
     spec, own = REGISTRY.get(name), meaning.own
     if own is not None and own.exact:
@@ -64,7 +64,7 @@ def exact_findings(
     meanings: Mapping[str, MetricMeaning],
     tolerances: Mapping[str, float],
 ) -> tuple[Finding, ...]:
-    """One finding per exact quantity that both sides have."""
+    """Return a finding for each exact quantity of both sides."""
     findings = []
     for name in sorted(meanings):
         rule = rule_for(name, meanings[name], tolerances.get(name))
@@ -78,7 +78,7 @@ def exact_findings(
 def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[float], now: Sequence[float]) -> Finding:
     before, after = statistics.median(then), statistics.median(now)
     allowed = max(rule.relative * abs(before), rule.absolute, STORED_DIGITS * abs(before))
-    change = after - before  # for the worse; a quantity that has no better direction is worse by any change
+    change = after - before  # for the worse; without a better direction any change is worse
     change = {"higher": -change, "lower": change}.get(meaning.better, abs(change))
     verdict: VerdictName = "regressed" if change > allowed else "improved" if change < -allowed else "pass"
     reasons: tuple[str, ...] = ()
@@ -108,7 +108,6 @@ def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[fl
 
 
 def _beyond(then: Sequence[float], now: Sequence[float], better: Better) -> float:
-    """How far the best new value lies beyond the worst stored one; negative where they overlap."""
     if better == "neither":
         return min(abs(new - old) for new in now for old in then)
     return min(then) - max(now) if better == "higher" else min(now) - max(then)

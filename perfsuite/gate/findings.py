@@ -1,4 +1,4 @@
-"""From what came in for a case to its findings and its verdict, and from all cases to what is said of the session."""
+"""Derive findings and verdicts of cases from their runs, and the verdict on the session from all cases."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ _ORDER: tuple[VerdictName, ...] = (
     "improved",
     "pass",
 )
-"""The worst first: a case is what its worst quantity is."""
+"""The worst first: a case has the verdict of its worst quantity."""
 LOUD = 3.0
-"""Standard deviations of a run that any change shown is larger than."""
+"""Standard deviations of a run; every change that can be shown is larger."""
 
 
 def verdict(work: CaseWork, view: View) -> Verdict:
-    """What can be said about a case now."""
-    given = work.given
+    """Return the verdict on a case from its present runs."""
+    gate_case = work.gate_case
     blank = Verdict(
         case=work.node,
         name="inconclusive",
         runs=len(work.runs),
         iterations=min((run.samples * run.iterations for run in work.runs if run.samples), default=None),
         pairs=len(work.pairs),
-        stored_runs=len(given.stored),
-        stored_sessions=len({run.session for run in given.stored}),
-        reasons=given.reasons,
-        flags=(*given.flags, *work.flags, *_run_flags(work)),
-        soft_differences=given.soft_differences,
-        stored_commit=given.anchor,
+        stored_runs=len(gate_case.stored),
+        stored_sessions=len({run.session for run in gate_case.stored}),
+        reasons=gate_case.reasons,
+        flags=(*gate_case.flags, *work.flags, *_run_flags(work)),
+        soft_differences=gate_case.soft_differences,
+        stored_commit=gate_case.anchor,
     )
     early = _uncompared(work, blank) or _memory(work, blank)
     if early is not None:
         return early
-    exact = exact_findings(given.stored, work.runs, given.case.metrics, given.metric_tolerances)
+    exact = exact_findings(gate_case.stored, work.runs, gate_case.case.metrics, gate_case.metric_tolerances)
     exact = (*exact, *uncompared(work))
     if work.learnt is not None:
         return _learning(blank, exact, work, view)
@@ -60,50 +60,50 @@ def verdict(work: CaseWork, view: View) -> Verdict:
     asked = [
         one for one in asked if one.judged.name in work.suspected or not one.judged.is_secondary or one.looks_worse
     ]
-    told = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
-    told = [_cut_short(one, work.cut_short) for one in told]
+    found = [_in_its_words(_within_its_interval(finding(one), one), one) for one in asked]
+    found = [_cut_short(one, work.cut_short) for one in found]
     unwatched = [*_unwatched(work, view), *unjudged(work, view.settings.min_stored)]
-    return _worst(blank, [*told, *exact], work.withdrawn, unwatched)
+    return _worst(blank, [*found, *exact], work.withdrawn, unwatched)
 
 
-def _in_its_words(told: Finding, asked: Question) -> Finding:
-    """A metric of one's own is worse or better, not slower or faster."""
+def _in_its_words(found: Finding, asked: Question) -> Finding:
+    """Return the finding with the words worse and better for an own metric, instead of slower and faster."""
     if not asked.judged.quantity.is_own:
-        return told
-    reasons = told.reasons
+        return found
+    reasons = found.reasons
     for old, new in (("as slow as", "as bad as"), ("slower", "worse"), ("faster", "better")):
         reasons = tuple(reason.replace(old, new) for reason in reasons)
-    return replace(told, reasons=reasons)
+    return replace(found, reasons=reasons)
 
 
-def _within_its_interval(told: Finding, asked: Question) -> Finding:
-    """Take back a slowdown that no interval shows; name the level where only its interval shows it.
+def _within_its_interval(found: Finding, asked: Question) -> Finding:
+    """Withdraw a slowdown that no interval shows; report the level if only its interval shows it.
 
-    What an A/B must show is less where the re-measurement has shown the rest against the stored runs.
+    An A/B must show less if the re-measurement has shown the rest against the stored runs.
     """
-    if told.name not in FAILING or told.interval is None or told.interval[0] > 0:
-        return told
-    if told.level is None or told.level.interval[0] <= 0:
-        why = f"its interval contains no change: {told.name} is not shown"
-        return replace(told, name="inconclusive", confirmed=None, reasons=(why, *told.reasons))
-    centre, effect = asked.judged.level.centre, told.level.change
+    if found.name not in FAILING or found.interval is None or found.interval[0] > 0:
+        return found
+    if found.level is None or found.level.interval[0] <= 0:
+        why = f"its interval contains no change: {found.name} is not shown"
+        return replace(found, name="inconclusive", confirmed=None, reasons=(why, *found.reasons))
+    centre, effect = asked.judged.level.centre, found.level.change
     moved = asked.judged.quantity.logarithm(effect)
     before, after = (asked.judged.plain(value) for value in (centre, centre + moved))
-    return replace(told, effect=effect, interval=told.level.interval, before=before, after=after)
+    return replace(found, effect=effect, interval=found.level.interval, before=before, after=after)
 
 
-def _cut_short(told: Finding, why: str) -> Finding:
-    """Take back a pass of a case that needed more runs; what is shown already stands."""
+def _cut_short(found: Finding, why: str) -> Finding:
+    """Withdraw a pass of a case that needed more runs; keep a slowdown that is already shown."""
     if not why:
-        return told
-    if told.name in FAILING:
-        return replace(told, flags=(*told.flags, f"{why} before all runs and pairs were made"))
-    name = "inconclusive" if told.name in ("pass", "improved") else told.name
-    return replace(told, name=name, reasons=(f"{why} before it was decided", *told.reasons))
+        return found
+    if found.name in FAILING:
+        return replace(found, flags=(*found.flags, f"{why} before all runs and pairs were made"))
+    name = "inconclusive" if found.name in ("pass", "improved") else found.name
+    return replace(found, name=name, reasons=(f"{why} before it was decided", *found.reasons))
 
 
 def _unwatched(work: CaseWork, view: View) -> list[str]:
-    """Said where mean or tail are so noisy that not even a change worth watching for would show."""
+    """Return flags for mean and tail if they are too noisy to show even a useful change."""
     flags = []
     for judged in work.judged:
         useful = math.log1p(judged.quantity.useful)
@@ -115,23 +115,22 @@ def _unwatched(work: CaseWork, view: View) -> list[str]:
 
 
 def _worst(blank: Verdict, findings: Sequence[Finding], withdrawn: str, unwatched: Sequence[str]) -> Verdict:
-    """The worst finding's verdict; beside one that fails nothing is said of what the noise could hide elsewhere."""
     ordered = tuple(sorted(findings, key=lambda finding: _ORDER.index(finding.name)))
     worst = ordered[0]
     reasons = (*blank.reasons, *worst.reasons)
     if withdrawn and worst.name in ("inconclusive", "unstable-host"):
         reasons = (*reasons, withdrawn)
     fails = worst.name in FAILING
-    told = [finding for finding in ordered if finding.name in FAILING] if fails else ordered
+    shown = [finding for finding in ordered if finding.name in FAILING] if fails else ordered
     uncompared = [why for finding in ordered[1:] if finding.effect is None for why in finding.reasons]
-    flags = (*blank.flags, *(() if fails else unwatched), *(flag for finding in told for flag in finding.flags))
+    flags = (*blank.flags, *(() if fails else unwatched), *(flag for finding in shown for flag in finding.flags))
     flags = (*flags, *(why for why in uncompared if why not in reasons))
     return replace(blank, name=worst.name, findings=ordered, reasons=reasons, flags=tuple(dict.fromkeys(flags)))
 
 
 def _run_flags(work: CaseWork) -> list[str]:
     flags = []
-    if work.given.stored and any(run.process == "reused" for run in work.runs):
+    if work.gate_case.stored and any(run.process == "reused" for run in work.runs):
         flags.append("processes were reused; stored runs had fresh ones")
     if any(run.disturbance == TELEMETRY_UNKNOWN for run in work.runs):
         flags.append("telemetry unknown: throttling would not be seen")
@@ -141,13 +140,12 @@ def _run_flags(work: CaseWork) -> list[str]:
 
 
 def _uncompared(work: CaseWork, blank: Verdict) -> Verdict | None:
-    """The verdict of a case that nothing is or can be compared of; None for the others."""
-    given = work.given
+    gate_case = work.gate_case
     if work.impossible:
         return replace(blank, name="impossible", reasons=tuple(dict.fromkeys(work.impossible)))
-    if given.refusal:
-        return replace(blank, name=given.refusal)
-    if not given.stored:
+    if gate_case.refusal:
+        return replace(blank, name=gate_case.refusal)
+    if not gate_case.stored:
         return replace(blank, name="no-baseline", reasons=(*blank.reasons, "nothing is stored for it"))
     if not work.runs:
         return replace(blank, reasons=(*blank.reasons, work.withdrawn or "it has not been measured"))
@@ -156,7 +154,7 @@ def _uncompared(work: CaseWork, blank: Verdict) -> Verdict | None:
 
 def _memory(work: CaseWork, blank: Verdict) -> Verdict | None:
     """The verdict of a case that does or did not fit into memory; None when all its runs fitted."""
-    fitted = [run for run in work.given.stored if run.outcome == "measured"]
+    fitted = [run for run in work.gate_case.stored if run.outcome == "measured"]
     name: VerdictName = "pass"
     why = "out of memory, as stored"
     if work.ran_out and fitted:
@@ -181,11 +179,11 @@ def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: Vi
     if worse:
         return replace(blank, name="regressed", findings=tuple(worse), reasons=worse[0].reasons)
     why = f"{work.learnt} of the {view.settings.min_stored} usable stored runs that a comparison needs"
-    disturbed = [run.disturbance for run in (*work.given.stored, *work.given.newest) if run.is_disturbed]
-    if disturbed:  # a device that is always held down would never be gated, and nobody told why
+    disturbed = [run.disturbance for run in (*work.gate_case.stored, *work.gate_case.newest) if run.is_disturbed]
+    if disturbed:  # the reason why a device that is always throttled is never gated
         why += f"; {plural(len(disturbed), 'stored run')} disturbed: {disturbed[-1]}"
-    unclean = len([run for run in work.given.stored if not run.is_disturbed]) - (work.learnt or 0)
-    held = [run for run in work.given.stored if not run.is_disturbed and is_throttled(run)]
+    unclean = len([run for run in work.gate_case.stored if not run.is_disturbed]) - (work.learnt or 0)
+    held = [run for run in work.gate_case.stored if not run.is_disturbed and is_throttled(run)]
     if held and unclean >= len(held):
         unclean -= len(held)
         why += f"; {plural(len(held), 'stored run')} held back by the CPU quota"
@@ -195,14 +193,14 @@ def _learning(blank: Verdict, exact: Sequence[Finding], work: CaseWork, view: Vi
 
 
 def uncompared(work: CaseWork) -> Iterator[Finding]:
-    """A finding per metric that changed its unit or direction, that no run of today has, or that is not above 0."""
-    given = work.given
-    for name, why in given.changed_metrics.items():
+    """Yield findings for metrics that changed unit or direction, are missing today, or are not above 0."""
+    gate_case = work.gate_case
+    for name, why in gate_case.changed_metrics.items():
         accept = "if that is meant: --perf-update=accept --perf-reason=TEXT"
         yield _undecided(name, f"{why}: not compared; {accept}")
-    newest = (given.newest or given.stored)[-1]
-    for name, meaning in given.stored_metrics.items():
-        if name in given.changed_metrics or not (meaning.own or rule_for(name, meaning)):
+    newest = (gate_case.newest or gate_case.stored)[-1]
+    for name, meaning in gate_case.stored_metrics.items():
+        if name in gate_case.changed_metrics or not (meaning.own or rule_for(name, meaning)):
             continue
         if name in newest.metrics and not any(name in run.metrics for run in work.runs):
             stored = f"{significant(newest.metrics[name])} {meaning.unit}".rstrip()
@@ -211,19 +209,19 @@ def uncompared(work: CaseWork) -> Iterator[Finding]:
                 f"{name} was {stored} in the newest stored run and was not recorded now: not compared; if that is "
                 "meant, store runs without it: --perf-update=append",
             )
-    for name, meaning in given.case.metrics.items():
+    for name, meaning in gate_case.case.metrics.items():
         if meaning.own and not meaning.own.exact and meaning.better != "neither":
             yield from _not_above_zero(work, name, meaning)
 
 
 def _not_above_zero(work: CaseWork, name: str, meaning: MetricMeaning) -> Iterator[Finding]:
-    """What statistics of logarithms cannot compare: values of 0 and below, stored or measured now."""
-    then = [run.metrics[name] for run in work.given.stored if name in run.metrics]
+    """Yield a finding for values of 0 and below, which statistics of logarithms cannot compare."""
+    then = [run.metrics[name] for run in work.gate_case.stored if name in run.metrics]
     now = [run.metrics[name] for run in work.runs if name in run.metrics]
     if not then or not now or min(*then, *now) > 0:
         return
     before, after = statistics.median(then), statistics.median(now)
-    told = f"{name} is {significant(after)}, stored {significant(before)} {meaning.unit}".rstrip()
+    values = f"{name} is {significant(after)}, stored {significant(before)} {meaning.unit}".rstrip()
     higher = meaning.better == "higher"
     if min(then) > 0 and higher and max(now) <= 0:
         yield Finding(
@@ -235,12 +233,13 @@ def _not_above_zero(work: CaseWork, name: str, meaning: MetricMeaning) -> Iterat
             unit=meaning.unit,
             effect=(before - after) / before,
             confirmed=False,
-            reasons=(f"{told}: it fell to 0 or below",),
+            reasons=(f"{values}: it fell to 0 or below",),
         )
         return
     apart = min(then) - max(now) if higher else min(now) - max(then)
     if min(then) > 0 or apart > max(then) - min(then):
-        yield _undecided(name, f"{told}: values of 0 and below have no relative change; exact=True and floor= judge it")
+        why = f"{values}: values of 0 and below have no relative change; exact=True and floor= judge it"
+        yield _undecided(name, why)
 
 
 def _undecided(name: str, why: str) -> Finding:
@@ -248,12 +247,12 @@ def _undecided(name: str, why: str) -> Finding:
 
 
 def unjudged(work: CaseWork, needed: int) -> Iterator[str]:
-    """A flag per metric of one's own that is not judged (yet), and why; ``needed`` stored runs are compared with."""
-    for name, meaning in work.given.case.metrics.items():
+    """Yield a flag for each own metric that is not judged; a comparison needs ``needed`` stored runs."""
+    for name, meaning in work.gate_case.case.metrics.items():
         own = meaning.own
         if own is None:
             continue
-        then = [run.metrics[name] for run in work.given.stored if name in run.metrics]
+        then = [run.metrics[name] for run in work.gate_case.stored if name in run.metrics]
         if own.better == "neither" and not own.exact:
             yield f"{name} is not judged: it has no better direction; give better='lower' or 'higher'"
         elif len(then) < (1 if own.exact else needed):
@@ -264,24 +263,24 @@ def unjudged(work: CaseWork, needed: int) -> Iterator[str]:
 
 
 LONE_SESSIONS = 8
-"""Stored sessions from which an unchanged case mostly passes among fewer than 8 cases (docs gate-evidence)."""
+"""Stored sessions with which an unchanged case mostly passes in a suite of few cases (docs gate-evidence)."""
 NOISY = 2.0
-"""A reader is told from this ratio on: variance inside the session over the variance of the stored runs."""
+"""Variance inside the session over that of stored runs above which a line reports a noisy host."""
 
 
 def against_base(works: Sequence[CaseWork], view: View) -> Compared | None:
-    """What the A/Bs of these cases with the base say together."""
+    """Return the joint result of these cases' A/Bs with the base."""
     return compared(Question(work=work, judged=work.time, view=view).change for work in works)
 
 
 def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
-    """The verdict on the suite; None where it is not slower by more than the tolerance, and hides nothing."""
+    """Return the verdict on the suite; None if it is not slower than the tolerance and cannot hide a slowdown."""
     shift, settings = view.suite, view.settings
     if settings.in_place or not (shift.exceeds(settings) or shift.may_hide(settings)):
         return None
     base = against_base(works, view)
     anchor = compared(Question(work=work, judged=work.time, view=view).since_anchor for work in works)
-    commits = Counter(work.given.anchor for work in works if work.given.anchor)
+    commits = Counter(work.gate_case.anchor for work in works if work.gate_case.anchor)
     anchor_commit = commits.most_common(1)[0][0][:10] if commits else ""
     reasons = Counter(why for work in works if (why := work.why_no_anchor))
     no_anchor = reasons.most_common(1)[0][0] if reasons else ""
@@ -290,7 +289,7 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
     if not shift.exceeds(settings):
         return _hidden(shift, settings, base, anchor, no_anchor)
     controls = _control_lines(shift, base, anchor, anchor_commit, no_anchor)
-    changes = Counter(key for work in works for key in work.given.changes)
+    changes = Counter(key for work in works for key in work.gate_case.changes)
     keys = [key for key, count in changes.items() if 2 * count > shift.cases]
     name: VerdictName = "drifted"
     if base is not None and base.shows(shift):
@@ -302,13 +301,13 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
     elif not shift.is_shown:
         name = "inconclusive"
         usual = percent(math.expm1(t_quantile(1 - SUITE_ALPHA, shift.drift.dof) * shift.drift.error))
-        controls.append(f"this host is known to move by up to {usual} between sessions")
+        controls.append(f"this host moves by up to {usual} between sessions")
     elif keys:
         name = "environment"
         controls.append(f"different from the stored runs: {', '.join(keys)}")
     elif shift.says(settings) == "unsure":
         name = "inconclusive"
-        controls.append("which does not tell the host from the code; --perf-against would tell of the code")
+        controls.append("the cause may be the host or the code; --perf-against checks the code")
     else:
         controls.append("unattributed: no control moved along")
     effect, (low, high) = math.expm1(shift.effect), shift.interval
@@ -324,24 +323,23 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
 def _hidden(
     shift: SuiteShift, settings: GateSettings, base: Compared | None, anchor: Compared | None, no_anchor: str
 ) -> SuiteVerdict | None:
-    """What is said of cases that do not look slower on a host that may hide it; None where other arms clear the code.
+    """Return the verdict on a suite whose host may hide a slowdown; None if other arms clear the code.
 
-    An anchor that was not asked for is the base itself.
+    Without pairs of the stored commit, the base is that commit.
     """
     tolerance = math.log1p(settings.tolerance)
     effect = math.expm1(shift.effect)
-    for arm, name, what in ((base, "regressed", "the base"), (anchor, "drifted", "the stored commit")):
+    for arm, name, older in ((base, "regressed", "the base"), (anchor, "drifted", "the stored commit")):
         if arm is not None and arm.exceeds(tolerance):
-            line = (
-                f"the suite is slower than {what}, by {_compared_text(arm)}; {percent(effect, signed=True)} than stored"
-            )
+            by = _compared_text(arm)
+            line = f"the suite is slower than {older}, by {by}; {percent(effect, signed=True)} than stored"
             return SuiteVerdict(name=name, effect=math.expm1(arm.effect), line=line)  # type: ignore[arg-type]
     if base is not None and not no_anchor:
         return None
     line = (
         f"the suite is {percent(effect, signed=True)} against the stored runs, on a host that moves so much between "
         f"sessions that all cases may be up to {percent(shift.most_hidden)} slower; "
-        f"{no_anchor if base is not None or settings.can_run_base else '--perf-against would tell'}"
+        f"{no_anchor if base is not None or settings.can_run_base else '--perf-against decides'}"
     )
     return SuiteVerdict(name="inconclusive", effect=effect, line=line, seen=False)
 
@@ -349,21 +347,21 @@ def _hidden(
 def _control_lines(
     shift: SuiteShift, base: Compared | None, anchor: Compared | None, anchor_commit: str, no_anchor: str
 ) -> list[str]:
-    said = []
+    lines = []
     control = shift.control
     if control is None:
-        said.append("no yardstick tells of the host")
+        lines.append("no yardstick was timed on the host")
     elif control.amount is None:
-        said.append(f"no yardstick resembles most of these cases ({control.why})")
+        lines.append(f"no yardstick resembles most of these cases ({control.why})")
     else:
-        said.append(f"yardsticks moved by {percent(math.expm1(control.amount), signed=True)} ({control.why})")
+        lines.append(f"yardsticks moved by {percent(math.expm1(control.amount), signed=True)} ({control.why})")
     if base is not None:
-        said.append(f"against the base {_compared_text(base)}")
+        lines.append(f"against the base {_compared_text(base)}")
     if anchor is not None:
-        said.append(f"against {anchor_commit}, which the stored runs name, {_compared_text(anchor)}")
+        lines.append(f"against {anchor_commit}, which the stored runs name, {_compared_text(anchor)}")
     elif no_anchor:
-        said.append(no_anchor)
-    return said
+        lines.append(no_anchor)
+    return lines
 
 
 def _compared_text(compared_with: Compared) -> str:
@@ -371,28 +369,28 @@ def _compared_text(compared_with: Compared) -> str:
 
 
 def banner(view: View) -> tuple[str, ...]:
-    """What a reader must know about the session as a whole, beside the verdict on the suite."""
-    said = []
+    """Return remarks about the session, apart from the verdict on the suite."""
+    lines = []
     shift = view.today.shift
     if abs(shift) > math.log1p(view.settings.tolerance):
         word = "slower" if shift > 0 else "faster"
-        said.append(
+        lines.append(
             f"the whole suite is {percent(abs(math.expm1(shift)))} {word} than its baseline; "
-            "this is taken off every case before it is judged"
+            "this is subtracted from every case before it is judged"
         )
     if view.shares.usual > NOISY:
-        said.append(f"the host is {math.sqrt(view.shares.usual):.2g} times as noisy as when the baseline was taken")
-    return tuple(said)
+        lines.append(f"the host is {math.sqrt(view.shares.usual):.2g} times as noisy as when the baseline was taken")
+    return tuple(lines)
 
 
 def few_sessions(undecided: Sequence[CaseWork], settings: GateSettings) -> str:
-    """The way out where few cases and few stored sessions left these cases undecided; empty where it is none."""
+    """Return a remedy for cases undecided because of few cases and few stored sessions; empty if it does not apply."""
     few = [work.time.level.sessions for work in undecided if work.time.level.sessions < LONE_SESSIONS]
     if not few:
         return ""
     return (
-        f"{plural(len(few), 'case')} undecided: fewer than {settings.min_suite} cases tell nothing of the host, and "
-        f"the stored runs are of {plural(min(few), 'session')} of the machine (runs of one commit without an hour "
+        f"{plural(len(few), 'case')} undecided: fewer than {settings.min_suite} cases cannot show the host's noise, "
+        f"and the stored runs are of {plural(min(few), 'session')} of the machine (runs of one commit without an hour "
         f"between them are one session); store runs in {LONE_SESSIONS} sessions, or give --perf-against=REV a revision "
         "to compare with"
     )

@@ -1,7 +1,7 @@
-"""The gate: what the cases of a session are worth against their stored runs.  It decides and never measures.
+"""The gate: judge the cases of a session against their stored runs.  It decides and never measures.
 
-A session gives it the gated cases and every fresh run; the gate answers with requests for more runs until it can say a
-verdict for each case::
+A session passes the gated cases and every fresh run; the gate returns requests for more runs until it has a verdict for
+each case::
 
     gate = Gate(cases, GateSettings(can_run_base=True))
     ...                                   # run every case once: gate.add(node, run)
@@ -10,8 +10,8 @@ verdict for each case::
             ...           # gate.add(node, run), gate.add_pair(node, base=run, new=run) or gate.add_anchor_pair(...)
     verdicts = gate.verdicts()
 
-Where time is limited, ``next_requests`` is told what is left and what runs cost, and asks for what can decide most;
-``end`` says that no more will come.  Equal inputs give equal requests and verdicts.
+If time is limited, ``next_requests`` gets the remaining time and the costs of runs, and requests the runs that decide
+most; ``end`` means that no more runs follow.  Equal inputs give equal requests and verdicts.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from perfsuite.record.verdict import MEAN, P95, GateSettings, Request, RequestKi
 from perfsuite.statistics.robust import median
 
 PROBES = 3
-"""Cases whose A/B tells whether a shift of the whole suite is the host's or the code's.  Row: suite, silence."""
+"""Cases whose A/B shows whether the host or the code shifted the whole suite.  Row: suite, silence."""
 
 
 class Gate:
-    """Collects the runs of a session's gated cases, asks for more and says verdicts."""
+    """Collects the runs of a session's gated cases, requests more runs and returns verdicts."""
 
     def __init__(self, cases: Iterable[GateCase], settings: GateSettings | None = None) -> None:
-        """``cases`` are all gated cases of the session, those without a baseline included."""
+        """``cases``: all gated cases of the session, also those without a baseline."""
         self.settings = settings or GateSettings()
         self._works = {work.node: work for work in case_works(cases, self.settings)}
         self._tests = sum(not judged.is_secondary for work in self._works.values() for judged in work.judged)
@@ -56,81 +56,81 @@ class Gate:
         self._probes: list[CaseWork] | None = None
         self._probed = False
         self._probes_lack = False
-        """Whether time did not allow the pairs that tell whose doing a shift of the suite is."""
+        """Whether the time was too short for the pairs that show the cause of a shift of the suite."""
         self._ended = False
 
     @property
     def covered(self) -> tuple[str, ...]:
-        """Node ids of the cases that have enough stored runs to be compared with."""
+        """Node ids of the cases with enough stored runs for a comparison."""
         return tuple(node for node, work in self._works.items() if work.judged)
 
     def add(self, node: str, run: RunSummary, *, violations: Iterable[str] = ()) -> None:
-        """Take in a fresh run of the new code.  ``violations`` of physics make the case impossible."""
+        """Add a fresh run of the new code.  ``violations`` of physics make the case impossible."""
         work = self._works[node]
         work.impossible.extend(violations)
         work.add(run)
 
     def add_impossible(self, node: str, violations: Iterable[str]) -> None:
-        """Take in a result that breaks physics so badly that no run can be made of it."""
+        """Add a result that breaks physics so badly that it cannot become a run."""
         self._works[node].impossible.extend(violations)
 
     def add_pair(self, node: str, *, base: RunSummary, new: RunSummary) -> None:
-        """Take in an A/B pair: neighbouring fresh runs of the base and of the new code."""
+        """Add an A/B pair: neighbouring fresh runs of the base and of the new code."""
         self._works[node].pairs.append((base, new))
         self._works[node].match(base)
 
     def add_anchor_pair(self, node: str, *, anchor: RunSummary, new: RunSummary) -> None:
-        """Take in an A/B pair with the commit that the stored runs of the case name."""
+        """Add an A/B pair with the commit of the case's stored runs."""
         self._works[node].anchor_pairs.append((anchor, new))
         self._works[node].match(anchor)
 
     def withdraw(self, node: str, reason: str) -> None:
-        """Ask nothing more for a case that cannot be run any more; undecided, it stays inconclusive."""
+        """Request nothing more for a case that can no longer run; without a decision it stays inconclusive."""
         self._works[node].withdrawn = reason
 
     def without_base(self, node: str, reason: str) -> None:
-        """The base revision cannot run this case: it is judged as if there were no base.  The reason is shown."""
+        """Judge a case without a base, because the base cannot run it; the verdict prints the reason."""
         self._works[node].no_base = reason
 
     def anchor_of(self, node: str) -> str:
-        """The commit that the stored runs of this case name; empty where they name none."""
-        return self._works[node].given.anchor
+        """Return the commit of the case's stored runs; empty without one."""
+        return self._works[node].gate_case.anchor
 
     def without_anchor(self, node: str, reason: str) -> None:
-        """The commit that the stored runs of this case name cannot run it; the reason is shown."""
+        """Judge a case without the commit of its stored runs, which cannot run it; the verdict prints the reason."""
         self._works[node].no_anchor = reason
 
     def suspects(self, node: str) -> bool:
-        """Whether a case was suspected, so that its further runs decide alone."""
+        """Return whether a case was suspected, so that only its further runs decide."""
         return bool(self._works[node].suspected)
 
     def verdict(self, node: str) -> Verdict:
-        """The verdict on what has come in so far; cases that still need runs are inconclusive."""
+        """Return the verdict from the present runs; cases that need more runs are inconclusive."""
         return findings.verdict(self._works[node], self._look())
 
     def verdicts(self) -> dict[str, Verdict]:
-        """The verdict of every case by node id."""
+        """Return the verdict of every case by node id."""
         view = self._look()
         return {node: findings.verdict(work, view) for node, work in self._works.items()}
 
     def suite(self) -> SuiteVerdict | None:
-        """The verdict on the session as a whole; None where its cases are not slower together."""
+        """Return the verdict on the whole session; None if its cases are not slower together."""
         return findings.on_suite(self._open(None), self._look())
 
     def banner(self) -> tuple[str, ...]:
-        """What a reader must know about the session as a whole, beside the verdict on the suite."""
+        """Return remarks about the whole session, apart from the verdict on the suite."""
         view = self._look()
-        said = findings.banner(view)
-        if view.today.known or self.settings.in_place or self.settings.can_run_base:
-            return said
+        lines = findings.banner(view)
+        if view.today.is_known or self.settings.in_place or self.settings.can_run_base:
+            return lines
         undecided = [work for work in self._open(None) if findings.verdict(work, view).name == "inconclusive"]
         few = findings.few_sessions(undecided, self.settings)
-        return (*said, few) if few else said
+        return (*lines, few) if few else lines
 
     def next_requests(self, node: str | None = None, spending: Spending | None = None) -> list[Request]:
-        """What to run next, in this order; empty when every verdict stands, or when nothing that helps fits the time.
+        """Return the next requests in order; empty if every verdict is final, or if no useful request fits the time.
 
-        Call it when every case of the suite has run, or with a node id to settle that case in place.  Without
+        Call it after every case of the suite has run, or with a node id to settle that case in place.  Without
         ``spending`` there is no limit.
         """
         if not self.settings.remeasure or self._ended:
@@ -159,10 +159,10 @@ class Gate:
         return round_robin(spending.cheapest({"run": left}), "run", "screening")
 
     def outlook(self, node: str | None = None) -> Wanted:
-        """The most requests that may follow from what is known now, by kind and case."""
+        """Return the largest number of requests that may follow, by kind and case."""
         works, view, settings = self._open(node), self._look(), self.settings
         wanted: dict[RequestKind, dict[str, int]] = {"run": _screening(works, view), "ab_pair": {}, "anchor_pair": {}}
-        pairs = settings.pairs + settings.more_pairs + (0 if view.today.known else settings.sure_pairs)
+        pairs = settings.pairs + settings.more_pairs + (0 if view.today.is_known else settings.sure_pairs)
         for work in works if settings.remeasure and not self._ended else ():
             if work.suspected or wanted["run"][work.node] or suspected(work, view):
                 base = work.settings.can_run_base
@@ -174,7 +174,7 @@ class Gate:
         return wanted
 
     def end(self, why: str, node: str | None = None) -> tuple[str, ...]:
-        """Ask for nothing more, because of ``why``.  Returns the cases that need more: none of them passes."""
+        """Request nothing more because of ``why``; return the cases that need more runs: none of them passes."""
         if not self.settings.remeasure:
             return ()
         works, view = self._open(node), self._look()
@@ -193,16 +193,15 @@ class Gate:
         return [work for work in works if work.is_open]
 
     def _is_unclear(self, view: View) -> bool:
-        """Whether only an A/B can tell what makes the suite slower: its shift is shown, or is taken off every case."""
+        """Return whether only an A/B can show the cause of a slower suite: its shift is shown, or is subtracted."""
         if not self.settings.can_run_base:
             return False
         suite = view.suite
         if not suite.exceeds(self.settings):
             return suite.may_hide(self.settings)
-        return not suite.explained(self.settings) and (suite.is_shown or view.today.known)
+        return not suite.explained(self.settings) and (suite.is_shown or view.today.is_known)
 
     def _probe_requests(self, works: Sequence[CaseWork], view: View, spending: Spending | None) -> list[Request]:
-        """A/B of a few typical cases, with the base and, where that does not show it, with the stored commit."""
         if self._frozen is None or self._probed or not self._is_unclear(view):
             return []
         if self._probes is None:
@@ -226,8 +225,8 @@ class Gate:
         if not requests:
             self._probed = True
             self._frozen = today = view.today
-            if base is not None and today.known and base.effect > 2 * base.error:
-                rest = today.shift - base.effect  # what the A/B shows in the code itself stays in the cases
+            if base is not None and today.is_known and base.effect > 2 * base.error:
+                rest = today.shift - base.effect  # the part that the A/B shows in the code stays in the cases
                 unexplained = max(0.0, min(today.unexplained, rest))
                 self._frozen = dataclasses.replace(today, shift=rest, unexplained=unexplained)
         return requests
@@ -251,7 +250,6 @@ class Gate:
         )
 
     def _wanted(self, works: Sequence[CaseWork], view: View) -> dict[RequestKind, dict[str, int]]:
-        """What suspects need next: runs, or else pairs."""
         wanted: dict[RequestKind, dict[str, int]] = {"run": {}, "ab_pair": {}, "anchor_pair": {}}
         for work in works:
             if work.suspected:
@@ -270,10 +268,10 @@ class Gate:
     def _affordable(
         self, works: Sequence[CaseWork], wanted: Wanted, view: View, spending: Spending
     ) -> dict[RequestKind, dict[str, int]]:
-        """What of it the time allows: runs of the clearest suspects, with their pairs, then the pairs that decide."""
-        given: dict[RequestKind, dict[str, int]] = {kind: dict(counts) for kind, counts in wanted.items()}
+        """Return the part that fits the time: runs of the clearest suspects with their pairs, then deciding pairs."""
+        allowed: dict[RequestKind, dict[str, int]] = {kind: dict(counts) for kind, counts in wanted.items()}
         if any(wanted["run"].values()):
-            # Standard errors off the level at the first look: the clearest are decided first.
+            # Distance from the level in standard errors at the screening: the clearest are decided first.
             seen = {work.node: [asked.screened for asked in suspects(work, view)] for work in works}
             clear = {
                 node: max((abs(one.effect) / max(one.error, 1e-9) for one in each if one is not None), default=0.0)
@@ -283,8 +281,8 @@ class Gate:
             nodes = [work.node for work in order]
             runs = {node: wanted["run"][node] for node in nodes}
             pairs = {work.node: self.settings.pairs for work in order if work.settings.can_run_base}
-            given["run"] = spending.complete(nodes, {"run": runs, "ab_pair": pairs})
-            given["run"] = given["run"] or spending.complete(nodes, {"run": runs})
+            allowed["run"] = spending.complete(nodes, {"run": runs, "ab_pair": pairs})
+            allowed["run"] = allowed["run"] or spending.complete(nodes, {"run": runs})
         for kind in ("ab_pair", "anchor_pair"):
             if not spending.affords({kind: wanted[kind]}):
 
@@ -293,17 +291,17 @@ class Gate:
                     made = work.pairs if kind == "ab_pair" else work.anchor_pairs
                     return any(asked.may_decide(made, further) for asked in suspects(work, view))
 
-                given[kind] = spending.shared_out(kind, wanted[kind], decides)
-        return given
+                allowed[kind] = spending.shared_out(kind, wanted[kind], decides)
+        return allowed
 
     def _look(self) -> View:
-        """What decisions depend on at this moment: made for one decision and then dropped, so it is never stale."""
+        """Return the present view for one decision; it is not stored, so it is never stale."""
         works = self._open(None)
         yard = self._frozen.yardstick_shift if self._frozen else self._yardstick_shift(works)
-        seen, known = self._seen([(work, work.time) for work in works], yard)
-        same = 2 * sum(bool(work.given.environment_changes) for work in works) <= len(works)
+        seen, noise = self._seen([(work, work.time) for work in works], yard)
+        same = 2 * sum(bool(work.gate_case.environment_changes) for work in works) <= len(works)
         suite = suite_shift(seen, self._drift, self.settings, yardstick_counts=same)
-        today, corrected = look(seen, known, self.settings, explained=suite.explained(self.settings))
+        today, corrected = look(seen, noise, self.settings, explained=suite.explained(self.settings))
         today = self._frozen or dataclasses.replace(today, yardstick_shift=yard)
         return View(
             settings=self.settings,
@@ -317,14 +315,13 @@ class Gate:
         )
 
     def _seen(self, having: Sequence[tuple[CaseWork, Judged]], yard: float) -> tuple[list[Seen], Shares]:
-        """Quantities as the screening saw them, and what those say of noise that were measured more than once."""
         seen = [first for work, judged in having if (first := work.screened(judged, yard)) is not None]
         sets = (judged.seen(runs, yard) for work, judged in having for runs in (work.screening, work.fresh))
         replicates = [one for one in sets if one is not None and one.dof]
         return seen, shares(replicates, with_shift=knows_shift(len(seen), self.settings))
 
     def _yardstick_shift(self, works: Iterable[CaseWork]) -> float:
-        """By how much the yardsticks of all cases moved from the stored ones, where enough resemble their case."""
+        """Return the common shift (ln) of all yardsticks from the stored ones; 0 if too few resemble their case."""
         amounts = []
         for work in works:
             quantity = work.time.quantity
@@ -335,21 +332,21 @@ class Gate:
 
     @functools.cached_property
     def _drift(self) -> Drift:
-        """How much the suite moved between stored sessions."""
+        """The movement of the suite between stored sessions."""
         return usual_drift(
             (work.time.quantity.history, work.time.level) for work in self._works.values() if work.judged
         )
 
     def _look_beside(self, name: str, time: Today) -> tuple[Today, Shares]:
-        """What all cases say of their mean or tail.
+        """Return the session's shift of all means or tails, with the shares of noise.
 
-        A host moves all tails alike, and so may a change of the code: where these moved further than the times by more
-        than is accepted, that part stays in the cases.
+        A host moves all tails alike, and so may a change of the code: movement beyond that of the times by more than
+        the tolerance stays in the cases.
         """
         yard = time.yardstick_shift
         having = [(work, judged) for work, judged in self._beside[name] if judged.is_secondary and work.is_open]
-        seen, known = self._seen(having, yard)
-        today, corrected = look(seen, known, self.settings, explained=True)
+        seen, noise = self._seen(having, yard)
+        today, corrected = look(seen, noise, self.settings, explained=True)
         beyond = today.shift - time.shift
         accepted = min((judged.quantity.tolerance for _, judged in having), default=0.0)
         own = [judged.quantity for _, judged in having if judged.quantity.is_own]
@@ -357,7 +354,7 @@ class Gate:
             shared = sorted((0.0, time.shift, today.shift))[1]
             usual = usual_drift((judged.quantity.history, judged.level) for _, judged in having).error ** 2
             today = dataclasses.replace(time, shift=shared, shift_variance=time.shift_variance + usual, unexplained=0.0)
-        elif today.known and beyond > math.log1p(accepted):
+        elif today.is_known and beyond > math.log1p(accepted):
             today = dataclasses.replace(today, shift=time.shift, unexplained=beyond)
         else:
             today = dataclasses.replace(today, unexplained=0.0)
@@ -365,7 +362,7 @@ class Gate:
 
 
 def _screening(works: Sequence[CaseWork], view: View) -> dict[str, int]:
-    """Runs that the screening lacks, by node id; each quantity wants as many stable ones as tell something of it."""
+    """Return the missing runs of the screening by node id, so that each quantity has enough stable ones."""
     return {
         work.node: max(
             judged.lacking(work.screening, asked.judge(work.screening).screening_runs(asked.values(work.screening)))

@@ -1,4 +1,4 @@
-"""The decision on one quantity of one case, from its stored level, this session's runs and A/B pairs.
+"""Decide on one quantity of one case from its stored level, this session's runs and A/B pairs.
 
 All values are natural logarithms, larger is worse.  perfsuite docs gate-evidence has every bound and its figures.
 """
@@ -29,32 +29,32 @@ from perfsuite.statistics.student import t_quantile
 SURE = 0.999
 """Confidence with which a pass excludes a slowdown that is too large to be missed."""
 SURE_ALONE = 0.9999
-"""The same where a few sessions of one case are all that is known of the host.  Row: silence 1 to 8."""
+"""The same if only a few sessions of one case show the host's noise.  Row: silence 1 to 8."""
 LIKELY = 0.95
 LAST_STAGE = 0.985
-"""The same for the last stage, whose runs are disturbed now and then."""
+"""The same for the last stage, whose runs are sometimes disturbed."""
 NEAR, NEAR_LAST = 0.6, 0.85
 """Shares of the tolerance below which a suspect is cleared after its first and after its last runs."""
 NEAR_BASE = 0.85
-"""Share of the tolerance that an A/B must show where the re-measurement has shown the rest against the stored runs."""
+"""Share of the tolerance that an A/B must show if the re-measurement has shown the rest against the stored runs."""
 ENOUGH_PAIRS = 10
-"""Pairs whose own scatter may stand for the noise of a case; eleven of twelve are left without the largest."""
+"""Fewest pairs whose own scatter estimates the noise of a case; eleven of twelve are left without the largest."""
 MIN_SCATTER = 4
-"""Runs from which on their own scatter tells whether pairs are worth asking for.  Row: silence 1, hosted VM."""
+"""Fewest runs whose scatter shows whether pairs can decide.  Row: silence 1, hosted VM."""
 UNKNOWN_SESSION_SIGMA = 0.01
-"""How much a case moves between sessions where the baseline has too few to tell, and no A/B can be run."""
+"""Assumed movement of a case between sessions if the baseline has too few sessions and no A/B can be run."""
 NOISIER = 2.5
-"""Variance of this session's runs over that of stored ones from which on they tell a noisier host."""
+"""Variance of this session's runs over that of stored ones above which the host is noisier."""
 UNRESTED_SHARE = 0.5
-"""Share of the variance of stored runs that the spread of samples says nothing of: it does not show a drift."""
+"""Share of the variance of stored runs that the spread of samples cannot show, because it is drift."""
 UNKNOWN_SHARE = 2 / 3
-"""Most of a run's variance that is taken to lie between sessions where a noisier host's drift is part of it."""
+"""Largest assumed share of a run's variance between sessions if a noisier host's drift is part of it."""
 ENOUGH_SESSIONS = 3
 LEAST_DOF = 3
 SESSIONS_OVER_RUNS = 2.5
 """Variance of runs of different sessions over that inside one: 2 to 4 on most hosts.  Row: histories, silence."""
 SESSIONS_DOF = 4
-"""Weight of that beside stored runs, in degrees of freedom; half of theirs at most.  Row: histories, silence."""
+"""Weight of that ratio in degrees of freedom, at most half of the stored runs'.  Row: histories, silence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +62,16 @@ class Judge:
     """Judges one quantity of one case."""
 
     level: Level
-    """What is stored."""
+    """The stored level."""
     today: Today
-    """What the suite says about the session."""
+    """The shift of the session."""
     bounds: Bounds
-    """What is accepted."""
     settings: GateSettings
-    """How many runs and pairs may be asked for."""
+    """Limits of runs and pairs."""
     between: float = SESSION_SHARE
-    """Share of the variance of stored runs that lies between sessions."""
+    """Share of the variance of stored runs between sessions."""
     restless: float = 1.0
-    """How many times as far as usual samples lie apart inside today's runs, where that tells a noisier host; else 1."""
+    """Spread of samples inside today's runs relative to the usual one, if it shows a noisier host; else 1."""
     inside: float = 1 - SESSION_SHARE
     """Variance of runs inside this session over the variance of stored runs."""
 
@@ -80,16 +79,16 @@ class Judge:
     def dof(self) -> int:
         """Degrees of freedom of the noise.
 
-        Where drifts of the host are not taken off they are most of the noise, and all cases know them from the same few
-        sessions: then other cases add nothing.
+        If the host's drifts are not subtracted, they are most of the noise.  All cases show them in the same few
+        sessions, so other cases add no degrees of freedom.
         """
-        known = self.level.dof
-        return known if self.today.known else max(LEAST_DOF, min(known, self.level.sessions - 1))
+        dof = self.level.dof
+        return dof if self.today.is_known else max(LEAST_DOF, min(dof, self.level.sessions - 1))
 
     def spread(self, runs: int) -> Spread:
-        """Standard errors of the mean of ``runs`` runs of this session minus the stored level.
+        """Return the standard errors of the mean of ``runs`` runs of this session minus the stored level.
 
-        What lies between sessions shrinks with the number of stored sessions, never with the number of runs today.
+        The part between sessions shrinks with the number of stored sessions, not with the number of runs today.
         """
         level = self.level
         variance = level.sigma**2
@@ -102,20 +101,20 @@ class Judge:
         return Spread(error=math.sqrt(shared + new / runs), shared=math.sqrt(shared))
 
     def excludes(self, effect: float, error: float) -> bool:
-        """Whether a slowdown of the limit is as good as impossible.
+        """Return whether a slowdown of the limit is practically impossible.
 
-        Looking faster makes a noisy case no surer: a negative effect counts as none.
+        A negative effect counts as 0: a faster look does not make a noisy case more certain.
         """
         return max(0.0, effect) + self._sure * error < self.bounds.limit
 
     @property
     def _sure(self) -> float:
-        """Standard errors that are as good as certain."""
-        return t_quantile(SURE if self.today.known else SURE_ALONE, self.dof)
+        """Number of standard errors that is practically certain."""
+        return t_quantile(SURE if self.today.is_known else SURE_ALONE, self.dof)
 
     @property
     def best(self) -> Spread:
-        """The uncertainty after all runs and pairs that may be asked for; an A/B shares nothing with the screening."""
+        """The uncertainty after all allowed runs and pairs; an A/B shares no error with the screening."""
         runs = self.spread(self._most_runs)
         if not self.settings.can_run_base:
             return runs
@@ -124,7 +123,7 @@ class Judge:
 
     @property
     def smallest_shown(self) -> float:
-        """The change that the noise lets the last stage show with 95 % probability; never below the tolerance."""
+        """The smallest change that the last stage shows with 95 % probability; not below the tolerance."""
         best, dof = self.best, self.dof
         alpha = self._pairs_alpha if self.settings.can_run_base else self.bounds.alpha
         reach = max(
@@ -133,10 +132,10 @@ class Judge:
         return max(self.bounds.tolerance, reach + t_quantile(LIKELY, dof) * best.error)
 
     def smallest_found(self, screening_runs: int) -> float:
-        """The change that all stages together find with 95 % probability; ``screening_runs`` is what the first took.
+        """Return the smallest change that all stages find with 95 % probability after ``screening_runs`` runs.
 
-        A stage finds a change that lies above its threshold by what its estimate scatters: one that equals the
-        tolerance is found in half of the sessions, however quiet the host is.
+        A stage finds a change that exceeds its threshold by the scatter of its estimate: a change equal to the
+        tolerance is found in half of the sessions on any host.
         """
         bounds, dof = self.bounds, self.dof
         sure = t_quantile(TWO_SIDED, dof)
@@ -157,16 +156,16 @@ class Judge:
 
     @property
     def can_clear(self) -> bool:
-        """Whether all runs and pairs that may be asked for would let an unchanged case pass."""
+        """Whether an unchanged case would pass after all allowed runs and pairs."""
         return self.excludes(0.0, self.best.error)
 
     def arms_tell(self, values: Sequence[float]) -> bool:
-        """Whether the base and the stored commit, run now, would show a slowdown of the limit.
+        """Return whether the base and the stored commit, run now, would show a slowdown of the limit.
 
-        Asked where too few cases tell how far the host moved since the stored sessions: all arms of today feel that
-        alike.  ``values`` of this session show how much runs scatter; stored ones of several days scatter more.
+        Used if too few cases show the host's movement since the stored sessions: it affects all arms of today alike.
+        ``values`` of this session show the scatter of runs; stored runs of several days scatter more.
         """
-        if not self.settings.can_run_base or self.today.known:
+        if not self.settings.can_run_base or self.today.is_known:
             return False
         scatter = self.level.sigma * math.sqrt(self.inside)
         if len(values) >= MIN_SCATTER:
@@ -174,30 +173,30 @@ class Judge:
         return self._pairs_would_show(math.sqrt(2) * scatter)
 
     def _pairs_would_show(self, scatter: float) -> bool:
-        """Whether all pairs that may be asked for show a slowdown of the limit when they scatter by so much."""
+        """Return whether all allowed pairs show a slowdown of the limit with this scatter."""
         count = self._most_pairs
         sure = t_quantile(1 - self._pairs_alpha, count - 1) + t_quantile(LIKELY, count - 1)
         return sure * scatter / math.sqrt(count) < self.bounds.limit
 
     def more_pairs_tell(self, pairs: Sequence[tuple[float, float]]) -> bool:
-        """Whether further pairs like these would show a slowdown of the limit, where stored runs do not tell it."""
-        return not self.today.known and self._pairs_would_show(paired_mean([new - old for old, new in pairs]).spread)
+        """Return whether further pairs like these would show a slowdown of the limit, if stored runs cannot."""
+        return not self.today.is_known and self._pairs_would_show(paired_mean([new - old for old, new in pairs]).spread)
 
     def difference(self, values: Sequence[float]) -> float:
-        """Median of the values against the stored level, without the host's shift."""
+        """Return the median of the values minus the stored level and the host's shift."""
         return median(values) - self.level.centre - self.today.shift
 
     def _suspicious(self, error: float) -> float:
         return max(self.bounds.tolerance / 2, self.bounds.doubt * error)
 
     def is_suspicious(self, estimate: Estimate) -> bool:
-        """Whether what was seen is for the worse, beyond half the tolerance and what is usual."""
+        """Return whether the effect is worse than half the tolerance and than the usual scatter."""
         return estimate.effect > self._suspicious(estimate.error)
 
     def screening_runs(self, values: Sequence[float]) -> int:
-        """Runs after which the screening can tell something: 1 on a quiet host.
+        """Return the number of runs that the screening needs: 1 on a quiet host.
 
-        A case that looks unchanged gets more until a pass would exclude the limit, unless no number of runs would do.
+        A case that looks unchanged gets more runs until a pass excludes the limit, unless no number of runs does.
         """
         noise = self.level.sigma * math.sqrt(max(1.0, self.inside))
         wanted = min(self.settings.first_runs, max(1, math.ceil((noise / (0.4 * self.bounds.tolerance)) ** 2)))
@@ -213,10 +212,10 @@ class Judge:
         return enough
 
     def screen(self, values: Sequence[float]) -> Estimate:
-        """The first look: suspect (slower, or so much faster that the baseline may be stale), pass, or inconclusive.
+        """Return the screening: suspect (slower, or much faster than the baseline), pass, or inconclusive.
 
-        A case is suspected only where more runs could clear it or could show what is seen.  One that is not cleared is
-        suspected too where other arms could tell.
+        A case is suspected only if more runs could clear it or confirm the effect.  A case that is not cleared is also
+        suspected if other arms could decide.
         """
         effect, spread = self.difference(values), self.spread(len(values))
         error = spread.error
@@ -233,9 +232,9 @@ class Judge:
         return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome, reach=reach)
 
     def remeasured(self, values: Sequence[float]) -> Estimate:
-        """The second look, at fresh runs only: the screening chose the case, so its runs would be biased.
+        """Return the re-measurement, from fresh runs only: the runs of the screening are biased by the selection.
 
-        Improved is green: it excludes the limit like a pass.
+        Improved excludes the limit like a pass.
         """
         effect, spread = self._effect(values), self.spread(len(values))
         outcome: Outcome
@@ -252,16 +251,16 @@ class Judge:
         return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome, reach=reach)
 
     def is_surely_worse(self, values: Sequence[float], *, expected: bool) -> bool:
-        """Whether the level is left for certain by these runs of one session.
+        """Return whether these runs of one session are certainly worse than the level.
 
-        Where the host's drifts are not known the session counts as one more run like the stored ones, whose sessions
-        scatter by all of the noise: nothing tells its drift from a change.
-        ``expected``: something that can make the case slower is known to have changed, which is rare, and asked as
-        surely as an A/B is.  Where nothing is, every case of a large suite is one more chance to err.
+        If the host's drifts are unknown, the session counts as one more run with the full noise between sessions,
+        because its drift looks like a change.  ``expected``: the environment has changed in a way that can slow the
+        case; this is rare, so the bound is that of an A/B.  Otherwise every case of a large suite adds a chance of a
+        false alarm.
         """
         level, bounds = self.level, self.bounds
         error, dof = self.spread(len(values)).error, self.dof
-        if not self.today.known:
+        if not self.today.is_known:
             sigma, dof = self._of_sessions(values)
             error = max(error, sigma * math.sqrt(1 + 1 / level.sessions))
         alpha = min(bounds.surely_alpha, bounds.shared_alpha)
@@ -270,11 +269,11 @@ class Judge:
         return self._effect(values) > max(bounds.tolerance, t_quantile(1 - alpha, dof) * error)
 
     def _of_sessions(self, values: Sequence[float]) -> tuple[float, int]:
-        """How much sessions scatter, and its degrees of freedom, where other cases do not tell what the host does.
+        """Return the scatter between sessions and its degrees of freedom, without help of other cases.
 
-        A few stored runs may lie close together by chance, and that alone makes false alarms: the scatter of the runs
-        inside this session, times what sessions usually scatter more, counts as well.  It counts less where the stored
-        runs lie far further apart: such a host drifts more than runs inside a session can tell.
+        A few stored runs may lie close together by chance, which causes false alarms.  So the scatter of the runs
+        inside this session, times the usual ratio, counts as well.  Its weight is smaller if the stored runs scatter
+        much more: such a host drifts more than runs inside a session show.
         """
         own, dof = self.level.sigma**2, self.dof
         if len(values) < MIN_SCATTER:
@@ -285,29 +284,29 @@ class Judge:
 
     @property
     def _most_pairs(self) -> int:
-        """Pairs that may be asked for."""
-        return self.settings.pairs + self.settings.more_pairs + (0 if self.today.known else self.settings.sure_pairs)
+        """Largest number of pairs."""
+        return self.settings.pairs + self.settings.more_pairs + (0 if self.today.is_known else self.settings.sure_pairs)
 
     @property
     def _pairs_alpha(self) -> float:
         """False alarms of an A/B.
 
-        Where too few cases tell of the host it is asked although nothing looks slower: it confirms no suspicion then.
+        If too few cases show the host's noise, an A/B is run although the case does not look slower.
         """
-        return self.bounds.confirm_alpha if self.today.known else self.bounds.lone_alpha
+        return self.bounds.confirm_alpha if self.today.is_known else self.bounds.lone_alpha
 
     @property
     def _least_of_pairs(self) -> float:
-        """What an A/B has to show at least: all of the tolerance where nothing has shown a part of it before."""
-        return (NEAR_BASE if self.today.known else 1.0) * self.bounds.tolerance
+        """Least effect that an A/B must show: the whole tolerance if no other stage has shown a part of it."""
+        return (NEAR_BASE if self.today.is_known else 1.0) * self.bounds.tolerance
 
     def is_sure(self, pairs: Estimate) -> bool:
-        """Whether an A/B shows a slowdown that nothing else made likely: one with the stored commit, above all."""
+        """Return whether an A/B shows a slowdown without a previous suspicion, such as one with the stored commit."""
         return pairs.outcome == "regressed" and self._surely(pairs.effect, pairs.error, pairs.dof)
 
     def _surely(self, effect: float, error: float, dof: int) -> bool:
-        """Base and stored commit are asked all the time where too few cases tell of the host: more chances to err."""
-        alpha = self.bounds.surely_alpha if self.today.known else self.bounds.lone_alpha
+        """Return whether an effect is certain; if few cases show the host's noise, A/Bs are frequent and need more."""
+        alpha = self.bounds.surely_alpha if self.today.is_known else self.bounds.lone_alpha
         return effect > t_quantile(1 - alpha, dof) * error
 
     def _effect(self, values: Sequence[float]) -> float:
@@ -318,9 +317,9 @@ class Judge:
         return self.settings.first_runs + self.settings.more_runs
 
     def _shows(self, values: Sequence[float], sign: float) -> bool:
-        """Whether the runs show a change in this direction, also without the one that shows it most.
+        """Return whether the runs show a change in this direction, also without the most extreme run.
 
-        Disturbances are one-sided and rare: one of a few runs can carry a mean, and must not carry a verdict.
+        Disturbances are one-sided and rare: one of a few runs can dominate a mean, and must not decide a verdict.
         """
         bounds = self.bounds
         for some in (values, sorted(values, key=lambda value: sign * value)[:-1]):
@@ -332,14 +331,14 @@ class Judge:
         return True
 
     def paired(self, pairs: Sequence[tuple[float, float]]) -> Estimate:
-        """The A/B: (base, new) values of runs that were neighbours in this session; the stored level plays no part.
+        """Return the A/B from (base, new) values of neighbouring runs in this session, without the stored level.
 
-        The noise that is expected of the case and that of the pairs are pooled by degrees of freedom.
+        The expected noise of the case and that of the pairs are pooled by degrees of freedom.
         """
         differences = [new - base for base, new in pairs]
         effect, error, dof = self.mean_of_pairs(differences)
         outcome: Outcome = "inconclusive"
-        enough = self.today.known or self._surely(abs(effect), error, dof)
+        enough = self.today.is_known or self._surely(abs(effect), error, dof)
         if enough and self._pairs_show(differences):
             outcome = "regressed"
         elif enough and self._pairs_show([-difference for difference in differences]):
@@ -350,16 +349,16 @@ class Judge:
         return Estimate(effect=effect, error=error, dof=dof, outcome=outcome, reach=reach)
 
     def _reach(self, values: Sequence[float], spread: Spread) -> float:
-        """Half the 95 % interval by what the runs of this session say of it.
+        """Return half the 95 % interval from the runs of this session.
 
-        A host that is noisier inside a session than when the baseline was taken is taken to differ as much more from
-        one session to the next; where its drift is not known, as much as inside.
+        A host with more noise inside a session than in the baseline is assumed to vary more between sessions by the
+        same factor; if its drift is unknown, as much as inside.
         """
         count, expected = len(values), self.inside * self.level.sigma**2
         sure = t_quantile(TWO_SIDED, self.dof)
         own = variance(values) if count > 1 else 0.0
         unsure = t_quantile(TWO_SIDED, count - 1) if own > expected else sure
-        share = min(UNKNOWN_SHARE, self.between) if self.today.known else UNKNOWN_SHARE
+        share = min(UNKNOWN_SHARE, self.between) if self.today.is_known else UNKNOWN_SHARE
         then = self.level.sigma**2
         now = max(expected, own, (1 - UNRESTED_SHARE) * self.restless**2 * then)
         further = share / (1 - share) * now - share * then if now > NOISIER * then else 0.0
@@ -367,33 +366,33 @@ class Judge:
         return math.hypot(sure * spread.shared, max(sure, unsure) * math.sqrt(further), inside)
 
     def _pairs_show(self, differences: Sequence[float]) -> bool:
-        """Whether the pairs confirm a slowdown, also without the one that shows it most."""
+        """Return whether the pairs confirm a slowdown, also without the most extreme pair."""
         ordered = sorted(differences)
         return all(self.confirms(*self.mean_of_pairs(some)) for some in (ordered, ordered[:-1]))
 
     def mean_of_pairs(self, differences: Sequence[float]) -> tuple[float, float, int]:
-        """Mean, its standard error and its degrees of freedom.
+        """Return the mean, its standard error and its degrees of freedom.
 
-        Many pairs stand for themselves where stored noise holds the drifts of the host, or a disturbed run among few.
+        Many pairs use only their own scatter if the stored noise contains drifts of the host or a disturbed run.
         """
         count, dof = len(differences), self.level.dof
         expected = 2 * self.inside * self.level.sigma**2
         total = dof + count - 1
         pooled = math.sqrt((dof * expected + (count - 1) * clipped_variance(differences, math.sqrt(expected))) / total)
-        if not self.today.known and count >= ENOUGH_PAIRS:
+        if not self.today.is_known and count >= ENOUGH_PAIRS:
             own = paired_mean(differences)
             if own.reach(2 * SURELY_ALPHA) < t_quantile(1 - SURELY_ALPHA, total) * pooled / math.sqrt(count):
                 return own.mean, own.error, own.dof
         return huber_mean(differences, pooled), pooled / math.sqrt(count), total
 
     def confirms(self, effect: float, error: float, dof: int) -> bool:
-        """Whether an A/B with this mean, standard error and degrees of freedom shows a slowdown."""
+        """Return whether an A/B with this mean, standard error and degrees of freedom shows a slowdown."""
         reach = t_quantile(1 - self.bounds.confirm_alpha, dof) * error
         return effect > max(self._least_of_pairs, reach)
 
 
 def own_reach(values: Sequence[float]) -> float:
-    """Half the 95 % interval of the mean of values by their own scatter; 0 for fewer than two."""
+    """Return half the 95 % interval of the mean of values from their scatter; 0 for fewer than two."""
     if len(values) < 2:
         return 0.0
     return t_quantile(TWO_SIDED, len(values) - 1) * math.sqrt(variance(values) / len(values))

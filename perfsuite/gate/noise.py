@@ -1,8 +1,8 @@
-"""What stored runs say about a case: its level and its noise, freed from what the host did to all cases alike.
+"""Estimate the level and the noise of a case from stored runs, without the host's common effect on all cases.
 
 A value is the natural logarithm of a time (or of a metric, with the sign that makes larger worse), so a difference of
-0.03 is 3 %.  Stored runs are fitted as case + session: the effect of a session, the median over its cases, is taken out
-where enough cases share it, because a host that is slower on one day is slower for all of them.  What remains is noise.
+0.03 is 3 %.  Stored runs are fitted as case + session.  The effect of a session is the median over its cases; it is
+subtracted if enough cases share it, because a slower host affects all of them.  The residual is noise.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from perfsuite.statistics.robust import MAD_TO_SIGMA, huber_mean, median, rough_sigma, variance, without_spike
 
 GAIN = 0.25
-"""A yardstick is used where it cuts the noise of a kind by this share.  Row: the same with a yardstick, error rates."""
+"""A yardstick is used if it cuts the noise of a kind by this share.  Row: the same with a yardstick, error rates."""
 ENOUGH_DOF = 14
-"""Degrees of freedom from which on that is believed."""
+"""Degrees of freedom that this share needs."""
 FEW_GAIN = 0.7
-"""The share with fewer of them: of eight runs of a case without any connection one set in 200 shows it by chance."""
+"""The share with fewer of them: eight unrelated runs show it by chance in one of 200 sets."""
 LEAST_DOF = 6
-"""Degrees of freedom below which no slope on the yardstick is believed."""
+"""Fewest degrees of freedom for a slope on the yardstick."""
 STEEPEST = 1.5
-"""A yardstick that must be multiplied by more is the wrong one."""
+"""Largest slope on a yardstick; a larger one means an unsuitable yardstick."""
 
 
 def slopes(series: Iterable[tuple[str, Sequence[float], Sequence[float]]]) -> dict[str, float]:
-    """Slope of value on yardstick by kind, pooled over its cases; kinds where it does not help are left out.
+    """Return the slope of value on yardstick by kind, pooled over its cases, without kinds where it does not help.
 
     ``series`` has the kind, values and yardsticks of each case, logarithms.
     """
@@ -48,7 +48,7 @@ def slopes(series: Iterable[tuple[str, Sequence[float], Sequence[float]]]) -> di
 
 
 def helpful_slope(points: Sequence[tuple[float, float]], gain: float = GAIN) -> float:
-    """Slope of the line through the origin with the least absolute residuals; 0 where it lowers them by less.
+    """Return the slope of the line through the origin with the least absolute residuals; 0 if its gain is smaller.
 
     ``points`` are (yardstick, value), both from their medians.  The line is the weighted median of y / x with weights
     abs(x): disturbed runs do not bend it.
@@ -74,7 +74,7 @@ def helpful_slope(points: Sequence[tuple[float, float]], gain: float = GAIN) -> 
 MOST_PRIOR_DOF = 10
 """Most degrees of freedom of other cases in the noise of one.  Row: ordinary box, no base, error rates."""
 KIND_CASES = 6
-"""Cases from which on a kind tells how noisy it is; else the whole suite does.  Row: ordinary box, error rates."""
+"""Fewest cases of a kind for its own noise; else that of the whole suite is used.  Row: ordinary box, error rates."""
 
 Member = tuple[float, int]
 """Variance of one case and its degrees of freedom."""
@@ -82,18 +82,18 @@ Member = tuple[float, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
-    """What other cases say about the noise of one."""
+    """The noise of other cases."""
 
     variance: float
     """The usual variance."""
     dof: int
-    """What that is worth."""
+    """Its weight in degrees of freedom."""
 
 
 def priors(members: Sequence[tuple[str, Member]]) -> dict[str, Prior]:
-    """By kind: how noisy its cases are; kinds of few cases are judged with the whole suite.
+    """Return the noise of each kind; kinds of few cases get that of the whole suite.
 
-    ``members`` are cases with their kind.  How alike cases of one kind are is judged over all kinds together.
+    ``members`` are cases with their kind.  The similarity of cases of one kind is estimated over all kinds together.
     """
     groups: dict[str, list[Member]] = {}
     for kind, member in members:
@@ -105,10 +105,10 @@ def priors(members: Sequence[tuple[str, Member]]) -> dict[str, Prior]:
 
 
 def prior_weight(groups: Sequence[Sequence[Member]]) -> int:
-    """How much, in degrees of freedom, a group says about the variance of its members, by empirical Bayes.
+    """Return the weight, in degrees of freedom, of a group's variance for its members, by empirical Bayes.
 
-    The logarithm of a sample variance scatters by trigamma(dof / 2) when all of a group are equally noisy; scatter
-    beyond that is their unlikeness and lowers the weight.
+    The logarithm of a sample variance scatters by trigamma(dof / 2) if all members are equally noisy; more scatter
+    means that they differ, and lowers the weight.
 
     >>> prior_weight([[(1.0, 7), (1.4, 7), (0.7, 7), (0.9, 7), (1.2, 7), (0.8, 7)] * 2])
     10
@@ -139,7 +139,7 @@ def _centred_logs(members: Sequence[Member]) -> list[float]:
 
 
 def _log_bias(half: float) -> float:
-    """digamma(x) - ln(x): how far the mean logarithm of a sample variance lies below that of the variance."""
+    """Return digamma(x) - ln(x): the bias of the mean logarithm of a sample variance."""
     return -1 / (2 * half) - 1 / (12 * half**2)
 
 
@@ -148,30 +148,30 @@ def _trigamma(half: float) -> float:
 
 
 FLOOR = 5e-4
-"""Smallest noise that is believed: stored quantiles have four significant digits."""
+"""Smallest noise: stored quantiles have four significant digits."""
 UNLIKE = 2.0
-"""A case this many times as noisy as usual has little in common with the others."""
+"""Noise relative to the usual one above which a case has little in common with the others."""
 UNLIKE_PRIOR_DOF = 2
 _ROUNDS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """The stored runs of one quantity of one case; the three series run parallel, at least two runs."""
+    """The stored runs of one quantity of one case: three parallel series of at least two runs."""
 
     kind: str
-    """Histories of one kind share what is known about noise."""
+    """Histories of one kind share their estimate of noise."""
     sessions: tuple[str, ...]
-    """The session that each run was measured in."""
+    """The session of each run."""
     values: tuple[float, ...]
     """Logarithms of the quantity, larger is worse."""
     yardsticks: tuple[float, ...] = ()
-    """Logarithms of the yardstick times; empty when they were not timed with every run."""
+    """Logarithms of the yardstick times; empty unless every run has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """Where a case is and how much it moves from run to run."""
+    """The level of a case and its scatter from run to run."""
 
     centre: float
     """Huber mean of the stored values."""
@@ -180,18 +180,18 @@ class Level:
     dof: int
     """Degrees of freedom of ``sigma``."""
     runs: int
-    """Stored runs."""
+    """Number of stored runs."""
     sessions: int
-    """Sessions that they came from."""
+    """Number of their sessions."""
     slope: float = 0.0
-    """How much of the yardstick's logarithm is subtracted from a value."""
+    """Share of the yardstick's logarithm that is subtracted from a value."""
     yardstick: float | None = None
     """Median logarithm of the stored yardsticks."""
 
     def adjusted(self, value: float, yardstick: float | None, yardstick_shift: float) -> float | None:
-        """A new value on the scale of ``centre``; None where its yardstick is missing.
+        """Return a new value on the scale of ``centre``; None without its yardstick.
 
-        ``yardstick_shift`` is what all yardsticks of the session have in common.
+        ``yardstick_shift`` is the common shift of all yardsticks in the session.
         """
         if not self.slope:
             return value
@@ -199,10 +199,10 @@ class Level:
 
 
 def levels(histories: Sequence[History], *, min_suite: float, use_yardstick: bool = True) -> tuple[Level, ...]:
-    """The level of each history, estimated together.
+    """Return the level of each history, estimated together.
 
-    Sessions shared by at least ``min_suite`` histories are freed from their common effect; ``use_yardstick`` is False
-    when this session's runs do not time it.
+    The common effect of a session with at least ``min_suite`` histories is subtracted; ``use_yardstick`` is False if
+    this session's runs do not time it.
     """
     if not histories:
         return ()
@@ -234,9 +234,9 @@ def levels(histories: Sequence[History], *, min_suite: float, use_yardstick: boo
 def session_effects(
     histories: Sequence[History], values: Sequence[Sequence[float]], min_suite: float
 ) -> dict[str, float]:
-    """How much each session moved all its cases, by a median polish; only sessions shared by enough histories.
+    """Return the common effect of each session with enough histories, by a median polish.
 
-    ``values`` are those to look at, of each history.  A case counts once per session.  The effects have median 0.
+    ``values`` are the values of each history.  A case counts once per session.  The effects have median 0.
     """
     effects: dict[str, float] = {}
     if len(histories) < min_suite:
@@ -259,7 +259,7 @@ def session_effects(
 def _freed(
     histories: Sequence[History], values: Sequence[Sequence[float]], min_suite: float
 ) -> Sequence[Sequence[float]]:
-    """The values of each history without what each session did to all its cases."""
+    """Return the values of each history without the common effects of the sessions."""
     effects = session_effects(histories, values, min_suite)
     if not effects:
         return values
@@ -270,9 +270,9 @@ def _freed(
 
 
 def _undisturbed(histories: Sequence[History], values: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-    """The values without a run that something else disturbed: one that lies far off when all others agree.
+    """Return the values without a disturbed run: one far from all others, which agree.
 
-    Where fewer cases of a kind tell what is usual, all runs stay: a host with heavy tails would look quiet without.
+    In kinds of few cases all runs stay: without them a host with heavy tails would look quiet.
     """
     rough = [rough_sigma(row) for row in values]
     by_kind: dict[str, list[float]] = defaultdict(list)

@@ -1,7 +1,7 @@
-"""Rules that no true measurement breaks, whatever was stored before.  A result that does is an error of measurement.
+"""Rules that no correct measurement breaks.  A result that breaks one is an error of measurement.
 
-Each rule looks at one result and needs no baseline.  A peak that perfsuite measured itself never makes a result
-impossible: it is a share of what was seen, not of what can be.  What is only unlikely is flagged and not impossible.
+Each rule checks one result and needs no baseline.  A peak that perfsuite measured never makes a result impossible,
+because the hardware may reach more.  An unlikely result is flagged, not impossible.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from perfsuite.record.step import Timeline
 from perfsuite.schedules.replay import replay
 
 PEAK_SLACK = 0.01
-"""Clocks and data sheets are rounded: 1 % above a published boost-clock peak is no contradiction."""
+"""Accepted excess over a published boost-clock peak: clocks and data sheets are rounded."""
 SPAN_SLACK = 0.05
-"""Spans and the step are medians of different series: one part may seem this much longer than the whole."""
+"""Accepted excess of one part over the whole step: spans and the step are medians of different series."""
 SUM_SLACK = 0.1
-"""And all parts together this much shorter."""
+"""Accepted shortfall of the sum of all parts from the step."""
 WORK_SLACK = 0.01
 EQUAL_SAMPLES = 5
 _REMAINDER = "remainder"
@@ -33,14 +33,14 @@ _REMAINDER = "remainder"
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """A rule and how a result breaks it."""
+    """A rule that a result breaks."""
 
     rule: str
     """Name of the rule, as in perfsuite docs gate."""
     message: str
-    """With the numbers."""
+    """Description with the numbers."""
     severity: Literal["impossible", "flagged"] = "impossible"
-    """Flagged: possible, but unlikely enough to be told."""
+    """Flagged: possible, but unlikely."""
 
     def __str__(self) -> str:
         return self.message if self.message.startswith(f"{self.rule} ") else f"{self.rule}: {self.message}"
@@ -48,28 +48,27 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A result and what is known about its machine."""
+    """A result with facts about its machine."""
 
     result: Result
-    """What was measured."""
     peaks: Peaks | None
-    """Peaks of the device; without them only those that the metrics carry are used."""
+    """Peaks of the device; None: only the peaks in the metrics are used."""
     network: Peak | None
     """GB/s per direction of a whole host's network, for results of several hosts."""
     base: Result | None = None
-    """The same case on the smallest number of ranks, where it was measured."""
+    """The same case on the smallest number of ranks; None if it was not measured."""
 
     def metric(self, name: str) -> Metric | None:
-        """The metric of this name, when it has a value."""
+        """Return the metric of this name; None without a value."""
         return next(
             (metric for metric in self.result.metrics if metric.name == name and metric.value is not None), None
         )
 
 
 def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
-    """Every rule that ``result`` breaks; empty for a result that may be true.
+    """Return every rule that ``result`` breaks; empty for a possible result.
 
-    ``peaks`` are those of the device and ``network`` that of a host, where the caller knows them.
+    ``peaks`` are those of the device and ``network`` that of a host; None if unknown.
     """
     broken = examine(result, peaks=peaks, network=network)
     return tuple(violation for violation in broken if violation.severity == "impossible")
@@ -78,9 +77,9 @@ def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | No
 def examine(
     result: Result, *, peaks: Peaks | None = None, network: Peak | None = None, base: Result | None = None
 ) -> tuple[Violation, ...]:
-    """What is impossible and what is only unlikely about a result; a smoke run measured nothing.
+    """Return the impossible and the unlikely properties of a result; empty for a smoke run.
 
-    ``base`` is the same case on fewer ranks: a speed-up is counted from it.
+    ``base`` is the same case on fewer ranks, for the speed-up.
     """
     if result.outcome == "smoke":
         return ()
@@ -89,9 +88,9 @@ def examine(
 
 
 def speed_up_violation(faster: float, ranks: int, base_ranks: int = 1) -> str:
-    """Why being ``faster`` than ``base_ranks`` ranks so many times deserves a look; empty when it does not.
+    """Return a remark if a speed-up over ``base_ranks`` ranks is above linear; else empty.
 
-    Above linear is possible, when the parts of a split problem fit into a cache that the whole does not.
+    It is possible if the parts of a split problem fit into a cache and the whole does not.
 
     >>> speed_up_violation(8.9, 8)
     'speed-up 8.9 on 8 times the ranks is above linear'
@@ -114,7 +113,7 @@ def _above_peak(subject: Subject) -> Iterator[Violation]:
         if metric.value is None or peak is None or peak.kind != "published" or metric.name.startswith("busbw"):
             continue
         if metric.unit == "percent":
-            continue  # a utilisation has a rule of its own
+            continue  # a utilisation has another rule
         if metric.value > peak.value * (1 + PEAK_SLACK):
             text = f"{metric.name} {metric.value:.4g} is above the peak {peak.value:.4g} {peak.unit} ({peak.source})"
             yield Violation(rule="above-peak", message=text)
@@ -134,10 +133,10 @@ def _above_link(subject: Subject) -> Iterator[Violation]:
     if metric.value <= bound * (1 + PEAK_SLACK):
         return
     text = (
-        f"busbw {metric.value:.4g} GB/s is above {bound:.4g}, what links of {link.value:.4g} GB/s allow "
+        f"busbw {metric.value:.4g} GB/s is above {bound:.4g}, the limit of links of {link.value:.4g} GB/s for "
         f"{ranks} ranks on {plural(hosts, 'host')} ({link.source})"
     )
-    # Switches that add up what passes through them halve what a rank sends: S once instead of twice (n-1)/n.
+    # Switches that reduce halve the bytes that a rank sends: S once instead of twice (n-1)/n.
     if collective == "all_reduce" and metric.value <= link.value * busbw_factor(collective, ranks) * (1 + PEAK_SLACK):
         text += "; only reduction inside the switches can do that"
         yield Violation(rule="above-link", message=text, severity="flagged")
@@ -155,7 +154,6 @@ def _utilisation(subject: Subject) -> Iterator[Violation]:
 
 
 def _is_published(subject: Subject, metric: Metric) -> bool:
-    """Whether a utilisation is a share of a peak that a maker published; its note names the source."""
     peak = metric.peak or (subject.peaks.tflops.get(subject.result.work.dtype) if subject.peaks else None)
     return peak.kind == "published" if peak else "measured" not in metric.note
 
@@ -204,15 +202,15 @@ def _bubble(subject: Subject) -> Iterator[Violation]:
     timeline = subject.result.measurement.timeline if subject.result.measurement else None
     bound = bubble_bound(timeline) if timeline else None
     if bound is not None and impossible_bubble(metric.value, bound):
-        text = f"bubble_ratio {metric.value:.4g} is below {bound:.4g}, what its own durations allow at best"
+        text = f"bubble_ratio {metric.value:.4g} is below {bound:.4g}, the least with the durations of its actions"
         yield Violation(rule="bubble", message=text)
 
 
 def bubble_bound(timeline: Timeline) -> float | None:
-    """The bubble of the timeline's schedule when every action takes as long as it took and nothing else takes time.
+    """Return the bubble ratio of the timeline's schedule with the measured durations and no other time.
 
-    None for a schedule that is not in the catalogue, and for a timeline that lacks actions of it.  The formula for
-    equal stages is no bound: where ranks share cores, the first and last actions of a step run faster than the others.
+    None for a schedule outside of the catalogue, and for an incomplete timeline.  The formula for equal stages is not a
+    bound: if ranks share cores, the first and last actions of a step run faster than the others.
     """
     simulated = replay(timeline).simulated
     return bubble_ratio(simulated) if simulated else None
@@ -224,7 +222,7 @@ def _constant(subject: Subject) -> Iterator[Violation]:
         return
     times = set(measurement.times_s)
     if len(times) == 1:
-        text = f"all {len(measurement.times_s)} samples are {times.pop()!r} s to the bit: no clock does that"
+        text = f"all {len(measurement.times_s)} samples are exactly {times.pop()!r} s: no clock does that"
         yield Violation(rule="constant", message=text)
 
 
@@ -234,10 +232,10 @@ def _memory(subject: Subject) -> Iterator[Violation]:
         if subject.result.measurement
         else {}
     )
-    short = values.get("parts_beyond_peak_bytes", 0.0)  # of the rank where it is most
+    short = values.get("parts_beyond_peak_bytes", 0.0)  # the largest of all ranks
     if short > 0:
         parts, peak = values.get("parts_at_once_bytes", math.nan), values.get("peak_bytes", math.nan)
-        text = f"on a rank the peak is {short:.0f} bytes less than what is known to be allocated at one moment"
+        text = f"on a rank the peak is {short:.0f} bytes less than the sum of simultaneous allocations"
         yield Violation(rule="memory", message=f"{text} (most of any rank: peak {peak:.0f}, parts {parts:.0f} bytes)")
 
 
@@ -248,9 +246,9 @@ def _speed_up(subject: Subject) -> Iterator[Violation]:
     work, base_work = result.work.samples or result.work.tokens, base.work.samples or base.work.tokens
     times_s = (result.measurement.median_s, base.measurement.median_s)
     if work and base_work and min(times_s) > 0:
-        said = speed_up_violation(speed_up(work, times_s[0], base_work, times_s[1]), result.world_size, base.world_size)
-        if said:
-            text = f"{said} (base: {plural(base.world_size, 'rank')})"
+        faster = speed_up(work, times_s[0], base_work, times_s[1])
+        if remark := speed_up_violation(faster, result.world_size, base.world_size):
+            text = f"{remark} (base: {plural(base.world_size, 'rank')})"
             yield Violation(rule="speed-up", message=text, severity="flagged")
 
 
@@ -266,4 +264,4 @@ RULES: tuple[Callable[[Subject], Iterator[Violation]], ...] = (
     _memory,
     _speed_up,
 )
-"""Each yields one violation per breach."""
+"""Each rule yields one violation per breach."""

@@ -1,4 +1,4 @@
-"""What is judged of a case: its time, mean and tail of its samples, and metrics with a tolerance of their own."""
+"""The judged quantities of a case: its time, mean and tail of its samples, and metrics with a tolerance."""
 
 from __future__ import annotations
 
@@ -17,91 +17,91 @@ from perfsuite.record.verdict import ALL, MEAN, P95, TIME
 from perfsuite.statistics.robust import median
 
 SHORT_S = 10e-6
-"""Below this time the tolerance is absolute: what it is here, in seconds.  Clock and scheduler blur less than that."""
+"""Seconds below which the tolerance is absolute, as large as at this time: clock and scheduler blur less."""
 ALIAS_SPREAD = 2e-3
-"""A metric whose logarithm follows that of the time within this in every stored run is the time under another name."""
+"""Largest difference of logarithms in every stored run at which a metric is an alias of the time."""
 OF_SAMPLES = frozenset({TIME, MEAN, P95, ALL})
-"""Quantities that are read from the samples of a run; every other is a metric."""
+"""Quantities of the samples of a run; all others are metrics."""
 SURELY_MORE = 3.0
-"""Binomial standard deviations above the largest stored share from which on today's runs are more disturbed."""
+"""Binomial standard deviations above the largest stored share at which today's runs are more disturbed."""
 P95_TOLERANCE = 0.25
-"""Of 30 samples the 95 % quantile is the second largest: it scatters several times as much as the median.  25 % keeps a
-quiet suite quiet, and a tail that doubled is four times as far."""
+"""Tolerance of the tail.  Of 30 samples the 95 % quantile is the second largest, with several times the scatter of the
+median.  25 % avoids false alarms, and a doubled tail is four times as far."""
 THROTTLED_SHARE = 0.01
-"""Of the periods of a CPU quota: in a run with more its times are those of the quota."""
+"""Share of throttled periods of a CPU quota above which the quota determines the times of a run."""
 LEAST_SPREAD = 1e-3
-"""Smallest spread of samples, a logarithm, that stored quantiles of four digits tell."""
+"""Smallest spread of samples (ln) in stored quantiles of four digits."""
 USEFUL: Mapping[str, float] = MappingProxyType({MEAN: 0.3, P95: 1.0})
-"""Changes that each must show to be worth watching: every third iteration twice as slow, a tail that doubled."""
+"""Changes that mean and tail must be able to show: every third iteration twice as slow, a doubled tail."""
 PRIMARY_WEIGHT = 0.8
 SECONDARY_WEIGHT = 0.1
-"""Shares of the suite's false alarms: the time keeps nearly all of its power beside mean and tail."""
+"""Shares of the suite's false alarms for the time, and for mean and tail each."""
 OWN_WEIGHT = 0.2
-"""The same of all metrics of one's own together, taken from the time."""
+"""Share of all own metrics together, taken from the time."""
 OWN_USEFUL = 0.25
-"""Change of a metric of one's own above which a reader is told that it is hardly watched."""
+"""Smallest shown change of an own metric above which it is flagged as hardly watched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """One thing that is judged by statistics, and how a run's value of it is read."""
+    """One quantity that is judged by statistics, and the way to read its value from a run."""
 
     name: str
     """``time``, ``mean``, ``p95`` or the name of a metric."""
     tolerance: float
-    """Relative change for the worse that is accepted."""
+    """Accepted relative change for the worse."""
     history: History
     """Stored values."""
     weight: float = 1.0
     """Share of the suite's false alarms that it may cause."""
     is_secondary: bool = False
-    """Mean, tail and metrics of one's own: judged only where they look worse.
+    """Whether it is judged only if it looks worse: mean, tail and own metrics.
 
-    They ask for no run before and are never improved.
+    They request no runs before that and are never improved.
     """
     is_own: bool = False
-    """A metric of one's own: what moves it need not move the time."""
+    """Whether it is an own metric, which may move without the time."""
     useful: float = math.inf
-    """Smallest change shown above which a reader is told that this quantity is hardly watched."""
+    """Smallest shown change above which it is flagged as hardly watched."""
     clean_only: bool = False
-    """The clean samples are compared, because the stored runs have enough of them."""
+    """Whether only clean samples are compared, because the stored runs have enough of them."""
     sign: float = 1.0
-    """-1 where higher is better, so that larger is worse."""
+    """-1 if higher is better, so that larger is worse."""
     unit: str = "s"
     """Unit of a value before its logarithm is taken."""
     usual_spread: float = 0.0
-    """Median spread of the samples inside a stored run, a logarithm; 0 where it says nothing of the quantity."""
+    """Median spread (ln) of the samples inside a stored run; 0 if it does not apply to the quantity."""
     usual_cpu_share: float = 0.0
-    """Median CPU share of the stored runs; a computation that had its core alone shows when it has to share it."""
+    """Median CPU share of the stored runs; a lower share shows that a core was shared."""
     usually_held_back: bool = False
-    """Whether the CPU quota held most of the stored runs back as well: then it is no news."""
+    """Whether the CPU quota throttled most of the stored runs too, so that it is not a reason."""
     control: Control | None = None
-    """The control beside the stored runs; None where too few have one of the same kind, and beside other quantities."""
+    """The control of the stored runs; None if too few have one of the same kind, and for other quantities."""
 
     def value(self, run: RunSummary) -> float | None:
-        """The logarithm, larger is worse; None when the run has no such value."""
+        """Return the logarithm, larger is worse; None without a value."""
         if self.name in OF_SAMPLES and not self.is_own and (self.is_secondary or self.name == TIME):
             return _of_samples(self.name, run, self.clean_only)
         value = run.metrics.get(self.name, 0.0)
         return self.sign * math.log(value) if value > 0 else None
 
     def worse(self, logarithm: float) -> float:
-        """The relative change of the value for the worse: 0.25 for a bandwidth that fell by a quarter."""
+        """Return the relative change of the value for the worse: 0.25 for a bandwidth that fell by a quarter."""
         return self.sign * math.expm1(self.sign * logarithm)
 
     def logarithm(self, worse: float) -> float:
-        """The inverse."""
+        """Return the logarithm of a relative change for the worse: the inverse of :meth:`worse`."""
         return self.sign * math.log1p(self.sign * worse)
 
     def unrest(self, run: RunSummary) -> float:
-        """How many times as far the samples of a run lie apart as usual: it tells a noisier host from one run.
+        """Return the spread of a run's samples relative to the usual one, which shows a noisier host in one run.
 
-        Seen in the faster half alone, which slow iterations of the code hardly widen.
+        Only the faster half counts, because slow iterations of the code hardly widen it.
         """
         return spread_of(run) / self.usual_spread if self.usual_spread else 1.0
 
     def stable_value(self, run: RunSummary) -> float | None:
-        """The value of a run that is fit to be compared: enough clean samples where that is usual, no disturbance."""
+        """Return the value of a comparable run: undisturbed, and with enough clean samples if that is usual."""
         if run.outcome != "measured" or run.is_disturbed or (self.clean_only and not run.has_clean):
             return None
         if self.is_held_back(run):
@@ -111,31 +111,31 @@ class Quantity:
         return self.value(run)
 
     def is_held_back(self, run: RunSummary) -> bool:
-        """Whether the CPU quota held a run back, and most of the stored ones not."""
+        """Return whether the CPU quota throttled a run, but not most of the stored ones."""
         return is_throttled(run) and not self.usually_held_back
 
     def is_stable(self, run: RunSummary) -> bool:
-        """Whether a run is fit to be compared and has a value."""
+        """Return whether a run can be compared and has a value."""
         return self.stable_value(run) is not None
 
 
 def is_throttled(run: RunSummary) -> bool:
-    """Whether the CPU quota held the ranks of a run back."""
+    """Return whether the CPU quota throttled the ranks of a run."""
     return run.throttled > THROTTLED_SHARE
 
 
 def spread_of(run: RunSummary) -> float:
-    """Logarithm of the median sample over the 5 % quantile, at least what four digits can tell."""
+    """Return the logarithm of the median sample over the 5 % quantile, at least LEAST_SPREAD."""
     return max(LEAST_SPREAD, math.log(run.quantiles_s[2] / run.quantiles_s[0]))
 
 
 def quantities(
     case: CaseIdentity, stored: Sequence[RunSummary], *, tolerance: float, metric_tolerances: Mapping[str, float]
 ) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:
-    """What is judged by statistics, the time first, and a flag for every tolerance that cannot be used.
+    """Return the quantities for statistics, the time first, and a flag for every tolerance that cannot be used.
 
-    A tolerance for a metric that is the time or the mean under another name (latency, bandwidth, FLOPS) is the
-    tolerance of these.  Exact quantities have their own rules and are not listed.
+    A tolerance for an alias of the time or the mean (latency, bandwidth, FLOPS) becomes the tolerance of these.  Exact
+    quantities have other rules and are not listed.
     """
     measured = [run for run in stored if run.outcome == "measured"]
     flags = []
@@ -178,9 +178,9 @@ def quantities(
 def _beside_the_time(
     case: CaseIdentity, measured: Sequence[RunSummary], tolerance: float, tolerances: Mapping[str, float]
 ) -> Mapping[str, Quantity]:
-    """Metrics that scatter, have a direction, are not the time under another name, and are above 0 in every stored run.
+    """Return metrics that scatter, have a direction, are above 0 in every stored run and are not an alias of the time.
 
-    Those of one's own, and perfsuite's where no marker names them.
+    These are own metrics, and perfsuite's metrics without a marker.
     """
     judged: dict[str, float | None] = {}
     for name, meaning in case.metrics.items():
@@ -220,7 +220,6 @@ def _why_not(case: CaseIdentity, name: str, measured: Sequence[RunSummary]) -> s
 
 
 def _is_alias(measured: Sequence[RunSummary], name: str, times: Sequence[float | None]) -> bool:
-    """Whether a metric follows these times, or their inverse, in every stored run."""
     logs = [(math.log(run.metrics[name]), time) for run, time in zip(measured, times, strict=True) if time is not None]
     if not logs or len(logs) < len(measured):
         return False
@@ -254,17 +253,17 @@ def _time_quantity(case: CaseIdentity, usable: Sequence[RunSummary], tolerance: 
 def _secondary_quantities(
     case: CaseIdentity, usable: Sequence[RunSummary], time: Quantity, tolerances: Mapping[str, float]
 ) -> list[Quantity]:
-    """Mean and tail where at least two stored runs have them; a metric of the case that has the name goes first."""
+    """Return mean and tail if at least two stored runs have them, unless a metric of the case has the name."""
     usual = {MEAN: time.tolerance, P95: max(P95_TOLERANCE, time.tolerance)}
     quantities = []
     for name, tolerance in usual.items():
-        known = [(run, value) for run in usable if (value := _of_samples(name, run, time.clean_only)) is not None]
-        if len(known) < 2 or name in case.metrics:
+        having = [(run, value) for run in usable if (value := _of_samples(name, run, time.clean_only)) is not None]
+        if len(having) < 2 or name in case.metrics:
             continue
         history = History(
             kind=case.kind,
-            sessions=tuple([run.session for run, _ in known]),
-            values=tuple([value for _, value in known]),
+            sessions=tuple([run.session for run, _ in having]),
+            values=tuple([value for _, value in having]),
         )
         reads = map(operator.attrgetter, (f"yardstick_{name}", "yardstick"))
         quantities.append(
@@ -276,14 +275,14 @@ def _secondary_quantities(
                 weight=SECONDARY_WEIGHT,
                 is_secondary=True,
                 useful=USEFUL[name],
-                control=stored_control([run for run, _ in known], history.values, *reads),
+                control=stored_control([run for run, _ in having], history.values, *reads),
             )
         )
     return quantities
 
 
 def more_disturbed(stored: Sequence[RunSummary], runs: Sequence[RunSummary]) -> bool:
-    """Whether clearly more of today's samples are disturbed than in any stored run, by a binomial bound."""
+    """Return whether clearly more of today's samples are disturbed than in any stored run, by a binomial bound."""
     today = [run for run in runs if run.has_clean and not run.is_disturbed]
     disturbed, samples = sum(run.samples - run.clean for run in today), sum(run.samples for run in today)
     if not disturbed:
@@ -293,7 +292,7 @@ def more_disturbed(stored: Sequence[RunSummary], runs: Sequence[RunSummary]) -> 
 
 
 def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity) -> Quantity | None:
-    """All samples as a quantity beside the time, which compares the clean ones; None where too little is stored."""
+    """Return all samples as a quantity, if the time compares only clean ones; None with too few stored runs."""
     measured = [run for run in stored if run.outcome == "measured" and not run.is_disturbed]
     if not time.clean_only or len(measured) < 2:
         return None
@@ -308,7 +307,7 @@ def all_samples(case: CaseIdentity, stored: Sequence[RunSummary], time: Quantity
         history=history,
         weight=SECONDARY_WEIGHT,
         is_secondary=True,
-        clean_only=True,  # a run with too few clean samples is replaced, and says nothing here either
+        clean_only=True,  # a run with too few clean samples is replaced, and is not used here either
         usually_held_back=time.usually_held_back,
     )
 
@@ -332,7 +331,6 @@ def _metric_quantity(case: CaseIdentity, measured: Sequence[RunSummary], name: s
 
 
 def _of_samples(name: str, run: RunSummary, clean_only: bool) -> float | None:
-    """One of OF_SAMPLES, a logarithm: of the clean samples or of all; None where the run has none."""
     if name == MEAN:
         return run.clean_mean if clean_only else run.mean
     if clean_only and name != ALL:

@@ -1,8 +1,8 @@
-"""What a judgement is given and what it gives: the session, the bounds of a quantity, an effect with its uncertainty.
+"""Inputs and results of a judge: the shift of the session, the bounds of a quantity, an effect with its uncertainty.
 
-All values are natural logarithms, larger is worse.  The whole suite says by how much the host moved this session, and
-how noise divides inside and between sessions, in units of the variance of a stored run.  Unchanged cases are taken to
-be the majority.
+All values are natural logarithms, larger is worse.  The whole suite shows the host's shift in this session, and the
+shares of noise inside and between sessions, in units of the variance of a stored run.  Most cases are assumed to be
+unchanged.
 """
 
 from __future__ import annotations
@@ -19,43 +19,37 @@ from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, 
 from perfsuite.statistics.student import t_quantile
 
 TWO_SIDED = 0.975
-"""For 95 % of a two-sided interval; and for each of two stages that together shall fail in 5 %."""
-
-
+"""Probability for a two-sided 95 % interval, and for each of two stages that may fail in 5 % together."""
 CONFIRM_ALPHA = 0.005
 """False alarms allowed per case of an A/B."""
-
-
 SURELY_ALPHA = 0.0005
-"""False alarms per case of a level that is worse where the base is not: one question more is asked of the same runs."""
-
+"""False alarms per case of a level that is worse although the base is not: one more test of the same runs."""
 LONE_LOOKS = 8
-"""Looks among which SURELY_ALPHA is split where too few cases tell of the host: there base and stored commit are run in
-nearly every session, and each is looked at after 6, 12 and 24 pairs.  Row: histories of 50 merges, silence."""
-
+"""Looks that share SURELY_ALPHA if too few cases show the host's noise: then base and stored commit run in nearly every
+session, and each is tested after 6, 12 and 24 pairs.  Row: histories of 50 merges, silence."""
 
 Outcome = Literal["pass", "regressed", "improved", "inconclusive", "suspect", "candidate"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Today:
-    """What all cases together say about this session."""
+    """The shift of this session from all cases together."""
 
     shift: float = 0.0
-    """How much the host moved every case, taken off; larger is slower."""
+    """Common shift of all cases, which is subtracted; larger is slower."""
     shift_variance: float = 0.0
-    """Variance of what a case feels of it."""
-    known: bool = False
-    """Whether the shifts of this and of the stored sessions are known and taken off."""
+    """Variance of the shift in a single case."""
+    is_known: bool = False
+    """Whether the shifts of this and of the stored sessions are known and subtracted."""
     unexplained: float = 0.0
-    """Part of ``shift`` that may be the code's doing as well as the host's; 0 when it is known to be the host's."""
+    """Part of ``shift`` that may be caused by the code or the host; 0 if the host is certainly the cause."""
     yardstick_shift: float = 0.0
-    """What the yardsticks of all cases have in common."""
+    """Common shift of the yardsticks of all cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What one quantity is judged by."""
+    """The bounds of one quantity."""
 
     tolerance: float
     """ln(1 + tolerance)."""
@@ -64,28 +58,28 @@ class Bounds:
     alpha: float
     """False alarms allowed for this case in the re-measurement."""
     shared_alpha: float
-    """The same for errors that screening and re-measurement have in common: the screening won nothing against them."""
+    """False alarms for errors that screening and re-measurement share, which the screening cannot reduce."""
     confirm_alpha: float = CONFIRM_ALPHA
-    """The same for an A/B."""
+    """False alarms of an A/B."""
     surely_alpha: float = SURELY_ALPHA
-    """The same for what is asked of a case whose base is not slower."""
+    """False alarms of tests for a case whose base is not slower."""
     doubt: float = 1.0
     """Standard errors below which nothing is suspicious."""
 
     @property
     def lone_alpha(self) -> float:
-        """The share of ``surely_alpha`` for one look at an A/B where too few cases tell of the host."""
+        """The share of ``surely_alpha`` for one look at an A/B if too few cases show the host's noise."""
         return self.surely_alpha / LONE_LOOKS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Uncertainty of this session's mean against the stored level."""
+    """Uncertainty of this session's mean minus the stored level."""
 
     error: float
     """Standard error of the difference."""
     shared: float
-    """The part that re-measuring in this session cannot shrink: level, session and shift."""
+    """The part that more runs in this session cannot reduce: level, session and shift."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,47 +93,47 @@ class Estimate:
     dof: int
     """Degrees of freedom of ``error``."""
     outcome: Outcome
-    """What follows from it alone."""
+    """The outcome of this estimate."""
     reach: float = 0.0
-    """Half the 95 % interval where this session's runs scatter so that it is wider than by ``error``."""
+    """Half the 95 % interval from the scatter of this session's runs, if it is wider than by ``error``."""
 
     def interval(self) -> tuple[float, float]:
-        """Two-sided 95 % confidence interval, logarithms."""
+        """Return the two-sided 95 % confidence interval (ln)."""
         reach = max(self.reach, t_quantile(TWO_SIDED, self.dof) * self.error)
         return self.effect - reach, self.effect + reach
 
 
 SESSION_SHARE = 0.1
-"""Share of the variance of stored runs that is taken to lie between sessions, at least."""
+"""Least share of the variance of stored runs that is assumed between sessions."""
 PRIOR_INSIDE = 1 - SESSION_SHARE
 SUITE_PRIOR_DOF = 30
 KIND_PRIOR_DOF = 8
 """Weight of the expectation that nearly all noise lies inside sessions.  Row: hosted VM, error rates."""
 SHIFTLESS_INSIDE = 0.5
 SHIFTLESS_PRIOR_DOF = 6
-"""The same where a host's drift cannot be told from a case's own noise."""
+"""The same if a host's drift cannot be separated from a case's noise."""
 SCALE_CASES = 5
-"""Replicated cases from which on they tell how noisy today is."""
+"""Fewest replicated cases for an estimate of today's noise."""
 MOST_BETWEEN = 2.0
-"""Most variance between sessions that is believed."""
+"""Largest variance between sessions."""
 EXCESS = 1.3
-"""Variance of the cases around the suite's shift, over the expected, from which on it is believed to be larger."""
+"""Variance of the cases around the suite's shift, relative to the expected one, above which it counts as larger."""
 HALVES_APART = 1.0
-"""Expected standard deviations between the halves of the cases from which on they have no scatter in common."""
+"""Expected standard deviations between two halves of the cases above which they do not share one scatter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """One quantity of one case as some runs of this session saw it."""
+    """One quantity of one case in some runs of this session."""
 
     kind: str
-    """Cases of one kind share what is known about noise."""
+    """Cases of one kind share their estimate of noise."""
     level: Level
     """The stored level."""
     values: Sequence[float]
-    """This session's values, adjusted by the yardstick where the level is; two of them or more are replicates."""
+    """This session's values, adjusted by the yardstick like the level; two or more are replicates."""
     control: Moved | None = None
-    """How far its control moved from the stored one; None where today's runs have none."""
+    """Movement of its control from the stored one; None if today's runs have none."""
 
     @property
     def difference(self) -> float:
@@ -152,48 +146,47 @@ class Seen:
         return len(self.values) - 1
 
     def ratio(self, scale: float) -> float:
-        """Variance of the values, divided by that of stored runs.
+        """Return the variance of the values relative to that of stored runs.
 
-        Noise is taken to be ``scale`` times the stored one; an outlier counts as if it lay ``CLIP`` standard deviations
-        of that from the median.
+        Noise is assumed to be ``scale`` times the stored one; an outlier is clipped to ``CLIP`` standard deviations of
+        that from the median.
         """
         return clipped_variance(self.values, scale * self.level.sigma) / self.level.sigma**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """How noise divides, in units of the variance of a stored run."""
+    """Shares of noise, in units of the variance of a stored run."""
 
     between: float = SESSION_SHARE
     """Variance between sessions, one figure for the suite."""
     usual: float = PRIOR_INSIDE
     """Variance inside today's session, over all kinds."""
     inside: Mapping[str, float] = field(default_factory=dict)
-    """The same by kind, where runs of the kind were replicated."""
+    """Variance inside today's session by kind, if runs of the kind were replicated."""
     scale: float = 1.0
     """Standard deviation of an undisturbed run today over that of a stored one, at least 1."""
 
     def of(self, kind: str) -> float:
-        """Variance inside today's session for cases of this kind."""
+        """Return the variance inside today's session for cases of this kind."""
         return self.inside.get(kind, self.usual)
 
 
 def shares(replicates: Iterable[Seen], *, with_shift: bool) -> Shares:
-    """What replicated runs say; the expectation weighs more than a few of them.
+    """Return the shares of noise from replicated runs and an expectation, which outweighs a few of them.
 
-    ``with_shift``: the sessions' common shifts are known and taken off.  Where they are not, they are part of what lies
-    between sessions, which then is taken to be half of everything at least: runs that scatter much inside this session
-    say nothing about how far it drifted.
+    ``with_shift``: the sessions' common shifts are known and subtracted.  Otherwise they are part of the variance
+    between sessions, which is then at least half of the whole: scatter inside this session does not show its drift.
     """
-    known = list(replicates)
-    # How much noisier an ordinary case is than when the baseline was taken; spikes do not count in a median.
+    replicated = list(replicates)
+    # Noise of an ordinary case relative to the baseline; a median ignores spikes.
     scale = 1.0
-    if len(known) >= SCALE_CASES:
+    if len(replicated) >= SCALE_CASES:
         # The median of a variance with d degrees of freedom is about (1 - 2/9d)^3 of its mean (Wilson and Hilferty).
-        ratios = [variance(one.values) / one.level.sigma**2 / (1 - 2 / (9 * one.dof)) ** 3 for one in known]
+        ratios = [variance(one.values) / one.level.sigma**2 / (1 - 2 / (9 * one.dof)) ** 3 for one in replicated]
         scale = math.sqrt(max(1.0, median(ratios)))
     sums: dict[str, tuple[float, int]] = {}
-    for replicate in known:
+    for replicate in replicated:
         total, dof = sums.get(replicate.kind, (0.0, 0))
         sums[replicate.kind] = (total + replicate.ratio(scale) * replicate.dof, dof + replicate.dof)
     whole = sum(total for total, _ in sums.values()), sum(dof for _, dof in sums.values())
@@ -210,62 +203,59 @@ def shares(replicates: Iterable[Seen], *, with_shift: bool) -> Shares:
 
 
 def _pooled(ratio: tuple[float, int], expected: float, weight: int) -> float:
-    """A ratio of variances, given as (sum of ratio x dof, dof), with ``expected`` counted for ``weight`` dof."""
+    """Return a ratio of variances from (sum of ratio x dof, dof) and ``expected`` with ``weight`` dof."""
     total, dof = ratio
     return (weight * expected + total) / (weight + dof)
 
 
 def own_inside(share: float, replicates: Seen, scale: float) -> float:
-    """The share of a case whose own runs are known: never below that of its kind, larger when its runs scatter more."""
+    """Return the share of a case with replicated runs: that of its kind, or larger if its runs scatter more."""
     dof = replicates.dof
     return max(share, (KIND_PRIOR_DOF * share + dof * replicates.ratio(scale)) / (KIND_PRIOR_DOF + dof))
 
 
 def knows_shift(cases: int, settings: GateSettings) -> bool:
-    """Whether so many cases tell what a session did to all of them."""
+    """Return whether this number of cases shows the common shift of a session."""
     return not settings.in_place and cases >= settings.min_suite
 
 
-def look(screened: Sequence[Seen], known: Shares, settings: GateSettings, *, explained: bool) -> tuple[Today, Shares]:
-    """Shift of the session, and the shares as the scatter of the cases around it corrects them.
+def look(screened: Sequence[Seen], noise: Shares, settings: GateSettings, *, explained: bool) -> tuple[Today, Shares]:
+    """Return the shift of the session, and the shares corrected by the scatter of the cases around it.
 
-    ``explained``: the yardsticks show that the shift is the host's.
+    ``explained``: the yardsticks show that the host caused the shift.
 
-    Fewer than ``settings.min_suite`` cases, or cases settled in place, say nothing.  Where the cases scatter more than
-    their replicates and levels explain, they differ between sessions; where there are no replicates, today is noisier.
+    Fewer than ``settings.min_suite`` cases, or cases settled in place, show no shift.  If the cases scatter more than
+    their replicates and levels explain, they vary between sessions; without replicates, today is noisier.
     """
     if not knows_shift(len(screened), settings):
-        return Today(), known
+        return Today(), noise
     differences = [case.difference for case in screened]
-    shift = median_of_most(differences, math.log1p(settings.tolerance))  # half of the cases slower are no shift of all
+    shift = median_of_most(differences, math.log1p(settings.tolerance))  # slower halves do not shift the others
     feels = (UNLIKE_RESPONSE * shift) ** 2
-    expected = [_variance(case, known) * case.level.sigma**2 + feels for case in screened]
+    expected = [_variance(case, noise) * case.level.sigma**2 + feels for case in screened]
     away = [abs(one - shift) / math.sqrt(usual) for one, usual in zip(differences, expected, strict=True)]
     scatter = (MAD_TO_SIGMA * median_of_most(away, HALVES_APART)) ** 2  # 1 on a host like that of the baseline
     error = math.pi / 2 * median(expected) * max(1.0, scatter) / len(screened)
     today = Today(
-        known=True,
-        shift=shift,
-        shift_variance=error + feels,
-        unexplained=0.0 if explained else max(0.0, shift),
+        is_known=True, shift=shift, shift_variance=error + feels, unexplained=0.0 if explained else max(0.0, shift)
     )
-    return today, _corrected(screened, known, scatter)
+    return today, _corrected(screened, noise, scatter)
 
 
-def _variance(screened: Seen, known: Shares) -> float:
-    """Variance of the difference of an unchanged case, in units of that of a stored run."""
+def _variance(screened: Seen, noise: Shares) -> float:
+    """Return the variance of the difference of an unchanged case, in units of that of a stored run."""
     level = screened.level
-    inside = known.usual / len(screened.values)
-    return known.between * (1 + 1 / level.sessions) + max(0.0, 1 - known.between) / level.runs + inside
+    inside = noise.usual / len(screened.values)
+    return noise.between * (1 + 1 / level.sessions) + max(0.0, 1 - noise.between) / level.runs + inside
 
 
-def _corrected(screened: Sequence[Seen], known: Shares, scatter: float) -> Shares:
+def _corrected(screened: Sequence[Seen], noise: Shares, scatter: float) -> Shares:
     if scatter < EXCESS:
-        return known
-    missing = (scatter - 1) * median([_variance(case, known) for case in screened])
+        return noise
+    missing = (scatter - 1) * median([_variance(case, noise) for case in screened])
     replicated = sum(len(case.values) > 1 for case in screened)
     if 2 * replicated > len(screened):
         sessions = median([case.level.sessions for case in screened])
-        return replace(known, between=min(MOST_BETWEEN, known.between + missing / (1 + 1 / sessions)))
-    usual = known.usual + missing
-    return replace(known, usual=usual, inside={kind: max(usual, share) for kind, share in known.inside.items()})
+        return replace(noise, between=min(MOST_BETWEEN, noise.between + missing / (1 + 1 / sessions)))
+    usual = noise.usual + missing
+    return replace(noise, usual=usual, inside={kind: max(usual, share) for kind, share in noise.inside.items()})

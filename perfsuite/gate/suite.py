@@ -1,7 +1,7 @@
-"""The suite as a whole: by how much all cases together are off their stored levels, and what that comes from.
+"""The suite as a whole: the common shift of all cases from their stored levels, and its cause.
 
-A host that moves every case alike is told from code, or a library, that does so by controls alone: yardsticks that
-moved along, the base, and the commit that the stored runs name.  What no control explains fails the session.
+Only controls separate a host that slows every case from code or a library that does so: yardsticks, the base, and the
+commit of the stored runs.  A shift that no control explains fails the session.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile
 
 SUITE_ALPHA = 0.005
-"""False alarms of the suite as a whole, per session of an unchanged code on a host that moves as it did before.  Row:
-the suite unchanged, error rates."""
+"""False alarms of the whole suite, per session of unchanged code on a host that moves as usual.  Row: the suite
+unchanged, error rates."""
 SHOWN_KINDS = 3
-"""Kinds of controls that the line of the suite names."""
+"""Most kinds of controls in the line of the suite."""
 USUAL_DOF = 2
-"""Weight, in degrees of freedom, of the movement that is expected before any stored session tells."""
+"""Weight, in degrees of freedom, of the expected movement without stored sessions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """How much the suite as a whole moves from one session to the next."""
+    """The movement of the whole suite from one session to the next."""
 
     sigma: float = UNKNOWN_SESSION_SIGMA
-    """Standard deviation, a logarithm."""
+    """Standard deviation (ln)."""
     dof: int = USUAL_DOF
     sessions: int = 1
-    """Stored sessions that it is known from."""
+    """Number of stored sessions behind the estimate."""
 
     @property
     def error(self) -> float:
-        """Standard error of this session against the stored ones."""
+        """Standard error of this session minus the stored ones."""
         return self.sigma * math.sqrt(1 + 1 / self.sessions)
 
 
 def usual_drift(cases: Iterable[tuple[History, Level]]) -> Drift:
-    """The movement between stored sessions: of the median over the cases of what each lies off its own median."""
+    """Return the movement between stored sessions, from the median distance of the cases from their own medians."""
     away: dict[str, list[float]] = defaultdict(list)
     count = 0
     for history, level in cases:
@@ -59,12 +59,12 @@ def usual_drift(cases: Iterable[tuple[History, Level]]) -> Drift:
             own[session].append(value - centre)
         for session, differences in own.items():
             away[session].append(statistics.fmean(differences))
-    known = [median(differences) for differences in away.values() if 2 * len(differences) >= count]
-    if len(known) < 2:
+    medians = [median(differences) for differences in away.values() if 2 * len(differences) >= count]
+    if len(medians) < 2:
         return Drift()
-    total = USUAL_DOF * UNKNOWN_SESSION_SIGMA**2 + (len(known) - 1) * statistics.variance(known)
-    dof = USUAL_DOF + len(known) - 1
-    return Drift(sigma=math.sqrt(total / dof), dof=dof, sessions=len(known))
+    total = USUAL_DOF * UNKNOWN_SESSION_SIGMA**2 + (len(medians) - 1) * statistics.variance(medians)
+    dof = USUAL_DOF + len(medians) - 1
+    return Drift(sigma=math.sqrt(total / dof), dof=dof, sessions=len(medians))
 
 
 def _adjusted(history: History, level: Level) -> Sequence[float]:
@@ -79,18 +79,20 @@ def _adjusted(history: History, level: Level) -> Sequence[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteShift:
-    """How far this session's cases are from their stored levels, all together."""
+    """The shift of all cases of this session from their stored levels."""
 
     cases: int = 0
     slower: int = 0
-    """Cases that are slower than stored by more than the tolerance."""
+    """Number of cases slower than stored by more than the tolerance."""
     effect: float = 0.0
-    """Median over the cases, a logarithm; larger is slower."""
+    """Median over the cases (ln); larger is slower."""
     drift: Drift = Drift()
-    """What the suite usually does."""
+    """Usual movement of the suite."""
     control: Moved | None = None
-    """How far the controls of the slower cases moved, of all cases where few are slower; None where none was timed, and
-    where they are none because what they run through changed."""
+    """Movement of the controls of the slower cases, or of all cases if few are slower.
+
+    None if no control was timed, or if the software of the controls changed.
+    """
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -99,20 +101,20 @@ class SuiteShift:
         return math.expm1(self.effect - reach), math.expm1(self.effect + reach)
 
     def exceeds(self, settings: GateSettings) -> bool:
-        """Whether it is worth a word: more than the tolerance, of more than one case and of most of them."""
+        """Return whether more than one case and most cases are slower by more than the tolerance."""
         most = self.cases > 1 and 2 * self.slower > self.cases
         return most and self.effect > math.log1p(settings.tolerance)
 
     @property
     def is_shown(self) -> bool:
-        """Whether the host's usual movement would hardly give it."""
+        """Whether the shift is larger than the host's usual movement."""
         return self.effect > t_quantile(1 - SUITE_ALPHA, self.drift.dof) * self.drift.error
 
     def may_hide(self, settings: GateSettings) -> bool:
-        """Whether a host that is faster today may hide a slowdown of all cases that no pass may hide.
+        """Return whether a host that is faster today may hide a slowdown of all cases.
 
-        What the sessions have in common is taken off the cases: where it may be that large, only a yardstick that did
-        not move, or another arm, tells.
+        The common shift is subtracted from the cases.  If it may be that large, only a yardstick that did not move, or
+        another arm, excludes the slowdown.
         """
         if self.cases < settings.min_suite:
             return False
@@ -123,7 +125,7 @@ class SuiteShift:
 
     @property
     def most_hidden(self) -> float:
-        """The relative slowdown up to which it may."""
+        """The largest relative slowdown that may be hidden."""
         return math.expm1(self.effect + self._sure_reach)
 
     @property
@@ -131,18 +133,18 @@ class SuiteShift:
         return t_quantile(1 - SURELY_ALPHA, self.drift.dof) * self.drift.error
 
     def explained(self, settings: GateSettings) -> bool:
-        """Whether yardsticks, which do not run the code under test, moved along with the cases."""
+        """Return whether yardsticks, which do not run the code under test, moved with the cases."""
         return self.says(settings) == "host"
 
     def says(self, settings: GateSettings) -> Says:
-        """Whose doing the shift is, by the controls; without any, nothing speaks for the host."""
+        """Return the cause of the shift by the controls; without any it is the code."""
         return self.control.says(self.effect, math.log1p(settings.tolerance)) if self.control is not None else "code"
 
 
 def suite_shift(
     screened: Sequence[Seen], drift: Drift, settings: GateSettings, *, yardstick_counts: bool
 ) -> SuiteShift:
-    """The shift of a session; ``yardstick_counts`` is False where what the yardstick runs through changed as well."""
+    """Return the shift of a session; ``yardstick_counts`` is False if the yardstick's software changed too."""
     if not screened:
         return SuiteShift()
     differences = [case.difference for case in screened]
@@ -159,7 +161,7 @@ def suite_shift(
 
 
 def _joint_control(beside: Sequence[Moved | None]) -> Moved | None:
-    """What the controls of some cases say together; only those count that resemble their case, and most have to."""
+    """Return the joint movement of some cases' controls, if most of them resemble their case."""
     timed = [control for control in beside if control is not None]
     if 2 * len(timed) <= len(beside):
         return None
@@ -174,27 +176,27 @@ def _joint_control(beside: Sequence[Moved | None]) -> Moved | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What some cases say about the suite: this session's runs against those of an older revision."""
+    """The joint result of some cases' A/Bs: this session's runs compared with those of an older revision."""
 
     effect: float
-    """Median over the cases, a logarithm."""
+    """Median over the cases (ln)."""
     error: float
     """Median of the standard errors."""
     cases: int
 
     def shows(self, shift: SuiteShift) -> bool:
-        """Whether it finds the shift of the suite in the code: at least half of it."""
+        """Return whether at least half of the suite's shift is in the code."""
         return self.effect > 2 * self.error and self.effect >= EXPLAINED * shift.effect
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether it finds a slowdown by more than the tolerance, a logarithm."""
+        """Return whether the slowdown is larger than the tolerance (ln)."""
         return self.effect > max(2 * self.error, tolerance)
 
 
 def compared(estimates: Iterable[Estimate | None]) -> Compared | None:
-    """What the A/Bs of some cases say together; None without any."""
-    known = [estimate for estimate in estimates if estimate is not None]
-    if not known:
+    """Return the joint result of some cases' A/Bs; None without any."""
+    found = [estimate for estimate in estimates if estimate is not None]
+    if not found:
         return None
-    effect, error = (statistics.median(each) for each in zip(*((one.effect, one.error) for one in known), strict=True))
-    return Compared(effect=effect, error=error, cases=len(known))
+    effect, error = (statistics.median(each) for each in zip(*((one.effect, one.error) for one in found), strict=True))
+    return Compared(effect=effect, error=error, cases=len(found))

@@ -1,4 +1,4 @@
-"""A history in words: what it holds, what changed and between which commits."""
+"""Print a history: its sessions, and its changes with the commits between which they lie."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import SIDE
 
 SHOWN_COMMITS = 10
-"""Commits of a change that are named; the others are counted."""
+"""Most commits of a change to list; the others are counted."""
 SHOWN_APART = 5
 SHOWN_OWN = 10
-"""Metrics of one's own that are listed; the others are counted."""
+"""Most own metrics to list; the others are counted."""
 
 
 def list_lines(history: HistoryFile) -> Iterator[str]:
-    """A line per session, oldest first."""
+    """Yield a line per session, oldest first."""
     yield f"{history.path}: {history.hardware or 'empty'}, {plural(len(history.sessions), 'session')}"
     for session in history.sessions:
         yield f"  {session_line(session)}"
 
 
 def session_line(session: HistorySession) -> str:
-    """Time, commit, branch, cases and subject of a session."""
+    """Return time, commit, branch, cases and subject of a session in one line."""
     revision = session.revision
     branch = escaped(revision.branch) or "no branch"
     dirty = " with uncommitted changes" if revision.dirty else ""
@@ -38,7 +38,7 @@ def session_line(session: HistorySession) -> str:
 
 
 def show_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
-    """All that a history shows."""
+    """Yield the findings of a history: changes, accumulated changes, own metrics, environment, excluded sessions."""
     yield from head_lines(history, findings)
     yield ""
     yield from _change_lines(findings)
@@ -49,9 +49,9 @@ def show_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
 
 
 def _own_lines(ordered: OrderedSessions) -> Iterator[str]:
-    """Metrics of one's own in the first and last session that has them, the largest change for the worse first.
+    """Yield the project's own metrics in their first and last session, the largest change for the worse first.
 
-    Values of different units are lines of their own.
+    Values of different units are on separate lines.
     """
     series: dict[tuple[str, str, str, str], list[float]] = {}
     for session in ordered.sessions:
@@ -60,7 +60,7 @@ def _own_lines(ordered: OrderedSessions) -> Iterator[str]:
                 if name in point.metrics:
                     key = (name, case, meaning.unit, meaning.better)
                     series.setdefault(key, []).append(point.metrics[name])
-    told = []
+    lines = []
     for (name, case, unit, better), values in series.items():
         change = values[-1] / values[0] - 1 if values[0] > 0 else 0.0
         line = (
@@ -68,16 +68,16 @@ def _own_lines(ordered: OrderedSessions) -> Iterator[str]:
             + f", {100 * change:+.3g} %, between {significant(min(values))} and {significant(max(values))} in "
             f"{plural(len(values), 'session')}: {escaped(case)}"
         )
-        told.append((better == "neither", change if better == "higher" else -change, line))
-    if told:
-        yield "metrics of one's own, first and last session (no change is judged here):"
-        yield from (line for *_, line in sorted(told)[:SHOWN_OWN])
-    if len(told) > SHOWN_OWN:
-        yield f"  and {len(told) - SHOWN_OWN} more; perfsuite export has them all"
+        lines.append((better == "neither", change if better == "higher" else -change, line))
+    if lines:
+        yield "own metrics, first and last session (changes are not judged):"
+        yield from (line for *_, line in sorted(lines)[:SHOWN_OWN])
+    if len(lines) > SHOWN_OWN:
+        yield f"  and {len(lines) - SHOWN_OWN} more; perfsuite export has them all"
 
 
 def head_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
-    """What was looked at, and what a reader must know of it."""
+    """Yield the searched sessions and cases, and notes about them."""
     ordered = findings.ordered
     where = f"on {escaped(ordered.branch)} " if ordered.branch else ""
     yield (
@@ -88,16 +88,13 @@ def head_lines(history: HistoryFile, findings: Findings) -> Iterator[str]:
         yield f"note: {note}"
     unknown = findings.table.knows_shift.count(False)
     if unknown:
-        yield (
-            f"note: {plural(unknown, 'session')} with fewer than {MIN_SUITE} cases: what the host did to all of them "
-            "is not known and not taken off"
-        )
+        yield f"note: {plural(unknown, 'session')} with fewer than {MIN_SUITE} cases: host noise could not be removed"
     column = {case: index for index, case in enumerate(findings.table.cases)}
     longest = max((len(findings.table.rows_of(column[case])) for case in findings.cases), default=0)
     if longest < 2 * SIDE:
-        yield f"a change needs {2 * SIDE} sessions that measured a case; the most that any case has is {longest}"
+        yield f"a change needs {2 * SIDE} sessions of a case; no case has more than {longest}"
     elif not findings.changes and not findings.accumulated:
-        yield "nothing changed that these sessions could show"
+        yield "no change was found in these sessions"
 
 
 def _change_lines(findings: Findings) -> Iterator[str]:
@@ -112,11 +109,11 @@ def _change_lines(findings: Findings) -> Iterator[str]:
         for phrase in change.environment:
             yield f"    environment changed there: {escaped(phrase)}"
         if change.case == SUITE:
-            yield "    the host, or code that all cases run; taken off every case above and below"
+            yield "    caused by the host, or by code of all cases; subtracted from every other case"
 
 
 def commits_told(ordered: OrderedSessions, change: HistoryChange, most: int) -> Iterator[str]:
-    """The commits of a change: of more than ``most`` the likely ones, and how many come before and after them."""
+    """Yield the commits of a change: at most ``most`` likely ones, with the number of commits before and after."""
     places = [ordered.places[index] for index in (change.before, change.at, change.until)]
     before, *likely = [place for place in places if place is not None] or [0]
     middle = sum(likely) // max(1, len(likely)) - before - 1
@@ -130,7 +127,7 @@ def commits_told(ordered: OrderedSessions, change: HistoryChange, most: int) -> 
 
 
 def where(ordered: OrderedSessions, change: HistoryChange) -> str:
-    """Between which sessions or commits."""
+    """Return the sessions or commits between which a change lies."""
     before, after, first = (ordered.sessions[index] for index in (change.before, change.after, change.at))
     old, new = (short(escaped(session.revision.commit)) for session in (before, after))
     times = f"{_minute(before)} and {_minute(after)}"
@@ -146,7 +143,7 @@ def where(ordered: OrderedSessions, change: HistoryChange) -> str:
 
 
 def steps_told(ordered: OrderedSessions, change: HistoryChange) -> str:
-    """Where the steps of a drift seem to be, or among which commits a step would be that is none; empty for neither."""
+    """Return the likely steps of a drift, or the commits of several small steps that look like one; else empty."""
     sessions = ordered.sessions
     if change.is_drift:
         places = (
@@ -193,7 +190,7 @@ def _environment_lines(findings: Findings) -> Iterator[str]:
 def _apart_lines(ordered: OrderedSessions) -> Iterator[str]:
     if ordered.apart:
         yield ""
-        yield "apart, not searched:"
+        yield "excluded from the search:"
     for session, why in ordered.apart[-SHOWN_APART:]:
         yield f"  {session_line(session)}: {escaped(why)}"
     if len(ordered.apart) > SHOWN_APART:

@@ -1,7 +1,7 @@
 """The file of a history: JSON Lines, a line per session, appended under the baseline's lock.
 
-Lines stand for themselves, so git's ``merge=union`` merges two branches' histories; whoever reads sorts.  A file that
-cannot be read as it should is named with line and reason, and never written.
+Lines are independent, so git's ``merge=union`` merges the histories of two branches; a reader sorts them.  An error
+prints the line and the reason; a damaged file is never written.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from perfsuite.baselines.runs import moment
 from perfsuite.history.session import HistorySession, joined, line_of, read_line
 
 _CONFLICT = (b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")
-_NOTHING_CHANGED = "the file is left as it is"
+_NOTHING_CHANGED = "the file was not changed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryFile:
-    """A history as its file has it."""
+    """The contents of a history."""
 
     path: Path
     sessions: tuple[HistorySession, ...]
@@ -33,15 +33,12 @@ class HistoryFile:
 
     @property
     def hardware(self) -> str:
-        """``cpu (cpu-amd-epyc-2c)``; empty without a session."""
-        if not self.sessions:
-            return ""
-        platform, fingerprint, simulated = self.sessions[0].hardware
-        return f"{platform} ({fingerprint}{', simulated' if simulated else ''})"
+        """Platform and fingerprint such as ``cpu (cpu-amd-epyc-2c)``; empty without a session."""
+        return _hardware(self.sessions[0]) if self.sessions else ""
 
 
 def read(path: Path) -> HistoryFile:
-    """The history at ``path``.  Raises HistoryError naming line, reason and what to do."""
+    """Return the history at ``path``.  Raises HistoryError with line, reason and remedy."""
     data = _content(path)
     sessions: dict[str, HistorySession] = {}
     places: dict[str, int] = {}
@@ -53,13 +50,13 @@ def read(path: Path) -> HistoryFile:
         first = next(iter(sessions.values()), session)
         if session.hardware != first.hardware:
             raise HistoryError(
-                f"{path}:{number}: session {session.session} is of {_told(session)}, line {places[first.session]} of "
-                f"{_told(first)}; a history holds one hardware: move the line to a file of its own"
+                f"{path}:{number}: session {session.session} is of {_hardware(session)}, line {places[first.session]} "
+                f"of {_hardware(first)}; a history holds one hardware: move the line to another file"
             )
         one = joined(sessions.get(session.session, session), session)
         if one is None:
             raise HistoryError(
-                f"{path}:{number}: session {session.session} is there twice and differs from line "
+                f"{path}:{number}: session {session.session} occurs twice and differs from line "
                 f"{places[session.session]}; one of them was changed after it was measured: remove that line"
             )
         sessions[session.session] = one
@@ -78,17 +75,17 @@ def _refuse_foreign(path: Path) -> None:
     target = foreign_target(path)
     if target is not None:
         raise HistoryError(
-            f"{path}: is a link to {target}, outside its folder; a history is written in its own folder: put the file "
-            "there, or name the file itself"
+            f"{path}: is a link to {target}, outside its folder; a history is written in its own folder: move the file "
+            "there, or give the path of the file"
         )
 
 
 def in_time(sessions: Iterable[HistorySession]) -> tuple[HistorySession, ...]:
-    """Oldest first."""
+    """Return the sessions, oldest first."""
     return tuple(sorted(sessions, key=lambda session: (moment(session.time), session.session)))
 
 
-def _told(session: HistorySession) -> str:
+def _hardware(session: HistorySession) -> str:
     platform, fingerprint, simulated = session.hardware
     return f"{platform} ({fingerprint}{', simulated' if simulated else ''})"
 
@@ -104,7 +101,7 @@ def _session(path: Path, number: int, line: bytes, *, is_cut: bool) -> HistorySe
     except ValueError as error:
         if is_cut:
             raise HistoryError(
-                f"{path}:{number}: the line is cut short: whoever wrote it was stopped; remove the line and add the "
+                f"{path}:{number}: the line is incomplete, because its writer was stopped; remove the line and add the "
                 "session again with perfsuite history add JOURNAL"
             ) from None
         newer = "update perfsuite" if "is newer" in str(error) else "remove or repair the line"
@@ -112,10 +109,10 @@ def _session(path: Path, number: int, line: bytes, *, is_cut: bool) -> HistorySe
 
 
 def require_fit(path: Path, session: HistorySession) -> bool:
-    """Whether the file, where there is one, may take this session's line; False where it has it already.
+    """Return whether the file, which may not exist yet, lacks this session.
 
-    Raises HistoryError where the file is a link out of its folder or cannot be read, or holds other hardware or
-    another session of that name.
+    Raises HistoryError if the file is a link out of its folder, cannot be read, or holds other hardware or another
+    session of that name.
     """
     _refuse_foreign(path)
     if not path.exists():
@@ -123,22 +120,22 @@ def require_fit(path: Path, session: HistorySession) -> bool:
     history = read(path)
     if history.sessions and history.sessions[0].hardware != session.hardware:
         raise HistoryError(
-            f"{path} is the history of {history.hardware}, this is {_told(session)}; a history holds one hardware: "
-            "name another file, or a folder, which gets a file for each"
+            f"{path} is the history of {history.hardware}, this is {_hardware(session)}; a history holds one hardware: "
+            "give another file, or a folder, which gets a file for each"
         )
-    for known in history.sessions:
-        if known.session == session.session and joined(known, session) is None:
-            raise HistoryError(
-                f"{path} has session {session.session} with other values; drop it first with perfsuite history prune "
-                f"--session {session.session}"
-            )
-    return all(known.session != session.session for known in history.sessions)
+    same = next((old for old in history.sessions if old.session == session.session), None)
+    if same is not None and joined(same, session) is None:
+        raise HistoryError(
+            f"{path} has session {session.session} with other values; drop it first with perfsuite history prune "
+            f"--session {session.session}"
+        )
+    return same is None
 
 
 def append(path: Path, session: HistorySession) -> bool:
-    """Add a session's line; False where it is there already.  Raises HistoryError, BaselineError for the lock."""
+    """Add a session's line; return False if the file has it.  Raises HistoryError, or BaselineError for the lock."""
     line = _encoded(session)
-    _session(path, 0, line, is_cut=False)  # what could not be read again would damage the history
+    _session(path, 0, line, is_cut=False)  # raises for a line that could not be read again
     with locked(path):
         if not require_fit(path, session):
             return False
@@ -148,18 +145,18 @@ def append(path: Path, session: HistorySession) -> bool:
 
 
 def merge(path: Path, others: Sequence[Path]) -> tuple[HistoryFile, int]:
-    """Make a file the union of itself and the others; the history and how many sessions are new in it."""
+    """Add the sessions of other files to ``path``; return the history and the number of new sessions."""
     _refuse_foreign(path)
     with locked(path):
-        mine = read(path) if path.exists() else HistoryFile(path=path, sessions=())
-        sessions = {session.session: session for session in mine.sessions}
+        old = read(path).sessions if path.exists() else ()
+        sessions = {session.session: session for session in old}
         for other in others:
             for session in read(other).sessions:
                 first = next(iter(sessions.values()), session)
                 if session.hardware != first.hardware:
                     raise HistoryError(
-                        f"{other} is of {_told(session)}, {path} of {_told(first)}; histories of different hardware "
-                        "stay in files of their own"
+                        f"{other} is of {_hardware(session)}, {path} of {_hardware(first)}; keep histories of "
+                        "different hardware in separate files"
                     )
                 one = joined(sessions.get(session.session, session), session)
                 if one is None:
@@ -169,49 +166,44 @@ def merge(path: Path, others: Sequence[Path]) -> tuple[HistoryFile, int]:
                     )
                 sessions[session.session] = one
         merged = HistoryFile(path=path, sessions=in_time(sessions.values()))
-        _rewrite(merged)
-    return merged, len(merged.sessions) - len(mine.sessions)
+        _put(path, b"".join(map(_encoded, merged.sessions)))
+    return merged, len(merged.sessions) - len(old)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """What leaves a history."""
+    """The sessions and cases to remove from a history."""
 
     before: datetime | None = None
-    """Sessions that began earlier."""
+    """Drop sessions that began earlier."""
     sessions: frozenset[str] = frozenset()
-    """Sessions by identifier."""
+    """Identifiers of sessions."""
     case: str = ""
-    """Cases by a shell pattern of their id, or the id itself."""
+    """A shell pattern of case ids, or an id."""
 
 
 def prune(path: Path, drop: Drop, *, dry_run: bool) -> tuple[str, ...]:
-    """Drop what is named, and one line for each thing dropped; a session that keeps no case goes."""
+    """Remove sessions and cases; return one line per removal.  Sessions left without cases are removed."""
     _refuse_foreign(path)
     with locked(path):
-        history = read(path)
-        kept, said = [], []
-        for session in history.sessions:
+        kept, lines = [], []
+        for session in read(path).sessions:
             named = session.session in drop.sessions
             if named or (drop.before is not None and moment(session.time) < drop.before):
-                said.append(f"{session.session}: dropped, {'named' if named else 'too old'}")
+                lines.append(f"{session.session}: dropped, {'by its id' if named else 'too old'}")
                 continue
-            cases = {case: point for case, point in session.cases.items() if not _is_named(case, drop.case)}
+            cases = {
+                case: point
+                for case, point in session.cases.items()
+                if not drop.case or not (case == drop.case or fnmatch.fnmatchcase(case, drop.case))
+            }
             if len(cases) < len(session.cases):
-                said.append(f"{session.session}: {plural(len(session.cases) - len(cases), 'case')} dropped")
+                lines.append(f"{session.session}: {plural(len(session.cases) - len(cases), 'case')} dropped")
             if cases or not session.cases:
                 kept.append(replace(session, cases=cases))
-        if said and not dry_run:
-            _rewrite(HistoryFile(path=path, sessions=tuple(kept)))
-    return tuple(said)
-
-
-def _is_named(case: str, pattern: str) -> bool:
-    return bool(pattern) and (case == pattern or fnmatch.fnmatchcase(case, pattern))
-
-
-def _rewrite(history: HistoryFile) -> None:
-    _put(history.path, b"".join(map(_encoded, history.sessions)))
+        if lines and not dry_run:
+            _put(path, b"".join(map(_encoded, kept)))
+    return tuple(lines)
 
 
 def _encoded(session: HistorySession) -> bytes:
@@ -222,7 +214,7 @@ def _put(path: Path, data: bytes) -> None:
     _refuse_foreign(path)
     if len(data) > MOST_BYTES:
         raise HistoryError(
-            f"{path}: would have {len(data)} bytes, more than the {MOST_BYTES} that are read; {_NOTHING_CHANGED}: drop "
+            f"{path}: would have {len(data)} bytes, but at most {MOST_BYTES} can be read; {_NOTHING_CHANGED}: drop "
             "sessions with perfsuite history prune"
         )
     try:

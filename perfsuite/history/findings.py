@@ -1,4 +1,4 @@
-"""What a history shows: changes of level with the commits they lie between, and what small ones add up to."""
+"""Search a history: changes of level with the commits between which they lie, and the sum of small changes."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from perfsuite.statistics.ramps import Ramp, ramps
 from perfsuite.statistics.robust import median
 from perfsuite.statistics.student import t_quantile
 
-# What small changes add up to: the newest level beside that at a tag, and beside the best that there was.
-
 LEVEL = 5
-"""Sessions whose mean is the level at an end of a history, at a tag and at its best."""
+"""Sessions whose mean is a level: the newest one, the one at a tag, or the best one."""
 _ALPHA = 0.05
-"""Probability that any case of an unchanged history is told to have accumulated something."""
+"""Probability of an accumulated change in any case of an unchanged history."""
 _DOF = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accumulated:
-    """What a case's time came to since some session, small changes included; only where that is sure."""
+    """The change of a case's time since a session, small changes included; only if it is significant."""
 
     case: str
     ratio: Ratio
     since: int
-    """Index among the ordered sessions of the last session of the level compared with."""
+    """Index of the last session of the compared level."""
     is_best: bool
-    """Compared with the best level that there was; otherwise with that at the tag or revision asked for."""
+    """Whether the best level is compared; otherwise it is the level at a tag or revision."""
 
 
 def accumulated(
     table: SeriesTable, levels: Mapping[str, Levels], cases: Sequence[str], until: int
 ) -> Iterator[Accumulated]:
-    """Where the newest level surely differs from that at session ``until``, or is worse than the best one."""
+    """Yield cases whose newest level differs from that at session ``until``, or is worse than the best one."""
     for case in cases:
-        rows, known = table.rows_of(table.cases.index(case)), levels[case]
+        rows, level = table.rows_of(table.cases.index(case)), levels[case]
         if len(rows) < 2 * LEVEL:
             continue
-        means = _moving_means(known.clipped)
-        error = known.sigma * math.sqrt(2 * known.inflation / LEVEL)
+        sums = list(accumulate(level.clipped, initial=0.0))
+        means = [(sums[end] - sums[end - LEVEL]) / LEVEL for end in range(LEVEL, len(sums))]  # of LEVEL neighbours
+        error = level.sigma * math.sqrt(2 * level.inflation / LEVEL)
         at = sum(row <= until for row in rows)
         if LEVEL <= at <= len(rows) - LEVEL and (
             ratio := _surely(means[-1] - means[at - LEVEL], error, len(cases), two_sided=True)
@@ -61,14 +60,7 @@ def accumulated(
             yield Accumulated(case=case, ratio=ratio, since=rows[best + LEVEL - 1], is_best=True)
 
 
-def _moving_means(values: Sequence[float]) -> list[float]:
-    """Means of LEVEL neighbours each, the first of the oldest."""
-    sums = list(accumulate(values, initial=0.0))
-    return [(sums[end] - sums[end - LEVEL]) / LEVEL for end in range(LEVEL, len(sums))]
-
-
 def _surely(difference: float, error: float, looks: int, *, two_sided: bool) -> Ratio | None:
-    """The change, where so many looks at an unchanged history would hardly show one as large."""
     size = abs(difference) if two_sided else difference
     if size < LEAST_CHANGE or size < t_quantile(1 - _ALPHA / (2 * looks), _DOF) * error:
         return None
@@ -77,9 +69,9 @@ def _surely(difference: float, error: float, looks: int, *, two_sided: bool) -> 
 
 
 SUITE = "all cases together"
-"""Name of what a session did to all cases: the host, or code that all of them run."""
+"""Name of the common shift of all cases in a session: by the host, or by code that all of them run."""
 NOTICEABLE_SHIFT = 0.2
-"""Of a case's noise: as much of a session's shift moves what is found."""
+"""Share of a case's noise above which a session's shift changes the findings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,40 +79,42 @@ class ChangeStep:
     """One step of a change."""
 
     at: int
-    """Index among the ordered sessions of the session that most likely was the first after it."""
+    """Index of the session that is most likely the first after the step."""
     ratio: Ratio
     """Time after over time before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryChange:
-    """A change of one case's level, in one step or, where it drifted, in several."""
+    """A change of one case's level, in one step, or in several if it drifted.  Indexes are of ordered sessions."""
 
     case: str
     """Node id, or SUITE."""
     ratio: Ratio
     """Time after over time before."""
     steps: tuple[ChangeStep, ...]
-    """Oldest first; as many as the values show, which a drift over many commits need not have."""
+    """Steps that the values show, oldest first; a drift over many commits may have more."""
     is_drift: bool
-    """It surely took more than one step."""
+    """Whether it certainly took more than one step."""
     before: int
-    """Index among the ordered sessions of the last session that surely had the old level."""
+    """Index of the last session that certainly had the old level."""
     after: int
-    """Index of the first session that surely had the new one."""
+    """Index of the first session that certainly had the new one."""
     at_most: tuple[int, int]
-    """``before`` and ``after`` if a step is not one change but several that came together, which looks the same."""
+    """``before`` and ``after`` if a step is a group of several changes, which looks the same."""
     commits: tuple[str, ...]
-    """Full ids of the commits among which it is, oldest first; empty where their order is not known, and where both
-    sides measured the same commit."""
+    """Full ids of the commits that may have caused it, oldest first.
+
+    Empty if their order is unknown, or if both sides measured the same commit.
+    """
     same_commit: bool
-    """Both sides measured one commit: something else than the code changed."""
+    """Whether both sides measured one commit, so the code is not the cause."""
     environment: tuple[str, ...]
-    """What changed of the environment meanwhile."""
+    """Changes of the environment in the same period."""
 
     @property
     def at(self) -> int:
-        """Index of the session where it most likely began."""
+        """Index of the session that most likely was the first after the old level."""
         return self.steps[0].at
 
     @property
@@ -131,30 +125,30 @@ class HistoryChange:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentChange:
-    """The soft key differs from that of the session before."""
+    """A change of the soft key from one session to the next."""
 
     at: int
-    """Index among the ordered sessions of the first session that had it."""
+    """Index of the first session with the new key."""
     phrases: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All that is told of ordered sessions."""
+    """The findings of ordered sessions."""
 
     ordered: OrderedSessions
     table: SeriesTable
     cases: tuple[str, ...]
-    """Cases that were asked for."""
+    """The searched cases."""
     changes: tuple[HistoryChange, ...]
-    """Newest first, the largest of one session first."""
+    """Newest first; changes of one session by size."""
     accumulated: tuple[Accumulated, ...]
     """Largest first."""
     since: str
-    """What ``accumulated`` looks back at beside the best level: a tag or revision; empty without one."""
+    """The tag or revision of ``accumulated``, apart from the best level; empty without one."""
     environment: tuple[EnvironmentChange, ...]
     nothing_since: bool = False
-    """No session was measured after the revision that ``since`` names."""
+    """Whether no session was measured after the revision ``since``."""
 
 
 def searched(
@@ -166,7 +160,10 @@ def searched(
     *,
     host: str = "",
 ) -> Findings:
-    """What sessions, oldest first by time, show on a branch; PerfsuiteError for an unknown branch, revision or host."""
+    """Return the findings of sessions, oldest first, on a branch.
+
+    Raises PerfsuiteError for an unknown branch, revision or host.
+    """
     ordered = of_one_host(in_order(sessions, repository, branch), host)
     later = tuple(repository.first_parents(ordered.branch, since)) if since else ()
     return findings_of(ordered, case=case, since=since, since_commits=later)
@@ -175,18 +172,21 @@ def searched(
 def findings_of(
     ordered: OrderedSessions, *, case: str = "", since: str = "", since_commits: Sequence[str] = ()
 ) -> Findings:
-    """What ordered sessions show of the cases whose id has ``case``.
+    """Return the findings of ordered sessions in the cases whose id contains ``case``.
 
-    ``since`` names a revision and ``since_commits`` are the commits of the branch after it: changes before it are left
-    out, and it takes the place of the last tag.  Raises ConfigurationError where no case has the text.
+    ``since`` is a revision and ``since_commits`` are the commits of the branch after it: changes before it are left
+    out, and it replaces the last tag.  Raises ConfigurationError if no case contains the text.
     """
     ordered = with_one_setting(ordered)
     table, levels = _searched(ordered.sessions)
     names = tuple(name for name in table.cases if case in name)
     if case and not names:
-        raise ConfigurationError(f"--case {case!r} is in the id of no case of this history; leave it out to see all")
+        raise ConfigurationError(f"--case {case!r}: no id of a case in this history contains it; leave it out for all")
     environment = tuple(_environment(ordered))
-    first = _first_after(ordered, since_commits) if since else 0
+    first = 0
+    if since:
+        later, sessions = set(since_commits), enumerate(ordered.sessions)
+        first = next((index for index, one in sessions if one.revision.commit in later), len(ordered.sessions))
     changes = [
         _change_of(ordered, name, change, table.rows_of(table.cases.index(name)), environment)
         for name in names
@@ -219,17 +219,17 @@ def findings_of(
 
 
 def _searched(sessions: Sequence[HistorySession]) -> tuple[SeriesTable, dict[str, Levels]]:
-    """The table and the levels of its cases.
+    """Return the table and the levels of its cases.
 
-    Cases that changed are no witness of what a session did to all of them: where many did, the sessions' shifts are
-    taken from the others, and all is searched again.
+    Cases that changed would distort the common shift of a session.  If the shifts without them differ noticeably, the
+    shifts are estimated from the other cases and the search is repeated.
     """
     table = table_of(sessions)
     levels = _levels(table)
     unchanged = [case for case in table.cases if not levels[case].changes]
     corrected = table_of(sessions, witnesses=unchanged)
     moved = max((abs(new - old) for new, old in zip(corrected.shifts, table.shifts, strict=True)), default=0.0)
-    if moved <= NOTICEABLE_SHIFT * median([known.sigma for known in levels.values()] or [0.0]):
+    if moved <= NOTICEABLE_SHIFT * median([level.sigma for level in levels.values()] or [0.0]):
         return table, levels
     return corrected, _levels(corrected)
 
@@ -268,15 +268,8 @@ def _environment(ordered: OrderedSessions) -> Iterator[EnvironmentChange]:
                 )
 
 
-def _first_after(ordered: OrderedSessions, commits: Sequence[str]) -> int:
-    """Index of the first session of one of these commits; the number of sessions where there is none."""
-    later = set(commits)
-    sessions = enumerate(ordered.sessions)
-    return next((index for index, session in sessions if session.revision.commit in later), len(ordered.sessions))
-
-
 def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str, int]:
-    """Name of the revision that accumulated changes look back at, and the index of the last session up to it."""
+    """Return the revision for accumulated changes, and the index of the last session up to it."""
     if since:
         return since, first - 1
     place = ordered.place_of(ordered.tag.commit) if ordered.tag else None
@@ -288,7 +281,7 @@ def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str,
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A time over another, and its 95 % interval: 1.05 is 5 % slower."""
+    """A ratio of two times with its 95 % interval: 1.05 is 5 % slower."""
 
     value: float
     low: float
@@ -296,12 +289,12 @@ class Ratio:
 
     @classmethod
     def of_logs(cls, value: float, low: float, high: float) -> Ratio:
-        """Of differences of logarithms."""
+        """Return the ratio of differences of logarithms."""
         return cls(value=math.exp(value), low=math.exp(low), high=math.exp(high))
 
     @property
     def percent(self) -> str:
-        """The change alone: ``+5.0 %``."""
+        """The change without its interval: ``+5.0 %``."""
         return f"{100 * (self.value - 1):+.1f} %"
 
     def __str__(self) -> str:

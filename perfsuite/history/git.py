@@ -1,4 +1,4 @@
-"""What git says of a repository's commits; every question has an answer where there is no repository too."""
+"""Read a repository's commits from git; every method also works without a repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tag:
 
     name: str
     commit: str
-    """Full id of the commit that it names."""
+    """Full id of its commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,76 +30,73 @@ class Repository:
     root: Path
 
     def branch(self) -> str:
-        """The branch that is checked out; empty where there is none."""
+        """Return the checked-out branch; empty without one."""
         return self._ask("symbolic-ref", "--quiet", "--short", "HEAD")
 
     def subject(self, revision: str) -> str:
-        """First line of a commit's message; empty for an unknown one."""
+        """Return the first line of a commit's message; empty for an unknown commit."""
         return self._ask("log", "-1", "--format=%s", "--end-of-options", revision, "--")
 
     def commit(self, revision: str) -> str:
-        """Full id of the commit of a revision; empty where it names none."""
+        """Return the full id of a revision's commit; empty for an unknown revision."""
         return self._ask("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
 
     def revision(self, named: str) -> Revision:
-        """A revision as a line of a history has it; ConfigurationError where the repository does not have it."""
+        """Return commit and subject of a revision.  Raises ConfigurationError if it is unknown."""
+        self._require(named, "give one that it has")
         commit = self.commit(named)
-        if not commit:
+        return Revision(commit=commit, subject=self.subject(commit))
+
+    def _require(self, revision: str, remedy: str) -> None:
+        if not self.commit(revision):
             raise ConfigurationError(
                 self.refusal
-                or f"{named!r} names no commit of the repository at {self.root}; "
-                f"{self.why_missing() or 'name one that it has'}"
+                or f"{revision!r} is not a commit of the repository at {self.root}; {self.why_missing() or remedy}"
             )
-        return Revision(commit=commit, subject=self.subject(commit))
 
     @functools.cached_property
     def refusal(self) -> str:
-        """Why git does not read the repository; empty where it does, and where there is none."""
+        """Reason why git cannot read the repository; empty if it can, or without a repository."""
         return refusal(self.root)
 
     def is_there(self) -> bool:
-        """Whether there is a repository with a commit."""
+        """Return whether there is a repository with a commit."""
         return bool(self.commit("HEAD"))
 
     def why_missing(self) -> str:
-        """Why it may lack a commit, and what to do; empty where its history is complete."""
+        """Return why a commit may be missing, with a remedy; empty if the history is complete."""
         try:
             return why_missing(self.root)
         except GitFailed:
             return ""
 
     def first_parents(self, branch: str, since: str = "") -> Mapping[str, str]:
-        """Subjects of a branch's commits by their full id, first-parent ancestry, oldest first.
+        """Return the subjects of a branch's first-parent commits by full id, oldest first.
 
-        ``since``: only those that cannot be reached from this revision.  ConfigurationError for an unknown revision.
+        ``since``: only commits that are not reachable from this revision.  Raises ConfigurationError for an unknown
+        revision.
         """
         for revision in filter(None, (branch, since)):
-            if not self.commit(revision):
-                raise ConfigurationError(
-                    self.refusal
-                    or f"{revision!r} names no commit of the repository at {self.root}; "
-                    f"{self.why_missing() or 'name a branch, tag or commit that it has, or fetch it'}"
-                )
+            self._require(revision, "give a branch, tag or commit that it has, or fetch it")
         span = f"{since}..{branch}" if since else branch
-        told = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span, "--")
-        return {line[:40]: line[41:] for line in told.splitlines()}
+        log = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span, "--")
+        return {line[:40]: line[41:] for line in log.splitlines()}
 
-    def known(self, commits: Iterable[str]) -> frozenset[str]:
-        """Those of the commits that the repository has."""
+    def present(self, commits: Iterable[str]) -> frozenset[str]:
+        """Return the commits that the repository has."""
         asked = [commit for commit in commits if commit]
-        told = self._ask("cat-file", "--batch-check=%(objectname) %(objecttype)", given="\n".join(asked) + "\n")
-        there = {line.split()[0] for line in told.splitlines() if line.endswith(" commit")}
-        return frozenset(there & set(asked))
+        lines = self._ask("cat-file", "--batch-check=%(objectname) %(objecttype)", stdin="\n".join(asked) + "\n")
+        found = {line.split()[0] for line in lines.splitlines() if line.endswith(" commit")}
+        return frozenset(found & set(asked))
 
     def last_tag(self, branch: str) -> Tag | None:
-        """The newest tag on a branch's first-parent line before its tip: a release looks back at the one before."""
+        """Return the newest tag of a branch's first-parent commits before its tip; None without one."""
         name = self._ask("describe", "--tags", "--abbrev=0", "--first-parent", f"{branch}~1")
         return Tag(name=name, commit=self.commit(name)) if name else None
 
-    def _ask(self, *arguments: str, given: str = "") -> str:
-        """What a git command prints; empty where it fails."""
+    def _ask(self, *arguments: str, stdin: str = "") -> str:
         try:
-            return git(self.root, *arguments, stdin=given)
+            return git(self.root, *arguments, stdin=stdin)
         except GitTimeout:
             raise
         except GitFailed:
@@ -107,5 +104,5 @@ class Repository:
 
 
 def short(commit: str) -> str:
-    """A commit as people read it."""
+    """Return the first characters of a commit id, or ``no commit``."""
     return commit[:_SHORT] or "no commit"

@@ -1,4 +1,4 @@
-"""The order of sessions: first-parent ancestry of a branch, and what stands apart from it."""
+"""Order sessions by the first-parent commits of a branch; exclude sessions of other branches."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class OrderedSessions:
     """The sessions of a branch in the order of its commits."""
 
     branch: str
-    """Empty where there is no repository."""
+    """Empty without a repository."""
     sessions: tuple[HistorySession, ...]
-    """On the branch, oldest commit first; sessions of one commit by time."""
+    """Sessions of the branch, oldest commit first; sessions of one commit by time."""
     places: tuple[int | None, ...]
-    """Of each session's commit on the branch; None where it is placed by time."""
+    """Index of each session's commit on the branch; None if the session is placed by time."""
     subjects: Mapping[str, str]
-    """First lines of the messages of the branch's commits by their full id, oldest first."""
+    """Subjects of the branch's commits by full id, oldest first."""
     apart: tuple[tuple[HistorySession, str], ...] = ()
-    """Sessions that are not on the branch, and why."""
+    """Excluded sessions, with the reasons."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of the order."""
+    """Remarks about the order."""
     tag: Tag | None = None
     """The last tag of the branch before its tip."""
 
@@ -42,25 +42,25 @@ class OrderedSessions:
         return tuple(self.subjects)
 
     def commits_between(self, before: int, after: int) -> tuple[str, ...]:
-        """Full ids of the commits after that of a session up to that of another, oldest first; empty where unknown."""
+        """Return the commits after that of one session up to that of another, oldest first; empty if unknown."""
         old, new = self.places[before], self.places[after]
         return self.commits[old + 1 : new + 1] if old is not None and new is not None else ()
 
     def place_of(self, commit: str) -> int | None:
-        """Place of a commit on the branch; None where it is not on it."""
+        """Return the index of a commit on the branch; None for other commits."""
         return self.commits.index(commit) if commit in self.subjects else None
 
 
 def in_order(sessions: Sequence[HistorySession], repository: Repository, branch: str = "") -> OrderedSessions:
-    """The sessions, oldest first by time when given, in the order of a branch; by default the one checked out.
+    """Return sessions, passed oldest first, in the order of a branch; by default the checked-out one.
 
-    A session whose commit is unknown, not in this clone or not of this repository is placed by its time, unless it says
-    that it is of another branch.  ConfigurationError for an unknown branch.
+    A session without a commit, or with one that this repository lacks, is placed by its time, unless it belongs to
+    another branch.  Raises ConfigurationError for an unknown branch.
     """
     if not repository.is_there():
         apart = tuple((session, _DIRTY) for session in sessions if session.revision.dirty)
         clean = tuple(session for session in sessions if not session.revision.dirty)
-        why = repository.refusal or f"{repository.root} is no git repository with a commit"
+        why = repository.refusal or f"{repository.root} is not a git repository with a commit"
         note = f"{why}: ordered by time"
         return OrderedSessions(
             branch=branch, sessions=clean, places=(None,) * len(clean), subjects={}, apart=apart, notes=(note,)
@@ -68,19 +68,19 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
     name = branch or repository.branch() or "HEAD"
     subjects = repository.first_parents(name)
     place = {commit: index for index, commit in enumerate(subjects)}
-    known = repository.known({session.revision.commit for session in sessions} - set(place))
+    present = repository.present({session.revision.commit for session in sessions} - set(place))
     on_branch: list[tuple[int, HistorySession]] = []
     by_time: list[HistorySession] = []
     apart_list: list[tuple[HistorySession, str]] = []
     for session in sessions:
-        why = _why_apart(session, name, place, known)
+        why = _why_apart(session, name, place, present)
         if why:
             apart_list.append((session, why))
         elif session.revision.commit in place:
             on_branch.append((place[session.revision.commit], session))
         else:
             by_time.append(session)
-    on_branch.sort(key=lambda placed: placed[0])  # stable: those of one commit stay in time
+    on_branch.sort(key=lambda placed: placed[0])  # stable: sessions of one commit keep their order
     ordered = _with(on_branch, by_time)
     return OrderedSessions(
         branch=name,
@@ -94,7 +94,7 @@ def in_order(sessions: Sequence[HistorySession], repository: Repository, branch:
 
 
 def with_one_setting(ordered: OrderedSessions) -> OrderedSessions:
-    """Without the points of cases that ran with other parameters, ranks or backend than in their newest session."""
+    """Return the sessions without cases whose parameters, ranks or backend differ from their newest session."""
     newest = {case: session for session in ordered.sessions for case, point in session.cases.items() if point.settings}
     sessions, apart = [], {}
     for session in ordered.sessions:
@@ -118,11 +118,11 @@ ALL_HOSTS = "all"
 
 
 def of_one_host(ordered: OrderedSessions, host: str = "") -> OrderedSessions:
-    """The sessions of one of several hosts with equal hardware, the others apart.
+    """Return the sessions of one host; exclude those of other hosts with equal hardware.
 
-    Without ``host`` it is the one with most sessions, if most sessions are of hosts that have enough to be searched;
-    otherwise, as for runners that live for one session, all stay together, and that is said.  Raises
-    ConfigurationError for a host that has no session.
+    Without ``host`` it is the host with most sessions, if most sessions are of hosts with enough of them for a search;
+    otherwise, as with runners that live for one session, all hosts are searched together, with a note.  Raises
+    ConfigurationError for a host without sessions.
     """
     number = host_numbers(session.host for session in ordered.sessions)
     counts = Counter(number[session.host] for session in ordered.sessions)
@@ -138,9 +138,9 @@ def of_one_host(ordered: OrderedSessions, host: str = "") -> OrderedSessions:
     if len(counts) < 2:
         return ordered
     most = counts.most_common()
-    told = f"sessions are of several hosts of equal hardware: {named([(names[at], n) for at, n in most], 'session')}"
+    note = f"sessions are of several hosts of equal hardware: {named([(names[at], n) for at, n in most], 'session')}"
     if chosen is None and (host or 2 * sum(n for _, n in most if n >= LEAST_VALUES) <= len(ordered.sessions)):
-        note = f"{told}; they are searched together, so differences between hosts count as noise"
+        note = f"{note}; they are searched together, so differences between hosts count as noise"
         return replace(ordered, notes=(*ordered.notes, note))
     chosen = most[0][0] if chosen is None else chosen
     kept = [at for at, session in enumerate(ordered.sessions) if number[session.host] == chosen]
@@ -150,22 +150,21 @@ def of_one_host(ordered: OrderedSessions, host: str = "") -> OrderedSessions:
         sessions=tuple(ordered.sessions[at] for at in kept),
         places=tuple(ordered.places[at] for at in kept),
         apart=(*ordered.apart, *((session, f"on host {session.host.name}") for session in others)),
-        notes=(*ordered.notes, f"{told}; only {names[chosen]} is searched (--host=NAME, --host={ALL_HOSTS})"),
+        notes=(*ordered.notes, f"{note}; only {names[chosen]} is searched (--host=NAME, --host={ALL_HOSTS})"),
     )
 
 
 _DIRTY = "uncommitted changes"
 
 
-def _why_apart(session: HistorySession, branch: str, place: Mapping[str, int], known: frozenset[str]) -> str:
-    """Why a session is not one of the branch; empty where it is."""
+def _why_apart(session: HistorySession, branch: str, place: Mapping[str, int], present: frozenset[str]) -> str:
     revision = session.revision
     if revision.dirty:
         return _DIRTY
     if revision.commit in place:
         return ""
     other = revision.branch not in ("", branch)
-    if revision.commit in known:
+    if revision.commit in present:
         return f"on branch {revision.branch}" if other else "its commit is not on the branch's first-parent line"
     return f"on branch {revision.branch}, whose commit is not in this clone" if other else ""
 
@@ -173,7 +172,6 @@ def _why_apart(session: HistorySession, branch: str, place: Mapping[str, int], k
 def _with(
     on_branch: Sequence[tuple[int, HistorySession]], by_time: Sequence[HistorySession]
 ) -> list[tuple[int | None, HistorySession]]:
-    """Those placed by time before the first one of the branch that was measured later."""
     ordered: list[tuple[int | None, HistorySession]] = list(on_branch)
     for session in by_time:
         began = moment(session.time)
@@ -186,9 +184,9 @@ def _notes(by_time: Sequence[HistorySession], repository: Repository) -> tuple[s
     notes = []
     missing = sum(bool(session.revision.commit) for session in by_time)
     if missing:
-        what = repository.why_missing() or "it was rewritten, or is not fetched"
-        notes.append(f"{plural(missing, 'session')} placed by time: the commit is not in this repository ({what})")
+        why = repository.why_missing() or "it was rewritten, or is not fetched"
+        notes.append(f"{plural(missing, 'session')} placed by time: the commit is not in this repository ({why})")
     if len(by_time) > missing:
         unknown = plural(len(by_time) - missing, "session")
-        notes.append(f"{unknown} placed by time: measured outside of git, or git did not tell the commit")
+        notes.append(f"{unknown} placed by time: measured outside of git, or without an answer of git")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Times of cases over sessions, with what a session did to all of them taken off."""
+"""Times of cases over sessions, without the common shift of all cases in a session."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     Times = NDArray[np.float64]
 
 MIN_SUITE = 20
-"""Cases from which on a session tells what it did to all of them; as the gate counts."""
+"""Fewest cases of a session for an estimate of their common shift, as in the gate."""
 _ROUNDS = 4
-"""Of taking medians off rows and columns in turn; more change nothing by then."""
+"""Rounds of Tukey's median polish; more rounds change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,29 +27,29 @@ class SeriesTable:
     cases: tuple[str, ...]
     """Node ids, sorted."""
     values: Times
-    """One row per session, one column per case; NaN where the session does not have the case."""
+    """One row per session, one column per case; NaN if the session does not have the case."""
     shifts: tuple[float, ...]
-    """What each session did to all cases, taken off its row; 0 where that is not known."""
+    """Common shift of all cases in each session, subtracted from its row; 0 if unknown."""
     knows_shift: tuple[bool, ...]
-    """Whether a session has enough cases to tell."""
+    """Whether a session has enough cases for an estimate."""
 
     def rows_of(self, column: int) -> list[int]:
-        """Rows that have a case."""
+        """Return the rows that have a case."""
         rows: list[int] = (self.values[:, column] == self.values[:, column]).nonzero()[0].tolist()  # NaN is not itself
         return rows
 
     def values_of(self, column: int) -> list[float]:
-        """The values of a case in the rows that have it."""
+        """Return the values of a case in the rows that have it."""
         values: list[float] = self.values[self.rows_of(column), column].tolist()
         return values
 
 
 def table_of(sessions: Sequence[HistorySession], *, witnesses: Collection[str] | None = None) -> SeriesTable:
-    """The table of sessions in their order.
+    """Return the table of sessions in their order.
 
-    The shift of a session is the median over its cases of their distance from their own level, as far as it has
-    MIN_SUITE cases (levels and shifts by turns: Tukey's median polish).  ``witnesses``: only these cases tell it, where
-    a session has as many of them.
+    The shift of a session with at least MIN_SUITE cases is the median distance of its cases from their levels; levels
+    and shifts are estimated in turn (Tukey's median polish).  ``witnesses``: estimate the shifts from these cases only,
+    if every session has enough of them.
     """
     import numpy as np
 
@@ -60,14 +60,11 @@ def table_of(sessions: Sequence[HistorySession], *, witnesses: Collection[str] |
         columns = [column[case] for case in session.cases]
         values[row, columns] = [point.log_time for point in session.cases.values()]
     knows = tuple(len(session.cases) >= MIN_SUITE for session in sessions)
-    telling = values if witnesses is None else values[:, [column[case] for case in witnesses]]
-    enough = (~np.isnan(telling)).sum(axis=1) >= MIN_SUITE
-    shifts = _shifts(telling if all(enough[list(knows)]) else values, knows)
+    chosen = values if witnesses is None else values[:, [column[case] for case in witnesses]]
+    enough = (~np.isnan(chosen)).sum(axis=1) >= MIN_SUITE
+    shifts = _shifts(chosen if all(enough[list(knows)]) else values, knows)
     return SeriesTable(
-        cases=tuple(cases),
-        values=values - shifts[:, None],
-        shifts=tuple(shifts.tolist()),
-        knows_shift=knows,
+        cases=tuple(cases), values=values - shifts[:, None], shifts=tuple(shifts.tolist()), knows_shift=knows
     )
 
 

@@ -1,4 +1,4 @@
-"""What a history keeps of a session: one line of JSON, small enough for years of them in a repository.
+"""A session in a history: one line of JSON, so short that a repository can hold years of sessions.
 
 ::
 
@@ -7,8 +7,8 @@
  "fields": {"key": {"parameter": digest of its default or 0, ...}, ...}, "own": {"memory": ["GiB", "lower"]},
  "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, "sum-key"], ...}}
 
-A case's settings are the sum of the digests of its parameters, and the key of its workload's fields.  Two sums can be
-compared although one of the workloads has a field more: the digest of that field's default is taken off.
+A case's settings are the sum of the digests of its parameters, and the key of its workload's fields.  If one of two
+workloads has an additional field, the digest of the field's default is subtracted before the sums are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from perfsuite.base.text import escaped_json
 from perfsuite.baselines.hosts import HostIdentity, host_of
-from perfsuite.baselines.runs import MetricMeaning, RunSummary, moment, rounded
+from perfsuite.baselines.runs import MetricMeaning, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.metrics import is_headline
 from perfsuite.record.codec import to_json
@@ -35,11 +35,11 @@ from perfsuite.record.run import Revision
 SCHEMA = 2
 """Version of a line; a reader refuses a higher one."""
 _BULKY = frozenset({"topology", "notes"})
-"""Parts of an environment that make no case slower and every line longer."""
+"""Parts of an environment that are long and do not change the speed of a case."""
 _LARGEST_LOG = 700.0
-"""ln of a time that a float can hold, and more than anything takes."""
+"""Largest ln of a time that is read; a float can hold the time."""
 _DIGESTS = 1 << 32
-"""So many digests there are; sums of them are kept within."""
+"""Number of digests; sums of digests are taken modulo this number."""
 _TEXTS = ("session", "time", "platform", "fingerprint", "commit", "branch", "subject", "boot")
 
 
@@ -47,79 +47,80 @@ class CasePoint(NamedTuple):
     """One case in one session; a tuple, because a history has hundreds of thousands of them."""
 
     log_time: float
-    """ln of the median of the clean samples in seconds, of all samples where too few are clean."""
+    """ln of the median seconds of the clean samples, or of all samples if too few are clean."""
     clean_share: float
-    """Samples during which no rank was switched out against its will, as a share."""
+    """Share of samples without an involuntary context switch of a rank."""
     metrics: Mapping[str, float]
-    """Headline metrics and one's own by name."""
+    """Headline metrics and own metrics by name."""
     settings: str = ""
     """Sum of the digests of parameters, ranks and backend, and the key of the workload's fields.
 
-    Empty in lines written before it was kept; without a key, and compared with no other kind, in later ones.
+    Empty in the oldest lines.  Lines of the next version have no key and are compared only with each other.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistorySession:
-    """One session, as a line of a history has it."""
+    """One session of a history."""
 
     session: str
     """Identifier of the pytest session."""
     time: str
-    """When it began, UTC, ISO 8601."""
+    """Start, UTC, ISO 8601."""
     platform: str
     fingerprint: str
-    """Key of the hardware; all sessions of a history have the same."""
+    """Key of the hardware; equal for all sessions of a history."""
     simulated: bool = False
-    """Measured on a simulated device; such sessions never meet real ones."""
+    """Whether the device is simulated; such sessions are never compared with real ones."""
     revision: Revision = field(default_factory=Revision)
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What may differ between runs on the same hardware."""
+    """Settings that may differ between runs on the same hardware."""
     boot: str = ""
-    """Boot of the host, where the line has it."""
+    """Boot of the host; empty if the line has none."""
     cases: Mapping[str, CasePoint] = field(default_factory=dict)
     """By node id."""
     fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By key: the parameters of a workload, each with the digest of its default; 0 without a default."""
     own: Mapping[str, MetricMeaning] = field(default_factory=dict)
-    """Unit and direction of each metric of one's own by name; of two in one session the last."""
+    """Unit and direction of each own metric by name; the last one if a session has two."""
 
     @property
     def host(self) -> HostIdentity:
-        """The host that it ran on."""
+        """The host of the session."""
         return host_of(self.environment, self.boot)
 
     @property
     def hardware(self) -> tuple[str, str, bool]:
-        """What all sessions of a history have in common."""
+        """Platform, fingerprint and whether it is simulated: equal for all sessions of a history."""
         return self.platform, self.fingerprint, self.simulated
 
 
-def joined(known: HistorySession, other: HistorySession) -> HistorySession | None:
-    """One line of two for one session: that which says what was measured; None where they measured different things.
+def joined(one: HistorySession, other: HistorySession) -> HistorySession | None:
+    """Return one of two lines for one session, preferring the one with a commit; None if their values differ.
 
-    A journal that is added by hand knows less than the run itself.
+    A journal that is added later may lack the commit.
     """
-    if known.hardware != other.hardware or _timed(known) != _timed(other):
+    times, others = ({case: point[:3] for case, point in line.cases.items()} for line in (one, other))
+    if one.hardware != other.hardware or times != others:
         return None
-    commits = {known.revision.commit, other.revision.commit} - {""}
-    if len(commits) > 1 or (known.revision.commit == other.revision.commit and known.revision != other.revision):
+    commits = {one.revision.commit, other.revision.commit} - {""}
+    if len(commits) > 1 or (one.revision.commit == other.revision.commit and one.revision != other.revision):
         return None
-    return known if known.revision.commit or not other.revision.commit else other
+    return one if one.revision.commit or not other.revision.commit else other
 
 
 def have_equal_settings(case: str, one: HistorySession, other: HistorySession) -> bool:
-    """Whether a case ran with equal settings in two sessions that have it, or a line does not tell.
+    """Return whether a case ran with equal settings in two sessions; True if a line has no settings.
 
-    The rule is that of :meth:`CaseIdentity.changed`: a parameter that only one side has, with its default, is equal.
+    As in :meth:`CaseIdentity.changed`, a parameter of only one side with its default is equal.
     """
-    ours, theirs = one.cases[case].settings, other.cases[case].settings
-    if ours == theirs or not ours or not theirs or ("-" in ours) != ("-" in theirs):
+    left, right = one.cases[case].settings, other.cases[case].settings
+    if left == right or not left or not right or ("-" in left) != ("-" in right):
         return True
-    (total, fields), (total_there, fields_there) = _read_settings(one, ours), _read_settings(other, theirs)
+    (total, fields), (total_there, fields_there) = _read_settings(one, left), _read_settings(other, right)
     total -= sum(digest for name, digest in fields.items() if name not in fields_there)
     total_there -= sum(digest for name, digest in fields_there.items() if name not in fields)
-    return "-" in ours and (total - total_there) % _DIGESTS == 0
+    return "-" in left and (total - total_there) % _DIGESTS == 0
 
 
 def _read_settings(session: HistorySession, settings: str) -> tuple[int, Mapping[str, int]]:
@@ -127,21 +128,10 @@ def _read_settings(session: HistorySession, settings: str) -> tuple[int, Mapping
     return int(total, 16), session.fields.get(key, {})
 
 
-def _timed(session: HistorySession) -> Mapping[str, tuple[object, ...]]:
-    """What was measured, as every version of a line has it."""
-    return {case: point[:3] for case, point in session.cases.items()}
-
-
 def session_of(
-    results: Iterable[Result],
-    *,
-    session: str,
-    time: str,
-    platform: str,
-    fingerprint: str,
-    revision: Revision,
+    results: Iterable[Result], *, session: str, time: str, platform: str, fingerprint: str, revision: Revision
 ) -> HistorySession:
-    """The line of a session with these results; what was not measured (out of memory, smoke runs) is left out."""
+    """Return the session of these results, without those out of memory and smoke runs."""
     measured = [result for result in results if result.outcome == "measured" and result.measurement is not None]
     environment = measured[-1].environment if measured else {}
     fields: dict[str, Mapping[str, int]] = {}
@@ -168,12 +158,12 @@ def session_of(
 
 
 def _point(result: Result, fields: dict[str, Mapping[str, int]]) -> CasePoint | None:
-    """None for a time that is not positive: below what the clock can tell.  ``fields`` gets the workload's."""
+    """Return a case's point and add its workload to ``fields``; None for a time below the resolution of the clock."""
     if not result.measurement or min(result.measurement.times_s) <= 0:
         return None
     run = summarise(result)
     return CasePoint(
-        log_time=_location(run),
+        log_time=(run.location if run.has_clean and run.location is not None else round(math.log(run.median_s), 5)),
         clean_share=round(run.clean / run.samples, 3),
         metrics={name: rounded(value, 6) for name, value in run.metrics.items() if is_headline(name)},
         settings=_settings(result, fields),
@@ -191,18 +181,12 @@ def _settings(result: Result, fields: dict[str, Mapping[str, int]]) -> str:
     return f"{total % _DIGESTS:08x}-{key}"
 
 
-def _digest(*told: object) -> int:
-    return int(hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8], 16)
-
-
-def _location(run: RunSummary) -> float:
-    if run.has_clean and run.location is not None:
-        return run.location
-    return round(math.log(run.median_s), 5)
+def _digest(*values: object) -> int:
+    return int(hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8], 16)
 
 
 def line_of(session: HistorySession) -> str:
-    """The line, without its end."""
+    """Return the JSON of a session, without the end of the line."""
     revision = session.revision
     own = {name: [meaning.unit, meaning.better] for name, meaning in sorted(session.own.items())}
     plain = {
@@ -226,17 +210,17 @@ def line_of(session: HistorySession) -> str:
 
 
 def read_line(line: bytes) -> HistorySession:
-    """The session of a line; ValueError says what is wrong with it."""
+    """Return the session of a line.  Raises ValueError with the broken rule."""
     try:
         plain = json.loads(line, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("its brackets are nested too deep") from None
     if not isinstance(plain, dict) or type(plain.get("schema")) is not int:
-        raise ValueError("this is no line of a perfsuite history")
+        raise ValueError("this is not a line of a perfsuite history")
     if plain["schema"] > SCHEMA:
         raise ValueError(f"schema {plain['schema']} is newer than {SCHEMA}, the newest that this perfsuite reads")
     if plain["schema"] < 1:
-        raise ValueError(f"schema {plain['schema']} is none that perfsuite wrote: they begin with 1")
+        raise ValueError(f"schema {plain['schema']} is not valid: schemas begin with 1")
     plain = {"fields": {}, "boot": "", **plain}
     for name in _TEXTS:
         if not isinstance(plain.get(name), str):
@@ -269,20 +253,16 @@ def read_line(line: bytes) -> HistorySession:
 
 
 def _read_own(plain: Any) -> Mapping[str, MetricMeaning]:
-    known = plain.items() if isinstance(plain, dict) else [("own", plain)]
-    for name, value in known:
+    metrics = plain.items() if isinstance(plain, dict) else [("own", plain)]
+    for name, value in metrics:
         pair = value if isinstance(value, list) and len(value) == 2 else ("", "")
         if not isinstance(pair[0], str) or pair[1] not in ("higher", "lower", "neither"):
             raise ValueError(f"own metric {name:.80} is {value!r:.60}, not [unit, better]")
-    return {name: MetricMeaning(unit=value[0], better=value[1]) for name, value in known}
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (float, int) and abs(value) <= sys.float_info.max
+    return {name: MetricMeaning(unit=value[0], better=value[1]) for name, value in metrics}
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no figure")
+    raise ValueError(f"{name} is not a number")
 
 
 def _read_fields(key: str, values: Any) -> Mapping[str, int]:
@@ -295,8 +275,10 @@ def _read_point(case: str, values: Any) -> CasePoint:
     if isinstance(values, list) and len(values) in (3, 4):
         log_time, clean_share, metrics, settings = (*values, "")[:4]
         numbers = (log_time, clean_share, *metrics.values()) if isinstance(metrics, dict) else ("",)
-        fits = all(map(_is_number, numbers)) and isinstance(settings, str)
-        fits = fits and re.fullmatch(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?", settings) is not None
+        fits = all(type(number) in (float, int) and abs(number) <= sys.float_info.max for number in numbers)
+        fits = (
+            fits and isinstance(settings, str) and re.fullmatch(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?", settings) is not None
+        )
         if fits and abs(log_time) <= _LARGEST_LOG and 0 <= clean_share <= 1:
             return CasePoint(log_time, clean_share, metrics, settings)
     raise ValueError(f"case {case:.80} is {values!r:.60}, not [ln time, clean share, metrics]")

@@ -1,8 +1,8 @@
-"""The pytest plugin, one module per concern; those that have hooks or fixtures are registered as plugins of their own.
+"""The pytest plugin, one module per concern; modules with hooks or fixtures are registered as separate plugins.
 
-What several concerns do at one hook stands, in order, in :mod:`perfsuite.plugin.order`.
+:mod:`perfsuite.plugin.order` calls several concerns at one hook, in order.
 
-Importing this package loads none of them: test modules import the decorators from here on the ranks too.
+Importing this package loads none of these modules: the ranks import the decorators of test modules from it too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import pytest
 
 MODULES = ("order", "launch", "collect", "fixtures", "benchmark", "outcome")
-"""Those with hooks or fixtures; ``hooks`` has the hooks that this plugin calls."""
+"""Modules with hooks or fixtures; ``hooks`` declares the hooks that this plugin calls."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare our hooks and register the modules, before anything else happens.
+    """Declare perfsuite's hooks and register the modules.
 
-    Not by ``pytest_plugins``: they import each other, and of a module that is there already pytest warns that it could
-    not rewrite its assertions, which ends a run whose warnings are errors.
+    ``pytest_plugins`` would not work: the modules import each other, and pytest warns of a module that is imported
+    before its assertions are rewritten, which ends a run whose warnings are errors.
     """
     pluginmanager.add_hookspecs(importlib.import_module("perfsuite.plugin.hooks"))
     for name in MODULES:

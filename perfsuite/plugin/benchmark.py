@@ -1,7 +1,7 @@
-"""The bridge to pytest-benchmark: what the ranks measured enters its records through its public interface.
+"""Pass the samples of the ranks to pytest-benchmark through its public interface.
 
-pytest-benchmark times a call with the ``timer=`` of the ``benchmark`` marker.  Here that is a clock which stands still
-until :func:`feed` moves it by one sample, inside the documented ``benchmark.pedantic``: so table, JSON, storage and
+pytest-benchmark times a call with the ``timer=`` of the ``benchmark`` marker.  perfsuite's timer moves only when
+:func:`feed` advances it by one sample, inside the documented ``benchmark.pedantic``.  So the table, JSON, storage and
 comparison hold exactly the seconds per iteration that the ranks reported.
 """
 
@@ -27,37 +27,35 @@ if TYPE_CHECKING:
     from perfsuite.record.result import Result
 
 ONE_RECORD = (
-    "perf and benchmark were both used in one test, and a case has one record; use perf for what runs on ranks, "
-    "benchmark for a function of this process, each in a test of its own"
+    "perf and benchmark were both used in one test, and a case has one record; use perf for code on ranks and "
+    "benchmark for a function of this process, each in its own test"
 )
-
-
 _REMEDY = "or add -m 'not perf' to leave the perf cases out"
 
 
 def require_benchmark(item: pytest.Item) -> None:
-    """Fail a case in one line where nothing has the fixture ``benchmark``; the other tests of a run are not touched."""
+    """Fail a case in one line if no plugin has the fixture ``benchmark``; other tests still run."""
     if "benchmark" not in definitions_of(item):
         raise pytest.fail.Exception(
-            "perf records what it measures by pytest-benchmark, and its fixture benchmark is not there: leave out "
-            f"-p no:benchmark, add -p pytest_benchmark.plugin where plugins are not loaded by themselves, {_REMEDY}",
+            "perf stores its samples by pytest-benchmark, and its fixture benchmark is missing: leave out "
+            f"-p no:benchmark, add -p pytest_benchmark.plugin if plugins are not loaded automatically, {_REMEDY}",
             pytrace=False,
         )
 
 
 def require_own_benchmark(benchmark: object) -> None:
-    """Fail a case in one line whose fixture ``benchmark`` is not pytest-benchmark's."""
+    """Fail a case in one line if its fixture ``benchmark`` is not pytest-benchmark's."""
     if not _is_own(benchmark):
         kind = type(benchmark)
         raise pytest.fail.Exception(
-            "perf records what it measures by pytest-benchmark, but another plugin or a conftest.py has replaced its "
+            "perf stores its samples by pytest-benchmark, but another plugin or a conftest.py has replaced its "
             f"fixture benchmark by one that gives {kind.__module__}.{kind.__qualname__}: run without it, {_REMEDY}",
             pytrace=False,
         )
 
 
 def drop_foreign_benchmark(item: pytest.Item) -> None:
-    """Take a fixture value from a case that pytest-benchmark takes for its own and cannot report."""
+    """Remove a fixture value of another plugin that pytest-benchmark mistakes for its own and cannot report."""
     funcargs = getattr(item, "funcargs", {})
     if "benchmark" in funcargs and not _is_own(funcargs["benchmark"]):
         del funcargs["benchmark"]
@@ -65,20 +63,20 @@ def drop_foreign_benchmark(item: pytest.Item) -> None:
 
 def _is_own(benchmark: object) -> bool:
     module = sys.modules.get("pytest_benchmark.fixture")
-    # Not isinstance: pytest-codspeed's says by __class__ that it is pytest-benchmark's.
+    # Not isinstance: the fixture of pytest-codspeed claims pytest-benchmark's class by __class__.
     return module is not None and issubclass(type(benchmark), module.BenchmarkFixture)
 
 
 class WorkerClock:
-    """A timer that moves only when told to, and runs only while :func:`feed` holds it."""
+    """A timer that :func:`feed` sets."""
 
-    __name__ = "worker_clock"  # pytest-benchmark stores it; without it a repr with an address would be in every file
+    __name__ = "worker_clock"  # pytest-benchmark stores it; without it every file would hold a repr with an address
 
     def __init__(self) -> None:
         self.now_s: float | None = None
 
     def __call__(self) -> float:
-        """Seconds since it was last set to zero; InvalidParameter for a test that times something else with it."""
+        """Return the seconds since it was set to zero.  Raises InvalidParameter if a test times other code with it."""
         if self.now_s is None:
             raise InvalidParameter(ONE_RECORD)
         return self.now_s
@@ -86,12 +84,12 @@ class WorkerClock:
 
 clock_key = pytest.StashKey[WorkerClock]()
 apart_key = pytest.StashKey[list[str]]()
-"""Lines on cases that were not compared, because they ran with other settings."""
+"""Lines about cases that were not compared, because their settings differ."""
 
 
 def give_clock(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Give every perf case the worker clock, merged into its own benchmark marker: only the nearest one is read."""
-    if not hasattr(config, "_benchmarksession"):  # without pytest-benchmark its marker is unknown
+    """Set the worker clock in the benchmark marker of every perf case; pytest-benchmark reads only the nearest one."""
+    if not hasattr(config, "_benchmarksession"):  # without pytest-benchmark its marker is not registered
         return
     clock = config.stash.setdefault(clock_key, WorkerClock())
     plain = pytest.mark.benchmark(timer=clock)
@@ -103,15 +101,15 @@ def give_clock(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def feed(benchmark: Any, clock: WorkerClock, result: Result) -> None:
-    """Hand the samples of ``result`` to pytest-benchmark, one round each; its metrics go to ``extra_info``."""
+    """Pass the samples of ``result`` to pytest-benchmark, one round each; the metrics go to ``extra_info``."""
     assert result.measurement is not None
     benchmark.extra_info.update(extra_info(result))
     times: Iterator[float] = iter(result.measurement.times_s)
 
-    def rewind() -> None:  # from zero each time: end - start is then the sample to the bit
+    def rewind() -> None:  # always from zero, so that end - start is exactly the sample
         clock.now_s = 0.0
 
-    def one_sample() -> None:  # pytest-benchmark may call once more for a profile: no time passes then
+    def one_sample() -> None:  # pytest-benchmark may call once more for a profile: that call takes no time
         clock.now_s = clock() + next(times, 0.0)
 
     try:
@@ -121,21 +119,21 @@ def feed(benchmark: Any, clock: WorkerClock, result: Result) -> None:
 
 
 class _NothingMeasured(Exception):
-    """Passes through pytest-benchmark and marks its entry as one without numbers."""
+    """Passes through pytest-benchmark, which then makes an entry without numbers."""
 
 
 def feed_nothing(benchmark: Any) -> None:
-    """Tell pytest-benchmark that this case has no samples: no entry, and no warning about an unused fixture."""
+    """Make pytest-benchmark skip this case: no entry, and no warning about an unused fixture."""
 
     def nothing() -> None:
         raise _NothingMeasured
 
     with contextlib.suppress(_NothingMeasured):
-        benchmark.pedantic(nothing, setup=nothing)  # before it looks at the clock
+        benchmark.pedantic(nothing, setup=nothing)  # raises before the clock is read
 
 
 def extra_info(result: Result) -> dict[str, Any]:
-    """What pytest-benchmark's files keep beside the times: every metric by name, and how the case ran."""
+    """Return every metric by name and the settings of the case, for pytest-benchmark's files."""
     assert result.measurement is not None
     measurement = result.measurement
     return {
@@ -156,7 +154,7 @@ def extra_info(result: Result) -> dict[str, Any]:
 
 
 def mark_failed(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Mark a case that failed after its samples were fed: pytest-benchmark must not keep it as a reference."""
+    """Mark a case that failed after :func:`feed`: pytest-benchmark must not keep it as a reference."""
     benchmark = getattr(item, "funcargs", {}).get("benchmark")
     if report.failed and benchmark is not None:
         benchmark.has_error = True
@@ -173,7 +171,7 @@ def _hardware(suite: Suite) -> dict[str, Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Name the hardware that pytest-benchmark knows nothing of, in files of sessions with perf cases."""
+    """Add perfsuite's hardware to files of sessions with perf cases."""
     suite = config.stash.get(suite_key, None)
     if suite is not None and suite.session is not None:
         machine_info["perfsuite"] = _hardware(suite)
@@ -183,54 +181,54 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 def pytest_benchmark_compare_machine_info(
     config: pytest.Config, machine_info: dict[str, Any], compared_benchmark: dict[str, Any]
 ) -> None:
-    """Compare like with like: files are loaded before collection, when no test is known yet.
+    """Add perfsuite's hardware to this machine's information if the compared file has it.
 
-    A file of a session with perf cases names its hardware, so this machine's is put beside it; other files do not.
+    pytest-benchmark loads files before the collection, when the tests of this session are unknown.
     """
     machine_info.pop("perfsuite", None)
     if "perfsuite" in compared_benchmark and not compared_benchmark.get("machine_info"):
-        # A baseline of this hardware, found by its fingerprint; it keeps no readings that could differ.
+        # A baseline of this hardware, found by its fingerprint; it has no machine information that could differ.
         machine_info.clear()
         return
     if "perfsuite" in compared_benchmark.get("machine_info", {}):
         from perfsuite.plugin.suite import Suite
 
-        suite = Suite(config)  # of its own: whether this session has perf cases is not known yet
+        suite = Suite(config)  # a separate one: this session may have no perf cases
         if suite.prepare():
             machine_info["perfsuite"] = _hardware(suite)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Stamp the file with the version of the metrics in it."""
+    """Add the version of the metrics and the projections to the file."""
     suite = config.stash.get(suite_key, None)
     if suite is not None and suite.session is not None:
-        from perfsuite.record.result import SCHEMA  # there since collection
+        from perfsuite.record.result import SCHEMA  # imported since collection
 
         output_json["perfsuite"] = {"schema": SCHEMA, "session": suite.session.id}
-        if told := projecting.told(suite):
+        if projected := projecting.projections(suite):
             from perfsuite.reports.projected import as_json
 
-            if projections := as_json(*told):
-                output_json["perfsuite"]["projected"] = list(projections)
+            if records := as_json(*projected):
+                output_json["perfsuite"]["projected"] = list(records)
 
 
-# -- A bare --benchmark-compare means this machine's baseline, where the session has perf cases and nothing else.
-# pytest-benchmark loads what it compares with before collection, when it is not known which tests there are.  So a bare
-# option is taken from it and given back, with the file where there is one, once collection is done.
+# -- A bare --benchmark-compare compares with this machine's baseline if the session has only perf cases.
+# pytest-benchmark loads the compared files before the collection, when the tests are unknown.  So a bare option is
+# removed, and set again after the collection, with the baseline file if there is one.
 
 
 def take_bare_option(config: pytest.Config) -> None:
-    """Take a bare option from pytest-benchmark for now."""
+    """Remove a bare --benchmark-compare until the collection is done."""
     config.stash[bare_compare_key] = config.getoption("benchmark_compare", None) is True
     if config.stash[bare_compare_key]:
         config.option.benchmark_compare = None
 
 
 def give_bare_option_back(session: pytest.Session) -> None:
-    """Give it back: with this machine's file, or as it was."""
+    """Set a bare --benchmark-compare again: with this machine's file, or as it was."""
     config = session.config
-    # pytest-benchmark has no public way to say later what to compare with.
+    # pytest-benchmark has no public way to set the compared files later.
     benchmarks = getattr(config, "_benchmarksession", None)
     if not config.stash.get(bare_compare_key, False) or benchmarks is None:
         return
@@ -252,9 +250,9 @@ def give_bare_option_back(session: pytest.Session) -> None:
 
 
 def leave_out_changed(session: pytest.Session) -> None:
-    """Take cases that ran with other settings out of what pytest-benchmark compares with, before it compares.
+    """Remove cases with other settings from the files that pytest-benchmark compares with.
 
-    Where nothing is left that ``--benchmark-compare-fail`` could fail for, the run is a usage error.
+    If ``--benchmark-compare-fail`` then compares no case, the run is a usage error.
     """
     config = session.config
     files = getattr(getattr(config, "_benchmarksession", None), "compared_mapping", None) or {}
@@ -264,7 +262,7 @@ def leave_out_changed(session: pytest.Session) -> None:
     from perfsuite.baselines.runs import CaseIdentity
     from perfsuite.baselines.summarise import case_of
 
-    said = config.stash.setdefault(apart_key, [])
+    lines = config.stash.setdefault(apart_key, [])
     for path, stored in files.items():
         for node in stored.keys() & suite.session.results.keys():
             extra = stored[node].get("extra_info", {})
@@ -283,9 +281,9 @@ def leave_out_changed(session: pytest.Session) -> None:
             changed = "; ".join(f"{name}: {old} -> {new}" for name, new, old in now.changed(then))
             if changed:
                 del stored[node]
-                said.append(f"not compared with {Path(str(path)).name}: {node}: {changed}")
+                lines.append(f"not compared with {Path(str(path)).name}: {node}: {changed}")
     ran = [bench.fullname for bench in config._benchmarksession.benchmarks]  # type: ignore[attr-defined]
     common = any(name in stored for stored in files.values() for name in ran)
-    if said and not common and config.getoption("benchmark_compare_fail", None) and not session.exitstatus:
-        said.append("--benchmark-compare-fail: no case was compared; compare with a file of the same settings")
+    if lines and not common and config.getoption("benchmark_compare_fail", None) and not session.exitstatus:
+        lines.append("--benchmark-compare-fail: no case was compared; compare with a file of the same settings")
         session.exitstatus = pytest.ExitCode.USAGE_ERROR

@@ -1,9 +1,10 @@
-"""Names that another plugin or a conftest.py has too: theirs stay as they are, ours are not to be had.
+"""Give way to options, ini keys and fixtures that another plugin or a conftest.py declares too.
 
-pytest refuses a second option of one name.  So ours are taken back while other plugins and conftest.py files declare
-theirs, and declared again with what is left.  Options and ini keys of ours are read by :func:`option` and :func:`ini`,
-which return our default where the name is somebody else's.  A fixture of another plugin goes before ours of that name,
-except that perf cases get our ``platform`` and ``ranks`` where the other plugin is merely installed.
+pytest refuses a second option of the same name.  So perfsuite withdraws its options while other plugins and conftest.py
+files declare theirs, and then declares the remaining names again.  :func:`option` and :func:`ini` read perfsuite's
+options and ini keys; they return perfsuite's default for a name of another plugin.  A fixture of another plugin goes
+before perfsuite's fixture of the same name.  One exception: if the other plugin is installed but not part of the
+project, perf cases get perfsuite's ``platform`` and ``ranks``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import pytest
 
 GROUP = "perfsuite"
 taken_key = pytest.StashKey[dict[str, Any]]()
-"""Our defaults of options that others have, by the name under which pytest keeps them."""
+"""perfsuite's defaults of options that belong to other plugins, by pytest's name of the option."""
 _inis_key = pytest.StashKey[dict[str, tuple[str, Any]]]()
-"""Help text and default of our ini keys; pytest lets a second key of one name take the place of the first."""
+"""Help text and default of perfsuite's ini keys; in pytest a second key of the same name replaces the first."""
 _declared_key = pytest.StashKey[list[Any]]()
-"""Our options as pytest keeps them; a conftest.py may have others in a group of our name."""
+"""pytest's objects of perfsuite's options; a conftest.py may add others to the group perfsuite."""
 _watching_key = pytest.StashKey[Callable[[], None]]()
 _FIXTURES = "perfsuite.plugin.fixtures"
 D = TypeVar("D")
@@ -28,7 +29,7 @@ D = TypeVar("D")
 class _Polite:
     """A parser that leaves out options whose names are taken; ini keys are declared the first time only.
 
-    ``early``: what an option takes is not checked, because it may turn out to be somebody else's.
+    ``early``: the values of options are not checked, because another plugin may still declare the option.
     """
 
     def __init__(
@@ -57,27 +58,26 @@ class _Polite:
             self._group.addoption(name, **attributes)
             self._declared.append(self._group.options[-1])
 
-    def addini(self, name: str, told: str, **attributes: Any) -> None:
+    def addini(self, name: str, text: str, **attributes: Any) -> None:
         if self._again:
             return
-        self._inis[name] = (told, attributes.get("default"))
+        self._inis[name] = (text, attributes.get("default"))
         if name not in getattr(self._parser, "_inidict", ()):
-            self._parser.addini(name, told, **attributes)
+            self._parser.addini(name, text, **attributes)
 
 
 def _declare(
-    parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytest.Parser], None], *, again: bool = True
+    parser: pytest.Parser, config: pytest.Config, declare: Callable[[pytest.Parser], None], *, again: bool = True
 ) -> None:
-    """Declare our options that nobody else has; remember the others."""
     early = _watching_key in config.stash and not getattr(config.pluginmanager, "_conftest_plugins", ())
     inis, declared = config.stash.setdefault(_inis_key, {}), config.stash.setdefault(_declared_key, [])
     polite = _Polite(parser, inis, declared, early=early, again=again)
-    ours(cast("pytest.Parser", polite))
+    declare(cast("pytest.Parser", polite))
     config.stash[taken_key] = polite.taken
 
 
-def give_way(parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytest.Parser], None]) -> None:
-    """Declare our options, and take them back whenever another plugin or a conftest.py declares its own."""
+def give_way(parser: pytest.Parser, config: pytest.Config, declare: Callable[[pytest.Parser], None]) -> None:
+    """Declare perfsuite's options, and withdraw them while another plugin or a conftest.py declares its own."""
     inside = 0
 
     def before(hook: str, *_: object) -> None:
@@ -91,63 +91,63 @@ def give_way(parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytes
         if hook == "pytest_addoption":
             inside -= 1
             if not inside:  # a plugin may load another one
-                _declare(parser, config, ours)
+                _declare(parser, config, declare)
 
     config.stash[_watching_key] = config.pluginmanager.add_hookcall_monitoring(before, after)
-    _declare(parser, config, ours, again=False)
+    _declare(parser, config, declare, again=False)
 
 
 def _withdraw(parser: Any, config: pytest.Config) -> None:
-    """Take our options back, and no other of our group; pytest has no public way to do so."""
-    group, ours = parser.getgroup(GROUP), config.stash.get(_declared_key, [])
-    arguments = getattr(group, "_arggroup", None)  # from pytest 9.0 on; older ones look at the list alone
-    for option in ours:
+    """Remove perfsuite's options, and no others of the group; pytest has no public way to do so."""
+    group, declared = parser.getgroup(GROUP), config.stash.get(_declared_key, [])
+    arguments = getattr(group, "_arggroup", None)  # since pytest 9.0; older versions read the list only
+    for option in declared:
         if arguments is not None:
             # The group and the parser share this table.
             removed = {id(action): action for action in map(arguments._option_string_actions.pop, option.names())}
             for action in removed.values():
                 arguments._remove_action(action)
-        vars(config.option).pop(option.dest, None)  # else their default would not be set
-    group.options[:] = [option for option in group.options if not any(option is one for one in ours)]
-    ours.clear()
+        vars(config.option).pop(option.dest, None)  # else the default of the other option would not be set
+    group.options[:] = [option for option in group.options if not any(option is one for one in declared)]
+    declared.clear()
 
 
 def stop_giving_way(config: pytest.Config) -> None:
-    """Everybody has declared their options, or this plugin came with a conftest.py and the command line is parsed."""
+    """Stop watching, once all plugins have declared options or the command line was parsed before this plugin came."""
     if (stop := config.stash.get(_watching_key, None)) is not None:
         stop()
         del config.stash[_watching_key]
 
 
-def settle(parser: pytest.Parser, config: pytest.Config, ours: Callable[[pytest.Parser], None]) -> None:
-    """Declare our options for good, with what others have left."""
+def settle(parser: pytest.Parser, config: pytest.Config, declare: Callable[[pytest.Parser], None]) -> None:
+    """Declare perfsuite's options finally, those with free names."""
     stop_giving_way(config)
     _withdraw(parser, config)
-    _declare(parser, config, ours)
+    _declare(parser, config, declare)
 
 
 def option(config: pytest.Config, name: str, default: Any = None) -> Any:
-    """The value of an option of ours or of pytest-benchmark's; our default where another plugin has the name."""
+    """Return an option of perfsuite or pytest-benchmark; perfsuite's default if another plugin has the name."""
     taken = config.stash.get(taken_key, {})
     return taken[name] if name in taken else config.getoption(name, default)
 
 
 def ini(config: pytest.Config, name: str) -> Any:
-    """The value of an ini key of ours; our default where another plugin has the name."""
-    told, default = config.stash[_inis_key][name]
-    known = getattr(getattr(config, "_parser", None), "_inidict", {})
-    return config.getini(name) if known.get(name, (told,))[0] == told else default
+    """Return the value of an ini key of perfsuite; its default if another plugin has the name."""
+    text, default = config.stash[_inis_key][name]
+    declared = getattr(getattr(config, "_parser", None), "_inidict", {})
+    return config.getini(name) if declared.get(name, (text,))[0] == text else default
 
 
 def lines(config: pytest.Config) -> list[str]:
-    """A warning for a run with perf cases that has not all of our options."""
+    """Return a warning about options that belong to other plugins; empty if perfsuite has all of its options."""
     names = ", ".join("--" + dest.replace("_", "-") for dest in config.stash.get(taken_key, {}))
     return [f"another plugin or a conftest.py has {names}: perfsuite's option of that name is off"] if names else []
 
 
 def let_others_go_first(session: pytest.Session) -> None:
-    """Put our fixtures behind those of the same name of other plugins, whichever plugin was loaded last."""
-    manager: Any = session._fixturemanager  # pytest has no public way; it is there since pytest_sessionstart
+    """Put perfsuite's fixtures behind those of the same name of other plugins, in any order of loading."""
+    manager: Any = session._fixturemanager  # pytest has no public way; it exists since pytest_sessionstart
     for name in ("perf", "platform", "ranks"):
         getattr(manager, "_arg2fixturedefs", {}).get(name, []).sort(key=lambda each: not _is_own(each))
         for found in getattr(manager, "_arg2node2fixturedefs", {}).get(name, {}).values():  # pytest 9.2: in reverse
@@ -155,7 +155,7 @@ def let_others_go_first(session: pytest.Session) -> None:
 
 
 def take_own(config: pytest.Config, definitions: dict[str, Any]) -> None:
-    """Give a perf case our ``platform`` and ``ranks`` before those of installed plugins; whoever is asked for stays."""
+    """Give a perf case perfsuite's ``platform`` and ``ranks`` before those of installed plugins, in place."""
     plugins = {getattr(plugin, "__name__", "") for plugin, _ in config.pluginmanager.list_plugin_distinfo()}
     installed = {name.partition(".")[0] for name in plugins}
     for name in {"platform", "ranks"} & set(definitions):
@@ -166,17 +166,17 @@ def take_own(config: pytest.Config, definitions: dict[str, Any]) -> None:
 
 
 def is_ours(definitions: Mapping[str, Sequence[Any]], name: str) -> bool:
-    """Whether a test gets our fixture of a name, or one that takes ours."""
+    """Return whether a test gets perfsuite's fixture of a name, or one that requests it."""
     for each in reversed(definitions.get(name, ())):
         if _is_own(each):
             return True
-        if name not in each.argnames:  # it replaces those before, and passes none of them on
+        if name not in each.argnames:  # it replaces the fixtures before it and does not request them
             return False
     return False
 
 
 def hidden(definitions: Sequence[Any]) -> str:
-    """The module of another plugin whose fixture ``perf`` goes before ours; empty without one."""
+    """Return the module of another plugin whose fixture ``perf`` goes before perfsuite's; empty without one."""
     if not definitions or definitions[-1].baseid or not any(map(_is_own, definitions[:-1])):
         return ""
     return _module(definitions[-1])

@@ -1,8 +1,7 @@
-"""What a test author writes over a test function: ``@sizes``, ``@world_sizes``, ``@dtypes`` and ``@acceptance``.
+"""The decorators of a test function: ``@sizes``, ``@world_sizes``, ``@dtypes`` and ``@acceptance``.
 
-Each is a pytest mark that carries data and nothing else, so it works on functions, classes and modules (``pytestmark``)
-of any repository.  The data is checked at collection, where the error can name the file and the function; see
-:mod:`perfsuite.plugin.sweep`.
+Each is a pytest mark with data only, so it works on functions, classes and modules (``pytestmark``) of any repository.
+:mod:`perfsuite.plugin.sweep` checks the data at collection, where an error can print the file and the function.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ DTYPES = "perf_dtypes"
 ACCEPTANCE = "perf_acceptance"
 
 Size = str | int | tuple[int, ...]
-"""As an author writes it: ``"64MiB"``, ``"1024x1024x512"``, ``(1024, 1024, 512)``, ``4096``, a name (``gpt_345m``)."""
+"""A size in a decorator: ``"64MiB"``, ``"1024x1024x512"``, ``(1024, 1024, 512)``, ``4096`` or a name (``gpt_345m``)."""
 
 
 def sizes(
@@ -31,15 +30,14 @@ def sizes(
     extended: Sequence[Size] = (),
     ranks: Callable[[Any], int] | None = None,
 ) -> pytest.MarkDecorator:
-    """Sizes of a test at both scales, handed to its argument ``param``.
+    """Set the sizes of a test at both scales, for its argument ``param``.
 
     ``full`` are the sizes as published, ``small`` those that take minutes on two CPU cores; the platform or
-    ``--perf-scale`` chooses.  A parameter whose name ends in ``_bytes`` takes sizes in bytes (``"64MiB"`` arrives as
-    67108864); otherwise ``"AxBxC"`` arrives as a tuple of integers, an integer as it is, and any other word that begins
-    with a letter or a digit (``2D_8x1x1``) as that word.
-    Cases of the ``extended`` ones among the small sizes carry the marker of that name, see :func:`world_sizes`.
-    Where the size says the number of ranks, as a mesh does, ``ranks`` tells it of the argument's value: the case is
-    selected and skipped by it.
+    ``--perf-scale`` chooses.  A parameter whose name ends in ``_bytes`` gets a number of bytes (``"64MiB"`` becomes
+    67108864).  Another parameter gets ``"AxBxC"`` as a tuple of integers, an integer unchanged, and any other word that
+    begins with a letter or a digit (``2D_8x1x1``) unchanged. The ``extended`` ones of the small sizes get the marker
+    ``perf_extended``, see :func:`world_sizes`. For a size that fixes the number of ranks, such as a mesh, ``ranks``
+    returns that number for a value of the argument; the case is selected and skipped by it.
     """
     mark: pytest.MarkDecorator = getattr(pytest.mark, SIZES)
     return mark(full=full, small=small, param=param, extended=tuple(extended), ranks=ranks)
@@ -51,15 +49,15 @@ def world_sizes(
     more: Literal[False, True, "whole"] = False,
     full: Sequence[int] | None = None,
 ) -> pytest.MarkDecorator:
-    """Numbers of ranks that a test runs on; the test takes ``ranks`` and passes it to ``perf`` as ``on=ranks``.
+    """Set the numbers of ranks of a test; the test takes ``perf_ranks`` and calls ``perf`` with ``on=perf_ranks``.
 
-    Cases of the ``extended`` ones among them carry the marker of that name: at the small scale they are left out unless
-    -k, -m or a node id selects them.  With ``more`` further numbers follow what there is: doubled up to 256, then the
-    ranks of the launch or the devices of the host; ``--perf-world-sizes`` names others instead.
-    ``more="whole"`` adds that last number alone, as an extended case at the small scale unless it is asked for.  For a
-    platform that is not here it is the devices of its maker's host; simulated devices share one host's cores and add
-    none.
-    ``full`` are the numbers at the full scale where they are others; none where other tests have them.
+    The ``extended`` ones get the marker ``perf_extended``: at the small scale they are left out unless -k, -m or a node
+    id selects them.  ``more=True`` adds numbers that depend on the launch: doubled up to 256, then the ranks of the
+    launch or the devices of the host; ``--perf-world-sizes`` replaces them.
+    ``more="whole"`` adds only that last number, as an extended case at the small scale unless the option selects it.
+    For a platform that is not on this machine it is the number of devices of the vendor's host; simulated devices share
+    the cores of one host and add none.
+    ``full`` are the numbers at the full scale (default: the same numbers).
     """
     _require_call("world_sizes", "2, 4, 8", counts)
     mark: pytest.MarkDecorator = getattr(pytest.mark, WORLD_SIZES)
@@ -67,10 +65,10 @@ def world_sizes(
 
 
 def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
-    """Short dtype names (fp32, tf32, bf16, fp16, int8, ...) that a test runs in, handed to its argument ``dtype``.
+    """Set the dtypes of a test by short names (fp32, tf32, bf16, fp16, int8, ...), for its argument ``dtype``.
 
-    With ``only_at`` the first dtype runs at every size and the others at that size alone; where the scale in use does
-    not have the size, only the first one runs.
+    With ``only_at`` the first dtype runs at every size and the others only at that size; if the scale in use does not
+    have the size, only the first dtype runs.
     """
     _require_call("dtypes", '"fp32", "bf16"', names)
     mark: pytest.MarkDecorator = getattr(pytest.mark, DTYPES)
@@ -78,10 +76,10 @@ def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
 
 
 def acceptance(*sizes: Size) -> pytest.MarkDecorator:
-    """Cases of the acceptance run (``-m acceptance``): they get the marker of that name.
+    """Add the marker ``acceptance`` to cases of the acceptance run (``-m acceptance``).
 
-    These are the cases of the largest world size that there is room for, in the first dtype, at the first of ``sizes``
-    that the scale in use has; without any at all sizes.
+    These are the cases of the largest world size that can run, in the first dtype, at the first of ``sizes`` that the
+    scale in use has, or at all sizes without ``sizes``.
     """
     _require_call("acceptance", '"1GiB"', sizes)
     mark: pytest.MarkDecorator = getattr(pytest.mark, ACCEPTANCE)
@@ -89,7 +87,7 @@ def acceptance(*sizes: Size) -> pytest.MarkDecorator:
 
 
 def _require_call(decorator: str, example: str, values: tuple[Any, ...]) -> None:
-    # A bare @world_sizes would swallow the test: pytest would collect the mark in its place.
+    # With a bare @world_sizes pytest would collect the mark instead of the test.
     if any(callable(value) for value in values):
         name = getattr(values[0], "__qualname__", values[0])
         raise ConfigurationError(f"@{decorator} above {name} has no values; write for example @{decorator}({example})")

@@ -1,7 +1,4 @@
-"""What a run says at its end: how much of it the terminal shows, why cases have no result, what was not written.
-
-``--perf-show``, -v and -q say how much.
-"""
+"""The end of a run: the amount of output, reasons of missing results, and files that could not be written."""
 
 from __future__ import annotations
 
@@ -41,32 +38,33 @@ FAILED = "failed: "
 cases_key = pytest.StashKey[Mapping[str, tuple[str, int]]]()
 """File relative to the root directory, and line from 1, of each perf case of this run by node id."""
 missing_key = pytest.StashKey[dict[str, str]]()
-"""Why a case has no result, by node id."""
+"""Reasons of missing results, by node id."""
 record_key: pytest.StashKey[RunRecord] = pytest.StashKey()
 """The record of a run that has ended; absent in runs without perf cases."""
 problems_key = pytest.StashKey[list[str]]()
-"""Lines for the end of the run, each of which fails it."""
+"""Error lines for the end of the run; each of them fails it."""
 summarised_key = pytest.StashKey[bool]()
-"""Whether perfsuite's sections were printed: older pytest prints none with --no-summary."""
+"""Whether perfsuite's sections were printed: older versions of pytest print none with --no-summary."""
 
 
 def configure(config: pytest.Config) -> None:
-    """Check the option before anything is measured."""
+    """Set the level of output by --perf-show, -v, -q or the ini key.  Raises UsageError for an unknown level."""
     asked, written = collisions.option(config, "perf_show"), collisions.ini(config, "perf_show")
     for where, value in (("--perf-show", asked), ("ini perf_show", written)):
         if value and value not in SHOWN:
-            raise pytest.UsageError(f"{where}: {value!r} is nothing to show; choose {', '.join(SHOWN)}")
+            raise pytest.UsageError(f"{where}: {value!r} is not valid; choose {', '.join(SHOWN)}")
     verbose = config.getoption("verbose", 0)
-    spoken = "tables" if verbose > 0 else "quiet" if verbose < 0 else ""
-    config.stash[level_key] = cast("Level", asked or spoken or written or "summary")
+    by_verbosity = "tables" if verbose > 0 else "quiet" if verbose < 0 else ""
+    config.stash[level_key] = cast("Level", asked or by_verbosity or written or "summary")
 
 
 def leave_out_perf_rows(config: pytest.Config, perf: Collection[str]) -> None:
-    """Leave perf cases out of pytest-benchmark's table, whose unit and ratios mix memory copies and training steps.
+    """Leave perf cases out of pytest-benchmark's table, which would compare memory copies with training steps.
 
-    They stay where ``--perf-show=cases`` or an option of its own asks for the table, and in its files and comparisons.
+    They stay in the table with ``--perf-show=cases`` or an option of pytest-benchmark for the table, and always in its
+    files and comparisons.
     """
-    benchmarks = getattr(config, "_benchmarksession", None)  # it has no public way to say what it shows
+    benchmarks = getattr(config, "_benchmarksession", None)  # it has no public way to select the rows
     words = [*config.getini("addopts"), *map(str, config.invocation_params.args)]
     asked = any(word.partition("=")[0] in _DISPLAY for word in words) or config.stash[level_key] == "cases"
     if asked or benchmarks is None or not benchmarks.groups:
@@ -78,7 +76,7 @@ def leave_out_perf_rows(config: pytest.Config, perf: Collection[str]) -> None:
 
 
 class Out:
-    """The terminal: its width, and lines folded to it."""
+    """The terminal: its width, and lines wrapped to it."""
 
     def __init__(self, terminalreporter: Any) -> None:
         self._reporter = terminalreporter
@@ -87,23 +85,23 @@ class Out:
         self._encoding: str | None = getattr(file, "encoding", None) or "utf-8"
 
     def section(self, title: str) -> None:
-        """A heading; one that is wider than the terminal goes on below."""
+        """Print a heading; the rest of one that is too long follows on further lines."""
         from perfsuite.base.text import encodable, folded
 
         first, *rest = folded(encodable(title, self._encoding), self.width - 4)
-        self._reporter.ensure_newline()  # else the first line below would begin with an empty one
+        self._reporter.ensure_newline()  # else an empty line would follow the heading
         self._reporter.section(first)
         for line in rest:
             self.line(line)
 
     def line(self, text: str, **colour: bool) -> None:
-        """A line of text as it is: a terminal wraps it, and a log can be searched for it."""
+        """Print a line of text without wrapping, so that a log can be searched for it."""
         from perfsuite.base.text import encodable, escaped, screen_text
 
         self._reporter.write_line(encodable(screen_text(escaped(text)), self._encoding), **colour)
 
     def fold(self, text: str, **colour: bool) -> None:
-        """A line of text in lines of the terminal's width; an id or a path that is longer stands alone."""
+        """Print a line of text wrapped at the terminal's width; a longer id or path gets its own line."""
         from perfsuite.base.text import folded, printable
 
         for part in folded(printable(text, 4 * self.width), self.width):
@@ -111,7 +109,7 @@ class Out:
 
 
 def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Keep why a perf case has no result, for reports; a skip goes into the journal."""
+    """Store the reason why a perf case has no result, for reports; a skip goes into the journal."""
     if call.excinfo is None:
         return
     missing = item.config.stash[missing_key]
@@ -128,18 +126,18 @@ def keep_reason(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.T
         missing[item.nodeid] = f"{FAILED}{first_line(call.excinfo.value)}"
 
 
-def attempt(config: pytest.Config, what: str, write: Callable[[], object]) -> None:
-    """Call ``write``; where it fails the run goes on, and ends with a line on ``what`` and a failing exit code."""
+def attempt(config: pytest.Config, subject: str, write: Callable[[], object]) -> None:
+    """Call ``write``; after an error the run goes on, fails, and ends with a line about ``subject``."""
     try:
         write()
     except PerfsuiteError as error:
-        fail(config, f"{what}: {error}")
+        fail(config, f"{subject}: {error}")
     except OSError as error:
-        fail(config, f"{what}: {error.strerror or error}")
+        fail(config, f"{subject}: {error.strerror or error}")
     except Exception as error:
-        # A defect of perfsuite: still no reason to lose what others write.
+        # A defect of perfsuite must not lose the files of other plugins.
         place = traceback.extract_tb(error.__traceback__)[-1]
-        fail(config, f"{what}: {type(error).__name__} in {place.name}: {first_line(error)}; please report this")
+        fail(config, f"{subject}: {type(error).__name__} in {place.name}: {first_line(error)}; please report this")
 
 
 def fail(config: pytest.Config, problem: str) -> None:
@@ -148,7 +146,7 @@ def fail(config: pytest.Config, problem: str) -> None:
 
 
 def settle(session: pytest.Session) -> None:
-    """Look for the journal once more, and make the exit code a failing one where anything was not written."""
+    """Check the journal once more, and fail the run if a file could not be written."""
     config = session.config
     suite = config.stash.get(suite_key, None)
     journal = suite.session.journal if suite is not None and suite.session is not None else None
@@ -160,7 +158,7 @@ def settle(session: pytest.Session) -> None:
 
 
 def tell(session: pytest.Session) -> None:
-    """Print what is not where it should be, last of all, at every verbosity and where there is no terminal reporter."""
+    """Print missing files and errors as the last lines, at every verbosity and without a terminal reporter too."""
     settle(session)
     suite, stash = session.config.stash.get(suite_key, None), session.config.stash
     lost = suite.session.journal_problem if suite is not None and suite.session is not None else ""
@@ -176,7 +174,7 @@ def _print(config: pytest.Config, line: str, *, bad: bool) -> None:
 
     reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     text = encodable(escaped(line), getattr(sys.stderr, "encoding", None))
-    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone takes no line, and the exit code stays
+    with contextlib.suppress(OSError, ValueError):  # the terminal is closed; the exit code stays
         if reporter is None:
             print(text, file=sys.stderr)
         else:

@@ -1,4 +1,4 @@
-"""``--perf-expect``: results below what healthy devices reach fail; a line per question, PASS or FAIL."""
+"""``--perf-expect``: fail results below the figures of healthy devices; print a line per question, PASS or FAIL."""
 
 from __future__ import annotations
 
@@ -57,44 +57,44 @@ def slow_members(result: Result) -> dict[str, str]:
 
 
 def _faulty(slow: Sequence[SlowPair]) -> list[SlowPair]:
-    """Return the slow pairs that a fault explains: where no tool told the kinds of links, those of one device.
+    """Return the slow pairs that a fault explains; with unknown kinds of links only if all of them share one device.
 
-    Healthy devices of two sockets, or with links to some of the others, have slow pairs that no device is in all of.
+    Healthy devices of two sockets, or with links to some of the others, have slow pairs that share no device.
     """
-    known = [one for one in slow if one.link not in (ONE_DEVICE, UNKNOWN)]
+    linked = [one for one in slow if one.link not in (ONE_DEVICE, UNKNOWN)]
     unknown = [one for one in slow if one.link == UNKNOWN]
     in_all = set.intersection(*(set(one.pair) for one in unknown)) if unknown else set()
-    return [*known, *(unknown if in_all else ())]
+    return [*linked, *(unknown if in_all else ())]
 
 
 class Expecting:
-    """The rows of this run and what they say about its results; registered as ``perfsuite.expecting``."""
+    """The rows of this run and their verdicts on its results; registered as ``perfsuite.expecting``."""
 
     def __init__(
         self, config: pytest.Config, rows: list[Expectation] | None, devices: int, cases: Sequence[pytest.Item]
     ) -> None:
-        """``rows``: None where only devices are counted; ``devices``: of every host, 0 for any number."""
+        """``rows``: None if only devices are counted; ``devices``: expected number per host, 0 for any."""
         self.config = config
         self.rows = rows
         self.devices = devices
         self.accepted = [item.nodeid for item in cases if item.get_closest_marker("acceptance") is not None]
         self.is_acceptance = "acceptance" in (config.getoption("markexpr", "") or "")
         self.judged: dict[str, list[Expected]] = {}
-        """By node id."""
+        """Verdicts by node id."""
         self.cleared: list[str] = []
-        """Sentences on cases that a second look cleared."""
+        """Sentences about cases that passed in a fresh run."""
         self.slow: list[str] = []
-        """Sentences on devices and links that are slower than their like."""
+        """Sentences about devices and links that are slower than their like."""
 
     def judge(self, result: Result) -> str:
-        """Return the message with which the case of a result fails; empty where it does not.
+        """Return the message with which the case of a result fails; empty if it passes.
 
         A case that is below expectation, or has a device or link that is slower than its like, is measured again in
         three fresh runs, and fails if all agree.
         """
         if self.rows is None:
             return ""
-        one, other = itertools.tee(self._fresh_runs(result))  # each run is made once, when it is first asked for
+        one, other = itertools.tee(self._fresh_runs(result))  # each run is made once, at its first use
         return "\n".join(filter(None, (self._below(result, self.rows, one), self._slower_than_its_like(result, other))))
 
     def _below(self, result: Result, rows: list[Expectation], fresh: Iterable[Result]) -> str:
@@ -114,9 +114,9 @@ class Expecting:
                     )
                     return ""
         except PerfsuiteError as error:
-            return f"below expectation, and its second look failed: {first_line(error)}"
-        again_told = f" in all of {len(looks) + 1} runs" if looks else ""
-        return "\n".join(f"below expectation{again_told}: {entry.metric.name}: {entry.reason}" for entry in below)
+            return f"below expectation, and its second run failed: {first_line(error)}"
+        runs = f" in all of {len(looks) + 1} runs" if looks else ""
+        return "\n".join(f"below expectation{runs}: {entry.metric.name}: {entry.reason}" for entry in below)
 
     def _slower_than_its_like(self, result: Result, fresh: Iterable[Result]) -> str:
         slow, looks = slow_members(result), 0
@@ -129,29 +129,29 @@ class Expecting:
                 if not slow:
                     return ""
         except PerfsuiteError as error:
-            return f"slower than its like, and its second look failed: {first_line(error)}"
-        told = f" in all of {looks + 1} runs" if looks else ""
-        self.slow += [f"{sentence}{told}: {bare_name(result.case)}" for sentence in slow.values()]
-        return "\n".join(f"slower than its like{told}: {sentence}" for sentence in slow.values())
+            return f"slower than its like, and its second run failed: {first_line(error)}"
+        runs = f" in all of {looks + 1} runs" if looks else ""
+        self.slow += [f"{sentence}{runs}: {bare_name(result.case)}" for sentence in slow.values()]
+        return "\n".join(f"slower than its like{runs}: {sentence}" for sentence in slow.values())
 
     def _fresh_runs(self, result: Result) -> Iterator[Result]:
         session = suite_of(self.config).session
         assert session is not None
-        is_long = session.cases[result.case].budget.sustain_s is not None  # and so no burst that a second look clears
+        is_long = session.cases[result.case].budget.sustain_s is not None  # too long to be disturbed by a short burst
         for _ in range(0 if is_long or result.case in session.reused else LOOKS):
             yield session.rerun(result.case)
 
     @property
     def entries(self) -> list[Expected]:
-        """What was said about every result."""
+        """The verdicts on every result."""
         return [entry for entries in self.judged.values() for entry in entries]
 
     @property
     def withheld(self) -> list[str]:
-        """Return why this run cannot end in PASS though no result is below expectation."""
+        """Reasons why this run cannot end in PASS although no result is below expectation."""
         missing, suite = self.config.stash[missing_key], suite_of(self.config)
         assert suite.session is not None
-        told = [
+        reasons = [
             f"{count} of {self.devices} devices{f' on {host}' if host else ''}"
             for host, count in _devices_by_host(suite).items()
             if self.devices and count < self.devices
@@ -159,17 +159,17 @@ class Expecting:
         failed = [case for case, why in missing.items() if why.startswith(FAILED) and case not in self.judged]
         cut = [case for case, why in missing.items() if "--perf-time-budget" in why]
         if self.slow:
-            told.append(f"{plural(len(self.slow), 'result')} in which a device or link is slower than its like")
-        told += [f"{plural(len(failed), 'case')} failed without a result"] if failed and self.rows is not None else []
-        told += [f"the time budget left out {plural(len(cut), 'case')}"] if cut else []
+            reasons.append(f"{plural(len(self.slow), 'result')} in which a device or link is slower than its like")
+        reasons += [f"{plural(len(failed), 'case')} failed without a result"] * bool(failed and self.rows is not None)
+        reasons += [f"the time budget left out {plural(len(cut), 'case')}"] * bool(cut)
         if self.is_acceptance:
             there = set(suite.session.results) | set(failed) | set(cut)
             lost = [case for case in self.accepted if case not in there]
-            told += [f"{plural(len(lost), 'acceptance case')} without a result, as {lost[0]}"] if lost else []
-        return told
+            reasons += [f"{plural(len(lost), 'acceptance case')} without a result, as {lost[0]}"] if lost else []
+        return reasons
 
     def finish(self, session: pytest.Session) -> None:
-        """Make the exit code say that nothing was judged, or that PASS is withheld."""
+        """Set the exit code of a run that judged nothing, or in which PASS is withheld."""
         if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
         if self.withheld:
@@ -182,7 +182,7 @@ class Expecting:
         return self.rows is not None and all(entry.verdict == "not judged" for entry in self.entries)
 
     def show(self, terminalreporter: Any) -> None:
-        """Print the answer."""
+        """Print the lines of all questions and the verdict."""
         out, suite = Out(terminalreporter), suite_of(self.config)
         if self.rows is None:
             for reason in self.withheld:
@@ -202,8 +202,8 @@ class Expecting:
         verdict = verdict_of(self.entries, self.withheld)
         if self._nothing_judged:
             verdict += (
-                "; add [[expectation]] rows of your own (perfsuite docs acceptance), compare nodes by perfsuite fleet, "
-                "or give --perf-allow-unjudged"
+                "; add [[expectation]] rows (perfsuite docs acceptance), compare nodes by perfsuite fleet, or add "
+                "--perf-allow-unjudged"
             )
         good = verdict.startswith("PASS")
         out.fold(verdict, green=good, red=not good)
@@ -213,7 +213,6 @@ class Expecting:
 
 
 def _devices_by_host(suite: Suite) -> dict[str, int]:
-    """Return how many devices each host has: of this host those found, of the others those that ranks ran on."""
     assert suite.session is not None
     seen: dict[str, set[str]] = {}
     for result in suite.session.results.values():
@@ -225,19 +224,19 @@ def _devices_by_host(suite: Suite) -> dict[str, int]:
 
 
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Read the rows once it is known which cases there are; raises UsageError for a file that is wrong."""
+    """Read the rows after the collection.  Raises UsageError for a wrong file or option."""
     config = session.config
     suite = suite_of(config)
     if suite.session is None or suite.settings.budget.smoke:
         return
-    given, devices = (collisions.option(config, name) for name in ("perf_expect", "perf_expect_devices"))
+    written, devices = (collisions.option(config, name) for name in ("perf_expect", "perf_expect_devices"))
     if devices is not None and devices < 1:
         raise pytest.UsageError(f"--perf-expect-devices: {devices} is not a number of devices; give at least 1")
-    files = [*suite.settings.platform_files, *([config.invocation_params.dir / Path(given)] if given else [])]
+    files = [*suite.settings.platform_files, *([config.invocation_params.dir / Path(written)] if written else [])]
     try:
-        if given and not files[-1].is_file():
-            raise ConfigurationError(f"--perf-expect: {files[-1]} is not a file; name a TOML file of rows")
-        rows = load_expectations(files, suite.catalog.models) if given is not None else None
+        if written and not files[-1].is_file():
+            raise ConfigurationError(f"--perf-expect: {files[-1]} is not a file; give a TOML file of rows")
+        rows = load_expectations(files, suite.catalog.models) if written is not None else None
     except PerfsuiteError as error:
         raise pytest.UsageError(str(error)) from None
     expecting = Expecting(config, rows, devices or 0, cases)

@@ -1,6 +1,7 @@
 """The fixtures of a performance test: ``perf``, ``perf_ranks`` and ``perf_platform``.
 
-``ranks`` and ``platform`` are short names of the last two.  A project that has fixtures of these names keeps its own.
+``ranks`` and ``platform`` are short names of the last two; ini perf_short_names=false switches them off.  Fixtures of
+these names in the project are used first.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
     from perfsuite.record.result import Result
     from perfsuite.run.session import Case
 
-NEVER_CALLED = (
-    "perf was asked for and never called: nothing was measured; call perf(...) once, or drop it from the arguments"
-)
+NEVER_CALLED = "perf was never called, so nothing was measured; call perf(...) once, or remove it from the arguments"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,24 +41,24 @@ class Ranks:
 
 @dataclass(kw_only=True)
 class CaseState:
-    """What became of one set-up of a perf test; kept in the stash of its item for the hooks that report it."""
+    """State of one set-up of a perf test, in the stash of its item for the hooks that report it."""
 
     called: bool = False
     unfit: str = ""
-    """Why the case does not fit on its devices, where it is projected all the same; empty where it does."""
+    """Reason why a projected case does not fit on its devices; empty if it fits."""
     result: Result | None = None
     log_tails: dict[int, str] = field(default_factory=dict)
-    """Rank -> last lines of its log, of a failed case."""
+    """Rank -> last lines of its log, for a failed case."""
 
 
 state_key = pytest.StashKey[CaseState]()
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
-    """Return the parameters of a test, those of our fixtures by their short names."""
+    """Return the parameters of a test, those of perfsuite's fixtures by their short names."""
     params = getattr(getattr(item, "callspec", None), "params", {})
-    ours = {short: params[name] for name, short in SHORT_NAMES.items() if name in params}
-    return {name: value for name, value in params.items() if name not in SHORT_NAMES} | ours
+    own = {short: params[name] for name, short in SHORT_NAMES.items() if name in params}
+    return {name: value for name, value in params.items() if name not in SHORT_NAMES} | own
 
 
 def _platform_of(request: pytest.FixtureRequest) -> DeviceModel:
@@ -77,51 +76,67 @@ def _ranks_of(request: pytest.FixtureRequest) -> Ranks:
     return Ranks(world_size=count)
 
 
-# No short name asks for a long one: which fixtures a test needs is settled before an installed plugin's of the same
-# short name gives way (collisions.py).
-perf_platform, platform = (pytest.fixture(name=name)(_platform_of) for name in ("perf_platform", "platform"))
-perf_ranks, ranks = (pytest.fixture(name=name)(_ranks_of) for name in ("perf_ranks", "ranks"))
+perf_platform = pytest.fixture(name="perf_platform")(_platform_of)
+perf_ranks = pytest.fixture(name="perf_ranks")(_ranks_of)
+
+
+class ShortNames:
+    """The fixtures ``ranks`` and ``platform``, registered as a plugin unless ini perf_short_names is false.
+
+    They do not request the long names: pytest selects the fixtures of a test before an installed plugin's fixture of
+    the same short name is moved behind (collisions.py).
+    """
+
+    @pytest.fixture
+    def platform(self, request: pytest.FixtureRequest) -> DeviceModel:
+        """Return the platform of this case; short for ``perf_platform``."""
+        return _platform_of(request)
+
+    @pytest.fixture
+    def ranks(self, request: pytest.FixtureRequest) -> Ranks:
+        """Return the ranks of this case; short for ``perf_ranks``."""
+        return _ranks_of(request)
 
 
 class Perf(Protocol):
-    """What the fixture ``perf`` is; for annotations in tests."""
+    """Type of the fixture ``perf``, for annotations in tests."""
 
-    def __call__(self, what: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
-        """Time ``what`` on these ranks and return the result."""
+    def __call__(self, workload: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
+        """Time ``workload`` on these ranks and return the result."""
 
 
 @pytest.fixture
 def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: Any) -> Iterator[Perf]:
-    """Time a workload on the ranks of this case: ``perf(what, on=None, **parameters) -> Result``.
+    """Time a workload on the ranks of this case: ``perf(workload, on=None, **parameters) -> Result``.
 
-    ``what`` is a :class:`perfsuite.Workload`, a class of them that ``parameters`` are the fields of, or a function at
-    module level that gets a rank and ``parameters`` and returns one iteration as a callable; a functools.partial of
-    either adds its keywords to ``parameters``.  ``on`` is the fixture ``ranks`` or a number of ranks; without it there
-    is one rank.  To be called once per test.
+    ``workload`` is a :class:`perfsuite.Workload`, a subclass with ``parameters`` as its fields, or a function at module
+    level that takes a rank and ``parameters`` and returns one iteration as a callable.  A functools.partial of either
+    adds its keywords to ``parameters``.  ``on`` is the fixture ``ranks`` or a number of ranks (default: 1).  Call it
+    once per test.
     """
     item: pytest.Function = request.node
     require_own_benchmark(benchmark)
     benchmark.params = params_of(item) or None  # --benchmark-group-by=param:ranks
-    state = item.stash[state_key] = CaseState()  # of this set-up: plugins that run a failed test again make another
+    state = item.stash[state_key] = CaseState()  # plugins that run a failed test again set it up again
 
-    def run(what: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
+    def run(workload: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
         __tracebackhide__ = True
         if state.called:
             raise InvalidParameter("perf was called twice in one test; one test is one case: parametrize it instead")
         state.called = True
-        if getattr(benchmark, "_mode", None):  # without it pytest-benchmark says so, after everything was measured
+        if getattr(benchmark, "_mode", None):  # else pytest-benchmark fails after everything was measured
             raise InvalidParameter(ONE_RECORD)
         if not is_case(item):
-            raise InvalidParameter("perf was asked for by getfixturevalue; name it among the arguments of the test")
-        from perfsuite.run.session import Case  # there since collection
+            raise InvalidParameter("perf was requested by getfixturevalue; add it to the arguments of the test")
+        from perfsuite.run.session import Case  # imported since collection
 
-        suite, workload = suite_of(item.config), make_workload(what, parameters)
+        suite, timed = suite_of(item.config), make_workload(workload, parameters)
         budget = budget_of(item, suite.settings.budget)
         case = Case(
             id=item.nodeid,
-            workload=workload,
+            workload=timed,
             world_size=_world_size(item, on),
-            budget=replace(budget, sustain_s=budget.sustain_s or workload.sustained_s()),
+            budget=replace(budget, sustain_s=budget.sustain_s or timed.sustained_s()),
             platform=perf_platform.name,
             fresh=suite.settings.fresh,
             test_module=item.module.__name__,
@@ -137,55 +152,55 @@ def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: 
         return state.result
 
     yield run
-    if not getattr(benchmark, "_mode", None):  # it was not measured, or failed before that
+    if not getattr(benchmark, "_mode", None):  # it was not measured, or failed before
         feed_nothing(benchmark)
 
 
-def make_workload(what: Any, parameters: Mapping[str, Any]) -> Workload:
-    """The workload that ``perf(what, **parameters)`` means; InvalidParameter when it means none."""
-    if isinstance(what, Workload):
-        if not hasattr(what, "__dataclass_fields__"):
+def make_workload(subject: Any, parameters: Mapping[str, Any]) -> Workload:
+    """Return the workload of ``perf(subject, **parameters)``.  Raises InvalidParameter if it is not one."""
+    name = type(subject).__name__
+    if isinstance(subject, Workload):
+        if not hasattr(subject, "__dataclass_fields__"):
             raise InvalidParameter(
-                f"{type(what).__name__} is no dataclass, so nobody knows its parameters; "
+                f"{name} is not a dataclass, so its parameters are unknown; "
                 "write @dataclass(frozen=True, kw_only=True) above it"
             )
         if parameters:
             raise InvalidParameter(
-                f"perf got {', '.join(parameters)} beside a finished {type(what).__name__}; "
-                f"give it to the workload: perf({type(what).__name__}({next(iter(parameters))}=...), ...)"
+                f"perf got a {name} object and {', '.join(parameters)}; "
+                f"give parameters to the workload: perf({name}({next(iter(parameters))}=...), ...)"
             )
-        return what
-    if isinstance(what, type) and issubclass(what, Workload):
-        return make_workload(what(**parameters), {})
-    if inspect.isfunction(what):
-        return FunctionWorkload(function=what, arguments=parameters)
-    if isinstance(what, functools.partial):
-        if what.args:
+        return subject
+    if isinstance(subject, type) and issubclass(subject, Workload):
+        return make_workload(subject(**parameters), {})
+    if inspect.isfunction(subject):
+        return FunctionWorkload(function=subject, arguments=parameters)
+    if isinstance(subject, functools.partial):
+        if subject.args:
             raise InvalidParameter(
-                f"perf was given a partial with the positional arguments {what.args!r:.60}, but the first argument is "
-                "the rank; give them by name"
+                f"perf was given a partial with the positional arguments {subject.args!r:.60}, but the first argument "
+                "is the rank; give them by name"
             )
-        return make_workload(what.func, {**what.keywords, **parameters})
-    if inspect.ismethod(what):
+        return make_workload(subject.func, {**subject.keywords, **parameters})
+    if inspect.ismethod(subject):
         raise InvalidParameter(
-            f"perf was given the method {what.__qualname__} bound to an object that the ranks do not have; "
-            "make it a function at module level and pass what it needs of the object as parameters"
+            f"perf was given the method {subject.__qualname__} bound to an object that the ranks do not have; "
+            "make it a function at module level and pass values of the object as parameters"
         )
     raise InvalidParameter(
-        f"perf was given {what!r:.60}, which is neither a workload nor a function at module level; "
+        f"perf was given {subject!r:.60}, which is neither a workload nor a function at module level; "
         "the ranks find only those by name"
     )
 
 
 def _world_size(item: pytest.Function, on: Ranks | int | None) -> int:
-    """Ranks to run on; InvalidParameter when the call contradicts what the id of the case says."""
-    said = next(
+    ranks = next(
         (value for name in ("perf_ranks", "ranks") if isinstance(value := item.funcargs.get(name), Ranks)), None
     )
     count = on.world_size if isinstance(on, Ranks) else on
-    if said is not None and count != said.world_size:
+    if ranks is not None and count != ranks.world_size:
         raise InvalidParameter(
-            f"the case is one of {said.world_size} ranks, but perf was called with on={count}; call it with on=ranks"
+            f"the case is one of {ranks.world_size} ranks, but perf was called with on={count}; call it with on=ranks"
         )
     if count is None:
         return 1
@@ -210,6 +225,6 @@ def _run(suite: Suite, case: Case, platform: DeviceModel, unfit: str) -> Result:
     try:
         with suite.running_case():
             return session.run(case)
-    except DeviceUnusable as unusable:  # the first case fails for it; those that need as many devices are skipped
+    except DeviceUnusable as unusable:  # this case fails; later cases with as many devices are skipped
         suite.unusable = case.world_size, f"not tried, as in {case.id}: {first_line(unusable)}"
         raise

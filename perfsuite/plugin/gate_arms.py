@@ -1,4 +1,4 @@
-"""What a gated run measures beside itself: the base, the commits that stored runs name, the devices' telemetry."""
+"""The arms of a gated run, the base and the commits of stored runs, and the devices' telemetry."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from perfsuite.run.settling import Base
 
 
 def base_of(config: pytest.Config, suite: Suite, options: GateOptions, trees: ExitStack) -> Base:
-    """Return how to run the base that --perf-against names; ``trees`` removes the work trees that are made for it.
+    """Return the base of --perf-against; ``trees`` removes its work trees.
 
-    Raises PerfsuiteError where the base cannot be checked out.
+    Raises PerfsuiteError if the base cannot be checked out.
     """
-    session, given, root = suite.session, options.base, config.rootpath
+    session, against, root = suite.session, options.base, config.rootpath
     assert session is not None
-    assert given is not None
-    python = shutil.which(given) if "/" in given else None
+    assert against is not None
+    python = shutil.which(against) if "/" in against else None
     if python:
-        base = Arm(name=f"base ({given})", root=root, interpreter=python)
+        base = Arm(name=f"base ({against})", root=root, interpreter=python)
     else:
-        base = trees.enter_context(arm_of(root, given, f"base ({given})"))
+        base = trees.enter_context(arm_of(root, against, f"base ({against})"))
     return Base(
         base=base,
         new=Arm(name="new code", root=root),
@@ -43,33 +43,33 @@ def base_of(config: pytest.Config, suite: Suite, options: GateOptions, trees: Ex
 
 
 def shared_arguments(config: pytest.Config) -> tuple[str, ...]:
-    """Options of this run that decide what and how long is measured; the arms of an A/B get the same."""
+    """Return the options of this run that change the measurement, for the arms of an A/B."""
     option = functools.partial(collisions.option, config)
     names = ["platform", "scale", "timeout", "backend", "world-sizes", "warmup", "sustain"]
     flags = [*(f"perf-{name}" for name in names), "benchmark-max-time", "benchmark-min-rounds"]
     values = {flag: option(flag.replace("-", "_")) for flag in flags}
-    given = [f"--{flag}={value}" for flag, value in values.items() if value is not None]
-    if option("perf_pin") != "none":  # its default, which an older base may not know
-        given.append(f"--perf-pin={option('perf_pin')}")
+    words = [f"--{flag}={value}" for flag, value in values.items() if value is not None]
+    if option("perf_pin") != "none":  # the default is left out for an older base without the option
+        words.append(f"--perf-pin={option('perf_pin')}")
     if option("perf_shapes") is not None:
-        given.append(f"--perf-shapes={config.invocation_params.dir / option('perf_shapes')}")
-    given += [f"--perf-{name}" for name in ("oversubscribe", "cache-flush") if option(f"perf_{name.replace('-', '_')}")]
-    return tuple(given)
+        words.append(f"--perf-shapes={config.invocation_params.dir / option('perf_shapes')}")
+    words += [f"--perf-{name}" for name in ("oversubscribe", "cache-flush") if option(f"perf_{name.replace('-', '_')}")]
+    return tuple(words)
 
 
 def telemetry_of(suite: Suite) -> Callable[[], str]:
-    """Return a function that reads the devices; it says ``unknown`` where an accelerator's cannot be read."""
+    """Return a function that reads the devices and returns their disturbance, ``unknown`` if it cannot be read."""
     family, session = suite.machine.family, suite.session
     telemetry = family.telemetry()
 
     def word() -> str:
         readings = telemetry.read()
-        # Hundreds of files after each case, thousands on a large host: only for whom they matter.
+        # Listing processes reads hundreds to thousands of files per case, so it is done only if a device has some.
         if session is not None and any(reading.processes for reading in readings):
-            said = disturbance(readings, family_of_processes(suite.own_processes()), session.driver.contexts())
+            found = disturbance(readings, family_of_processes(suite.own_processes()), session.driver.contexts())
         else:
-            said = disturbance(readings)
+            found = disturbance(readings)
         unread = family.name != "cpu" and all(reading.throttle is None for reading in readings)
-        return said or (TELEMETRY_UNKNOWN if unread else "")
+        return found or (TELEMETRY_UNKNOWN if unread else "")
 
     return word

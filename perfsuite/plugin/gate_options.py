@@ -1,4 +1,4 @@
-"""Options of the gate and of the baselines: checked and read once into frozen :class:`GateOptions`."""
+"""Check the options of the gate and of the baselines; read them once into frozen :class:`GateOptions`."""
 
 from __future__ import annotations
 
@@ -23,50 +23,53 @@ if TYPE_CHECKING:
     from perfsuite.run.gatekeeper import Tolerances
 
 UNCOVERED: frozenset[VerdictName] = frozenset({"no-baseline", "not-comparable", "learning"})
-"""Verdicts of cases that were compared with nothing."""
+"""Verdicts of cases that were not compared."""
 FAIL_ON_CHOICES: frozenset[VerdictName] = FAILING | UNCOVERED | {"inconclusive", "unstable-host", "improved"}
 MARKER = "perf_tolerance"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    """How this run uses baselines."""
+    """The use of baselines in this run."""
 
     gate: bool
-    """Regressions fail their case."""
+    """Whether regressions fail their case."""
     base: str | None
-    """Revision, or interpreter, that suspects are confirmed against by A/B."""
+    """Revision or interpreter of the A/B that confirms suspects."""
     fail_on: frozenset[VerdictName]
-    """Verdicts that fail their case, and the session where the suite has them."""
+    """Verdicts that fail their case, and the session if the suite has them."""
     allow_ungated: bool
     update: UpdateMode | None
     reason: str
     runs: int
     """Fresh runs of each case in this session."""
     budget_s: float | None
-    """Seconds that the gate may take beyond the first run of every case; None: the usual, infinite: no limit."""
+    """Seconds of the gate after the first run of every case; None: the default, infinite: no limit."""
     folder: Path
     """Baselines of real devices."""
     simulated_folder: Path
     """Baselines of simulated devices."""
     folder_of_real: Path
-    """Baselines of real devices unless an option says otherwise."""
+    """Baselines of real devices without --perf-baselines."""
     links: bool
     """Whether a baseline file may be a symbolic link out of its folder."""
     settings: GateSettings
 
     def folder_for(self, *, simulated: bool) -> Path:
-        """Where this session's baselines are.  ConfigurationError where real and simulated ones would meet."""
+        """Return the folder of this session's baselines.
+
+        Raises ConfigurationError if real and simulated baselines would be in one folder.
+        """
         if simulated and self.simulated_folder.resolve() == self.folder_of_real.resolve():
             raise ConfigurationError(
                 f"{self.simulated_folder} is the folder of real baselines and this session's devices are simulated; "
-                "leave --perf-baselines out, or name another folder"
+                "leave --perf-baselines out, or give another folder"
             )
         return self.simulated_folder if simulated else self.folder
 
     @property
     def fresh(self) -> bool:
-        """Whether every run must be one of processes of its own: evidence, not exploration."""
+        """Whether every run must use new processes, because it counts as evidence."""
         return self.gate or self.update is not None or self.runs > 1
 
 
@@ -74,9 +77,9 @@ gate_options_key = pytest.StashKey[GateOptions]()
 
 
 def configure(config: pytest.Config) -> None:
-    """Check the options and keep them; after perfsuite's own options, which runs that count as evidence tighten."""
+    """Check the options and keep them in the stash; runs that count as evidence change perfsuite's other settings."""
     config.addinivalue_line(
-        "markers", f"{MARKER}(time, **metrics): slowdown that is accepted, e.g. {MARKER}(0.05, busbw_gb_per_s=0.1)"
+        "markers", f"{MARKER}(time, **metrics): accepted slowdown, e.g. {MARKER}(0.05, busbw_gb_per_s=0.1)"
     )
     options = config.stash[gate_options_key] = _read(config)
     if options.fresh:
@@ -89,10 +92,10 @@ def _read(config: pytest.Config) -> GateOptions:
     option, ini = (functools.partial(read, config) for read in (collisions.option, collisions.ini))
     mode, reason = _update_of(config)
     if option("perf_runs") < 1:
-        raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is no number of runs; give at least 1")
+        raise pytest.UsageError(f"--perf-runs: {option('perf_runs')} is not a number of runs; give at least 1")
     for name in ("perf_against", "perf_base", "perf_fail_on", "perf_require_baseline", "perf_allow_ungated"):
         if option(name) and not option("perf_gate"):
-            raise pytest.UsageError(f"--{name.replace('_', '-')} says how the gate works; give --perf-gate with it")
+            raise pytest.UsageError(f"--{name.replace('_', '-')} is an option of the gate; give --perf-gate with it")
     smoke = option("benchmark_disable") and not option("benchmark_enable")
     if smoke and (option("perf_gate") or mode):
         raise pytest.UsageError("--benchmark-disable measures nothing; a gate or an update needs measurements")
@@ -117,7 +120,6 @@ def _read(config: pytest.Config) -> GateOptions:
 
 
 def _against(config: pytest.Config) -> str | None:
-    """Return the revision or interpreter of the A/B, by the option's new name or its old one."""
     new: str | None = collisions.option(config, "perf_against")
     old: str | None = collisions.option(config, "perf_base")
     if new and old and new != old:
@@ -128,10 +130,9 @@ def _against(config: pytest.Config) -> str | None:
 
 
 def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
-    """What is stored, and why."""
     mode, accepts, reason = (collisions.option(config, f"perf_{name}") for name in ("update", "accept", "reason"))
     if mode not in (None, *UPDATE_MODES):
-        raise pytest.UsageError(f"--perf-update: {mode!r} is no mode; choose {', '.join(UPDATE_MODES)}")
+        raise pytest.UsageError(f"--perf-update: {mode!r} is not a mode; choose {', '.join(UPDATE_MODES)}")
     if accepts not in (None, "environment", "all"):
         raise pytest.UsageError(f"--perf-accept: {accepts!r} cannot be accepted; write environment or all")
     if accepts and mode:
@@ -147,17 +148,16 @@ def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
 
 
 def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
-    """The verdicts that fail: ``default`` stands for FAILING."""
-    given = collisions.option(config, "perf_fail_on")
-    where = "--perf-fail-on" if given is not None else "ini perf_fail_on"
-    written = given if given is not None else collisions.ini(config, "perf_fail_on")
+    option = collisions.option(config, "perf_fail_on")
+    where = "--perf-fail-on" if option is not None else "ini perf_fail_on"
+    written = option if option is not None else collisions.ini(config, "perf_fail_on")
     names = [name.strip() for name in written.split(",") if name.strip()]
     for name in names:
         if name not in (*FAIL_ON_CHOICES, "default"):
             choices = ("default", *sorted(FAIL_ON_CHOICES))
-            raise pytest.UsageError(f"{where}: {name!r} is no verdict that can fail; choose {', '.join(choices)}")
+            raise pytest.UsageError(f"{where}: {name!r} is not a verdict that can fail; choose {', '.join(choices)}")
     if not names:
-        raise pytest.UsageError(f"{where}: no verdict is named, so nothing could fail; leave --perf-gate out instead")
+        raise pytest.UsageError(f"{where} has no verdict, so nothing could fail; leave --perf-gate out instead")
     chosen = frozenset(cast("VerdictName", name) for name in names if name != "default")
     default = FAILING if "default" in names else frozenset()
     uncovered = UNCOVERED if collisions.option(config, "perf_require_baseline") else frozenset()
@@ -166,14 +166,13 @@ def _fail_on(config: pytest.Config) -> frozenset[VerdictName]:
 
 
 def _budget(config: pytest.Config) -> float | None:
-    """Seconds of --perf-gate-budget or its ini key; None where neither is given."""
-    option, ini = functools.partial(collisions.option, config), functools.partial(collisions.ini, config)
-    given = option("perf_gate_budget")
-    where = "--perf-gate-budget" if given is not None else "ini perf_gate_budget"
-    written = (given if given is not None else ini("perf_gate_budget")).strip()
-    if given is not None and not (option("perf_gate") or option("perf_update")):
-        raise pytest.UsageError(f"{where} limits what the gate runs again; give --perf-gate or --perf-update with it")
-    if not written and given is None:
+    option = functools.partial(collisions.option, config)
+    asked = option("perf_gate_budget")
+    where = "--perf-gate-budget" if asked is not None else "ini perf_gate_budget"
+    written = (asked if asked is not None else collisions.ini(config, "perf_gate_budget")).strip()
+    if asked is not None and not (option("perf_gate") or option("perf_update")):
+        raise pytest.UsageError(f"{where} limits repeated runs of the gate; give --perf-gate or --perf-update with it")
+    if not written and asked is None:
         return None
     if written == "none":
         return math.inf
@@ -189,9 +188,10 @@ def _budget(config: pytest.Config) -> float | None:
 
 
 def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """A gate that the command line asks for and that no collected test is for is a usage error.
+    """Raise UsageError for --perf-gate on the command line if no perf case was collected.
 
-    In ``addopts`` the option stands for whatever is run, other tests too; without any test pytest itself fails.
+    In ``addopts`` the option is accepted: it is used for runs of other tests too.  Without any test pytest itself
+    fails.
     """
     config = session.config
     asked = any(str(argument).startswith("--perf-gate") for argument in config.invocation_params.args)
@@ -205,7 +205,7 @@ def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> No
 
 
 def tolerances_of(item: pytest.Item) -> Tolerances:
-    """What the ``perf_tolerance`` marker of a case accepts."""
+    """Return the tolerances of the ``perf_tolerance`` marker of a case.  Raises UsageError if they are not valid."""
     from perfsuite.run.gatekeeper import Tolerances
 
     mark = item.get_closest_marker(MARKER)

@@ -1,8 +1,8 @@
 """The gate in a pytest run: verdicts become ordinary test failures, baselines are read and written.
 
-Under ``--perf-gate`` the reports of measured cases are held to the end of the loop: a slow case may be a slow host,
-which only the whole suite can tell, and a suspect is run again among the others.  Under -x, --maxfail and --pdb each
-case is settled in place instead.  Without ``--perf-gate`` the verdicts are only shown.
+With ``--perf-gate`` the reports of measured cases are held until all cases have run: the whole suite shows whether the
+host is slow, and suspects are run again.  With -x, --maxfail and --pdb each case is settled at once.  Without
+``--perf-gate`` the verdicts are only printed.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.run.settling import Clock
 
 _REASONS = 3
-"""Reasons for comparing nothing that one line names."""
+"""Most reasons for comparing nothing in one line."""
 _UPDATE_LINES = 5
-"""Lines on what was stored that one screen has room for."""
+"""Most lines about stored runs on one screen."""
 
 
 class Gating:
     """State of the gate in one pytest run; registered as a plugin when there are perf cases to run."""
 
     def __init__(self, config: pytest.Config, suite: Suite, options: GateOptions, cases: Sequence[pytest.Item]) -> None:
-        """Raises PerfsuiteError when the baseline file is damaged or the base cannot be checked out."""
+        """Raises PerfsuiteError if the baseline file is damaged or the base cannot be checked out."""
         self.config = config
         self.suite = suite
         self.options = options
@@ -63,7 +63,7 @@ class Gating:
         """Whether an update refused a case that is or may be slower: the run fails."""
         self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
         self._trees = ExitStack()
-        config.add_cleanup(self._trees.close)  # also where the run ends before its tests begin
+        config.add_cleanup(self._trees.close)  # also if the run ends before its tests begin
         self.update_lines: list[str] = []
         assert suite.session is not None
         self.keeper = Gatekeeper(
@@ -83,17 +83,17 @@ class Gating:
     # -- before the loop -----------------------------------------------------------------------------------------
 
     def refuse_nothing_gated(self) -> None:
-        """A gate that would compare nothing is a usage error, told before anything is measured."""
+        """Raise UsageError before anything is measured if the gate would compare nothing."""
         if not self.options.gate or self.options.allow_ungated:
             return
-        enough, known = self.options.settings.min_stored, {item.nodeid: 0 for item in self.cases}
-        for entry in self.keeper.stored(known):
-            known[entry.case.node] = max(known[entry.case.node], usable(entry.reference))
-        if max(known.values()) >= enough:
+        enough, counts = self.options.settings.min_stored, {item.nodeid: 0 for item in self.cases}
+        for entry in self.keeper.stored(counts):
+            counts[entry.case.node] = max(counts[entry.case.node], usable(entry.reference))
+        if max(counts.values()) >= enough:
             return
         hardware = self.keeper.hardware
         nearest = "" if self.keeper.baseline else nearest_hardware(self.keeper.folder, hardware)
-        some = [count for count in known.values() if count]
+        some = [count for count in counts.values() if count]
         few = f"{plural(len(some), 'case')} with {max(some)} at most, the others with none" if some else ""
         unusable = self._unusable()
         raise pytest.UsageError(
@@ -103,18 +103,16 @@ class Gating:
         )
 
     def _unusable(self) -> str:
-        """Return why the case with the most stored runs has too few usable ones; empty where none were disturbed."""
         kept = [entry.kept for entry in self.keeper.stored(item.nodeid for item in self.cases)]
         most = max(kept, key=len, default=())
         return why_unusable(most) if usable(most) < self.options.settings.min_stored else ""
 
     def _way_on(self) -> str:
         first = "leave --perf-gate out of the first" if self.options.update else "store some with --perf-update=append"
-        first = f"end what disturbs the devices, then {first}" if self._unusable() else first
-        return f"{first}, or say --perf-allow-ungated"
+        first = f"stop the disturbance of the devices, then {first}" if self._unusable() else first
+        return f"{first}, or add --perf-allow-ungated"
 
     def _nothing_gated(self) -> str:
-        """What kept every case from being compared, with counts, once all of them ran."""
         assert self.suite.session is not None
         reasons: Counter[str] = Counter()
         for item in self.cases:
@@ -125,19 +123,17 @@ class Gating:
                 reasons["taken from a journal"] += 1
             else:
                 reasons["not measured (skipped, failed or interrupted)"] += 1
-        told = [f"{count} {why}" for why, count in reasons.most_common(_REASONS)]
-        told += [f"{sum(reasons.values()) - sum(dict(reasons.most_common(_REASONS)).values())} for other reasons"] * (
-            len(reasons) > _REASONS
-        )
-        return (
-            f"--perf-gate: none of {plural(len(self.cases), 'case')} was compared: {', '.join(told)}; {self._way_on()}"
-        )
+        phrases_ = [f"{count} {why}" for why, count in reasons.most_common(_REASONS)]
+        if others := sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS)):
+            phrases_.append(f"{others} for other reasons")
+        cases = plural(len(self.cases), "case")
+        return f"--perf-gate: none of {cases} was compared: {', '.join(phrases_)}; {self._way_on()}"
 
     # -- one case ------------------------------------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run a case once, whatever runs failed tests again, and hold its reports until its verdict stands."""
+        """Run a case once, even with a plugin that repeats failed tests, and hold its reports until the verdict."""
         if not self.options.fresh or not is_case(item):
             return None
         hook = item.ihook
@@ -156,7 +152,6 @@ class Gating:
         return True
 
     def _settle_in_place(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
-        """Settle one case, and report it with what is known where a signal ends that."""
         node = item.nodeid
         try:
             with self.suite.running_case():
@@ -174,7 +169,7 @@ class Gating:
 
     @pytest.hookimpl(trylast=True)
     def pytest_perfsuite_judge(self, item: pytest.Item, result: Result) -> Judgement | None:
-        """Take in every measured case; its verdict comes when its test is over."""
+        """Pass every measured case to the gate; its verdict follows after the test."""
         assert self.suite.session is not None
         if result.case not in self.suite.session.reused:
             self.keeper.take(result, tolerances_of(item))
@@ -183,13 +178,13 @@ class Gating:
     # -- after the last case -------------------------------------------------------------------------------------
 
     def give_up(self) -> None:
-        """The run was interrupted: what was measured is reported, unjudged."""
-        with self.suite.signals.held():  # a second Ctrl-C would leave a work tree registered
+        """Report the measured cases of an interrupted run without verdicts."""
+        with self.suite.signals.held():  # a second Ctrl-C would leave a registered work tree
             self._release(settled=False)
             self._trees.close()
 
     def end(self, session: pytest.Session) -> None:
-        """Settle what is open while the ranks still live, then hand out the reports that were held."""
+        """Settle the open cases while the ranks still run, then report the held cases."""
         try:
             self._more_runs(session)
             if not (self.options.gate and self.in_place):
@@ -199,7 +194,7 @@ class Gating:
             with self.suite.signals.held():
                 self._release(settled=True)
             self._update()
-        except (CaseStopped, KeyboardInterrupt) as stopped:  # while something was run again
+        except (CaseStopped, KeyboardInterrupt) as stopped:  # during a repeated run
             with self.suite.signals.held():
                 if not self.in_place:
                     self.keeper.conclude(interrupted(stopped))
@@ -208,7 +203,7 @@ class Gating:
             if isinstance(stopped, KeyboardInterrupt):
                 raise
             raise session.Interrupted(session.shouldstop) from None
-        except Exception:  # whatever is wrong with the gate itself, what was measured is reported; the run fails
+        except Exception:  # a defect of the gate fails the run; the measured cases are still reported
             self.problem = f"the gate could not judge: {traceback.format_exc()}"
         finally:
             self.give_up()
@@ -216,11 +211,10 @@ class Gating:
     def _note_verdicts(self) -> None:
         verdict_reports.tell_next_steps(self.keeper.verdicts, self.config)
         for node, verdict in self.keeper.verdicts.items():
-            if self.options.gate or verdict.name != "no-baseline":  # said once below the table, not in every row
+            if self.options.gate or verdict.name != "no-baseline":  # printed once below the table, not in every row
                 self.suite.verdicts[node] = word(verdict)
 
     def _more_runs(self, session: pytest.Session) -> None:
-        """The further runs of --perf-runs, a round of all cases after the other."""
         assert self.suite.session is not None
         wanted = self.options.runs
         for number in range(2, wanted + 1):
@@ -245,13 +239,12 @@ class Gating:
                         self.config.hook.pytest_runtest_logreport(report=report)
 
     def _report(self, item: pytest.Item, reports: Sequence[pytest.TestReport], verdict: Verdict | None) -> None:
-        """Hand out the reports of a case with its verdict in them."""
         failure = ""
         if verdict and self.options.gate:
             wrong = verdict.name in self.options.fail_on or verdict.case in self.keeper.instrumented
             failure = "\n  ".join(phrases(verdict)) if wrong else ""
         for report in reports:
-            fails = failure and report.when == "call" and not report.skipped  # it failed by itself, as expected
+            fails = failure and report.when == "call" and not report.skipped  # skipped: it failed as expected
             final = verdict_reports.remade(item, report, failure) if fails else report
             if verdict and final.when in ("call", "teardown"):
                 kept = [(name, value) for name, value in final.user_properties if name != "verdict"]
@@ -280,7 +273,7 @@ class Gating:
             self.problem = f"the update stored nothing: {why}"
 
     def record(self) -> GateRecord:
-        """What the gate said, for the journal and for reports."""
+        """Return the verdicts and lines of the gate, for the journal and for reports."""
         suite, fail_on = self.keeper.suite, self.options.fail_on
         return GateRecord(
             gate=self.options.gate,
@@ -292,7 +285,7 @@ class Gating:
         )
 
     def finish(self, session: pytest.Session) -> None:
-        """What went wrong with the baselines makes the run fail even when every case passed."""
+        """Fail the run for an error in the baselines even if every case passed."""
         verdict_reports.shorten(session.config, self.keeper.verdicts)
         if (self.problem or self.refused) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -305,21 +298,21 @@ class Gating:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def show(self, terminalreporter: Any) -> None:
-        """Print what the gate found and what it stored; the screen has most of it too."""
+        """Print the findings and the stored runs of the gate; the screen has most of them too."""
         if not (self.keeper.taken or self.problem):
             return
         verdict_reports.show(terminalreporter, self.config)
         out, whole = Out(terminalreporter), self.config.stash[level_key] in ("tables", "cases")
         keeper, gate = self.keeper, self.options.gate
-        suite_said = list(suite_lines(keeper.suite, self.options.fail_on if gate else frozenset()))
+        of_suite = list(suite_lines(keeper.suite, self.options.fail_on if gate else frozenset()))
         stores = self.options.update is not None
         lines = list(gate_lines(keeper.verdicts, keeper.banner, gate, stores=stores)) if whole else []
         lines += self.update_lines[: None if whole else _UPDATE_LINES]
         if not whole and (more := len(self.update_lines) - _UPDATE_LINES) > 0:
             lines.append(f"and {plural(more, 'more line')}: --perf-show=tables")
-        if lines or (suite_said and whole) or self.problem:
+        if lines or (of_suite and whole) or self.problem:
             out.section("perfsuite gate" if gate else "perfsuite baselines")
-        for line in suite_said if whole else ():
+        for line in of_suite if whole else ():
             out.line(line, red=line.startswith(SUITE_FAILS))
         for line in lines:
             out.line(line) if whole else out.fold(line)
@@ -334,7 +327,7 @@ class Gating:
 
 
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Set the gate up once it is known which cases there are."""
+    """Set up the gate after the collection.  Raises UsageError if a baseline is damaged or nothing can be gated."""
     config = session.config
     if not cases or not runs_tests(config) or hasattr(config, "workerinput"):
         return
@@ -353,5 +346,5 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 
 def interrupted(stopped: BaseException) -> str:
-    """Why the gate runs nothing more after a signal."""
+    """Return the reason for stopping the gate after a signal."""
     return f"the gate was interrupted by {stopped.signal if isinstance(stopped, CaseStopped) else 'SIGINT'}"

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What an implementation of :func:`pytest_perfsuite_judge` says of a measured case."""
+    """The verdict that an implementation of :func:`pytest_perfsuite_judge` returns for a measured case."""
 
     verdict: str
     """A word for the table: ``pass``, ``regressed``, ..."""
     failure: str = ""
-    """When not empty the case fails with this message, as an ordinary test failure."""
+    """Message with which the case fails as an ordinary test; empty if it passes."""
 
 
 @pytest.hookspec(firstresult=True)
 def pytest_perfsuite_judge(item: pytest.Item, result: Result) -> Judgement | None:
-    """Judge a case right after it was measured, inside the call of its test; the first answer that is not None counts.
+    """Judge a case after it was measured, during the call of its test; pytest uses the first result that is not None.
 
-    Called for measured and out-of-memory cases, never for smoke runs.  For example, in a conftest.py::
+    Called for measured and out-of-memory cases, never for smoke runs.  Example of a conftest.py::
 
         def pytest_perfsuite_judge(item, result):
             if result.outcome == "measured" and result.median_s > 1.0:
@@ -38,9 +38,9 @@ def pytest_perfsuite_judge(item: pytest.Item, result: Result) -> Judgement | Non
 
 @pytest.hookspec
 def pytest_perfsuite_metrics(config: pytest.Config) -> Sequence[OwnMetric]:
-    """Register metrics of one's own: every ``rank.record`` of such a name gets unit, direction and rule from here.
+    """Register the project's metrics: they give unit, direction and rule of every ``rank.record`` of their name.
 
-    Called once, before the first rank process starts a case.  For example, in a conftest.py::
+    Called once, before the first rank process starts a case.  Example of a conftest.py::
 
         def pytest_perfsuite_metrics():
             return [perfsuite.OwnMetric(name="memory", unit="GiB", better="lower", tolerance=0.05)]

@@ -1,7 +1,6 @@
-"""Under torchrun, mpirun or srun: with perf cases process 0 is the driver and every other one serves a rank.
+"""Under torchrun, mpirun or srun: if there are perf cases, process 0 is the driver and every other one serves a rank.
 
-Every process collects.  Only then is it known whether there are perf cases; without them nothing here does anything,
-and every process runs its own pytest.
+Every process collects first.  Without perf cases this module does nothing, and every process runs its own pytest.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ if TYPE_CHECKING:
     from perfsuite.runtime.transports.local import OneSlot
 
 PRELOAD = ("numpy.random", "torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
-"""What a forkserver imports once instead of every worker."""
+"""Modules that a forkserver imports once instead of every worker."""
 
 launch_key = pytest.StashKey[Launch]()
 """The launch that this process belongs to; absent without a launcher."""
 transport_key: pytest.StashKey[ClusterTransport] = pytest.StashKey()
 """The transport of a launch, made for the first perf case; absent without a launcher."""
 problem_key = pytest.StashKey[LaunchError]()
-"""What is wrong with the launcher's environment; told only where there are perf cases."""
+"""The error in the launcher's environment; raised only if there are perf cases."""
 _held_key: pytest.StashKey[_Held] = pytest.StashKey()
 _slot_key: pytest.StashKey[OneSlot] = pytest.StashKey()
 _agent_key = pytest.StashKey[bool]()
 
 
 class _Served(Exception):
-    """An agent was dismissed: passes pytest's own end of a session, whose reports are the driver's."""
+    """Ends an agent without pytest's own end of a session: the driver writes the reports."""
 
     def __init__(self, status: int) -> None:
-        """``status`` is what ``pytest.main`` returns."""
+        """Keep the return value of ``pytest.main``."""
         self.status = status
         super().__init__(status)
 
 
 class _Held:
-    """What pytest writes on another rank than 0 until it is known whether that rank reports; registered as a plugin."""
+    """Buffers pytest's output on a rank other than 0 until it is clear whether that rank reports."""
 
     def __init__(self, terminal: Any) -> None:
         self._writer = terminal._tw
@@ -55,19 +54,19 @@ class _Held:
         self._writer._file = self._kept
 
     def give(self) -> None:
-        """Write what was held, and hold nothing more.  Idempotent."""
+        """Write the buffer, and buffer nothing more; a second call does nothing."""
         if self._writer._file is self._kept:
             self._writer._file = self._file
             self._writer.write(self._kept.getvalue(), flush=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_internalerror(self) -> None:
-        """Show an error inside pytest or a plugin, also in an agent."""
+        """Print the buffer before an error inside pytest or a plugin, also in an agent."""
         self.give()
 
 
 class _Leave:
-    """Registered last, so that its wrapper is the outermost: no other plugin of an agent ends a session."""
+    """Ends an agent; registered last, so that its wrapper is the outermost and no other plugin ends the session."""
 
     def __init__(self, status: int) -> None:
         self._status = status
@@ -82,10 +81,9 @@ class _Leave:
 
 
 class _Driver:
-    """Registered in the driver of a launch.
+    """Runs all other tests on rank 0 only, without the launcher's variables; registered in the driver of a launch.
 
-    All other tests run on rank 0 alone, without the launcher's variables.  A test that joins a process group then fails
-    at once; with the variables it would wait for the other ranks.
+    A test that joins a process group then fails at once; with the variables it would wait for the other ranks.
     """
 
     def __init__(self, launcher: str, cases: Sequence[pytest.Item]) -> None:
@@ -94,7 +92,7 @@ class _Driver:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
-        """Hide the launcher's variables from everything but perf cases."""
+        """Hide the launcher's variables from tests other than perf cases."""
         hidden = {} if item in self._cases else {name: os.environ.pop(name) for name in launcher_variables(os.environ)}
         try:
             return (yield)
@@ -103,18 +101,18 @@ class _Driver:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[Any]:
-        """Say last what this process exits with: torchrun turns every code but 0 into 1."""
+        """Print the exit code of this process as the last line: torchrun turns every code but 0 into 1."""
         returned = yield
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             code = int(session.exitstatus)
-            reporter.write_line(f"perfsuite: the driver exits with {code}, whatever {self._launcher} says")
+            reporter.write_line(f"perfsuite: the driver exits with {code}; {self._launcher} may exit with another code")
         return returned
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Find out whether a launcher started this process; give the caller of an agent its status."""
+    """Detect the launcher of this process; return the exit status of an agent to its caller."""
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers have the variables of their controller
         try:
             launch = detect_launch(os.environ)
@@ -131,7 +129,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """On other ranks than 0, hold back what pytest writes until collection has told who reports."""
+    """Buffer pytest's output on ranks other than 0 until the collection has finished."""
     config = session.config
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if is_other_rank(config) and hasattr(getattr(terminal, "_tw", None), "_file"):
@@ -140,15 +138,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def is_other_rank(config: pytest.Config) -> bool:
-    """Whether a launcher started this process, and its rank is not 0."""
+    """Return whether a launcher started this process with a rank other than 0."""
     launch = config.stash.get(launch_key, None)
     return launch is not None and launch.rank != 0
 
 
 def transport_of(config: pytest.Config, machine: Machine) -> ClusterTransport | None:
-    """The transport of the launch, not yet gathered when first asked for; None without a launcher."""
+    """Return the transport of the launch, at first before its agents have joined; None without a launcher."""
     if transport_key not in config.stash and launch_key in config.stash:
-        # Only a launch pays for importing what serves one: this plugin is loaded in every pytest run.
+        # Imported only in a launch: this plugin is loaded in every pytest run.
         from perfsuite.runtime.scratch import make_directory
         from perfsuite.runtime.transports.cluster import ClusterTransport
 
@@ -161,20 +159,20 @@ def transport_of(config: pytest.Config, machine: Machine) -> ClusterTransport | 
             log_directory=logs,
             devices=device_names(machine),
         )
-        # Called on every way out, last registered first: the agents have ended before the directory goes.
+        # pytest calls the last registered cleanup first: the agents end before the directory is removed.
         config.add_cleanup(transport.close)
         config.stash[transport_key] = transport
     return config.stash.get(transport_key, None)
 
 
 def device_names(machine: Machine) -> tuple[str, ...]:
-    """Which devices this process sees, by number; empty where a device has no name of its own, as a CPU."""
+    """Return the names of the devices that this process sees; empty if a device has no unique name, such as a CPU."""
     names = tuple(device.uuid for device in machine.devices)
     return names if all(names) else ()
 
 
 def start_early(config: pytest.Config, machine: Machine) -> None:
-    """On another rank than 0: have what its worker needs imported while pytest goes on collecting."""
+    """Import the modules of the worker while pytest collects, on a rank other than 0."""
     if _slot_key in config.stash:
         return
     from perfsuite.runtime.scratch import make_directory
@@ -194,9 +192,9 @@ def start_early(config: pytest.Config, machine: Machine) -> None:
 
 
 def take_part(session: pytest.Session, cases: Sequence[pytest.Item]) -> bool:
-    """Once it is known which tests will run: gather the agents, or become one; False for an agent.
+    """Wait for the agents, or become one, after the collection; return False for an agent.
 
-    Raises UsageError where agents did not come.
+    Raises UsageError if agents are missing.
     """
     config = session.config
     broken = session.testsfailed and not config.option.continue_on_collection_errors
@@ -206,7 +204,7 @@ def take_part(session: pytest.Session, cases: Sequence[pytest.Item]) -> bool:
         return True
     runs = runs_tests(config)
     if is_other_rank(config):
-        config.stash[_agent_key] = runs  # where nothing will run rank 0 alone tells what there is
+        config.stash[_agent_key] = runs  # if nothing will run, only rank 0 prints the tests
         return not runs
     transport = config.stash.get(transport_key, None)
     if runs and transport is not None:
@@ -219,22 +217,22 @@ def take_part(session: pytest.Session, cases: Sequence[pytest.Item]) -> bool:
 
 
 def give_output(config: pytest.Config) -> None:
-    """What this process has to say is its own: write what was held back."""
+    """Write the buffered output unless this process is an agent."""
     if _held_key in config.stash and _agent_key not in config.stash:
         config.stash[_held_key].give()
 
 
 def is_agent(config: pytest.Config) -> bool:
-    """Whether this process serves a rank of a launch and runs no tests."""
+    """Return whether this process serves a rank of a launch and runs no tests."""
     return config.stash.get(_agent_key, False)
 
 
 def serve(session: pytest.Session, machine: Machine) -> None:
-    """In an agent: serve the driver, then leave pytest with nothing written."""
+    """Serve the driver in an agent, then leave pytest without any output."""
     config = session.config
     from perfsuite.runtime.transports.agent import serve_agent
 
     slot = config.stash.get(_slot_key, None)
     status = serve_agent(config.stash[launch_key], slot=slot, stays=not is_command(), devices=device_names(machine))
     config.pluginmanager.register(_Leave(status), "perfsuite.leave")
-    raise session.Failed("perfsuite: this process served a rank")  # the one end of a loop of which pytest says nothing
+    raise session.Failed("perfsuite: this process served a rank")  # the one exception that pytest does not print

@@ -1,9 +1,8 @@
-"""Options, ini keys and markers: declared, checked and read once into frozen :class:`Settings` and a Budget."""
+"""Register the markers; check and read the options once into frozen :class:`Settings`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -15,33 +14,34 @@ from perfsuite.base.units import parse_duration
 from perfsuite.plugin import collisions
 from perfsuite.plugin.shapes import ShapeFile, read_shapes
 from perfsuite.plugin.sweep import Scale
-from perfsuite.record.verdict import FAILING
 from perfsuite.record.workload import Budget, Pin
 
 MARKERS = (
     "perf: the test is a perf case; leave these out with -m 'not perf'",
-    "platform(name): the case belongs to this platform; select with -m 'platform(name=\"s4000\")'",
-    "world_size(n): number of ranks of the case; select with -m 'world_size(n=8)'",
-    "extended: at the small scale the case is left out unless -k, -m or a node id selects it",
+    "perf_platform(name): the case belongs to this platform; select with -m 'perf_platform(name=\"s4000\")'",
+    "perf_world_size(n): number of ranks of the case; select with -m 'perf_world_size(n=8)'",
+    "perf_extended: at the small scale the case is left out unless -k, -m or a node id selects it",
     'published(report, table): the case reproduces a row of a published report, e.g. report="002", '
-    'table="002/performance"; set where --perf-published or -m asks for it',
+    'table="002/performance"; set if --perf-published or -m uses it',
     "acceptance: the case belongs to the acceptance run of a node, see perfsuite docs acceptance",
     "soak: the case takes minutes: it runs last, and only if -m acceptance, -k soak or a node id selects it",
     "perf_timeout(seconds): deadline of a perf case, instead of --perf-timeout",
     "perf_sizes: set by the decorator perfsuite.sizes",
     "perf_world_sizes: set by the decorator perfsuite.world_sizes",
-    "perf_nothing: set where a test has no case at the scale in use; it is not collected",
+    "perf_nothing: set on a test without a case at the scale in use; it is not collected",
     "perf_dtypes: set by the decorator perfsuite.dtypes",
     "perf_acceptance: set by the decorator perfsuite.acceptance",
 )
+SHORT_MARKERS = ("platform", "world_size", "extended")
+"""Short names of perf_platform, perf_world_size and perf_extended, unless ini perf_short_names is false."""
 DEFAULT_TIMEOUT = "120s"
 SHOWN = ("summary", "tables", "cases")
 """Choices of --perf-show."""
 STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
-"""Names of ``perfsuite.reports.tables.styles.STYLES``, which a run that asks for no report does not import."""
+"""Names of ``perfsuite.reports.tables.styles.STYLES``, which is not imported in a run without a report."""
 UPDATE_MODES = ("append", "improved", "accept")
 BESIDE = "beside the journal"
-"""Where the page goes when no file is named; no file is called so."""
+"""Value of --perf-html without a file: the page goes next to the journal."""
 _NO_RUN = (
     "help",
     "version",
@@ -62,216 +62,65 @@ class Settings:
     platform: str | None
     """Platform to generate cases for; None: the accelerator found, else cpu."""
     scale: Scale | None
-    """None: the platform decides."""
+    """None: the scale of the platform."""
     world_sizes: tuple[int, ...]
-    """In place of those of sweeps that follow the launch; none: as the launch has room."""
+    """World sizes that replace those of sweeps that follow the launch; empty: as many as the launch can run."""
     oversubscribe: bool
-    """Ranks may share devices on platforms where that is not always allowed."""
+    """Whether ranks may share devices on every platform."""
     fresh: bool
-    """Every case in rank processes of its own."""
+    """Whether every case runs in new rank processes."""
     pin: Pin
-    """What ranks are pinned to."""
+    """Cores that ranks are pinned to."""
     backend: str | None
-    """What ranks communicate by; None: what their devices have."""
+    """Communication backend; None: the default of the devices."""
     resume: Path | None
     """Journal whose finished cases are reported instead of run."""
     time_budget_s: float | None
-    """When the cases have taken this long the rest is skipped."""
+    """Seconds of all cases after which the other cases are skipped."""
     journal: Path | None
-    """Where this run's journal goes; None: a new file under ``.perfsuite`` in the root directory."""
+    """Journal of this run; None: a new file under ``.perfsuite`` in the root directory."""
     trace: Path | None
     """Folder for a trace and a picture of every case with a timeline."""
     platform_files: tuple[Path, ...]
-    """TOML files with platforms of the user's own."""
+    """TOML files with the user's platforms."""
     budget: Budget
-    """How every case is timed unless a marker says otherwise."""
+    """Timing of every case, unless a marker changes it."""
     shapes: ShapeFile | None = None
-    """Shapes of the user's own, in place of the sizes of the tests that they are for."""
+    """The user's shapes, which replace the sizes of some tests."""
 
 
 settings_key = pytest.StashKey[Settings]()
 bare_compare_key = pytest.StashKey[bool]()
-"""Whether --benchmark-compare was given without a file."""
-
-
-def declare(parser: pytest.Parser) -> None:
-    """Declare every option and ini key, in the order of ``pytest --help``."""
-    add = parser.getgroup("perfsuite", "performance of distributed training").addoption
-    add("--perf-platform", metavar="NAME", help="generate the cases of this platform instead of the one found here")
-    add("--perf-scale", metavar="full|small", help="sizes as published, or small ones; default: the platform decides")
-    add(
-        "--perf-world-sizes",
-        metavar="LIST",
-        help="numbers of ranks for tests that sweep them, e.g. 8,16,32; default: those of the test, doubled up to "
-        "256, then the ranks of the launch or the devices of the host",
-    )
-    add(
-        "--perf-published",
-        metavar="REPORTS",
-        help="run only the cases that reproduce rows of published reports, e.g. 002 or 002/performance,004/weak "
-        "(ini: perf_published)",
-    )
-    add("--perf-timeout", metavar="DURATION", help="deadline of a case's build, e.g. 90s or 2min (ini: perf_timeout)")
-    add("--perf-oversubscribe", action="store_true", help="let ranks share devices when there are fewer than ranks")
-    add("--perf-fresh", action="store_true", help="start new rank processes for every case")
-    add(
-        "--perf-backend",
-        metavar="NAME",
-        help="what ranks communicate by, where the devices have more than one, e.g. gloo on nccl's; default: their own",
-    )
-    add(
-        "--perf-pin",
-        metavar="none|cores|numa",
-        default="none",
-        help="where ranks run: as a plain program's (none, default), each pinned to its share of the cores, "
-        "or to whole physical cores of the memory node of its device",
-    )
-    add("--perf-cache-flush", action="store_true", help="flush the last-level cache before every iteration")
-    add(
-        "--perf-warmup",
-        metavar="DURATION",
-        help="warm every case up for at least so long, e.g. 3s; default: until two batches of iterations agree, half a "
-        "second at least where ranks wait for each other in iterations below 10 ms",
-    )
-    add(
-        "--perf-sustain",
-        metavar="DURATION",
-        help="time every case for so long, e.g. 15s, and record clocks, power and temperature meanwhile",
-    )
-    add("--perf-yardstick", action="store_true", help="time a control after every sample, to detect host noise")
-    add(
-        "--perf-shapes",
-        metavar="FILE",
-        help="lines 'TEST SHAPE': shapes of your own for the tests named, perfsuite docs shapes",
-    )
-    add("--perf-resume", metavar="JOURNAL", help="report the cases finished in JOURNAL from it and run the others")
-    add("--perf-time-budget", metavar="DURATION", help="skip the cases that remain after this long, e.g. 30min")
-    add("--perf-journal", metavar="FILE", help="journal of this run; default: .perfsuite/journal-<time>-<pid>.jsonl")
-    add(
-        "--perf-trace", metavar="DIR", help="write a Perfetto trace and a picture of each pipeline case's step into DIR"
-    )
-    add(
-        "--perf-show",
-        metavar="|".join(SHOWN),
-        help="one screen (summary, default), all tables (also by -v), or tables and pytest-benchmark's own table of "
-        "the cases; -q: counts and what is notable (ini: perf_show)",
-    )
-    add("--perf-summary", metavar="FILE", help="write a Markdown summary; $GITHUB_STEP_SUMMARY gets it too")
-    add("--perf-annotations", action="store_true", help="under GitHub Actions: an annotation at each case that fails")
-    add("--perf-show-hosts", action="store_true", help="keep names of hosts in files meant for others")
-    _declare_gate(add)
-    _declare_expectations(add)
-    add("--perf-report", metavar="FILE", help="write the published reports' tables as Markdown (ini: perf_report)")
-    styles = "|".join(STYLE_NAMES)
-    add("--perf-report-style", metavar=styles, help="whose tables; default: those that fit (ini: perf_report_style)")
-    add(
-        "--perf-project",
-        nargs="?",
-        const="",
-        metavar="CALIBRATION",
-        help="project training steps that cannot run here, from a file of perfsuite calibrate, else from the "
-        "platform's row; write --perf-project=FILE, or put it last",
-    )
-    add(
-        "--perf-history",
-        metavar="FILE",
-        help="add a line of this session to a history; a folder gets a file for each hardware (ini: perf_history)",
-    )
-    add(
-        "--perf-html",
-        nargs="?",
-        const=BESIDE,
-        metavar="FILE",
-        help="write one page with charts, offline in one file; default: beside the journal (ini: perf_html)",
-    )
-    ini = parser.addini
-    ini("perf_timeout", f"deadline of one perf case (default {DEFAULT_TIMEOUT})", default=DEFAULT_TIMEOUT)
-    ini("perf_platforms", "TOML files that describe platforms of your own", type="paths", default=[])
-    ini("perf_published", "published reports or tables whose cases alone run, with commas", default="")
-    ini("perf_show", f"what is shown unless an option says otherwise: {', '.join(SHOWN)}", default="")
-    ini("perf_baselines", "folder of the baselines, relative to the root", default="baselines")
-    ini(
-        "perf_simulated_baselines",
-        "folder of the baselines of simulated devices, relative to the root",
-        default=".perfsuite/simulated-baselines",
-    )
-    ini("perf_gate_budget", "time the gate may take beyond the first runs, e.g. 10min, or none", default="")
-    ini("perf_fail_on", "verdicts that fail under --perf-gate, with commas", default="default")
-    ini("perf_baselines_links", "a baseline file may be a link out of its folder", type="bool", default=False)
-    ini("perf_tolerance", "relative slowdown that is accepted, e.g. 0.03", default="0.03")
-    ini("perf_report", "file of the report in Markdown, relative to the root", default="")
-    ini("perf_report_style", f"whose tables it has: {styles}", default="")
-    ini("perf_history", "history that every run adds a line to, relative to the root", default="")
-    ini("perf_html", "file of the page, relative to the root; yes: beside the journal", default="")
-
-
-def _declare_expectations(add: Callable[..., None]) -> None:
-    """Options of expectations."""
-    add(
-        "--perf-expect",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="fail cases below what healthy devices of the model are known to reach, and print a line per question; "
-        "FILE: a platform file with [[expectation]] rows of your own; write --perf-expect=FILE, or put it last",
-    )
-    add(
-        "--perf-expect-devices",
-        metavar="N",
-        type=int,
-        help="fail unless every host of the run has N devices, e.g. 8 (default with -m acceptance and --perf-expect: "
-        "those of the platform's row)",
-    )
-    add("--perf-allow-unjudged", action="store_true", help="with --perf-expect: do not fail if no case has a row")
-
-
-def _declare_gate(add: Callable[..., None]) -> None:
-    """Options of the gate and of the baselines."""
-    add("--perf-gate", action="store_true", help="fail a case that regressed against its baseline or breaks physics")
-    add("--perf-against", metavar="REV", help="confirm suspects by an A/B with this git revision, or with this Python")
-    add("--perf-base", metavar="REV", help="set --perf-against by its old name, which goes with 0.2")
-    add(
-        "--perf-fail-on",
-        metavar="LIST",
-        help="with --perf-gate: the verdicts that fail, e.g. default,inconclusive,unstable-host "
-        f"(default: {','.join(sorted(FAILING))}; ini: perf_fail_on)",
-    )
-    add("--perf-require-baseline", action="store_true", help="with --perf-gate: a case without a baseline fails")
-    add("--perf-allow-ungated", action="store_true", help="with --perf-gate: it is no error that nothing is gated")
-    add("--perf-update", metavar="|".join(UPDATE_MODES), help="store this session's runs in the baseline")
-    accepts = "store slower levels as right: what another environment costs, or all (the same as --perf-update=accept)"
-    add("--perf-accept", metavar="environment|all", help=accepts)
-    add("--perf-reason", metavar="TEXT", default="", help="why --perf-update=accept or --perf-accept is right")
-    add("--perf-runs", metavar="N", type=int, default=1, help="record N runs of each case, each in fresh processes")
-    add(
-        "--perf-gate-budget",
-        metavar="DURATION|none",
-        help="limit what the gate runs beyond the first run of every case, e.g. 300 or 10min; none: no limit (default: "
-        "the larger of 3 min and 10 times the first runs; ini: perf_gate_budget)",
-    )
-    add("--perf-baselines", metavar="DIR", help="folder of the baselines (ini: perf_baselines)")
+"""Whether --benchmark-compare was used without a file."""
 
 
 def configure(config: pytest.Config) -> None:
-    """Register markers, check the options and keep them."""
+    """Register markers, check the options and keep them in the stash."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)
+    for name in SHORT_MARKERS if short_names(config) else ():
+        config.addinivalue_line("markers", f"{name}: short name of perf_{name}")
     config.stash[settings_key] = read_settings(config)
 
 
+def short_names(config: pytest.Config) -> bool:
+    """Return whether the fixtures and markers have their short names too."""
+    return bool(collisions.ini(config, "perf_short_names"))
+
+
 def read_settings(config: pytest.Config) -> Settings:
-    """The options of this run; raises UsageError that names the option, what was given and what to do."""
+    """Return the options of this run.  Raises UsageError with option, value, rule and remedy."""
     option = functools.partial(collisions.option, config)
     scale = option("perf_scale")
     if scale not in (None, "full", "small"):
-        raise pytest.UsageError(f"--perf-scale: {scale!r} is no scale; choose full or small")
+        raise pytest.UsageError(f"--perf-scale: {scale!r} is not a scale; choose full or small")
     pin = option("perf_pin")
     if pin not in get_args(Pin):
-        raise pytest.UsageError(f"--perf-pin: {pin!r} is no way to pin ranks; choose none, cores or numa")
+        raise pytest.UsageError(f"--perf-pin: {pin!r} is not a way to pin ranks; choose none, cores or numa")
     directory = config.invocation_params.dir
     resume = _path(option("perf_resume"), directory)
     if resume and not resume.is_file():
-        raise pytest.UsageError(f"--perf-resume: {resume} is no file; give the journal that an earlier run named")
+        raise pytest.UsageError(f"--perf-resume: {resume} is not a file; give the journal of an earlier run")
     journal = _path(option("perf_journal"), directory)
     if journal and journal.exists():
         raise pytest.UsageError(
@@ -280,7 +129,7 @@ def read_settings(config: pytest.Config) -> Settings:
         )
     trace = _path(option("perf_trace"), directory)
     if trace and trace.exists() and not trace.is_dir():
-        raise pytest.UsageError(f"--perf-trace: {trace} is no folder; name one that is there or can be made")
+        raise pytest.UsageError(f"--perf-trace: {trace} is not a folder; give a folder")
     budget_text = option("perf_time_budget")
     shapes = _path(option("perf_shapes"), directory)
     return Settings(
@@ -302,7 +151,7 @@ def read_settings(config: pytest.Config) -> Settings:
 
 
 def timed_options(settings: Settings) -> dict[str, str]:
-    """The options given that change what is timed on the same cases: recorded, and told when the gate compares."""
+    """Return the options in use that change the timing of a case, for the record and for comparisons of the gate."""
     sustain_s, warmup_s = settings.budget.sustain_s, settings.budget.warmup_min_s
     options = {
         "perf-pin": settings.pin if settings.pin != "none" else "",
@@ -315,38 +164,37 @@ def timed_options(settings: Settings) -> dict[str, str]:
 
 
 def _read_world_sizes(written: str | None) -> tuple[int, ...]:
-    """Whole numbers from 1, smallest first; UsageError that names what is none."""
     if written is None:
         return ()
     words = [word.strip() for word in written.split(",")]
     wrong = [word for word in words if not (word.isdecimal() and int(word))]
     if wrong:
         raise pytest.UsageError(
-            f"--perf-world-sizes: {wrong[0]!r} in {written!r} is no number of ranks; "
+            f"--perf-world-sizes: {wrong[0]!r} in {written!r} is not a number of ranks; "
             "write whole numbers of at least 1 such as 8,16,32"
         )
     return tuple(sorted({int(word) for word in words}))
 
 
 def file_of(name: str, config: pytest.Config) -> Path | None:
-    """Where an option says that a file goes, else its ini key."""
+    """Return the file of an option, else of its ini key; None without both."""
     asked, written = collisions.option(config, name), collisions.ini(config, name)
     return config.invocation_params.dir / asked if asked else config.rootpath / written if written else None
 
 
 def runs_tests(config: pytest.Config) -> bool:
-    """Whether this run of pytest is one that runs tests."""
+    """Return whether this run of pytest runs tests."""
     return not any(config.getoption(name, None) for name in _NO_RUN)
 
 
 def positive_duration(written: object, where: str) -> float:
-    """Seconds of a duration given as text or number; raises UsageError that names ``where`` unless it is above 0."""
+    """Return the seconds of a duration in text or a number.  Raises UsageError with ``where`` unless it is above 0."""
     try:
         seconds = parse_duration(str(written))
     except ConfigurationError as error:
         raise pytest.UsageError(f"{where}: {error}") from None
     if seconds <= 0:
-        raise pytest.UsageError(f"{where}: {written} is no time at all; give more than 0s")
+        raise pytest.UsageError(f"{where}: {written} is not above 0; give for example 90s")
     return seconds
 
 
@@ -357,7 +205,7 @@ def _path(text: str | None, directory: Path) -> Path | None:
 def _read_budget(config: pytest.Config) -> Budget:
     option = functools.partial(collisions.option, config)
     timeout, sustain, warmup = option("perf_timeout"), option("perf_sustain"), option("perf_warmup")
-    # pytest-benchmark's, with its defaults where that plugin is switched off (-p no:benchmark).
+    # pytest-benchmark's options, with its defaults if that plugin is switched off (-p no:benchmark).
     max_time_s = float(config.getoption("benchmark_max_time", "1.0"))
     min_rounds = config.getoption("benchmark_min_rounds", 5)
     disabled, enabled = (config.getoption(f"benchmark_{name}", False) for name in ("disable", "enable"))
@@ -380,7 +228,7 @@ def _read_budget(config: pytest.Config) -> Budget:
 
 
 def budget_of(item: pytest.Item, budget: Budget) -> Budget:
-    """The budget of one case: what its ``perf_timeout`` and ``benchmark`` markers change in the run's budget."""
+    """Return the budget of one case: that of the run, changed by the markers ``perf_timeout`` and ``benchmark``."""
     timeout = item.get_closest_marker("perf_timeout")
     if timeout:
         if len(timeout.args) + len(timeout.kwargs) != 1 or not set(timeout.kwargs) <= {"seconds"}:

@@ -1,7 +1,6 @@
-"""What several concerns do at one hook, in order; a hook that one concern alone needs stands in that concern's module.
+"""Hooks of pytest at which several concerns act, in order; a hook of one concern only is in the module of the concern.
 
-Around a ``yield`` stands what the rest of pytest, other plugins included, does at that hook.  One line more is said
-after everybody's summary: a driver's exit code, in :mod:`perfsuite.plugin.launch`.
+At a ``yield`` pytest and other plugins do their part of the hook.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from perfsuite.plugin import (
     benchmark,
     collect,
     collisions,
+    declarations,
     ending,
+    fixtures,
     gate_options,
     launch,
     options,
@@ -38,19 +39,19 @@ _selected_key = pytest.StashKey[bool]()
 
 def declare(parser: pytest.Parser) -> None:
     """Declare every option and ini key of the plugin."""
-    options.declare(parser)
+    declarations.declare(parser)
     published.declare(parser.getgroup("perfsuite", "performance of distributed training").addoption)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare options and ini keys; their values are checked when pytest is configured, where an error is one line."""
+    """Declare options and ini keys; ``pytest_configure`` checks their values, because there an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
     collisions.give_way(parser, config, declare)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser) -> Iterator[Any]:
-    """Let other plugins and a conftest.py have the options that they declare, also where ours have the same name."""
+    """Let other plugins and a conftest.py declare options of the same names as perfsuite's."""
     try:
         return (yield)
     finally:
@@ -70,17 +71,19 @@ def pytest_configure(config: pytest.Config) -> None:
     published.configure(config)
     collect.refuse_dealt_out(config)
     config.pluginmanager.register(_Files(), "perfsuite.base.files")
+    if options.short_names(config):
+        config.pluginmanager.register(fixtures.ShortNames(), "perfsuite.short_names")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Leave fixtures that other plugins have too to their tests."""
+    """Use the fixtures of other plugins before perfsuite's of the same name."""
     collisions.let_others_go_first(session)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[Any]:
-    """Make the collected tests cases, refuse what is wrong with them, leave out what this run does not ask for."""
+    """Turn collected tests into cases, refuse wrong ones, and deselect those that this run does not need."""
     benchmark.give_clock(config, items)
     collect.refuse_wrong_cases(config, items)
     cases = [item for item in items if collect.is_case(item)]
@@ -96,9 +99,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
-    """It is known which cases there are: open what keeps them, and find out what would be missing at the end.
+    """Open the journal and the outputs for the selected cases, and start the gate.
 
-    pytest calls this at the end of a collection that an error or Ctrl-C ended, too: nothing will run then.
+    pytest calls this also after an error or Ctrl-C in the collection: nothing will run then.
     """
     if not session.config.stash.get(_selected_key, False):
         return (yield)
@@ -119,10 +122,10 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
     returned = yield  # pytest prints the header and how many tests there are
     progress.begin(session, cases)
     if cases and options.runs_tests(session.config):
-        gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; ranks come up meanwhile
+        gating = importlib.import_module("perfsuite.plugin.gating")  # half of perfsuite; the ranks start meanwhile
         session.config.pluginmanager.register(gating, gating.__name__)
         gating.begin(session, cases)
-        if any(collisions.option(session.config, f"perf_expect{what}") is not None for what in ("", "_devices")):
+        if any(collisions.option(session.config, name) is not None for name in ("perf_expect", "perf_expect_devices")):
             importlib.import_module("perfsuite.plugin.expecting").begin(session, cases)
     outputs.begin(session, cases)
     return returned
@@ -130,7 +133,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
-    """The gate settles what is open and the peaks are measured again while there are ranks to run on."""
+    """Run the tests; then let the gate settle open cases and measure the peaks again, while the ranks still run."""
     config = session.config
     if launch.is_agent(config):
         launch.serve(session, suite_of(config).machine)
@@ -140,15 +143,15 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     try:
         try:
             returned = yield
-        except BaseException:  # somebody ended the run, who does not want to wait
+        except BaseException:  # the user ended the run and does not want to wait
             if gate is not None:
                 gate.give_up()
             raise
         if gate is not None:
             gate.end(session)
-        suite = config.stash.get(suite_key, None)  # a test may have been the first to ask for the platform
+        suite = config.stash.get(suite_key, None)  # a test may be the first user of the platform
         if suite is not None and suite.session is not None:
-            suite.session.finish()  # after all that the gate runs again, while there are ranks to run on
+            suite.session.finish()  # after the repeated runs of the gate, while the ranks still run
         return returned
     finally:
         if (suite := config.stash.get(suite_key, None)) is not None:
@@ -159,7 +162,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a report of a perf case means to everybody who keeps one."""
+    """Complete the report of a perf case before other plugins store it."""
     if collect.is_case(item):
         benchmark.drop_foreign_benchmark(item)
     report = yield
@@ -174,7 +177,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
-    """End every process before the reports are written: whatever happens in those, nothing is left running."""
+    """End every process before the reports are written, so that no failure there can leave one running."""
     config, gate = session.config, _gate(session.config)
     suite = config.stash.get(suite_key, None)
     launch.give_output(config)
@@ -188,8 +191,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
         if suite is not None:
             ending.attempt(config, "the comparison", lambda: benchmark.leave_out_changed(session))
             ending.attempt(config, "the record of the run", lambda: _make_record(session, gate))
-            # In a hurry the reports come first.  Open MPI kills half a second to a second and a half after its SIGTERM,
-            # and what runs then still ends with this process.
+            # In a hurry the reports come first: Open MPI kills 0.5 to 1.5 seconds after its SIGTERM, and the remaining
+            # rank processes end with this process.
             if not suite.signals.hurried:
                 suite.close()
         outputs.write(config, before_others=True)
@@ -202,15 +205,15 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[Any]:
 
 
 class _Files:
-    """Files that were asked for, after everybody else's such as JUnit's and before anything is printed."""
+    """Writes the requested files after those of other plugins, such as JUnit's, and before anything is printed."""
 
-    @pytest.hookimpl(wrapper=True)  # inside the terminal's, which is registered later, and around pytest-benchmark's
+    @pytest.hookimpl(wrapper=True)  # inside the terminal's wrapper, which is registered later
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[Any]:
         config = session.config
         returned = None
         try:
             returned = yield
-        except OSError as error:  # pytest would print this and nothing else: no verdict, no summary
+        except OSError as error:  # pytest would print only this: no verdict, no summary
             ending.fail(config, f"another plugin could not write its file: {error}")
         outputs.write(config, before_others=False)
         ending.settle(session)
@@ -219,7 +222,7 @@ class _Files:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """perfsuite's sections, after pytest's failures and before other plugins' tables."""
+    """Print perfsuite's sections, after pytest's failures and before other plugins' tables."""
     config.stash[ending.summarised_key] = True
     if suite_key in config.stash and options.runs_tests(config):
         from perfsuite.plugin.summary import show as show_summary
@@ -256,6 +259,5 @@ def _make_record(session: pytest.Session, gate: Gating | None) -> None:
 
 
 def _gate(config: pytest.Config) -> Gating | None:
-    """The gate of this run; None without one, and then its module need not be there."""
     gate: Gating | None = config.pluginmanager.get_plugin("perfsuite.gating")
     return gate

@@ -1,4 +1,4 @@
-"""What becomes of a perf case in pytest's eyes: failures without our traceback, skips, judgements, signals, the end."""
+"""Turn the outcome of a perf case into pytest's: failures without perfsuite's traceback, skips, verdicts, the end."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
 
 
-_given_key = pytest.StashKey[list[tuple[str, object]]]()
-"""Properties that the last try of a case gave its test."""
+_properties_key = pytest.StashKey[list[tuple[str, object]]]()
+"""Properties of the last try of a case."""
 _tries_key = pytest.StashKey[list[str]]()
 _passed_key = pytest.StashKey[dict[str, list[str]]]()
 
 
 class CaseSkipped(pytest.skip.Exception):  # type: ignore[name-defined, misc] # pytest types the attribute as a value
-    """A skip whose place is the test, not the line here that raised it."""
+    """A skip that is reported at the test, not at the line that raised it."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse or skip a perf case before anything of it is set up."""
+    """Refuse or skip a perf case before it is set up."""
     if not is_case(item):
         return
     require_benchmark(item)
@@ -64,10 +64,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
-    """Turn perfsuite's errors into failures that show their message alone, and have a measured case judged.
+    """Turn perfsuite's errors into failures that show only their message, and judge a measured case.
 
-    Plugins that run a failed test again call this for every try, and some call no other hook: so what a try leaves for
-    the reports is put in order here.
+    Plugins that run a failed test again call this hook for every try, and some call no other hook.  So the properties
+    and reasons of a try are updated here.
     """
     suite = item.config.stash.get(suite_key, None)
     if suite is None:
@@ -82,27 +82,26 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         try:
             returned = yield
         except BaseException as error:
-            shown = _as_pytest_has_it(item, error)
+            shown = _shown_error(item, error)
             if shown is error:
                 raise
             raise shown from None
         _judge(item, suite)
     except BaseException as error:
         if (benchmark := getattr(item, "funcargs", {}).get("benchmark")) is not None:
-            benchmark.has_error = True  # pytest-benchmark must not keep what this try measured
+            benchmark.has_error = True  # pytest-benchmark must not keep the samples of this try
         if not isinstance(error, pytest.skip.Exception):
             item.stash.setdefault(_tries_key, []).append(first_line(error) or type(error).__name__)
         raise
     finally:
         _give_properties(item, suite)
-    if tries := item.stash.get(_tries_key, []):  # the case is well now: they are no reason for a missing result
+    if tries := item.stash.get(_tries_key, []):  # the case has a result now
         item.config.stash[missing_key].pop(item.nodeid, None)
         item.config.stash.setdefault(_passed_key, {})[item.nodeid] = tries
     return returned
 
 
-def _as_pytest_has_it(item: pytest.Item, error: BaseException) -> BaseException:
-    """What pytest is to see in place of an ``error`` that a perf case ended with."""
+def _shown_error(item: pytest.Item, error: BaseException) -> BaseException:
     shown = error
     if isinstance(error, UnsupportedCase):
         shown = CaseSkipped(str(error))
@@ -115,13 +114,12 @@ def _as_pytest_has_it(item: pytest.Item, error: BaseException) -> BaseException:
         shown = failure(str(error), shown_type(item, error))
     elif isinstance(error, CaseStopped):
         shown = failure("; ".join(filter(None, (str(error), suite_of(item.config).lost_agents()))))
-    elif type(error).__name__ == "FixtureAlreadyUsed":  # pytest-benchmark's, which need not be installed
+    elif type(error).__name__ == "FixtureAlreadyUsed":  # of pytest-benchmark, which may not be installed
         shown = failure(ONE_RECORD)
     return shown
 
 
 def _judge(item: pytest.Item, suite: Suite) -> None:
-    """Fail a test that measured nothing, a case that is judged so, and out of memory where a failure is expected."""
     state = item.stash.get(state_key, None)
     if state is None:
         return
@@ -145,7 +143,7 @@ def _judge(item: pytest.Item, suite: Suite) -> None:
 
 
 def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Attach the logs of the ranks to a failure, metrics to JUnit, and place a skip at the test, not in this file."""
+    """Attach rank logs to a failure and metrics to JUnit, and report a skip at the test instead of at this file."""
     if call.excinfo is not None and isinstance(call.excinfo.value, CaseSkipped) and isinstance(report.longrepr, tuple):
         file, line, _ = item.location
         report.longrepr = (file, (line or 0) + 1, f"Skipped: {call.excinfo.value.msg}")
@@ -154,16 +152,16 @@ def complete(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.Test
         if report.failed:
             tails = sorted(state.log_tails.items())
             report.sections.extend((f"log of rank {rank}", tail) for rank, tail in tails)
-        report.user_properties = item.user_properties  # the very list: a try that follows brings it up to date
+        report.user_properties = item.user_properties  # the same list: a later try updates it
 
 
 # -- failures and xfail marks ------------------------------------------------------------------------------------
 
 
 def failure(message: str, kind: type[BaseException] | None = None) -> BaseException:
-    """Return a failure that shows its message alone, and is a ``kind`` too for ``xfail(raises=...)``.
+    """Return a failure that shows only its message, and is a ``kind`` too for ``xfail(raises=...)``.
 
-    What ranks wrote may hold escape sequences, and a terminal is not theirs to colour.
+    Escape sequences in messages of ranks are escaped.
     """
     from perfsuite.base.text import escaped
 
@@ -173,16 +171,16 @@ def failure(message: str, kind: type[BaseException] | None = None) -> BaseExcept
 
 
 def mark_of(item: pytest.Item) -> Xfail | None:
-    """The ``xfail`` mark that holds for this test: its condition is true and --runxfail was not given."""
+    """Return the active ``xfail`` mark of a test; None without one, with a false condition or with --runxfail."""
     if getattr(item.config.option, "runxfail", False):
         return None
     return item.stash.get(xfailed_key, None)
 
 
 def shown_type(item: pytest.Item, error: PerfsuiteError) -> type[BaseException]:
-    """The type that stands for ``error``: of what ranks raised the first that the test's ``xfail`` does not expect.
+    """Return the type of the failure for ``error``: of the ranks' exceptions the first one not expected by ``xfail``.
 
-    So a mark that names the exception of one rank does not cover another one that a second rank raised.
+    So a mark with the exception of one rank does not cover another exception of a second rank.
     """
     mark = mark_of(item)
     types: list[type[BaseException]] = [also(RanksFailed, each) for each in getattr(error, "raised", ())] or [
@@ -195,7 +193,7 @@ def shown_type(item: pytest.Item, error: PerfsuiteError) -> type[BaseException]:
 
 
 def covers_verdict(item: pytest.Item) -> str | None:
-    """The reason of an ``xfail`` mark that expects a verdict: only one that names VerdictFailed does."""
+    """Return the reason of an ``xfail`` mark with VerdictFailed in ``raises``; None for any other mark."""
     mark = mark_of(item)
     named = mark.raises if mark else None
     names = named if isinstance(named, tuple) else (named,)
@@ -203,24 +201,24 @@ def covers_verdict(item: pytest.Item) -> str | None:
 
 
 def refuse_unnamed_verdict(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Make a report a failure again whose verdict an ``xfail`` without ``raises`` has covered."""
+    """Turn a report into a failure again if an ``xfail`` mark without ``raises`` covered its verdict."""
     verdict = call.excinfo is not None and isinstance(call.excinfo.value, VerdictFailed)
     if verdict and report.skipped and covers_verdict(item) is None:
         report.outcome = "failed"
         del report.wasxfail
 
 
-# -- a case that a plugin such as pytest-retry runs again is one case, whose last try counts ------------------------
+# -- a case that a plugin such as pytest-retry runs again is one case; its last try counts ---------------------------
 
 
 def retried_lines(config: pytest.Config) -> Iterable[str]:
-    """A warning per case that passed only when it was run again."""
+    """Yield a warning per case that passed only after it was run again."""
     for node, tries in config.stash.get(_passed_key, {}).items():
-        yield f"{node}: passed only at try {len(tries) + 1}; the one before failed: {tries[-1]}"
+        yield f"{node}: passed only at try {len(tries) + 1}; the previous try failed: {tries[-1]}"
 
 
 def keep_first_tries(config: pytest.Config, cases: Iterable[pytest.Item]) -> None:
-    """In a run that counts as evidence: keep pytest-retry, which acts inside a report, from running a case again."""
+    """Stop pytest-retry from running a case again, in a run that counts as evidence."""
     if config.pluginmanager.has_plugin("pytest-retry"):
         for item in cases:
             item.add_marker(pytest.mark.flaky(condition=False), append=False)
@@ -230,16 +228,15 @@ def keep_first_tries(config: pytest.Config, cases: Iterable[pytest.Item]) -> Non
 
 
 def _give_properties(item: pytest.Item, suite: Suite) -> None:
-    """Replace the properties of the last try by those of this one."""
     state = item.stash.get(state_key, None)
     if state is not None:
-        given = item.stash.get(_given_key, [])
-        own = item.stash[_given_key] = properties(state, suite.verdicts.get(item.nodeid, ""))
-        item.user_properties[:] = [pair for pair in item.user_properties if pair not in given] + own
+        old = item.stash.get(_properties_key, [])
+        own = item.stash[_properties_key] = properties(state, suite.verdicts.get(item.nodeid, ""))
+        item.user_properties[:] = [pair for pair in item.user_properties if pair not in old] + own
 
 
 def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
-    """JUnit properties of a case: each metric by name, and the verdict if there is one."""
+    """Return the JUnit properties of a case: each metric by name, and the verdict if there is one."""
     pairs: list[tuple[str, object]] = []
     if state.result is not None:
         pairs += [
@@ -254,18 +251,18 @@ def properties(state: CaseState, verdict: str) -> list[tuple[str, object]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """A run that was told to stop has nothing but pytest's own frames to show; to format them all takes too long."""
+    """Keep one frame of an interrupted run: all frames are pytest's own, and formatting them takes too long."""
     if isinstance(excinfo.value, pytest.Session.Interrupted):
         excinfo.traceback = excinfo.traceback[-1:]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Also on ways out that have no session finish."""
+    """End every process if pytest ends without ``pytest_sessionfinish``."""
     close(config)
 
 
 def close(config: pytest.Config) -> None:
-    """End every process of this run.  Idempotent."""
+    """End every process of this run; a second call does nothing."""
     suite: Suite | None = config.stash.get(suite_key, None)
     if suite is not None:
         suite.close()

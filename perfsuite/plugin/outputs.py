@@ -1,8 +1,8 @@
-"""Files that a run was asked for: a row for each, and a loop over the rows at each stage of the run.
+"""The files that options request: a row for each, and a loop over the rows at each stage of the run.
 
-A place that cannot be written to is told before anything is measured.  At the end each file is written on its own, from
-the record of the run: a failure costs that file alone, neither the verdicts nor another plugin's files such as JUnit's,
-and is one line at every verbosity that fails the run.  The journal has everything for writing it later.
+A place without write access is an error before anything is measured.  At the end each file is written separately from
+the record of the run.  A failed write loses only that file, prints one line at every verbosity and fails the run.  The
+file can be written later from the journal.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Output:
     """One kind of file."""
 
     name: str
-    """Its option as pytest keeps it."""
+    """pytest's name of its option."""
     problem: str
-    """The line on a failure begins so; ``{}`` stands for its place."""
+    """Beginning of the line about a failure; ``{}`` is replaced by the place."""
     place: Callable[[pytest.Config], Path | None]
-    """Returns where it goes; None where it was not asked for."""
+    """Return the path of the file; None without the option."""
     begin: Callable[[pytest.Session, Path], Path | None]
-    """Raises UsageError where it could not be written; returns the place, None where nothing will be written."""
+    """Return the path, None if nothing will be written.  Raises UsageError if it could not be written."""
     write: Callable[[pytest.Config, Path], str | None]
-    """Writes it and returns the line that names it, empty where none does; None where there is nothing to write."""
+    """Write the file and return a line about it, which may be empty; None if there is nothing to write."""
     before_others: bool = False
-    """Whether it is written before other plugins write their files."""
+    """Whether it is written before the files of other plugins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +50,21 @@ class Outputs:
     """Files of one run, by the name of their option."""
 
     places: dict[str, Path] = field(default_factory=dict)
-    """Files that are wanted and can be written."""
+    """Files to write."""
     written: dict[str, Path] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)
-    """The line that names each."""
+    lines: dict[str, str] = field(default_factory=dict)
+    """Lines about written files."""
     traced: list[tuple[str, Path, Path]] = field(default_factory=list)
-    """Cases whose timelines are written, with their trace and picture."""
+    """Cases with written timelines: case, trace, picture."""
     untraced: dict[str, str] = field(default_factory=dict)
-    """Why a case's timeline is missing, by node id."""
+    """Reasons of missing timelines, by node id."""
 
 
 outputs_key = pytest.StashKey[Outputs]()
 
 
 def configure(config: pytest.Config) -> None:
-    """Check the options before anything is measured."""
+    """Check the options.  Raises UsageError before anything is measured."""
     config.stash[outputs_key] = Outputs()
     config.stash[ending.missing_key] = {}
     chosen, asked = collisions.option(config, "perf_report_style"), collisions.option(config, "perf_report")
@@ -78,18 +78,20 @@ def configure(config: pytest.Config) -> None:
             where = "--perf-report-style" if chosen else "ini perf_report_style"
             raise pytest.UsageError(f"{where}: {error}") from None
         if chosen and path is None:
-            raise pytest.UsageError(f"--perf-report-style={style} says how a report looks; give --perf-report=FILE too")
+            raise pytest.UsageError(
+                f"--perf-report-style={style} is the style of a report; give --perf-report=FILE too"
+            )
     if asked and path is not None and path.is_dir():
-        raise pytest.UsageError(f"--perf-report: {path} is a folder; name a file in it")
+        raise pytest.UsageError(f"--perf-report: {path} is a folder; give a file in it")
     page = collisions.option(config, "perf_html")
-    if page and page != BESIDE and not page.lower().endswith((".html", ".htm")):  # a bare option took the next word
+    if page and page != BESIDE and not page.lower().endswith((".html", ".htm")):  # the option took the next word
         raise pytest.UsageError(
             f"--perf-html: {page} does not end in .html; write --perf-html=FILE.html, or --perf-html as the last word"
         )
 
 
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Find out before anything is measured whether all that is asked for can be written."""
+    """Check that every requested file can be written.  Raises UsageError before anything is measured."""
     config, option = session.config, session.config.getoption
     if not cases or not runs_tests(config):
         return
@@ -108,12 +110,12 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 
 def write(config: pytest.Config, *, before_others: bool) -> None:
-    """Write the files, a failure of one being a line at the end."""
+    """Write the files; a failed write becomes a line at the end."""
     state = config.stash[outputs_key]
 
     def write_one(output: Output, place: Path) -> None:
-        if (said := output.write(config, place)) is not None:
-            state.said[output.name], state.written[output.name] = said, place
+        if (line := output.write(config, place)) is not None:
+            state.lines[output.name], state.written[output.name] = line, place
 
     for output in OUTPUTS:
         place = state.places.get(output.name)
@@ -122,14 +124,12 @@ def write(config: pytest.Config, *, before_others: bool) -> None:
 
 
 def show(terminalreporter: Any, config: pytest.Config, *names: str) -> None:
-    """Name these files."""
-    said = config.stash[outputs_key].said
-    for line in filter(None, map(said.get, names)):
+    """Print the lines about these files."""
+    for line in filter(None, map(config.stash[outputs_key].lines.get, names)):
         Out(terminalreporter).line(line)
 
 
 def _require_writable(option: str, session: pytest.Session, path: Path) -> Path:
-    """Raise UsageError, which names ``option``, unless the file can be written; its folder is made."""
     from perfsuite.base import files
 
     try:
@@ -153,13 +153,13 @@ def _begin_trace(session: pytest.Session, folder: Path) -> Path:
         raise pytest.UsageError(f"--perf-trace: {error}") from None
     except OSError as error:
         raise pytest.UsageError(
-            f"--perf-trace: folder {folder} cannot be written to: {error.strerror}; name another one"
+            f"--perf-trace: folder {folder} cannot be written to: {error.strerror}; give another one"
         ) from None
     return folder
 
 
 def trace(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Write a case's trace and picture once its test is over, also when the gate or the test found fault with it."""
+    """Write a case's trace and picture after its test, also if the test or the gate fails it."""
     outputs, state = item.config.stash[outputs_key], item.stash.get(fixtures.state_key, None)
     folder, result = outputs.places.get("perf_trace"), state.result if state else None
     if folder is None or call.when != "call" or result is None or result.outcome != "measured":
@@ -176,7 +176,6 @@ def trace(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 
 
 def _write_trace(config: pytest.Config, folder: Path) -> str:
-    """Write the page of the pictures; cases whose files could not be written fail the run."""
     outputs, suite = config.stash[outputs_key], config.stash.get(suite_key, None)
     session, later = suite.session if suite else None, "; the case was measured"
     if session is not None and session.journal is not None and not session.journal_problem:
@@ -187,9 +186,9 @@ def _write_trace(config: pytest.Config, folder: Path) -> str:
         return f"no timeline in {folder}: {'see below' if outputs.untraced else 'no measured case recorded one'}"
     from perfsuite.reports.timelines.files import write_index
 
-    said = outputs.said["perf_trace"] = f"timelines of {plural(len(outputs.traced), 'case')} in {folder}"
+    line = outputs.lines["perf_trace"] = f"timelines of {plural(len(outputs.traced), 'case')} in {folder}"
     write_index(outputs.traced, folder)
-    return said
+    return line
 
 
 # -- the tables of the published reports -------------------------------------------------------------------------
@@ -200,7 +199,6 @@ def _style(config: pytest.Config) -> str:
 
 
 def _write_report(config: pytest.Config, path: Path) -> str:
-    """Write the report, unless nothing was measured that a report shows."""
     record, missing = config.stash.get(ending.record_key, None), config.stash[ending.missing_key]
     if record is None or not (record.results or missing):
         return ""
@@ -212,9 +210,9 @@ def _write_report(config: pytest.Config, path: Path) -> str:
     styles = (find_style(_style(config)),) if _style(config) else fitting_styles([run])
     try:
         if not styles:
-            raise PerfsuiteError("nothing was measured that any report has a table for")
+            raise PerfsuiteError("no report has a table for these results")
         text = report([run], styles)
-    except PerfsuiteError as error:  # nothing went wrong: there is nothing to show
+    except PerfsuiteError as error:  # not a failure: there is nothing to write
         return f"report {path} was not written: {error}"
     write_file(path, text)
     return f"report {path}: {', '.join(style.name for style in styles)}"
@@ -224,7 +222,6 @@ def _write_report(config: pytest.Config, path: Path) -> str:
 
 
 def _summary_files(config: pytest.Config) -> tuple[Path | None, Path | None]:
-    """The file asked for, and the page of the CI service."""
     asked, step = collisions.option(config, "perf_summary"), os.environ.get("GITHUB_STEP_SUMMARY")
     return config.invocation_params.dir / asked if asked else None, Path(step) if step else None
 
@@ -238,11 +235,11 @@ def _begin_summary(session: pytest.Session, path: Path) -> Path | None:
 def _write_summary(config: pytest.Config, _: Path) -> str:
     run, suite = config.stash.get(ending.record_key, None), config.stash.get(suite_key, None)
     projected = ""
-    if suite is not None and run and (told := projecting.told(suite)):
+    if suite is not None and run and (found := projecting.projections(suite)):
         from perfsuite.reports.projected import projected_grids
         from perfsuite.reports.tables.markdown import markdown
 
-        projected = "".join(f"{line}\n" for grid in projected_grids(*told) for line in markdown(grid))
+        projected = "".join(f"{line}\n" for grid in projected_grids(*found) for line in markdown(grid))
     if run is None or not (run.results or run.failures or projected):
         return ""
     from perfsuite.base import files
@@ -266,7 +263,6 @@ def _write_summary(config: pytest.Config, _: Path) -> str:
 
 
 def _begin_history(session: pytest.Session, path: Path) -> Path | None:
-    """Refuse a history that could not take this session."""
     suite = suite_of(session.config)
     if hasattr(session.config, "workerinput") or suite.session is None or suite.settings.budget.smoke:
         return None
@@ -329,7 +325,6 @@ def _page(config: pytest.Config) -> Path | None:
 
 
 def _write_page(config: pytest.Config, path: Path) -> str | None:
-    """Write the page; its line is empty where one screen names it."""
     record = config.stash.get(ending.record_key, None)
     if record is None:
         return None

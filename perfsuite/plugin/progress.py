@@ -1,4 +1,4 @@
-"""How far a long run is: one hint that is rewritten on a terminal, a line now and then in a log."""
+"""Progress of a long run: a hint that is rewritten on a terminal, or a line every 30 s in a log."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from perfsuite.base.units import clock_time
 from perfsuite.plugin.state import suite_key
 
 QUIET_S = 10.0
-"""Runs that are expected to end sooner show nothing."""
+"""Runs with a shorter expected time show no progress."""
 LOG_EVERY_S = 30.0
 _LEAST_ROOM = 30
 _JOURNALS = 3
-"""Journals that are looked into for what cases take: the newest."""
+"""Newest journals that are read for the times of cases."""
 _SAVE, _RESTORE, _CLEAR = "\x1b7", "\x1b8", "\x1b[K"
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Counts the perf cases of a run and foretells its end."""
+    """Counts the perf cases of a run and estimates its end.  All times are seconds of the monotonic clock."""
 
     total: int
     started_at: float
-    """Monotonic clock, seconds; so are all times here."""
     done: int = 0
-    said_at: float | None = None
-    """When a line last went to a log."""
+    logged_at: float | None = None
+    """Time of the last line in a log."""
     pending: set[str] = field(default_factory=set)
     """Cases that are not done."""
     expected_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that each case took in the last run, by node id."""
+    """Seconds of each case in the last run, by node id."""
     took_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that the cases of this run took."""
+    """Seconds of each finished case of this run."""
 
     def describe(self, case: str, now: float) -> str:
-        """The hint for a case that starts now: which of how many, elapsed, time left and by what, its name."""
+        """Return the hint for a case that starts now: number, elapsed time, remaining time with its source, name."""
         left = self.left(now)
-        foretold = "" if left is None else f", about {clock_time(left[0])} left ({left[1]})"
-        return f"case {self.done + 1} of {self.total}, {clock_time(now - self.started_at)}{foretold}: {case}"
+        remaining = "" if left is None else f", about {clock_time(left[0])} left ({left[1]})"
+        return f"case {self.done + 1} of {self.total}, {clock_time(now - self.started_at)}{remaining}: {case}"
 
     def left(self, now: float) -> tuple[float, str] | None:
-        """Seconds until the end, and what they are foretold by; None before anything is known.
+        """Return the estimated seconds until the end and the source of the estimate; None without one.
 
-        A case takes what it took in the last run, else what others of its test take, else what those before took.
+        The estimate of a case is its time in the last run, else that of other cases of its test, else that of the cases
+        so far.
         """
         tests: dict[str, list[float]] = defaultdict(list)
         for case, seconds in (*self.expected_s.items(), *self.took_s.items()):
@@ -71,26 +71,26 @@ class Progress:
             return usual_s * (self.total - self.done), "so far"
         if not by_source:
             return None
-        foretold = [seconds for times in by_source.values() for seconds in times]
+        estimates = [seconds for times in by_source.values() for seconds in times]
         most = max(by_source, key=lambda source: sum(by_source[source]))
-        return sum(foretold) * len(self.pending) / len(foretold), most
+        return sum(estimates) * len(self.pending) / len(estimates), most
 
-    def worth_telling(self, now: float) -> bool:
-        """Whether the run is a long one, as far as is known."""
+    def is_long(self, now: float) -> bool:
+        """Return whether the estimated time of the run is long enough to show progress."""
         left = self.left(now)
         return now - self.started_at + (left[0] if left else 0.0) >= QUIET_S
 
     def log_is_due(self, now: float) -> bool:
-        """Whether a log should get a line: LOG_EVERY_S after the start or after the last one."""
-        since = self.started_at if self.said_at is None else self.said_at
+        """Return whether LOG_EVERY_S seconds have passed since the start or the last line of a log."""
+        since = self.started_at if self.logged_at is None else self.logged_at
         return now - since >= LOG_EVERY_S
 
 
 class ProgressReporter:
-    """Shows the progress of a run; registered when there are perf cases to run."""
+    """Shows the progress of a run; registered if there are perf cases to run."""
 
     def __init__(self, config: pytest.Config, cases: frozenset[str], expected_s: Mapping[str, float]) -> None:
-        """``cases`` are the node ids of the perf cases that will run, ``expected_s`` what they took the last time."""
+        """``cases``: node ids of the perf cases that will run; ``expected_s``: their seconds in the last run."""
         self._config = config
         self._cases = cases
         self._progress = Progress(
@@ -101,22 +101,22 @@ class ProgressReporter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logstart(self, nodeid: str) -> Iterator[None]:
-        """A test starts; a line of a log comes before what pytest writes then, a hint after it."""
+        """Write a line of a log before pytest's output for a test, or a hint after it."""
         now = self._began_at = time.monotonic()
-        told = nodeid in self._cases and self._progress.worth_telling(now)
+        is_shown = nodeid in self._cases and self._progress.is_long(now)
         terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         on_a_terminal = terminal.hasmarkup and sys.stderr.isatty()
-        if told and not on_a_terminal and self._progress.log_is_due(now):
-            self._progress.said_at = now
+        if is_shown and not on_a_terminal and self._progress.log_is_due(now):
+            self._progress.logged_at = now
             terminal.ensure_newline()
             terminal.write_line(f"perfsuite: {self._progress.describe(nodeid, now)}")
         yield
-        if told and on_a_terminal:
+        if is_shown and on_a_terminal:
             self._show(self._progress.describe(nodeid.partition("::")[2], now))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A phase ended; the hint makes room for what pytest is about to print."""
+        """Remove the hint before pytest prints the result of a phase."""
         if self._shown and (report.when == "call" or not report.passed):
             self._write(_CLEAR)
             self._shown = False
@@ -126,7 +126,7 @@ class ProgressReporter:
             self._progress.took_s[report.nodeid] = time.monotonic() - self._began_at
 
     def _show(self, hint: str) -> None:
-        """Right of the cursor, which stays where it is: pytest goes on writing its line."""
+        """Write right of the cursor and move it back: pytest continues its line there."""
         writer = self._config.get_terminal_writer()
         room = writer.fullwidth - writer.width_of_current_line - 2
         if room >= _LEAST_ROOM:
@@ -141,7 +141,7 @@ class ProgressReporter:
 
 
 def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Start to count, unless nothing will run or -q was given."""
+    """Start to count, unless nothing will run or -q is used."""
     config = session.config
     if config.getoption("collectonly") or config.getoption("verbose", 0) < 0:
         return
@@ -151,11 +151,10 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
 
 
 def _last_run(config: pytest.Config) -> Mapping[str, float]:
-    """What each case took in the newest journal of this hardware that has durations."""
     suite = config.stash.get(suite_key, None)
     if suite is None or suite.session is None or suite.session.journal is None:
         return {}
-    from perfsuite.record.journal import durations_s  # a run without perf cases does not load it
+    from perfsuite.record.journal import durations_s  # not imported in a run without perf cases
 
     own = suite.session.journal.path
     try:

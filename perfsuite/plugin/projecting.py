@@ -1,7 +1,7 @@
-"""``--perf-project``: cases that cannot run here stay skipped and carry a projection; measured ones have it beside.
+"""``--perf-project``: add projections to skipped cases that cannot run here, and to measured ones for comparison.
 
-Only training steps are projected: their work says what they train.  The record goes into the journal under its own
-word; baselines, the gate and A/B never see it.
+Only training steps are projected.  The journal stores a projection under its own word; baselines, the gate and A/B
+ignore it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,37 +24,35 @@ if TYPE_CHECKING:
     from perfsuite.record.result import Result, Work
     from perfsuite.run.session import Case
 
-NO_TRAINING = "only training steps are projected, whose work says all of what they train"
+NO_TRAINING = "only training steps are projected"
 
 
 @dataclass(kw_only=True)
 class Projecting:
-    """What a run that projects knows and has projected."""
+    """Calibration and projections of a run."""
 
-    file: Path | None
-    """The calibration; None: the platform's row."""
     calibration: Calibration | None = None
-    """Read when the first case is projected."""
+    """None: the platform's row."""
     records: dict[str, Projected] = field(default_factory=dict)
     """By node id."""
 
 
 state_key: pytest.StashKey[Projecting] = pytest.StashKey()
-"""Absent in a run that projects nothing."""
+"""Absent in a run without projections."""
 
 
 def configure(config: pytest.Config) -> None:
-    """Check the option before anything is measured."""
+    """Read the calibration of the option.  Raises UsageError before anything is measured."""
     written = collisions.option(config, "perf_project")
     if written is None:
         return
     file = config.invocation_params.dir / written if written else None
     if file is not None and not file.is_file():
         raise pytest.UsageError(
-            f"--perf-project: {written} is no file; write --perf-project=FILE with a file of perfsuite calibrate, or "
+            f"--perf-project: {written} is not a file; write --perf-project=FILE for a file of perfsuite calibrate, or "
             "--perf-project as the last word to project from the platform's row"
         )
-    state = Projecting(file=file)
+    state = Projecting()
     if file is not None:
         from perfsuite.projection.calibration import read_calibration
 
@@ -67,7 +64,7 @@ def configure(config: pytest.Config) -> None:
 
 
 def keep(suite: Suite, case: Case, why_not: str) -> None:
-    """Project a case that is skipped, if the run asks for it."""
+    """Project a skipped case, in a run with --perf-project."""
     state = suite.config.stash.get(state_key, None)
     if state is None:
         return
@@ -95,7 +92,6 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
 
 
 def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result]) -> None:
-    """Project the training steps that were measured, so that both stand side by side."""
     from perfsuite.record.projected import Projected
 
     for case, result in results.items():
@@ -112,10 +108,10 @@ def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result
             _add(suite, state, unknown, result.work, result.environment)
 
 
-def told(
+def projections(
     suite: Suite,
 ) -> tuple[Mapping[str, Projected], Mapping[str, Result], Mapping[str, Mapping[str, Any]]] | None:
-    """Projections, the results beside them, and parameters, by node id; None in a run that projects nothing."""
+    """Return projections, results and parameters, each by node id; None in a run without projections."""
     state = suite.config.stash.get(state_key, None)
     if state is None:
         return None
@@ -125,13 +121,8 @@ def told(
 
 
 def _add(
-    suite: Suite,
-    state: Projecting,
-    unknown: Projected,
-    work: Work | None,
-    environment: Mapping[str, Any] | None = None,
+    suite: Suite, state: Projecting, unknown: Projected, work: Work | None, environment: Mapping[str, Any] | None = None
 ) -> None:
-    """Keep the projection of a case, else ``unknown`` with the reason; ``environment`` is that of a measured case."""
     try:
         record = _projected(suite, state, unknown, work, environment) or unknown
         record = dataclasses.replace(record, workload=unknown.workload, parameters=unknown.parameters)
@@ -143,9 +134,9 @@ def _add(
 
 
 def _machine(suite: Suite, asked: Projected) -> MachineModel | None:
-    """The machine that a case is projected on: of a published run that is not measured here, its report's.
+    """Return the machine to project a case on: for a published run that is not measured here, that of its report.
 
-    Of other cases the machine that the platform file's [environment] names; None: the maker's own node.
+    For other cases it is the machine in [environment] of the platform file; None: a node of the vendor.
     """
     from perfsuite.reports.tables.recipe_ids import recipe_of_case
 
@@ -158,7 +149,6 @@ def _machine(suite: Suite, asked: Projected) -> MachineModel | None:
 def _projected(
     suite: Suite, state: Projecting, asked: Projected, work: Work | None, environment: Mapping[str, Any] | None
 ) -> Projected | None:
-    """None for what is no training step."""
     if work is None or work.training is None:
         return None
     from perfsuite.projection.calibration import Calibration

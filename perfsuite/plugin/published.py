@@ -14,19 +14,19 @@ from perfsuite.plugin import collisions
 
 MARKER = "published"
 _NAMED = 3
-"""Tests that are named where nothing was selected."""
+"""Most tests to list if nothing was selected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The reports and tables that a run asks for."""
+    """The published tables that a run selects."""
 
     tables: frozenset[str]
-    """``002/performance``; none where nothing is asked for."""
+    """Names such as ``002/performance``; empty without a selection."""
     written: str
     """The option or ini key with its value, for messages."""
     alone: bool
-    """Whether tests that are no perf cases are deselected too: the option says so, the ini key does not."""
+    """Whether tests other than perf cases are deselected too: the option does so, the ini key does not."""
 
 
 def declare(add: Callable[..., None]) -> None:
@@ -61,11 +61,11 @@ asked_key = pytest.StashKey[Asked]()
 
 
 def configure(config: pytest.Config) -> None:
-    """Check the names; raises UsageError that lists the reports or tables that exist."""
-    given, ini = collisions.option(config, "perf_published"), collisions.ini(config, "perf_published")
-    text = ini if given is None else given
+    """Read the selection.  Raises UsageError with the existing reports or tables for an unknown name."""
+    option, ini = collisions.option(config, "perf_published"), collisions.ini(config, "perf_published")
+    text = ini if option is None else option
     names = [name for name in (part.strip() for part in text.split(",")) if name] or [text] * bool(text)
-    where, tables = "ini perf_published" if given is None else "--perf-published", frozenset[str]()
+    where, tables = "ini perf_published" if option is None else "--perf-published", frozenset[str]()
     if names:
         from perfsuite.published.selection import tables_of_runs
 
@@ -73,11 +73,11 @@ def configure(config: pytest.Config) -> None:
             tables = frozenset(tables_of_runs(names))
         except ConfigurationError as error:
             raise pytest.UsageError(f"{where}: {error}") from None
-    config.stash[asked_key] = Asked(tables=tables, written=f"{where}={text}", alone=given is not None)
+    config.stash[asked_key] = Asked(tables=tables, written=f"{where}={text}", alone=option is not None)
 
 
 def platforms(config: pytest.Config) -> frozenset[str]:
-    """Return the platforms of the rows that the run asks for."""
+    """Return the platforms of the selected rows."""
     tables = config.stash[asked_key].tables
     if not tables:
         return frozenset()
@@ -89,11 +89,11 @@ def platforms(config: pytest.Config) -> frozenset[str]:
 def select(
     config: pytest.Config, items: list[pytest.Item], cases: Sequence[pytest.Item], chosen: Collection[str]
 ) -> None:
-    """Mark the ``cases`` that reproduce published rows, and deselect whatever reproduces none that is asked for.
+    """Mark the ``cases`` that reproduce published rows, and deselect those that reproduce no selected row.
 
-    On a platform that only a report names, a case reproduces rows of that platform alone; on the ``chosen`` ones, the
-    session's own and those of the command line, rows of all.  Raises UsageError where something is asked for and no
-    collected case is of it.
+    On the ``chosen`` platforms, the session's own and those of the command line, a case reproduces rows of all
+    platforms; on other platforms only rows of its platform.  Raises UsageError if no collected case reproduces a
+    selected row.
     """
     asked = config.stash[asked_key]
     if not asked.tables and MARKER not in re.findall(r"\w+", config.getoption("markexpr") or ""):
@@ -112,12 +112,11 @@ def select(
 
 
 def _mark(case: pytest.Item, chosen: Collection[str]) -> frozenset[str]:
-    """Add a marker for each table that a case has rows of; return the tables."""
     from perfsuite.published.selection import rows_of, table_of
     from perfsuite.reports.tables.recipe_ids import rows_of_case
 
     own = rows_of_case(case.nodeid)
-    mark = case.get_closest_marker("platform")
+    mark = case.get_closest_marker("perf_platform")
     tables = frozenset(table for table, _ in own)
     if mark and mark.kwargs["name"] not in chosen:
         lines = ((table_of(row), row) for row in rows_of(tables) if mark.kwargs["name"] in row.platforms)
@@ -133,6 +132,6 @@ def _nothing(asked: Asked, count: int) -> str:
 
     tests = list(dict.fromkeys(recipe.test for row in rows_of(asked.tables) for recipe in recipes_of(row)))
     return (
-        f"{asked.written}: none of {plural(count, 'collected perf case')} reproduces a row of it; name "
+        f"{asked.written}: none of {plural(count, 'collected perf case')} reproduces a row of it; run "
         f"{listed(tests, _NAMED)}, at the full scale (--perf-scale=full)"
     )

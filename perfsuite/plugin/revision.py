@@ -1,7 +1,8 @@
-"""Which revision of the code a run measures."""
+"""Read the revision of the measured code from git."""
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -11,30 +12,31 @@ from perfsuite.record.run import Revision
 
 _DEADLINE_S = 10.0
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CHANGE_BRANCH", "BRANCH_NAME")
-"""Where CI services, which check out a detached head, name the branch: GitHub, GitLab, Jenkins."""
+"""Variables with the branch on CI services, which check out a detached head: GitHub, GitLab, Jenkins."""
 
 
 def revision_of(root: Path, *written: Path) -> Revision:
-    """The revision of the root directory; dirty where tracked files differ from it.
+    """Return the revision of the root directory; dirty if tracked files differ from it, or if git is too slow.
 
-    Files and folders ``written`` by perfsuite do not count: a baseline that was just stored changes no code.  Where git
-    does not say in time whether anything differs, something may.  What git refuses is the revision's ``problem``.
+    Files and folders ``written`` by perfsuite are ignored: a stored baseline changes no code.  The message of a failed
+    git command becomes the revision's ``problem``.
     """
+    run = functools.partial(git, root, deadline_s=_DEADLINE_S)
     try:
-        told = _git(root, "rev-parse", "--show-toplevel", "HEAD^{commit}", "--abbrev-ref", "HEAD")
+        head = run("rev-parse", "--show-toplevel", "HEAD^{commit}", "--abbrev-ref", "HEAD")
     except GitFailed as failed:
         return Revision(problem="" if failed.outside else str(failed))
-    top, commit, branch = told.splitlines()
+    top, commit, branch = head.splitlines()
     clean, problem, subject = False, "", ""
     try:
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "-z")
+        changed = run("status", "--porcelain", "--untracked-files=no", "-z")
         own = [path.resolve() for path in written]
         clean = all(
             any((Path(top) / entry[3:]).resolve().is_relative_to(path) for path in own)
             for entry in changed.split("\0")
             if entry
         )
-        subject = _git(root, "log", "-1", "--format=%s")
+        subject = run("log", "-1", "--format=%s")
     except GitFailed as failed:
         problem = str(failed)
     named = next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), "")
@@ -48,9 +50,5 @@ def revision_of(root: Path, *written: Path) -> Revision:
 
 
 def stamp(revision: Revision) -> str:
-    """The commit as runs of a baseline name it."""
+    """Return the commit in the form that baselines store."""
     return revision.commit + (DIRTY if revision.commit and revision.dirty else "")
-
-
-def _git(root: Path, *arguments: str) -> str:
-    return git(root, *arguments, deadline_s=_DEADLINE_S)

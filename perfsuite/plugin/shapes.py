@@ -1,6 +1,6 @@
-"""Shapes of the user's own, from a file: ``--perf-shapes FILE`` replaces the sizes of the tests that it names.
+"""``--perf-shapes FILE``: replace the sizes of tests by the user's shapes.
 
-A line is the name of a test function and one shape for it, ``#`` begins a comment::
+A line is the name of a test function and one shape for it; ``#`` begins a comment::
 
     test_matmul            4096x4096x11008   # the first product of a 7B model's MLP
     test_attention_kernel  2x32x8x4096x128
@@ -27,9 +27,8 @@ class Shape:
     """One line of the file."""
 
     line: int
-    """From 1."""
+    """Number of the line, from 1."""
     size: Size
-    """As the test's argument takes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,42 +39,40 @@ class ShapeFile:
     shapes: Mapping[str, tuple[Shape, ...]]
 
     def apply(self, test: str, sweep: Sweep) -> Sweep:
-        """The sweep with the file's shapes for ``test`` at both scales; as it is where the file has none.
+        """Return the sweep with the file's shapes for ``test`` at both scales; unchanged if the file has none.
 
-        Raises ConfigurationError, which names the line, where the test takes no shapes or others.
+        Raises ConfigurationError with the line if the test takes no shapes, or shapes of another length.
         """
-        mine = self.shapes.get(test, ())
-        if not mine:
+        shapes = self.shapes.get(test, ())
+        if not shapes:
             return sweep
         own = [size for size in (*sweep.full, *sweep.small) if isinstance(size.value, tuple)]
-        for shape in mine:
+        for shape in shapes:
             if not own:
-                raise self.error(
-                    shape.line, f"{test} has no sizes that are shapes; name one that has, or drop the line"
-                )
+                raise self.error(shape.line, f"{test} has no sizes that are shapes; use another test, or drop the line")
             if len(shape.size.value) != len(own[0].value):
                 raise self.error(
                     shape.line, f"{test} takes {len(own[0].value)} numbers, as in {own[0].id}, not {shape.size.id}"
                 )
-        sizes = tuple(shape.size for shape in mine)
-        only_at = sweep.only_at and sizes[0]  # the other dtypes, at one size where the test has them at one
+        sizes = tuple(shape.size for shape in shapes)
+        only_at = sweep.only_at and sizes[0]  # a test with further dtypes at one size runs them at the first shape
         return replace(sweep, full=sizes, small=sizes, extended_sizes=(), only_at=only_at)
 
     def require_known(self, tests: Iterable[str]) -> None:
         """Raise ConfigurationError for a name that no collected test has."""
-        known = sorted(set(tests))
+        names = sorted(set(tests))
         for name, (first, *_) in self.shapes.items():
-            if name not in known:
-                near = did_you_mean(name, known) if known else "there is none; name the file of the tests"
-                raise self.error(first.line, f"no perf test that was collected is named {name!r}; {near}")
+            if name not in names:
+                near = did_you_mean(name, names) if names else "there is none; add the file of the tests"
+                raise self.error(first.line, f"no collected perf test is named {name!r}; {near}")
 
     def error(self, line: int, rule: str) -> ConfigurationError:
-        """What is wrong with a line."""
+        """Return an error about a line of the file."""
         return ConfigurationError(f"--perf-shapes: {self.path}, line {line}: {rule}")
 
 
 def read_shapes(path: Path) -> ShapeFile:
-    """The file, checked line by line; raises UsageError that names file, line, rule and what to write."""
+    """Read and check the file.  Raises UsageError with file, line, rule and remedy."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -109,9 +106,9 @@ def _read_line(file: ShapeFile, number: int, words: list[str]) -> Shape:
         )
     name, text = words
     if not _NAME.fullmatch(name):
-        raise file.error(number, f"{name!r} is no name of a test function; write for example test_matmul")
+        raise file.error(number, f"{name!r} is not the name of a test function; write for example test_matmul")
     if not _SHAPE.fullmatch(text):
-        raise file.error(number, f"{text!r} is no shape; write whole numbers with x between them: 4096x4096x11008")
+        raise file.error(number, f"{text!r} is not a shape; write whole numbers with x between them: 4096x4096x11008")
     value = tuple(int(part) for part in text.split("x"))
     if 0 in value:
         raise file.error(number, f"{text} has a 0; a dimension is at least 1")

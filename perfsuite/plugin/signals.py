@@ -1,12 +1,12 @@
-"""Signals that end a run with perf cases: processes end, journal and reports are whole, no traceback is printed.
+"""Handle signals in a run with perf cases: end all processes, complete journal and reports, print no traceback.
 
 A run *collects*, *tests* and *ends*.  While it collects or tests, Ctrl-C raises KeyboardInterrupt as without perfsuite.
-SIGTERM and SIGHUP (the terminal was closed) fail the case that runs and leave time for all reports: torchrun sends
-SIGTERM to everybody when one process dies.  While the run ends, Ctrl-C only makes its exit status 2.
+SIGTERM and SIGHUP (a closed terminal) fail the running case and leave time for all reports: torchrun sends SIGTERM to
+all processes when one dies.  While the run ends, Ctrl-C only sets the exit status to 2.
 
-Launchers, shells and impatient people send a signal several times.  A repetition within a second is dropped, except
-while a test runs that is no perf case: it may send itself signals.  While no ranks are at work, in a fixture or in such
-a test, a second SIGTERM or SIGHUP kills the run.
+Launchers, shells and users may send a signal several times.  A repetition within a second is ignored, except during a
+test that is not a perf case: it may send signals to itself.  If no ranks are working, in a fixture or in such a test, a
+second SIGTERM or SIGHUP kills the run.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Signals:
         self._config = config
         self.phase: Literal["collects", "tests", "ends", "over"] = "collects"
         self.running = False
-        """Whether ranks are at work on a case, which a signal may interrupt."""
+        """Whether ranks work on a case, which a signal may interrupt."""
         self.plain = False
-        """Whether a test runs that is no perf case and may send itself signals."""
+        """Whether a test other than a perf case runs, which may send signals to itself."""
         self.hurried = False
-        """A signal or a lost agent ended the run: a launcher is about to kill this process too."""
+        """Whether a signal or a lost agent ended the run: a launcher may kill this process soon."""
         self._before: dict[int, Any] = {}
         self._last_s: dict[int, float] = {}
-        """When each signal came last; empty while none came."""
+        """Time of the last signal of each kind."""
         self._stopped = False
-        """Whether a SIGTERM or SIGHUP has asked the run to stop; a lost agent is no such signal."""
+        """Whether a SIGTERM or SIGHUP has stopped the run; a lost agent does not set it."""
         self._held = False
         self._pending = 0
 
     def install(self) -> None:
-        """From here to the end of the run signals are handled here; those that are ignored stay so (nohup)."""
-        if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        """Handle signals until the end of the run; ignored signals stay ignored (nohup)."""
+        if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
             return
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -60,7 +60,7 @@ class Signals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While a line of the journal is written, a signal waits."""
+        """Delay signals while a line of the journal is written."""
         __tracebackhide__ = True
         if self._held:
             yield
@@ -75,7 +75,6 @@ class Signals:
                 self._act(number)
 
     def _restore(self) -> None:
-        """Where the process is about to end, after a signal only once the burst is over."""
         self.phase = "over"
         if not self._last_s or not is_command():
             self._give_back()
@@ -83,7 +82,7 @@ class Signals:
 
     def _give_back(self) -> None:
         for number, before in self._before.items():
-            if signal.getsignal(number) == self._take:  # else somebody else handles it since
+            if signal.getsignal(number) == self._take:  # else another handler has replaced it
                 signal.signal(number, before)
 
     def _leave_to_others(self, number: int) -> None:
@@ -91,7 +90,7 @@ class Signals:
         os.kill(os.getpid(), number)
 
     def _take(self, number: int, frame: object) -> None:
-        __tracebackhide__ = True  # pytest says where the run was, not that a handler raised
+        __tracebackhide__ = True  # pytest prints the place of the interruption, not this handler
         now_s = time.monotonic()
         in_burst = any(now_s - last_s < _BURST_S for last_s in self._last_s.values())
         self._last_s[number] = now_s
@@ -115,10 +114,10 @@ class Signals:
         elif number == signal.SIGINT:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         elif self._stopped and self.phase == "tests" and not self.running:
-            self._leave_to_others(number)  # a test or a fixture goes on, and somebody does not want to wait
+            self._leave_to_others(number)  # a test or a fixture is running and the user does not want to wait
         else:
             self.hurried = self._stopped = True
-            session.shouldstop = session.shouldstop or f"perfsuite: stopped by {name}"  # a lost agent comes first
+            session.shouldstop = session.shouldstop or f"perfsuite: stopped by {name}"  # keeps that of a lost agent
             if self.running:
                 raise CaseStopped(name)
             if self.phase == "collects":
@@ -126,7 +125,7 @@ class Signals:
 
 
 def is_command() -> bool:
-    """Whether this process is pytest's own and ends with the run; else a program called ``pytest.main``."""
+    """Return whether this process is the command pytest and ends with the run; else a program called pytest.main."""
     frame: FrameType | None = sys._getframe()
     names = []
     while frame is not None:

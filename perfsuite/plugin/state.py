@@ -1,7 +1,7 @@
-"""The way from pytest's config to what the plugin knows of the run.
+"""Find the plugin's state of a run from pytest's config.
 
-This plugin is loaded in every pytest run, and most have no perf cases.  What measures and judges is imported when the
-first perf test is collected: here, and in :mod:`perfsuite.plugin.order` for what comes after the cases.
+This plugin is loaded in every pytest run, and most runs have no perf cases.  So modules that measure and judge are
+imported when the first perf test is collected: here, and in :mod:`perfsuite.plugin.order`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ suite_key: pytest.StashKey[Suite] = pytest.StashKey()
 
 
 def suite_of(config: pytest.Config) -> Suite:
-    """The state of this pytest run, made when first asked for."""
+    """Return the state of this pytest run; the first call creates it."""
     if suite_key not in config.stash:
         from perfsuite.plugin.suite import Suite
 

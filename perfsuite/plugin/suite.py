@@ -1,4 +1,4 @@
-"""What the plugin knows of one pytest run.  Nothing happens before a perf case is collected."""
+"""State of one pytest run.  Nothing happens before a perf case is collected."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from perfsuite.runtime.transports.cluster import ClusterTransport
 
 LOST_AGENT_S = 2.0
-"""torchrun tells everybody to end a tenth of a second after a process died: no news of it may have come by then."""
+"""Seconds to wait for the loss of an agent: torchrun stops the other processes 0.1 s after one died."""
 
 
 class Suite:
@@ -66,21 +66,21 @@ class Suite:
         self.config = config
         self.settings: Settings = config.stash[settings_key]
         self.session: PerfSession | None = None
-        """Made when the first perf test is collected."""
+        """Created when the first perf test is collected."""
         self.problem: PerfsuiteError | None = config.stash.get(launch.problem_key, None)
-        """Why no perf case can run; becomes a usage error once collection is done."""
+        """Why no perf case can run; becomes a usage error after the collection."""
         self.first_case_at: float | None = None
-        """When the first perf case began, on the monotonic clock."""
+        """Start of the first perf case, on the monotonic clock."""
         self.load_before: HostLoad | None = None
-        """What others did on this host before the first case."""
+        """Load of this host before the first case."""
         self.asked = False
-        """Whether any perf test was collected; until then nothing is done and no problem told."""
+        """Whether any perf test was collected; without one a problem is not reported."""
         self.left_out = 0
-        """Extended cases that were deselected."""
+        """Number of deselected extended cases."""
         self.opened = False
-        """Whether this run measures, and has a journal."""
+        """Whether this run measures and has a journal."""
         self.journal_elsewhere = ""
-        """Where the journal goes and why not into the root directory; empty if it does."""
+        """The place of a journal outside of the root directory and the reason; empty if it is inside."""
         self.started_at = ""
         """UTC, ISO 8601."""
         self.unusable: tuple[int, str] | None = None
@@ -88,7 +88,7 @@ class Suite:
         self.verdicts: dict[str, str] = {}
         """Verdict of each judged case in one word, by node id."""
         self.naming = False
-        """Whether the cases of a perf test are being made, whose ids name dataclasses and dtypes."""
+        """Whether a perf test is being parametrized; ids of its dataclasses and dtypes are names."""
         self.signals = Signals(config)
         self._remove_logs: Callable[[], None] = lambda: None
 
@@ -97,32 +97,32 @@ class Suite:
         """Whether cases that cannot run here are projected."""
         return collisions.option(self.config, "perf_project") is not None
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- platforms and devices -----------------------------------------------------------------------------------
 
     @functools.cached_property
     def catalog(self) -> Catalog:
-        """Known platforms, the user's own included."""
+        """All platforms, with those of the user."""
         return load_catalog(self.settings.platform_files)
 
     @functools.cached_property
     def machine(self) -> Machine:
-        """The device family of this run and what was found of it."""
+        """The device family of this run with its detected devices."""
         return detect_machine(self.catalog, self.settings.platform)
 
     @functools.cached_property
     def platforms(self) -> tuple[DeviceModel, ...]:
-        """The session's platform, then those that the command line names.
+        """The session's platform, then those in the command line.
 
-        A report of --perf-published names its platforms where the session's own has small sizes only.
+        --perf-published adds the platforms of its reports if the session's platform has small sizes only.
         """
-        mine, words = self.machine.model, self.named
+        own, words = self.machine.model, self.named
         if (self.settings.scale or self.machine.scale) == "small":
             words |= published.platforms(self.config)
-        return (mine, *(model for name, model in self.catalog.models.items() if name in words and name != mine.name))
+        return (own, *(model for name, model in self.catalog.models.items() if name in words and name != own.name))
 
     @functools.cached_property
     def named(self) -> frozenset[str]:
-        """Platforms that -k, -m or a node id of the command line names as a whole word."""
+        """Platforms whose names are words of -k, -m or a node id of the command line."""
         config = self.config
         node_ids = [part for arg in config.args for part in arg.partition("[")[2:]]
         text = " ".join([config.getoption("keyword") or "", config.getoption("markexpr") or "", *node_ids])
@@ -136,38 +136,38 @@ class Suite:
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """How rank processes are reached: the launcher's, else this host alone."""
+        """The transport to the rank processes: the launcher's, else that of this host."""
         if self.cluster is not None:
             return self.cluster
-        from perfsuite.runtime.transports.local import LocalTransport  # not before something runs
+        from perfsuite.runtime.transports.local import LocalTransport  # imported only if something runs
 
         logs, self._remove_logs = make_directory("run")
         return LocalTransport(start_method=self.machine.family.start_method, preload=launch.PRELOAD, log_directory=logs)
 
     def own_processes(self) -> frozenset[int]:
-        """Processes of this host from which all that the run starts here descends: this one, and agents beside it."""
+        """Return the process ids of this process and of agents on this host; all other processes of the run descend."""
         return frozenset({os.getpid(), *(self.cluster.agents_here() if self.cluster is not None else ())})
 
     @functools.cached_property
     def revision(self) -> Revision:
-        """What code is measured."""
+        """The revision of the measured code."""
         written = (self.config.stash[gate_options_key].folder, file_of("perf_history", self.config))
         return revision_of(self.config.rootpath, *filter(None, written))
 
     @functools.cached_property
     def versions(self) -> Mapping[str, str]:
-        """Versions of what takes part in the run, read from package metadata: torch is not imported for it."""
-        known = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
+        """Versions of Python and the packages, from package metadata: torch is not imported."""
+        versions = {"python": python_platform.python_version(), "perfsuite": perfsuite.__version__}
         for package in ("torch", "pytest", "pytest-benchmark"):
             try:
-                known[package] = importlib.metadata.version(package)
+                versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
-                known[package] = "not installed"
-        return known
+                versions[package] = "not installed"
+        return versions
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What the command line gave pytest, without secrets."""
+        """The command line of pytest, without secrets."""
         return masked_words(map(str, self.config.invocation_params.args))
 
     @functools.cached_property
@@ -175,7 +175,7 @@ class Suite:
         return families()
 
     def launch_sizes(self, model: DeviceModel) -> LaunchSizes:
-        """World sizes that sweeps over them follow on a platform: asked for, or what the launch or this host has."""
+        """Return the world sizes for sweeps on a platform: of the option, of the launch or of this host."""
         if self.settings.world_sizes or model.name != self.machine.name:
             node = model.devices_per_node
             return LaunchSizes(asked=self.settings.world_sizes, whole=int(node.value) if node else 0)
@@ -186,20 +186,20 @@ class Suite:
         return LaunchSizes(capacity=capacity, whole=0 if self.machine.simulated else capacity)
 
     def hosts_of(self, world_size: int) -> int:
-        """Hosts of so many ranks; of a launch whose agents have come."""
+        """Return the number of hosts of the first ``world_size`` ranks, after the agents have joined."""
         cluster = self.cluster
         return len({cluster.place(rank).host for rank in range(world_size)}) if cluster is not None else 1
 
     @functools.cached_property
     def absent(self) -> frozenset[str]:
-        """Why platforms that the command line names are not here."""
+        """Reasons why platforms of the command line are not on this machine."""
         return frozenset(filter(None, map(self._why_absent, self.platforms)))
 
     def _why_absent(self, model: DeviceModel) -> str:
         return why_absent(model.name, machine=self.machine, catalog=self.catalog, families=self._families)
 
     def why_not(self, model: DeviceModel, world_size: int) -> str:
-        """Why a case for this platform and number of ranks is skipped here; empty when it can run."""
+        """Return why a case for this platform and number of ranks is skipped; empty if it can run."""
         absent = self._why_absent(model)
         if absent or model.name != self.machine.name:
             return absent
@@ -207,7 +207,7 @@ class Suite:
         if cluster is not None and cluster.capacity is not None and world_size > cluster.capacity:
             return (
                 f"{world_size} ranks, but {cluster.name} gave {cluster.capacity}; start at least {world_size}, "
-                "or name fewer by --perf-world-sizes"
+                "or set fewer by --perf-world-sizes"
             )
         if self.unusable is not None and world_size >= self.unusable[0]:
             return self.unusable[1]
@@ -215,14 +215,14 @@ class Suite:
             return ""
         on_host = min(world_size, cluster.place(0).local_world_size if cluster else world_size)
         count = self.machine.device_count
-        if cluster and launch.device_names(self.machine):  # each agent tells its own: until they came nobody knows
+        if cluster and launch.device_names(self.machine):  # each agent reports its devices when it joins
             count = cluster.devices_here(count) or on_host
         return too_few_devices(on_host, count) if on_host > count else ""
 
-    # -- the way of a run ----------------------------------------------------------------------------------------
+    # -- the phases of a run -------------------------------------------------------------------------------------
 
     def prepare(self) -> bool:
-        """Detect the machine and make the session, once; False when that fails, :attr:`problem` then says why."""
+        """Detect the machine and create the session, once; return False and set :attr:`problem` on failure."""
         if self.session is None and self.problem is None:
             try:
                 self._make_session()
@@ -234,14 +234,13 @@ class Suite:
         machine = self.machine
         require_torch(machine.family, installed_torch())
         machine.family.require_backend(self.settings.backend)
-        _ = self.platforms  # a damaged platform file is found now, not in the middle of collection
-        if own_tree.VARIABLE not in os.environ:  # an arm is told its own
+        _ = self.platforms  # find a damaged platform file now, not during the collection
+        if own_tree.VARIABLE not in os.environ:  # an arm already has it
             gate, option = self.config.stash[gate_options_key], self.config.getoption
             compares = option("benchmark_compare", None) or option("benchmark_compare_fail", None)
             # The code of another checkout would be wrong evidence for a run that gates, stores or compares.
             judges = bool(gate.gate or gate.update or compares or self.config.stash[bare_compare_key])
-            told = own_tree.session_variable(self.config.rootpath, exclusive=judges)
-            os.environ.update(told)  # rank processes inherit it
+            os.environ.update(own_tree.session_variable(self.config.rootpath, exclusive=judges))  # for rank processes
             self.config.add_cleanup(functools.partial(os.environ.__delitem__, own_tree.VARIABLE))
         self.session = PerfSession(
             id=new_session_id(),
@@ -255,11 +254,11 @@ class Suite:
 
     @functools.cached_property
     def own_metrics(self) -> Sequence[OwnMetric]:
-        """The metrics that conftest.py files and plugins register; InvalidParameter for what cannot be used."""
+        """The metrics that conftest.py files and plugins register.  Raises InvalidParameter for invalid ones."""
         return registered(self.config.hook.pytest_perfsuite_metrics(config=self.config))
 
     def _open_driver(self) -> Driver:
-        from perfsuite.runtime.driver import Driver  # not before something runs
+        from perfsuite.runtime.driver import Driver  # imported only if something runs
 
         require_importable_torch()
         return Driver(
@@ -273,24 +272,24 @@ class Suite:
         )
 
     def start_workers(self) -> None:
-        """Have rank processes come up while pytest goes on collecting, unless this run will not use them."""
+        """Start rank processes while pytest collects, unless this run will not use them."""
         option = self.config.getoption
         idle = option("benchmark_skip", False) or hasattr(self.config, "workerinput")
         if self.session is not None and runs_tests(self.config) and not idle:
-            with contextlib.suppress(ConfigurationError):  # told by the first case that runs: all may be skipped
+            with contextlib.suppress(ConfigurationError):  # the first case raises it again; all may be skipped
                 if launch.is_other_rank(self.config):
                     launch.start_early(self.config, self.machine)
                 else:
                     self.session.start()
 
     def open(self) -> None:
-        """The run has perf cases: read the journal to resume, open the new one.  Raises PerfsuiteError."""
+        """Read the journal to resume and open the new one, in a run with perf cases.  Raises PerfsuiteError."""
         if self.problem is not None:
             raise self.problem
         session = self.session
         if session is None or not runs_tests(self.config):
             return
-        _ = self.own_metrics  # a wrong one is told before anything is measured
+        _ = self.own_metrics  # raises for an invalid one before anything is measured
         if self.settings.resume:
             session.resume(read_run(self.settings.resume))
         self.opened = True
@@ -318,7 +317,7 @@ class Suite:
 
     @contextlib.contextmanager
     def running_case(self) -> Iterator[None]:
-        """While ranks work on a case, a signal may interrupt it."""
+        """Mark the time in which ranks work on a case and a signal may interrupt it."""
         if self.first_case_at is None:
             self.first_case_at = time.monotonic()
             self.load_before = read_host_load(self.machine.family.host, self.own_processes())
@@ -329,27 +328,27 @@ class Suite:
             self.signals.running = False
 
     def budget_left_s(self) -> float | None:
-        """What is left of --perf-time-budget; None without one."""
+        """Return the remaining seconds of --perf-time-budget; None without the option."""
         if self.settings.time_budget_s is None or self.first_case_at is None:
             return self.settings.time_budget_s
         return self.settings.time_budget_s - (time.monotonic() - self.first_case_at)
 
     def lost_agents(self) -> str:
-        """Agents of a launch that are gone; waits a moment for them to show, because a launcher's signal is faster."""
+        """Return a sentence about lost agents; waits for it, because a launcher's signal may come first."""
         return self.cluster.await_loss(LOST_AGENT_S) if self.cluster else ""
 
     def close(self) -> None:
-        """End every process that the run started.  Idempotent."""
+        """End every process that the run started; a second call does nothing."""
         try:
             if self.session is not None:
                 self.session.close()
         finally:
             self._remove_logs()
 
-    # -- for people ----------------------------------------------------------------------------------------------
+    # -- header and warnings -------------------------------------------------------------------------------------
 
     def header(self) -> list[str]:
-        """Return one line that says what is measured with what, and a line per warning."""
+        """Return a line with versions, platform and hardware, and a line per warning."""
         machine, cluster = self.machine, self.cluster
         ranks = f" with {cluster.capacity} ranks" if cluster else ""
         transport = f"{cluster.name if cluster else 'local'}{ranks}"
@@ -363,8 +362,8 @@ class Suite:
         return lines + [f"perfsuite: warning: {warning}" for warning in self.warnings()]
 
     def warnings(self) -> list[str]:
-        """What a reader of the numbers must know beforehand."""
-        # A CPU's peaks are measured when needed: that none are published is no news.
+        """Return warnings about conditions that change the meaning of the results."""
+        # A CPU's peaks are measured when needed, so the remark about missing ones is left out.
         cpu = self.machine.family.name == "cpu"
         lines = [remark for remark in self.machine.remarks() if not (cpu and remark == self.machine.unknown)]
         if Path.cwd() != self.config.rootpath:

@@ -43,26 +43,26 @@ from perfsuite.reports.terminal import clock_lines, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
 _LONGEST = 2000
-"""Characters of a failure's message that are kept."""
+"""Most characters of a failure's message."""
 _REASONS = 3
-"""Reasons that a run which measured nothing tells beside those of platforms."""
+"""Most reasons, besides those of platforms, in a run that measured nothing."""
 MOST_ANNOTATIONS = 10
-"""GitHub shows no more errors of one step."""
+"""GitHub shows at most this number of errors of one step."""
 
 
 def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
-    """Put the run together once every case has its verdict, and write what the journal does not have yet.
+    """Build the record of the run after every case has its verdict, and complete the journal.
 
-    A run that -x, Ctrl-C or SIGTERM ended has the same record, of the cases that it came to.
+    A run that -x, Ctrl-C or SIGTERM ended has a record of the cases that it reached.
     """
     config = session.config
     suite, missing = config.stash[suite_key], config.stash[missing_key]
     assert suite.session is not None
     run = suite.session
     settle(session)
-    projected = projecting.told(suite)  # into the journal before its end
+    projected = projecting.projections(suite)  # written into the journal before its end
 
-    def fails(case: str) -> bool:  # by its verdict, which is told instead
+    def fails(case: str) -> bool:  # by its verdict, which is reported instead
         verdict = judged.by_case.get(case) if judged else None
         return judged is not None and verdict is not None and judged.fails(verdict.name)
 
@@ -72,9 +72,9 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
         exit_status=int(session.exitstatus),
         warnings=() if suite.signals.hurried else tuple(warnings(suite, run)),
         failed={
-            case: told.removeprefix(FAILED)[:_LONGEST]
-            for case, told in missing.items()
-            if told.startswith(FAILED) and not fails(case)
+            case: reason.removeprefix(FAILED)[:_LONGEST]
+            for case, reason in missing.items()
+            if reason.startswith(FAILED) and not fails(case)
         },
     )
     run.end(judged, last)
@@ -94,9 +94,9 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
         interrupted=run.interrupted,
         projections=projected[0] if projected else {},
         skips={
-            case: told.removeprefix(SKIPPED)
-            for case, told in missing.items()
-            if told.startswith(SKIPPED) and case not in run.results
+            case: reason.removeprefix(SKIPPED)
+            for case, reason in missing.items()
+            if reason.startswith(SKIPPED) and case not in run.results
         },
         gate=judged,
         end=last,
@@ -104,7 +104,7 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """One screen, and with ``--perf-show=tables`` every table above it; nothing when no perf case finished."""
+    """Print the reasons of skips, with ``--perf-show=tables`` every table, and the projections."""
     suite, level = config.stash[suite_key], config.stash[level_key]
     session = suite.session
     if session is None:
@@ -118,13 +118,13 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
             out.line(f"perfsuite: {line}", yellow=True)
         _show_tables(out, suite, session)
     if level != "quiet":
-        told = projecting.told(suite)
-        for line in grid_lines(projected_grids(*told)) if told else ():
+        projected = projecting.projections(suite)
+        for line in grid_lines(projected_grids(*projected)) if projected else ():
             out.line(line)
 
 
 def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
-    """What everybody should see, last."""
+    """Print the screen of the run, the last section."""
     run, suite = config.stash[record_key], config.stash[suite_key]
     if not (run.results or run.failures):
         return
@@ -175,7 +175,7 @@ def _shown(path: Path, config: pytest.Config) -> str:
 
 
 def annotate(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the annotations."""
+    """Print the annotations for GitHub Actions, with --perf-annotations."""
     if collisions.option(config, "perf_annotations") and os.environ.get("GITHUB_ACTIONS"):
         terminalreporter.ensure_newline()
         workspace = os.environ.get("GITHUB_WORKSPACE", "")
@@ -187,12 +187,12 @@ def annotate(terminalreporter: Any, config: pytest.Config) -> None:
 def error_commands(
     run: RunRecord, places: Mapping[str, tuple[str, int]], *, root: Path, workspace: str = ""
 ) -> Iterator[str]:
-    """Yield a workflow command for each of the first failing cases; the last one counts the others.
+    """Yield a workflow command for each of the first failing cases, and one with the number of the others.
 
     ``places``: file relative to ``root``, and line from 1, of each case.
     """
 
-    def escaped(text: str) -> str:  # as GitHub's toolkit escapes a command's message
+    def escaped(text: str) -> str:  # like GitHub's toolkit
         return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
     failing = {case: f"failed: {first_line(message)}" for case, message in run.failures.items()}
@@ -200,19 +200,18 @@ def error_commands(
         if run.gate is not None and run.gate.fails(verdict.name):
             reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
             failing[verdict.case] = headline(verdict) + reasons
-    known = [(case, message, *places[case]) for case, message in failing.items() if case in places]
-    for case, message, file, line in known[:MOST_ANNOTATIONS]:
-        path = root / file  # the service knows files relative to its checkout
+    placed = [(case, message, *places[case]) for case, message in failing.items() if case in places]
+    for case, message, file, line in placed[:MOST_ANNOTATIONS]:
+        path = root / file  # GitHub needs paths relative to its checkout
         place = path.relative_to(workspace).as_posix() if workspace and path.is_relative_to(workspace) else file
         file_property = escaped(printable(place)).replace(":", "%3A").replace(",", "%2C")
-        told = f"{printable(case)}: {without_paths(printable(message))}"
-        yield f"::error file={file_property},line={line}::{escaped(told)}"
-    if len(known) > MOST_ANNOTATIONS:
-        yield f"::error::and {plural(len(known) - MOST_ANNOTATIONS, 'more case')} failed, see the log"
+        text = f"{printable(case)}: {without_paths(printable(message))}"
+        yield f"::error file={file_property},line={line}::{escaped(text)}"
+    if len(placed) > MOST_ANNOTATIONS:
+        yield f"::error::and {plural(len(placed) - MOST_ANNOTATIONS, 'more case')} failed, see the log"
 
 
 def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
-    """Tables of metrics, fits, peaks, clocks, and what to beware of."""
     results = list(session.results.values())
     out.section(f"perfsuite: {suite.machine}")
     out.line(f"{outcomes(results, session.reused)}; hardware {session.fingerprint}")
@@ -232,21 +231,19 @@ def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
 
 
 def skip_lines(missing: Mapping[str, str], absent: Collection[str], *, nothing_measured: bool) -> Iterator[str]:
-    """Why cases were skipped, a line each: platforms that are not here, and the commonest reasons of a run without
-    any result.
-    """
-    skips = Counter(told for told in missing.values() if told.startswith(SKIPPED)).most_common()
-    others = [told for told, _ in skips if told.removeprefix(SKIPPED) not in absent]
+    """Yield the reasons of skips: absent platforms, and the most frequent reasons in a run without any result."""
+    skips = Counter(reason for reason in missing.values() if reason.startswith(SKIPPED)).most_common()
+    others = [reason for reason, _ in skips if reason.removeprefix(SKIPPED) not in absent]
     hidden = others[_REASONS:] if nothing_measured else others
-    for told, count in skips:
-        if told not in hidden:
-            yield f"{plural(count, 'case')} {told}"
+    for reason, count in skips:
+        if reason not in hidden:
+            yield f"{plural(count, 'case')} {reason}"
     if nothing_measured and hidden:
         yield f"{plural(len(hidden), 'more reason')}: -rs prints all"
 
 
 def warnings(suite: Suite, session: PerfSession) -> list[str]:
-    """What makes the numbers less than they look: a busy machine, a journal that could not be kept up."""
+    """Return the warnings about the results: a busy machine, a journal that could not be written, and so on."""
     host = suite.machine.family.host
     disturbed = [
         (result.case, disturbance(result))
@@ -259,7 +256,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
         instrumented_line(session.results.values()),
         *signs_of_others(disturbed, before=suite.load_before, after=after),
         session.journal_problem,
-        f"{code} is not known: {suite.revision.problem}" if suite.revision.problem else "",
+        f"{code} is unknown: {suite.revision.problem}" if suite.revision.problem else "",
         paced(congestion_control(host), [session.results[case] for case, _ in disturbed]),
     ]
     lines += outcome.retried_lines(suite.config)
@@ -268,7 +265,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
 
 
 def paced(control: str, results: Iterable[Result]) -> str:
-    """That gloo's messages scatter by how TCP sends them (figures in docs truth); empty where none were sent so."""
+    """Return a warning that TCP's congestion control scatters gloo's message times; empty if it does not apply."""
     sent = any(
         result.measurement and result.measurement.world_size > 1 and result.measurement.backend == "gloo"
         for result in results
@@ -276,13 +273,13 @@ def paced(control: str, results: Iterable[Result]) -> str:
     if not (sent and control.startswith("bbr")):
         return ""
     return (
-        f"gloo's messages go by TCP, which {control} paces: they can scatter several times more than by cubic "
+        f"TCP uses {control}: gloo message times can vary several times more than with cubic "
         "(sysctl -w net.ipv4.tcp_congestion_control=cubic; perfsuite docs truth)"
     )
 
 
 def oddities(results: Mapping[str, Result]) -> list[str]:
-    """What breaks no law of physics and is unlikely all the same, such as a speed-up above the number of ranks."""
+    """Return results that are possible but unlikely, such as a speed-up above the number of ranks."""
     bases = {case: results[scaling.base.case] for case, scaling in scalings(results.values()).items()}
     return [
         f"{case}: {violation}"

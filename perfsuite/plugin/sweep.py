@@ -1,6 +1,6 @@
-"""From the decorators of a test function to its cases: sizes checked, ids made, the sweep of world sizes and dtypes.
+"""Turn the decorators of a test function into a sweep of sizes, world sizes and dtypes, with the ids of the cases.
 
-Nothing here knows the machine: which platform and scale to generate for, and what to skip, is :mod:`.collect`'s part.
+:mod:`.collect` adds platform, scale and skips; this module does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ Scale = Literal["full", "small"]
 More = Literal[False, True, "whole"]
 
 DEFAULT_DTYPE = "fp32"
-"""The one dtype of a test that takes ``dtype`` and has no ``@dtypes``."""
+"""The dtype of a test that takes ``dtype`` without ``@dtypes``."""
 
 SHORT_NAMES = {"perf_platform": "platform", "perf_ranks": "ranks"}
-"""Our fixtures and their short names."""
+"""perfsuite's fixtures and their short names."""
 
 _SHAPE = re.compile(r"\d+(x\d+)+")
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _MISWRITTEN = re.compile(r"[\dx.+-]+|\d+(\.\d+)?[KMGT]i?B")
-"""No names, though they have the letters of one: a shape with a slip in it, bytes where the parameter takes none."""
-
-
+"""Words that look like names and are mistakes: a misspelt shape, or bytes for a parameter that takes none."""
 MOST_DOUBLED = 256
 """Ranks of the largest published run: world sizes are doubled up to it, then the whole launch follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSizes:
-    """What a run asks for or has room for."""
+    """The world sizes of a run: requested by an option, or limited by the devices."""
 
     asked: tuple[int, ...] = ()
-    """By --perf-world-sizes."""
+    """World sizes of --perf-world-sizes."""
     capacity: int = 0
-    """Ranks of the launch, else devices of the host where ranks do not share them; 0: no limit is known."""
+    """Ranks of the launch, else devices of the host if ranks do not share them; 0: no limit."""
     whole: int = 0
-    """Ranks of a test that runs on all there is: ``capacity``, or the devices of a maker's host that is not here."""
+    """Ranks of a test on all devices: ``capacity``, or the devices of the vendor's host for other platforms."""
 
     def instead_of(self, counts: tuple[int, ...], largest: int, more: More = True) -> tuple[int, ...]:
-        """World sizes of a test that names ``counts`` and takes more from ``largest`` on, the largest it names at all.
+        """Return the world sizes of a test with ``counts``, extended above ``largest``, its largest count at any scale.
 
         >>> LaunchSizes(capacity=24).instead_of((2, 4, 8), 2), LaunchSizes(asked=(1, 16)).instead_of((2, 4, 8), 2)
         ((2, 4, 8, 16, 24), (16,))
@@ -58,7 +56,7 @@ class LaunchSizes:
         """
         largest = max(counts, default=largest)
         if self.asked:
-            # Fewer than the test names are too few for what it measures; those that it leaves to others stay there.
+            # A test does not run on fewer ranks than its own counts.
             least = min(counts, default=largest + 1)
             return tuple(count for count in self.asked if count >= least)
         if more == "whole":
@@ -67,11 +65,11 @@ class LaunchSizes:
 
 
 ANY_HOST = LaunchSizes()
-"""Nothing asked for, no room known."""
+"""World sizes without an option and without a limit."""
 
 
 def doubled(beyond: int, capacity: int) -> tuple[int, ...]:
-    """World sizes above ``beyond`` for so many ranks: doubled up to MOST_DOUBLED, then all that there are.
+    """Return the world sizes above ``beyond``: doubled up to MOST_DOUBLED, then ``capacity``.
 
     >>> doubled(8, 24), doubled(8, 8), doubled(8, 600)
     ((16, 24), (), (16, 32, 64, 128, 256, 600))
@@ -86,9 +84,9 @@ class Size:
     """One value of a size parameter."""
 
     value: Any
-    """What the test gets: bytes, a tuple of integers, an integer or a name."""
+    """Value for the test: bytes, a tuple of integers, an integer or a name."""
     id: str
-    """How the id of the case names it."""
+    """Part of the id of the case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,48 +100,48 @@ class SweepPoint:
     id: str
     """Tokens after the platform, joined by ``-``; empty when there are none."""
     extended: bool = False
-    """Whether the case carries the marker of that name."""
+    """Whether the case has the marker ``perf_extended``."""
     acceptance: bool = False
-    """Whether the case carries the marker of that name."""
+    """Whether the case has the marker ``acceptance``."""
     needs: int = 1
-    """Ranks that the case runs on, whether ``ranks`` or its size says so."""
+    """Ranks of the case, from ``ranks`` or from its size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What the decorators of one test function ask for."""
+    """The sweep of one test function, from its decorators."""
 
     world_sizes: tuple[int, ...] = ()
     """Empty for a test without ``ranks``."""
     full_world_sizes: tuple[int, ...] = ()
-    """Those of the full scale."""
+    """World sizes of the full scale."""
     more: More = False
-    """Which further world sizes follow what there is: none, doubled ones, or all ranks alone (``whole``)."""
+    """World sizes that are added by the launch: none, doubled ones, or only the largest (``whole``)."""
     extended: tuple[int, ...] = ()
-    """World sizes whose cases carry the marker ``extended``."""
+    """World sizes whose cases have the marker ``perf_extended``."""
     size_param: str = ""
     """Name of the argument that takes the size; empty without ``@sizes``."""
     full: tuple[Size, ...] = ()
     small: tuple[Size, ...] = ()
     extended_sizes: tuple[Size, ...] = ()
-    """Small sizes whose cases carry the marker ``extended``."""
+    """Small sizes whose cases have the marker ``perf_extended``."""
     ranks_of: Callable[[Any], int] | None = None
     """Ranks by size, for a test without ``ranks``."""
     dtypes: tuple[str, ...] = ()
     only_at: Size | None = None
-    """The one size at which dtypes after the first run."""
+    """The only size for dtypes after the first."""
     acceptance: tuple[Size, ...] | None = None
-    """The first of these at a scale is of the acceptance run, empty: all sizes; None: the test has no such case."""
+    """The acceptance run takes the first of these that the scale has; empty: all sizes; None: no case."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names of the arguments after platform and ranks."""
-        return tuple(name for name, there in ((self.size_param, self.size_param), ("dtype", self.dtypes)) if there)
+        return tuple(filter(None, (self.size_param, "dtype" * bool(self.dtypes))))
 
     def points(self, scale: Scale, there: LaunchSizes = ANY_HOST) -> Iterator[SweepPoint]:
-        """Every combination at this scale: world sizes outermost, so that equal groups follow each other.
+        """Yield every combination at this scale, ordered by world size.
 
-        Raises ConfigurationError for a combination that comes twice: two cases would have one id.
+        Raises ConfigurationError for a combination that occurs twice: two cases would have one id.
         """
         seen: set[str] = set()
         for point in self._points(scale, there):
@@ -183,13 +181,13 @@ class Sweep:
 
 
 def read_sweep(
-    definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str], theirs: Collection[str] = ()
+    definition: pytest.Item, arguments: Collection[str], parametrized: Collection[str], foreign: Collection[str] = ()
 ) -> Sweep:
     """Return the sweep that a test function's decorators describe.
 
-    ``arguments`` are the fixtures that the test asks for, ``parametrized`` those that get their values from
-    elsewhere, ``theirs`` the short names of ours that are fixtures of the user or of another plugin.  Raises
-    ConfigurationError for decorators that contradict each other, the function or themselves.
+    ``arguments`` are the fixtures of the test, ``parametrized`` those that have values from other decorators, and
+    ``foreign`` the short names that are not perfsuite's fixtures in this test.  Raises ConfigurationError for
+    decorators that contradict each other or the function.
     """
     size_mark = _only_mark(definition, SIZES, "sizes")
     rank_mark = _only_mark(definition, WORLD_SIZES, "world_sizes")
@@ -204,25 +202,19 @@ def read_sweep(
         names, only_at = _read_dtypes(dtype_mark, param, full + small)
     elif "dtype" in arguments and "dtype" not in parametrized:
         names = (DEFAULT_DTYPE,)
-    arguments = set(arguments) - set(theirs)
-    ranks = "perf_ranks" if "perf_ranks" in arguments or "ranks" in theirs else "ranks"
-    decorated = (
-        ("sizes", param),
-        ("world_sizes", ranks if world_sizes else ""),
-        ("dtypes", "dtype" if names else ""),
-    )
+    arguments = set(arguments) - set(foreign)
+    ranks = "perf_ranks" if "perf_ranks" in arguments or "ranks" in foreign else "ranks"
+    decorated = (("sizes", param), ("world_sizes", ranks if world_sizes else ""), ("dtypes", "dtype" if names else ""))
     for decorator, argument in decorated:
         if argument and argument not in arguments:
             raise ConfigurationError(
-                f"@{decorator} gives values to {argument!r}, which is no argument; add it to the arguments of the test"
+                f"@{decorator} sets {argument!r}, which the test does not take; add it to the arguments of the test"
             )
         if argument in parametrized:
-            raise ConfigurationError(
-                f"@{decorator} and a parametrization both give values to {argument!r}; keep one of them"
-            )
+            raise ConfigurationError(f"@{decorator} and a parametrization both set {argument!r}; keep one of them")
     if ranks in arguments and not world_sizes and ranks not in parametrized:
         raise ConfigurationError(
-            f"takes {ranks}, but nothing says how many; add for example @world_sizes(2, 4), or drop it for one rank"
+            f"takes {ranks} without a number of them; add for example @world_sizes(2, 4), or drop it for one rank"
         )
     return Sweep(
         world_sizes=world_sizes,
@@ -241,7 +233,6 @@ def read_sweep(
 
 
 def _only_mark(definition: pytest.Item, name: str, decorator: str) -> pytest.Mark | None:
-    """The mark nearest to the function; a function's own replaces that of its class or module."""
     marks: list[tuple[pytest.Item | pytest.Collector, pytest.Mark]] = []
     for node, mark in definition.iter_markers_with_node(name=name):
         if marks and node is not marks[0][0]:
@@ -253,7 +244,7 @@ def _only_mark(definition: pytest.Item, name: str, decorator: str) -> pytest.Mar
 
 
 def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[Size, ...], tuple[Size, ...]]:
-    """(argument, full sizes, small sizes, those of the small ones whose cases are extended)."""
+    """Return (argument, full sizes, small sizes, extended ones of the small sizes)."""
     if mark is None:
         return "", (), (), ()
     param = mark.kwargs["param"]
@@ -273,7 +264,6 @@ def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[
 
 
 def _require_among(decorator: str, name: str, written: object, chosen: Sequence[Size], choices: Sequence[Size]) -> None:
-    """Raise ConfigurationError unless all of ``chosen`` are among ``choices``."""
     if not set(chosen) <= set(choices):
         raise ConfigurationError(
             f"@{decorator}: {name}={written!r} is not among the sizes of @sizes; "
@@ -282,7 +272,6 @@ def _require_among(decorator: str, name: str, written: object, chosen: Sequence[
 
 
 def _read_size(written: object, param: str) -> Size:
-    """A size as its parameter takes it; see :func:`perfsuite.plugin.decorators.sizes`."""
     if param.endswith("_bytes"):
         if isinstance(written, int) and not isinstance(written, bool) and written >= 0:
             return Size(value=written, id=format_bytes(written))
@@ -300,17 +289,12 @@ def _read_size(written: object, param: str) -> Size:
     elif isinstance(written, tuple) and written and all(type(part) is int for part in written):
         return Size(value=written, id="x".join(str(part) for part in written))
     raise ConfigurationError(
-        f"@sizes: {written!r} is no size for {param}; "
-        + (
-            "write bytes such as '64MiB'"
-            if param.endswith("_bytes")
-            else "write 1024, '1024x512', (1024, 512) or a name"
-        )
+        f"@sizes: {written!r} is not a size for {param}; write "
+        + ("bytes such as '64MiB'" if param.endswith("_bytes") else "1024, '1024x512', (1024, 512) or a name")
     )
 
 
 def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(all of them, those whose cases are extended)."""
     if mark is None:
         return (), ()
     counts: tuple[int, ...] = mark.kwargs["counts"]
@@ -320,7 +304,7 @@ def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[
     extended: tuple[int, ...] = mark.kwargs["extended"]
     if not set(extended) <= set(counts):
         raise ConfigurationError(
-            f"@world_sizes{counts!r}: extended={extended!r} has what is no world size of it; choose among the former"
+            f"@world_sizes{counts!r}: extended={extended!r} is not among the world sizes; choose from them"
         )
     more = mark.kwargs["more"]
     if more not in (False, True, "whole"):
@@ -340,13 +324,13 @@ def _read_dtypes(mark: pytest.Mark, param: str, sizes: tuple[Size, ...]) -> tupl
         if name not in KNOWN_DTYPES:
             raise ConfigurationError(f"@dtypes: {name!r} is unknown; choose from {', '.join(KNOWN_DTYPES)}")
     if not names:
-        raise ConfigurationError('@dtypes() names no dtype; write for example @dtypes("fp32", "bf16")')
+        raise ConfigurationError('@dtypes() has no dtype; write for example @dtypes("fp32", "bf16")')
     _refuse_repetition("dtypes", list(names))
     written = mark.kwargs["only_at"]
     if written is None:
         return names, None
     if not param:
-        raise ConfigurationError(f"@dtypes: only_at={written!r} needs @sizes, of which it names one")
+        raise ConfigurationError(f"@dtypes: only_at={written!r} is a size; add @sizes, or leave it out")
     only_at = _read_size(written, param)
     _require_among("dtypes", "only_at", written, [only_at], sizes)
     return names, only_at
@@ -357,7 +341,7 @@ def _read_acceptance(mark: pytest.Mark | None, param: str, sizes: Sequence[Size]
         return None
     written: tuple[Any, ...] = mark.kwargs["sizes"]
     if written and not param:
-        raise ConfigurationError(f"@acceptance: {written[0]!r} needs @sizes, some of which it names")
+        raise ConfigurationError(f"@acceptance: {written[0]!r} is a size; add @sizes, or leave it out")
     chosen = tuple(_read_size(size, param) for size in written)
     _require_among("acceptance", "a size", written, chosen, sizes)
     return chosen
@@ -366,4 +350,4 @@ def _read_acceptance(mark: pytest.Mark | None, param: str, sizes: Sequence[Size]
 def _refuse_repetition(decorator: str, ids: list[str]) -> None:
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
-        raise ConfigurationError(f"@{decorator} has {', '.join(twice)} twice; name each once")
+        raise ConfigurationError(f"@{decorator} has {', '.join(twice)} twice; write each once")

@@ -1,4 +1,4 @@
-"""pytest's reports with the gate's verdicts in them."""
+"""Put the gate's verdicts into pytest's reports."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from perfsuite.record.describe import headline
 from perfsuite.record.verdict import Verdict
 
 IN_FULL = 3
-"""Failing verdicts that the terminal prints in full; of the others a line each."""
+"""Failing verdicts that the terminal prints in full; each of the others is one line."""
 _shortened_key = pytest.StashKey[list[Verdict]]()
 SUITE_NODE = "perfsuite gate::the suite as a whole"
-"""Node id under which a suite that fails stands among the tests; nothing can be selected by it."""
+"""Node id of a failed suite in the reports; no test can be selected by it."""
 
 
 def remade(item: pytest.Item, report: pytest.TestReport, failed: str) -> pytest.TestReport:
-    """The call report of a case that passed by itself and fails by its verdict.
+    """Return the call report of a case that passed as a test and fails by its verdict.
 
-    Made here and by no hook: a plugin that runs failed tests again would measure until the verdict is another one.
+    No hook is called: a plugin that runs failed tests again would measure until the verdict changes.
     """
 
     def fail() -> None:
@@ -43,7 +43,7 @@ def remade(item: pytest.Item, report: pytest.TestReport, failed: str) -> pytest.
     new.sections = list(report.sections)
     covered = covers_verdict(item)
     new.outcome = "failed" if covered is None else "skipped"
-    attributes = vars(new)  # reports carry what plugins put on them
+    attributes = vars(new)  # plugins may add attributes to a report
     if covered is None:
         attributes.pop("wasxfail", None)
         attributes["perf_failure"] = failed.partition(" ")[0].rstrip(";:").upper()
@@ -54,7 +54,6 @@ def remade(item: pytest.Item, report: pytest.TestReport, failed: str) -> pytest.
 
 
 def _why_no_ab(repository: Repository, commit: str) -> str:
-    """Why nothing can be measured beside this commit, or beside any where it is empty; empty where it can."""
     if not repository.is_there():
         return repository.refusal or "the tests are not in a git repository with a commit"
     if not commit or repository.commit(commit):
@@ -63,7 +62,7 @@ def _why_no_ab(repository: Repository, commit: str) -> str:
 
 
 def tell_next_steps(verdicts: MutableMapping[str, Verdict], config: pytest.Config) -> None:
-    """Say of failing verdicts whether and where their next command works: that needs the commit of the stored runs."""
+    """Add to failing verdicts whether and in which folder their next command works: it needs the stored commit."""
     failing = {node: verdict for node, verdict in verdicts.items() if verdict.name in ("regressed", "drifted")}
     if not failing:
         return
@@ -78,7 +77,7 @@ def tell_next_steps(verdicts: MutableMapping[str, Verdict], config: pytest.Confi
 
 
 def suite_reports(line: str) -> tuple[pytest.TestReport, ...]:
-    """The reports of a test that failed, so that every reader of tests, JUnit's among them, sees that the suite did."""
+    """Return the reports of a failed test for the suite, so that all plugins, such as JUnit's, report it."""
     file, _, name = SUITE_NODE.partition("::")
 
     def report(when: Literal["setup", "call", "teardown"], outcome: Literal["passed", "failed"]) -> pytest.TestReport:
@@ -99,33 +98,30 @@ def suite_reports(line: str) -> tuple[pytest.TestReport, ...]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
-    """A failed verdict has its own word in verbose output."""
+    """Return the word of a failed verdict for verbose output."""
     if getattr(report, "perf_failure", "") and report.when == "call" and report.failed:
         return "failed", "F", str(report.perf_failure)
     return None
 
 
 def shorten(config: pytest.Config, verdicts: Mapping[str, Verdict]) -> None:
-    """Before pytest prints the failures: put the suite's first, and leave a few verdicts in full.
-
-    What other plugins keep of the reports, such as JUnit's, is not touched.
-    """
+    """Put the suite's failure first and print only a few verdicts in full; reports of other plugins stay complete."""
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     failed: list[Any] = reporter.stats.get("failed", []) if reporter is not None else []
     failed.sort(key=lambda report: report.nodeid != SUITE_NODE)
-    told = [report for report in failed if getattr(report, "perf_failure", "")]
+    judged = [report for report in failed if getattr(report, "perf_failure", "")]
     whole = config.stash[level_key] in ("tables", "cases") or config.option.tbstyle in ("line", "no")
-    shortened = [] if whole else _beyond([verdicts[report.nodeid] for report in told])
+    shortened = [] if whole else _beyond([verdicts[report.nodeid] for report in judged])
     hidden = {verdict.case for verdict in shortened}
     for index, report in enumerate(failed):
-        if report in told and report.nodeid in hidden:
+        if report in judged and report.nodeid in hidden:
             failed[index] = copy.copy(report)
-            failed[index]._pdbshown = True  # pytest's own mark of a failure that stands elsewhere
+            failed[index]._pdbshown = True  # pytest's own mark of a failure that was printed before
     config.stash[_shortened_key] = shortened
 
 
 def show(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print a line for each verdict that was not printed in full, and once the reasons that all of them have."""
+    """Print a line for each verdict that was not printed in full, and their common reasons once."""
     shortened = config.stash.get(_shortened_key, [])
     if not shortened:
         return
@@ -141,7 +137,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
 
 
 def _beyond(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Those beyond IN_FULL, among which every kind of verdict comes first, then the largest effect."""
+    """Return the verdicts after the first IN_FULL; one of every kind comes first, then the largest effects."""
 
     def effect(verdict: Verdict) -> float:
         finding = verdict.decisive

@@ -23,7 +23,7 @@ class Comparison:
 
     case: str
     pairs: int
-    a_s: float  # Median over pairs of the seconds per iteration of arm a.
+    a_s: float  # Seconds per iteration of arm a: geometric mean over pairs, outliers clipped; b_s / a_s - 1 = change.
     b_s: float
     change: float  # Relative change from a to b: 0.05 is 5 % slower.
     low: float  # Lower end of the interval of the change.
@@ -69,11 +69,13 @@ def compare(
         outcome = "faster"
     elif -tolerance <= low and high <= tolerance:
         outcome = "no difference"
+    a, b = (statistics.fmean(map(math.log, times)) for times in (a_s, b_s))
+    clipped = (b - a - paired.mean) / 2  # half of the distance by which outliers were clipped, taken from each arm
     return Comparison(
         case=case,
         pairs=paired.pairs,
-        a_s=statistics.median(a_s),
-        b_s=statistics.median(b_s),
+        a_s=math.exp(a + clipped),
+        b_s=math.exp(b - clipped),
         change=change,
         low=low,
         high=high,
@@ -91,22 +93,27 @@ def progress(comparisons: Sequence[Comparison], pairs: int) -> str:
     return f"{decided}; {pairs} pairs will hardly decide {len(hopeless)}" if hopeless else decided
 
 
-def table(comparisons: Sequence[Comparison], tolerance: float) -> Iterator[str]:
-    """Yield a line per case, at most COLUMNS wide unless its id is longer, and a legend."""
-    figures = [_figures(comparison) for comparison in comparisons]
-    head = f"{'a':>9}  {'b':>9}  {'change':>7}  {'interval':>17}  {'finds':>7}  outcome"
+def table(comparisons: Sequence[Comparison], tolerance: float, columns: int = COLUMNS) -> Iterator[str]:
+    """Yield a line per case of at most ``columns`` characters unless its id is longer, and a legend of its words."""
+    rows = [("mean a", "mean b", "b/a - 1", "interval", "finds", "outcome"), *map(_figures, comparisons)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)][:-1]
+    lines = ["  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows]
     width = max((len(comparison.case) for comparison in comparisons), default=4)
-    fits = width + 2 + max(map(len, [head, *figures])) <= COLUMNS
-    for case, line in [("case", head), *zip((comparison.case for comparison in comparisons), figures, strict=True)]:
-        yield from [f"{case:{width}}  {line}"] if fits else [case, f"  {line}"]
+    is_short = width + 2 + max(map(len, lines)) <= columns
+    for case, line in zip(["case", *(comparison.case for comparison in comparisons)], lines, strict=True):
+        yield from [f"{case:{width}}  {line}"] if is_short else [case, f"  {line}"]
     yield from _legend(comparisons, tolerance)
 
 
-def _figures(compared: Comparison) -> str:
-    interval = f"{_percent(compared.low)} to {_percent(compared.high)}"
-    times = f"{format_seconds(compared.a_s):>9}  {format_seconds(compared.b_s):>9}"
-    smallest = _percent(compared.smallest).lstrip("+")
-    return f"{times}  {_percent(compared.change):>7}  {interval:>17}  {smallest:>7}  {compared.outcome_text}"
+def _figures(compared: Comparison) -> tuple[str, ...]:
+    return (
+        format_seconds(compared.a_s),
+        format_seconds(compared.b_s),
+        _percent(compared.change),
+        f"{_percent(compared.low)} to {_percent(compared.high)}",
+        _percent(compared.smallest).lstrip("+"),
+        compared.outcome_text,
+    )
 
 
 def _percent(share: float) -> str:
@@ -116,6 +123,7 @@ def _percent(share: float) -> str:
 
 def _legend(comparisons: Sequence[Comparison], tolerance: float) -> Iterator[str]:
     if comparisons:
+        yield "mean: geometric mean over the pairs, outliers clipped"
         yield "finds: smallest slowdown that this number of pairs finds on this host with 95 % probability"
     open_ = [comparison for comparison in comparisons if comparison.outcome == "undecided"]
     if any(comparison.pairs_needed and not comparison.is_near_tolerance for comparison in open_):

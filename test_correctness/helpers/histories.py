@@ -76,7 +76,7 @@ class ScriptedRepository:
     def first_parents(self, branch, since=""):
         return {commit(number): f"commit {number}" for number in range(self.first, self.count)}
 
-    def known(self, commits):
+    def present(self, commits):
         return frozenset(commits) & self.beside
 
     def last_tag(self, branch):
