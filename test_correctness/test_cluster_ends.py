@@ -199,7 +199,7 @@ def test_an_agent_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
 DEAF = f"""
 import signal
 from perfsuite.runtime.transports import agent
-agent._Agent._acquire = lambda *_: signal.pause()
+agent.OneSlot.acquire = lambda *_, **__: signal.pause()
 {AGENT}"""
 LIVELY = f"""
 from perfsuite.runtime.transports import exchange

@@ -210,7 +210,7 @@ def markers() -> list[str]:
     config = mock.MagicMock()
     with mock.patch.object(gate_options, "_read", return_value=mock.Mock(fresh=False)):
         gate_options.configure(config)
-    with mock.patch.object(options, "read_settings"):
+    with mock.patch.object(options, "read_settings"), mock.patch.object(options, "short_names", return_value=True):
         options.configure(config)
     return sorted(call.args[1] for call in config.addinivalue_line.call_args_list)
 
