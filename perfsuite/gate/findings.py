@@ -196,7 +196,7 @@ def uncompared(work: CaseWork) -> Iterator[Finding]:
     """Yield findings for metrics that changed unit or direction, are missing today, or are not above 0."""
     gate_case = work.gate_case
     for name, why in gate_case.changed_metrics.items():
-        accept = "if that is meant: --perf-update=accept --perf-reason=TEXT"
+        accept = "if that is meant: --perf-accept=all --perf-reason=TEXT"
         yield _undecided(name, f"{why}: not compared; {accept}")
     newest = (gate_case.newest or gate_case.stored)[-1]
     for name, meaning in gate_case.stored_metrics.items():

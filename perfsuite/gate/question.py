@@ -35,7 +35,7 @@ SECONDARY_DOUBT = 2.0
 Row: silence 7."""
 OWN_DOUBT = 1.25
 """Standard errors above which own metrics are suspicious; no other quantity shows their changes.  Row: memory +12 % at
-2 %, metrics beside the time."""
+2 %, metrics in addition to the time."""
 
 
 @dataclass(frozen=True, kw_only=True)

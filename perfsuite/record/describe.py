@@ -136,4 +136,4 @@ def _advice(verdict: Verdict) -> Iterator[str]:
             yield f"next: {there}perfsuite ab --a {since or 'REV'} -- {shlex.quote(verdict.case)}"
         if not since and not verdict.no_ab:
             yield "REV: a revision that was fast; the stored runs name none"
-        yield "if it is meant: --perf-update=accept --perf-reason=TEXT"
+        yield "if it is meant: --perf-accept=all --perf-reason=TEXT"

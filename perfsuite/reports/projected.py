@@ -112,7 +112,7 @@ def projected_grids(
     if not projections:
         return []
     rows = tuple(row.cells for row in beside(projections, results, parameters))
-    title = "projected: what cases would measure; none of it was measured"
+    title = "projected: estimated figures, none of them measured"
     return [Grid(title=title, columns=_COLUMNS, rows=rows, notes=tuple(remarks(projections)))]
 
 
