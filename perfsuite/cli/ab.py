@@ -31,6 +31,7 @@ from perfsuite.record.run import instrumented_line
 from perfsuite.run.arms import Arm, arm_of, described_imports, run_arm
 from perfsuite.statistics.comparison import COLUMNS, Comparison, compare, progress, table
 from perfsuite.statistics.paired import MIN_PAIRS
+from perfsuite.suite import pytest_arguments
 
 if TYPE_CHECKING:
     from perfsuite.reports.changes import CaseChange
@@ -203,7 +204,7 @@ def run_ab(options: argparse.Namespace) -> int:
     if (options.a, options.a_python, environments[0]) == (options.b, options.b_python, environments[1]):
         raise ConfigurationError("both arms are the same; give --a and --b, or --a-env and --b-env, that differ")
     root = Path.cwd()
-    arguments = options.pytest_args or ["test_perf"]
+    arguments = options.pytest_args or pytest_arguments(["test_perf"], root)
     with ExitStack() as trees:
         trees.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _unwind))
         arms = []

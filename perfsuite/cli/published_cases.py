@@ -24,6 +24,7 @@ from perfsuite.published.roles import ROLES
 from perfsuite.published.selection import recipes_of, rows_of, table_of, tables_of_runs
 from perfsuite.record.workload import Workload
 from perfsuite.reports.document import Grid
+from perfsuite.suite import runnable
 from perfsuite.workloads.training.fits import why_beyond_estimate, why_not_fit
 from perfsuite.workloads.training.train_step import TrainStep
 
@@ -163,6 +164,6 @@ def cases_grids(records: Sequence[RowCase]) -> Iterator[Grid]:
             rows=tuple(tuple(row[at] for at in kept) for row in rows[1:]),
             notes=(
                 f"{len(can_run)} of {plural(len(lines), 'row')} can run there: "
-                f"pytest test_perf --perf-published={table} -k {platform}",
+                + runnable(f"pytest test_perf --perf-published={table} -k {platform}"),
             ),
         )

@@ -18,6 +18,7 @@ from perfsuite.projection.device_constants import constants_of, kernel_points
 from perfsuite.projection.messages import collective_lines, link_constants
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.traits import traits_of
+from perfsuite.suite import runnable
 
 OTHER_SOFTWARE = 0.15
 """Relative error of a constant measured under another software: a release changes times by 10 to 15 %."""
@@ -188,7 +189,7 @@ def command_for(name: str, platform: str) -> str:
     """
     test = next((path for beginning, path in _TESTS.items() if name.startswith(beginning)), "test_perf")
     start = _LAUNCHER.format(devices="N") if name.startswith("network") else "python -m pytest"
-    return f'{start} {test} -k "{platform}"'
+    return runnable(f'{start} {test} -k "{platform}"')
 
 
 def software_flag(calibration: Calibration, software: str) -> str:

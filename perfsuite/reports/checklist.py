@@ -19,6 +19,7 @@ from perfsuite.reports.ids import token_of
 from perfsuite.reports.recording import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.recording import gathered
+from perfsuite.suite import runnable
 
 Verdict = Literal["yes", "no", "not measured", "does not apply"]
 MOST_COMMUNICATION = 0.30
@@ -89,7 +90,7 @@ def answers(facts: Facts) -> Iterator[Answer]:
     for line, command, judge in _LINES:
         found = judge(facts) or Said(verdict="not measured")
         if found.verdict == "not measured" and not found.advice:
-            found = replace(found, advice=f"{command} measures it")
+            found = replace(found, advice=f"{runnable(command)} measures it")
         yield Answer(line=line, **vars(found))
 
 
@@ -270,7 +271,8 @@ def _utilisation(facts: Facts) -> Said | None:
         unit = "% utilisation"
         return _worst(shares, LEAST_UTILISATION_PERCENT, below=False, unit=unit, advice=advice)
     reasons = {case.reasons[name] for case in facts.training if name in case.reasons}
-    advice = f"pip install 'perfsuite[telemetry]'; {_PERF} -k 'ddp or fsdp' measures it on an accelerator"
+    command = runnable(f"{_PERF} -k 'ddp or fsdp'")
+    advice = f"pip install 'perfsuite[telemetry]'; {command} measures it on an accelerator"
     return Said(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
 
 

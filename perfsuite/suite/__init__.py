@@ -6,6 +6,7 @@ Journals, baselines and pages go to pytest's rootdir, which is where pytest was 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,3 +30,13 @@ def pytest_arguments(tests: Iterable[str], root: Path) -> list[str]:
         module = ".".join(["perfsuite.suite", *Path(file).with_suffix("").parts])
         found.append(f"{module}{separator}{name}" if installed else test)
     return found if found == list(tests) else ["--pyargs", *found]
+
+
+def runnable(command: str, root: Path | None = None) -> str:
+    """Return a pytest command that also runs where the current folder (or ``root``) lacks the suite's tests.
+
+    >>> runnable("pytest test_perf/test_kernels.py::test_kernel_launch -k h100", Path("/nonexistent"))
+    'pytest --pyargs perfsuite.suite.test_perf.test_kernels::test_kernel_launch -k h100'
+    """
+    place = Path.cwd() if root is None else root
+    return re.sub(r"\btest_perf\b[/\w.:]*", lambda test: " ".join(pytest_arguments([test[0]], place)), command)

@@ -18,6 +18,7 @@ from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
 from perfsuite.reports.tables.published import PublishedLine
 from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id, words_of_row
+from perfsuite.suite import runnable
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -184,7 +185,7 @@ def _not_here(rows: Sequence[PlacedLine]) -> Iterator[str]:
             yield f"line {line.line} has no case: {why}"
     if names:
         listing = ", ".join(f"{name} (line {number})" for number, name in names.items())
-        yield f"pytest test_perf -k NAME runs those not measured here: {listing}"
+        yield f"{runnable('pytest test_perf -k NAME')} runs those not measured here: {listing}"
 
 
 def _as_it_ran(case: TableCase) -> Ran:

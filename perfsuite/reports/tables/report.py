@@ -18,6 +18,7 @@ from perfsuite.reports.tables.recording import ReportCases, gathered, projected_
 from perfsuite.reports.tables.spec import Style
 from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
+from perfsuite.suite import runnable
 
 _NAMED = 4
 """Cases without a row that are named for each reason."""
@@ -144,11 +145,11 @@ def _described(recording: Recording) -> str:
 def _require_rows(style: Style, recordings: Sequence[Recording], material: ReportCases) -> None:
     if any(case.values and spec.select(case) for spec in style.tables for case in material.cases):
         return
-    names = ", ".join(recording.run.name for recording in recordings)
+    names, needs = ", ".join(recording.run.name for recording in recordings), runnable(style.needs)
     if not any(case.values for case in material.cases):
-        raise ConfigurationError(f"{names}: nothing was measured, so there is nothing for a table; run {style.needs}")
+        raise ConfigurationError(f"{names}: nothing was measured, so there is nothing for a table; run {needs}")
     there = ", ".join(sorted({case.model or case.workload for case in material.cases if case.values}))
     fitting = ", ".join(f"--style={other.name}" for other in fitting_styles(recordings)) or "another file"
     raise ConfigurationError(
-        f"style {style.name} has no table for the cases of {names} ({there}); choose {fitting}, or run {style.needs}"
+        f"style {style.name} has no table for the cases of {names} ({there}); choose {fitting}, or run {needs}"
     )
