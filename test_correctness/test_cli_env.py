@@ -171,10 +171,11 @@ def test_a_driver_that_hangs_is_said_and_not_waited_for(
     assert "driver  unknown" in out
 
 
-def test_the_module_runs_on_this_machine_into_a_closed_pipe() -> None:
-    program = f"{sys.executable} -m perfsuite.cli platforms | head -1"
+@pytest.mark.parametrize(("command", "start"), [("platforms", "this machine: cpu"), ("", "usage: perfsuite COMMAND")])
+def test_the_module_runs_on_this_machine_into_a_closed_pipe(command: str, start: str) -> None:
+    program = f"{sys.executable} -m perfsuite.cli {command} | {{ read line; echo $line; }}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
     )
     assert (0, "") == (done.returncode, done.stderr)
-    assert done.stdout.startswith("this machine: cpu")
+    assert done.stdout.startswith(start)

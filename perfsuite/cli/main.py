@@ -63,11 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a character outside of the encoding must not end the run
     out, err = cast("TextIO", _Screen(sys.stdout)), cast("TextIO", _Screen(sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        return _run(argv)
+        try:
+            code = _run(list(sys.argv[1:] if argv is None else argv))
+            sys.stdout.flush()  # raises here if the pipe is closed, not at exit
+            return code
+        except BrokenPipeError:  # perfsuite env | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_OK
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return EXIT_OK
@@ -82,18 +87,14 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments = parser.parse_args(words)
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()  # raises here if the pipe is closed, not at exit
         return code
     except PerfsuiteError as error:
         # A CaseError carries lines printed by pytest or the ranks; any other message is one line.
         message = str(error) if isinstance(error, CaseError) else escaped(str(error))
         print(f"perfsuite: error: {message}", file=sys.stderr)
         return EXIT_USAGE
-    except BrokenPipeError:  # perfsuite env | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except Exception as error:
-        if os.environ.get(TRACEBACK):
+        if os.environ.get(TRACEBACK) or isinstance(error, BrokenPipeError):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         print(
