@@ -70,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     works_for_another = hasattr(config, "workerinput")
     theirs = os.environ.keys() - without_git(os.environ).keys()  # of a hook of git that runs these tests
+    os.environ.pop("COLUMNS", None)  # with it commands fold their lines as in a terminal
     for name in theirs | {name for name in os.environ if name.startswith("PYTEST_XDIST_")}:
         del os.environ[name]  # runs that tests start are nobody's workers
     if works_for_another or not getattr(config.option, "numprocesses", None):

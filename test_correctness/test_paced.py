@@ -29,7 +29,7 @@ def sent(backend, ranks):
 def test_pacing_is_told_where_messages_went_by_it(control, backend, ranks, told):
     line = paced(control, [sent(backend, ranks)])
     assert bool(line) == told
-    assert not told or f"TCP, which {control} paces" in line
+    assert not told or f"TCP uses {control}:" in line
 
 
 def test_nothing_measured_is_not_paced():

@@ -119,7 +119,7 @@ def test_other_hardware_and_damage_are_one_line(repo, pytester):
     path.write_text(text.replace('"result"', '"resul"'))
     found = repo.run("--perf-resume=one.jsonl")
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines(["ERROR: journal */one.jsonl, line 3: 'resul' is not what a line of a journal is*"])
+    found.stderr.fnmatch_lines(["ERROR: journal */one.jsonl, line 3: 'resul' is not a line of a journal*"])
 
 
 @pytest.mark.parametrize("quiet", [[], ["-q"], ["-qq"], ["-v"], ["--no-summary"]], ids=" ".join)

@@ -25,7 +25,7 @@ def test_no_line_is_wider_than_the_terminal(journal, command, columns, monkeypat
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     if main([command[0], str(FOLDER / f"{journal}.jsonl"), *command[1:]]):
-        assert "nothing was measured" in capsys.readouterr().err
+        assert "no report has a table for these results" in capsys.readouterr().err
         return
     lines = capsys.readouterr().out.splitlines()
     assert [] == [line for line in lines if len(line) > columns and len(line.split()) > 1]

@@ -164,6 +164,8 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
     if session is None or session.journal is None or session.journal_problem:
         return pages
     path, here = session.journal.path, config.invocation_params.dir
+    if not path.exists():  # no case was measured, so nothing was written
+        return pages
     is_newest = path.parent == here / FOLDER and newest(here) == path
     place = "" if is_newest else f" {shlex.quote(_shown(path, config))}"
     return [*pages, ("next", f"perfsuite show{place} --show=tables")]
