@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from benchmarks.backtest.tables import (
     TABLES,
     TRAFFIC,
     BacktestTable,
+    held_out,
     kept,
     platform_of,
 )
@@ -259,10 +261,37 @@ def run_other_sizes() -> tuple[Error, ...]:
     return tuple(errors)
 
 
-def run_other_release() -> tuple[Error, ...]:
-    """Steps of NeMo 24.07, all in fp8, by the constants of NeMo 24.09 to 24.12: a user does not know the release."""
-    rows = published_steps("nemo-h100-fp8")
-    return tuple(_as_commanded(TABLES["nemo-h100"], rows, all_constants()))
+def run_held_out() -> tuple[Error, ...]:
+    """Steps of other releases and of models in no fit: ``--software NAME`` cannot know the user's release."""
+    constants = all_constants()
+    tables = [table for table in TABLES.values() if table.held_out]
+    return tuple(error for table in tables for error in _as_commanded(table, held_out(table), constants))
+
+
+def run_experts() -> tuple[Error, ...]:
+    """Steps of a model with experts by NeMo's constants, which are fitted to dense models alone."""
+    return tuple(_as_commanded(TABLES["nemo-h100"], published_steps("nemo-h100-experts"), all_constants()))
+
+
+def shipped_constants() -> tuple[Fitted, ...]:
+    """Return the constants with a sentence about the steps of later releases, for ``perfsuite project``."""
+    errors = run_held_out()
+    shipped = []
+    for one in all_constants():
+        table = TABLES[one.table]
+        newest = table.release.split()[-1]
+        own = {row.id for row in held_out(table) if row.release > newest}
+        later = [error for error in errors if error.row.id in own]
+        text = "no later release is in the public tables that were read"
+        if later:
+            ratios = sorted(error.row.step_time_s / error.predicted_s for error in later)
+            first, last = (choose(error.row.release for error in later) for choose in (min, max))
+            text = (
+                f"{len(later)} public steps of {first if first == last else f'{first} to {last}'} on {one.device} took "
+                f"{ratios[0]:.2f} to {ratios[-1]:.2f} times the projected time, median {statistics.median(ratios):.2f}"
+            )
+        shipped.append(dataclasses.replace(one, release=table.release, later=text))
+    return tuple(shipped)
 
 
 def run_other_device() -> tuple[Error, ...]:
@@ -273,11 +302,8 @@ def run_other_device() -> tuple[Error, ...]:
 
 def run_own_modules() -> tuple[Error, ...]:
     """Every row by its platform's row and perfsuite's own modules, as the command projects it without --software."""
-    errors: list[Error] = []
-    for table in TABLES.values():
-        for row in kept(table):
-            errors.append(Error(row, own_step(row)))
-    return tuple(errors)
+    rows = [row for table in TABLES.values() for row in (*kept(table), *held_out(table))]
+    return tuple(Error(row, own_step(row)) for row in rows)
 
 
 def run_software() -> tuple[Backtested, ...]:
@@ -296,34 +322,38 @@ def bands() -> dict[str, dict[str, float | str]]:
     """10th and 90th percentile of measured over predicted, by regime, and by device and dtype where rows are enough."""
     kernels, dense, experts = run_kernels()
     situ = [error for table in TABLES.values() for error in run(table).errors]
-    sizes, elsewhere, own = (*run_other_sizes(), *run_other_release()), run_other_device(), run_own_modules()
+    unseen, elsewhere, own = run_held_out(), run_other_device(), run_own_modules()
+    sizes, away = (*run_other_sizes(), *unseen), "software, another device"
     found: dict[str, tuple[Sequence[Error | MemoryRow], str]] = {
         "in situ": ([*situ, *dense.errors, *experts.errors], "leave one model out; B200 by kernels and one step"),
         "kernels only": (kernels.errors, "B200 by its kernels alone"),
-        "software and device": (sizes, "other sizes, more nodes and another release than the constants were fitted to"),
-        "software, another device": (elsewhere, "llm-foundry by its constants of other devices"),
+        "software and device": (sizes, "other sizes, more nodes and other releases than the constants were fitted to"),
+        away: (elsewhere, "llm-foundry by its constants of other devices"),
         "platform row only": (own, "all tables by their platforms' rows and perfsuite's modules"),
     }
-    for regime in ("software and device", "software, another device", "platform row only"):
-        errors, tables = found[regime]
-        parts: dict[str, list[Error | MemoryRow]] = {}
+    programs = {row.id: table.software for table in TABLES.values() for row in (*kept(table), *held_out(table))}
+    for regime, errors in (("software and device", sizes), (away, elsewhere), ("platform row only", own)):
+        parts: dict[str, list[Error]] = {}
         for error in errors:
             row = error.row
             nodes = -(-row.layout.world_size // row.devices_per_node)
-            for kind in kinds_of(platform_of(row).name, row.dtype, nodes):
+            program = "" if regime == "platform row only" else programs[row.id]
+            kinds = kinds_of(nodes, platform_of(row).name, row.dtype, program)
+            for kind in kinds[:2] if regime == away else kinds:  # away, all rows are of one software
                 parts.setdefault(kind, []).append(error)
         found |= {
-            f"{regime}, {kind}": (part, f"{tables}, {kind}") for kind, part in parts.items() if len(part) >= FEWEST_ROWS
+            f"{regime}, {kind}": (part, f"{found[regime][1]}, {kind}")
+            for kind, part in parts.items()
+            if len(part) >= FEWEST_ROWS
         }
     stored: dict[str, dict[str, float | str]] = {}
-    for regime, (errors, tables) in found.items():
-        low, high = tenths(errors)
-        stored[regime] = {
-            "low": round(low, 3),
-            "high": round(high, 3),
-            "rows": len(errors),
-            "tables": tables,
-        }
+    for regime, (rows, tables) in found.items():
+        low, high = tenths(rows)
+        stored[regime] = {"low": round(low, 3), "high": round(high, 3), "rows": len(rows), "tables": tables}
+    # Of a software away from its device neither the device nor the release is that of the constants: the wider of both.
+    lows, highs = zip(tenths(elsewhere), tenths(unseen), strict=True)
+    stored[away] |= {"low": round(min(lows), 3), "high": round(max(highs), 3), "rows": len(elsewhere) + len(unseen)}
+    stored[away]["tables"] = f"{found[away][1]}, and other releases on the same device"
     return stored
 
 

@@ -21,7 +21,6 @@ from perfsuite.models.describe import counts, describe
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, achieved, read_calibration
 from perfsuite.projection.figures import figures
-from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.job import Job, Node
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.memory import RESERVED, MemoryBreakdown
@@ -117,7 +116,10 @@ def run(options: argparse.Namespace) -> int:
     check_options(options)
     training = choose_recipe(options)
     device, calibration = read_platform(options)
-    job = _of_recipe(options, device, training) if training else _job(options, device, calibration)
+    if training:
+        job = make_job(options, training, device, node_of(options, device, Layout.of(training).world_size))
+    else:
+        job = _job(options, device, calibration)
     found = project(job, calibration, simulated=calibration.simulated)
     metrics = figures(found, job.model, device, job.layout.global_batch)
     gains = elasticities(job, calibration) if options.sensitivity or options.json else {}
@@ -224,24 +226,17 @@ def software_lines() -> Iterator[str]:
     for one in fitted_constants():
         yield f"{one.software}: {one.rows} steps on {one.device}, up to {one.world} devices ({one.table})"
         yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.values.items())
+        yield f"  release: {one.release}; {one.later}"
         yield f"  traits: {SOFTWARES[one.software].source}"
 
 
-def _code_of(options: argparse.Namespace, training: Training, device: DeviceModel) -> Implementation | None:
-    """The traits of another software than perfsuite; None for its own, which the job finds."""
-    if options.software == OWN:
-        return None
-    model = find_projected(training.model, training.overrides)
-    return software_implementation(options.software, model, dtype=training.dtype, device=device)
-
-
 def make_job(options: argparse.Namespace, training: Training, device: DeviceModel, node: Node) -> Job:
-    """The job of a step by the software that the options name."""
-    return Job.of(training, device, node=node, implementation=_code_of(options, training, device))
-
-
-def _of_recipe(options: argparse.Namespace, device: DeviceModel, training: Training) -> Job:
-    return make_job(options, training, device, node_of(options, device, Layout.of(training).world_size))
+    """Return the job of a step by the software of ``options``."""
+    code = None
+    if options.software != OWN:
+        model = find_projected(training.model, training.overrides)
+        code = software_implementation(options.software, model, dtype=training.dtype, device=device)
+    return Job.of(training, device, node=node, implementation=code)
 
 
 def _job(options: argparse.Namespace, device: DeviceModel, calibration: Calibration) -> Job:
@@ -289,8 +284,9 @@ def lines(
     band = f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}"
     yield f"step time        {bound}{format_seconds(found.step_time_s)}   80 % band {band}"
     yield f"                 {found.regime}; {found.band_source}"
-    if software := calibration.software if calibration.regime.startswith("software") else "":
-        yield f"software         {software}"
+    if calibration.regime.startswith("software"):
+        for title, text in zip(("software", ""), calibration.software.split("; ", 1), strict=True):
+            yield f"{title:17}{text}"
     for metric in metrics:
         value = "unknown" if metric.value is None else f"{significant(metric.value)} {metric.unit}"
         note = f"   {metric.convention}" if metric.convention not in ("aggregate", "per device") else ""
