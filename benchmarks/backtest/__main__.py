@@ -1,4 +1,4 @@
-"""The command: the tables of docs projection-evidence, recomputed from the published rows beside this file."""
+"""Recompute the tables of docs projection-evidence from the published rows in ``data``."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class PublishedStep:
     step_time_s: float
     memory_gib: float | None
     memory_kind: str
-    """What was read: ``allocated``, as a projection counts it, or of the whole card; empty where no memory is told."""
+    """``allocated``, as a projection counts it, or memory of the whole card; empty: no memory is published."""
     gradients_in_fp32: bool
     release: str
     """Of the program, where the row is of another than those that constants are fitted to."""

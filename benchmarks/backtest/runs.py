@@ -37,7 +37,7 @@ from perfsuite.projection.step import FEWEST_ROWS, kinds_of
 B200: Mapping[str, float] = MappingProxyType(
     {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}
 )
-"""Shares of B200's sheet that its microbenchmarks reach, for what has no kernel of its size."""
+"""Shares of B200's sheet that its microbenchmarks reach, for operations without a measured kernel."""
 IN_SITU_ROW = "simumax/b200/llama3_405b_l4_tp2_pp1_dp4_mbc8_cef"
 """The one step that B200's kernels are tied to."""
 
@@ -71,7 +71,7 @@ def run_kernels() -> tuple[Backtested, Backtested, Backtested]:
 
 
 def _in_situ(one: PublishedStep) -> dict[str, float]:
-    """What a block of B200 takes over its kernels, from one step."""
+    """Return the ratio of a block of B200 to its kernels, from one step."""
     ratio = Free(name="in_situ_ratio", expected=1.1, spread=0.3)
     kernels = measured_kernels("b200-microbenchmarks")
     return fit(
@@ -91,7 +91,7 @@ def advised() -> list[Choice]:
 
 
 def run_advisor() -> Backtested:
-    """What the first choice costs over the measured best, in the groups of alternatives that were measured."""
+    """Compare the first choice of the advisor with the measured best, in the groups of measured layouts."""
     groups = advised()
     return Backtested(
         name="advisor",
@@ -129,7 +129,7 @@ def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
             title=f"llm-foundry on {device}, its traits from {home} alone",
             free=(ATTENTION,),
             fixed={"attention_backward": 0.65, "matmul": rates[device], **traits},
-            known=functools.partial(_network_of, table),
+            derived=functools.partial(_network_of, table),
             budget=(4, 12, 15),
         )
         tested.append(run(table))
@@ -141,7 +141,7 @@ def _network_of(table: BacktestTable, rows: Sequence[PublishedStep]) -> Constant
 
 
 def run_one_node() -> tuple[Backtested, ...]:
-    """llm-foundry's rows on 16 to 64 devices from those on 8; the network, which no node tells, from other models'."""
+    """llm-foundry's rows on 16 to 64 devices from those on 8; the network comes from other models'."""
     tested = []
     for name in ("llm-foundry-h100", "llm-foundry-a100-40"):
         table = TABLES[name]
@@ -230,12 +230,12 @@ def _constants_of(table: BacktestTable, rows: Sequence[PublishedStep]) -> Fitted
 
 @functools.lru_cache(maxsize=1)
 def all_constants() -> tuple[Fitted, ...]:
-    """What every table gives its software on its device, as ``perfsuite project --software`` takes it."""
+    """Return the constants of every table, as ``perfsuite project --software`` uses them."""
     return tuple(_constants_of(table, kept(table)) for table in TABLES.values())
 
 
 def _as_commanded(table: BacktestTable, own: Sequence[PublishedStep], tables: Sequence[Fitted]) -> list[Error]:
-    """Rows by what the command takes from ``tables``."""
+    """Predict rows by the constants that the command takes from ``tables``."""
     values = constants_for(table.software, platform_of(own[0]), tables)[0].values
     return [Error(*pair) for pair in zip(own, predict(own, table.software, values), strict=True)]
 
@@ -243,7 +243,7 @@ def _as_commanded(table: BacktestTable, own: Sequence[PublishedStep], tables: Se
 def run_other_sizes() -> tuple[Error, ...]:
     """The largest and the smallest third of each table's models, and its steps on more nodes, from the other rows.
 
-    What a user projects is rarely a model between two of the table's.
+    A user rarely projects a model between two of the table's.
     """
     errors: list[Error] = []
     for table in TABLES.values():
@@ -307,7 +307,7 @@ def run_own_modules() -> tuple[Error, ...]:
 
 
 def run_software() -> tuple[Backtested, ...]:
-    """What the command says with a software, of other sizes and of another device, and without one."""
+    """Return the errors of the command: software with other sizes, software on another device, no software."""
     return tuple(
         Backtested(name=name, title=title, errors=errors, left_out={}, constants={}, budget=budget)
         for name, title, errors, budget in (
@@ -377,15 +377,13 @@ def tenths(errors: Sequence[Error | MemoryRow]) -> tuple[float, float]:
 
 def find_tables(names: Sequence[str]) -> list[str]:
     """The names that were asked for, all where none was; ConfigurationError names the nearest."""
-    known = list(NAMES)
+    every = list(NAMES)
     for name in names:
-        if name not in known:
-            raise ConfigurationError(f"back-test {name!r} is unknown; {did_you_mean(name, known)}")
-    return list(names) or known
+        if name not in every:
+            raise ConfigurationError(f"back-test {name!r} is unknown; {did_you_mean(name, every)}")
+    return list(names) or every
 
 
 EXTRA = ("b200", "one-device", "one-node", "platform-row", "software", "memory", "advisor")
-"""Back-tests that are no leave-one-model-out."""
-
-
+"""Back-tests that do not leave out one model."""
 NAMES = (*TABLES, *EXTRA)

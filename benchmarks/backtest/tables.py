@@ -1,4 +1,4 @@
-"""The tables of published steps that are back-tested: what is fitted to each, which rows are left out, and why."""
+"""The tables of published steps of the back-test: fitted constants of each, rows that are left out, and reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BESIDE_TENSOR = Free(name="tensor_overlap", expected=0.7, spread=1.0, share=True
 LINK = Free(name="link", expected=0.7, spread=0.4, share=True)
 NETWORK = Free(name="network", expected=0.7, spread=0.5, share=True)
 CLUSTER = Free(name="network", expected=0.5, spread=1.0, share=True)
-"""Of its adapters' rate, where nobody says how a cluster is wired."""
+"""Share of the adapters' rate, for a cluster with unknown wiring."""
 SPREAD = Free(name="rank_spread_ratio", expected=0.012, spread=0.5)
 
 
@@ -50,8 +50,8 @@ class BacktestTable:
     noise: float = 0.04
     fixed: Mapping[str, float] = field(default_factory=dict)
     """Constants that are known from elsewhere."""
-    known: Callable[[Sequence[PublishedStep]], Constants] = lambda rows: {}
-    """Constants that something else tells of the rows that are not predicted."""
+    derived: Callable[[Sequence[PublishedStep]], Constants] = lambda rows: {}
+    """Constants from other sources, given the rows that are not predicted."""
     among: Callable[[PublishedStep], bool] = lambda row: True
     """Whether it is about a row at all."""
     leave_out: Callable[[PublishedStep], str] = lambda row: ""
@@ -83,9 +83,9 @@ def memory_share(software: str, row: PublishedStep) -> float:
 
 
 def _odd_among_its_own(row: PublishedStep) -> str:
-    """Why a row of llm-foundry is no measure of its software: memory at its limit, or its own table says otherwise."""
+    """Return why a row of llm-foundry does not count: memory at its limit, or its table contradicts it."""
     if row.dtype == "fp8":
-        return "fp8 beside bf16: an efficiency of its own on 7 rows"
+        return "fp8: 7 rows among rows in bf16, with an efficiency of their own"
     share = memory_share("llm-foundry", row)
     if share > MEMORY_LIMIT:
         return f"{100 * share:.0f} % of the card by estimate"
