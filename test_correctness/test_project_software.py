@@ -9,12 +9,14 @@ import pytest
 
 from benchmarks.backtest import runs
 from benchmarks.backtest.leave_one_out import summary
-from benchmarks.backtest.tables import TABLES, kept, platform_of
+from benchmarks.backtest.rows import published_steps
+from benchmarks.backtest.tables import TABLES, held_out, kept, platform_of
 from perfsuite.cli.main import main
 from perfsuite.platforms import load_catalog
 from perfsuite.projection import softwares
 from perfsuite.projection.step import find_band, kinds_of
 
+SOFTWARE = {row.id: table.software for table in TABLES.values() for row in (*kept(table), *held_out(table))}
 JOB = ("--model", "gpt3-13b", "--world", "8", "--global-batch", "8")
 
 
@@ -44,7 +46,7 @@ def test_the_command_prices_the_code_of_the_software(capsys):
     own, nemo = projected(capsys, "--platform", "h100"), projected(capsys, "--platform", "h100", "--software", "nemo")
     assert nemo["step_time_s"] < own["step_time_s"]  # fused kernels
     assert nemo["regime"].startswith("software and device, one node")
-    assert "nemo, constants fitted to 38 steps: nemo-h100" in nemo["calibration"]
+    assert nemo["calibration"] == "h100 under nemo, constants fitted to 38 steps: nemo-h100, to 2048 devices"
     share = nemo["high_s"] / nemo["low_s"]
     assert share < own["high_s"] / own["low_s"]
     away = projected(capsys, "--platform", "a100", "--software", "nemo")
@@ -57,6 +59,27 @@ def test_a_band_is_that_of_the_narrowest_kind_that_was_tested():
     own = find_band("platform row only", nodes=1, octaves=0.0, kind=("a100_pcie", "bf16"))
     assert "a100 in 16 bits on one node" in own.source
     assert own.high < wide.high
+    for software, source in (
+        ("nemo", "nemo on h100 in 16 bits"),
+        ("oneflow", "than the constants were fitted to, h100 in"),
+    ):
+        assert source in find_band("software and device", nodes=2, octaves=0.0, kind=("h100", "bf16", software)).source
+
+
+def test_the_band_of_a_software_away_from_its_device_is_no_narrower():
+    """Rows of one program say nothing of another one, which may be of another release as well."""
+    home = find_band("software and device", nodes=1, octaves=0.0, kind=("h100", "bf16", "nemo"))
+    away = find_band("software, another device", nodes=1, octaves=0.0, kind=("a100", "bf16", "nemo"))
+    assert away.low < home.low < home.high < away.high
+
+
+def test_rows_that_are_held_out_have_a_source_and_are_in_no_fit():
+    for table in TABLES.values():
+        own = {row.id for row in published_steps(table.file)}
+        for row in held_out(table):
+            assert row.id not in own
+            assert row.release
+            assert row.source.count(", ") == 2, row.id  # repository, commit, file
 
 
 def test_a_band_that_lies_above_the_projected_time_is_not_cut_off_at_it(capsys):
@@ -66,7 +89,7 @@ def test_a_band_that_lies_above_the_projected_time_is_not_cut_off_at_it(capsys):
     assert 1 < band.low < band.high
     assert wider.low < band.low < band.high < wider.high
     assert main(["project", *JOB, "--platform", "h100", "--layout", "dp8"]) == 0
-    note = "outside-band: measured steps of this kind took 1.19 to 1.92 times the projected time"
+    note = "outside-band: measured steps of this kind took 1.07 to 1.91 times the projected time"
     assert note in capsys.readouterr().out
 
 
@@ -101,6 +124,7 @@ def test_the_list_has_every_software_with_its_source(capsys):
     assert main(["project", "--software", "list"]) == 0
     out = capsys.readouterr().out
     assert all(f"{name}: " in out for name in softwares.choices())
+    assert "  release: 24.09 and 24.12; 77 public steps of 25.02 to 26.06 on h100 took 0.75 to 1.08 times" in out
     assert "arXiv:2205.05198" in out
 
 
@@ -112,7 +136,10 @@ def test_advise_ranks_by_the_software(capsys):
     assert main(["advise", *options]) == 0
     own = json.loads(capsys.readouterr().out)
     assert main(["advise", *options[:-1], "--software", "nemo"]) == 0
-    assert "\n  nemo, constants fitted to 38 steps: nemo-h100\n" in capsys.readouterr().out
+    assert (
+        "\n  nemo, constants fitted to 38 steps: nemo-h100\n  constants of release 24.09 and 24.12; "
+        in capsys.readouterr().out
+    )
     assert nemo["ranked"][0]["step_time_s"] != own["ranked"][0]["step_time_s"]
 
 
@@ -132,16 +159,44 @@ def test_published_rows_are_met_within_the_aims():
 @pytest.mark.slow
 def test_bands_cover_four_fifths_of_each_kind():
     for regime, errors in (
-        ("software and device", (*runs.run_other_sizes(), *runs.run_other_release())),
+        ("software and device", (*runs.run_other_sizes(), *runs.run_held_out())),
         ("platform row only", runs.run_own_modules()),
     ):
         inside: dict[str, list[bool]] = {}
         for error in errors:
             row, device = error.row, platform_of(error.row).name
             nodes = -(-row.layout.world_size // row.devices_per_node)
-            band = find_band(regime, nodes=nodes, octaves=0.0, kind=(device, row.dtype))
+            kind = (device, row.dtype, *([SOFTWARE[row.id]] if regime == "software and device" else []))
+            band = find_band(regime, nodes=nodes, octaves=0.0, kind=kind)
             ratio = row.step_time_s / error.predicted_s
-            inside.setdefault(kinds_of(device, row.dtype, nodes)[0], []).append(band.low <= ratio <= band.high)
+            inside.setdefault(kinds_of(nodes, *kind)[0], []).append(band.low <= ratio <= band.high)
         for kind, held in inside.items():
             if len(held) >= 20:
-                assert 0.75 <= sum(held) / len(held) <= 0.95, (regime, kind, sum(held), len(held))
+                assert 0.75 <= sum(held) / len(held) <= 0.88, (regime, kind, sum(held), len(held))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("software", "newest", "steps"), [("nemo", "24.12", 77), ("llm-foundry", "2023-10", 18)])
+def test_steps_of_later_releases_lie_in_the_printed_band(software, newest, steps):
+    """The option ``--software NAME`` cannot know the release of the user."""
+    inside = []
+    for error in runs.run_held_out():
+        row = error.row
+        if SOFTWARE[row.id] == software and row.release > newest:
+            nodes = -(-row.layout.world_size // row.devices_per_node)
+            kind = (platform_of(row).name, row.dtype, software)
+            band = find_band("software and device", nodes=nodes, octaves=0.0, kind=kind)
+            inside.append(band.low <= row.step_time_s / error.predicted_s <= band.high)
+    assert len(inside) == steps
+    assert sum(inside) / len(inside) >= 0.65
+
+
+@pytest.mark.slow
+def test_the_note_about_experts_has_the_ratios_of_the_rows(capsys):
+    ratios = [error.row.step_time_s / error.predicted_s for error in runs.run_experts()]
+    moe = ["--model", "qwen3-30b-a3b", "--platform", "h100", "--layout", "dp1-ep16", "--global-batch", "16"]
+    assert main(["project", *moe, "--software", "nemo"]) == 0
+    text = (
+        f"{len(ratios)} steps of qwen3-30b-a3b on h100 took {min(ratios):.2f} to {max(ratios):.2f} times the projected"
+    )
+    assert text in capsys.readouterr().out

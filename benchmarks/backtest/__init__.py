@@ -1,6 +1,6 @@
-"""How far projections are off on published steps that they were not fitted to, and the bands that follow from it.
+"""Compute the errors of projections on published steps outside of their fit, and the bands from these errors.
 
     python -m benchmarks.backtest [TABLE ...] [--rows] [--json] [--write-bands]
 
-``--write-bands`` writes ``perfsuite/projection/bands.json``, which is all of it that the product ships.
+``--write-bands`` writes ``bands.json`` and ``software_constants.json`` of ``perfsuite/projection``, which ship.
 """

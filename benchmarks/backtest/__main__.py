@@ -1,4 +1,4 @@
-"""The command: the tables of docs projection-evidence, recomputed from the published rows beside this file."""
+"""Recompute the tables of docs projection-evidence from the published rows in ``data``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tested = [one for name in names for one in runs.run_named(name)]
     if options.write_bands:
         write_file(FILE, json.dumps(runs.bands(), indent=1) + "\n")
-        write_file(softwares.FILE, json.dumps([to_json(one) for one in runs.all_constants()], indent=1) + "\n")
+        write_file(softwares.FILE, json.dumps([to_json(one) for one in runs.shipped_constants()], indent=1) + "\n")
     if options.json:
         print_json([_json(one) for one in tested])
     else:

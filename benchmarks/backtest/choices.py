@@ -1,4 +1,4 @@
-"""Would the advisor have chosen well?  Groups of layouts of one job that somebody measured side by side."""
+"""Compare the choice of the advisor with the measured best, in groups of measured layouts of one job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Choice:
     measured_s: Mapping[Layout, float]
     """The median where a layout was run several times."""
     ties: tuple[Layout, ...]
-    """That the advisor shows, its first choice first."""
+    """Layouts that the advisor prints, its first choice first."""
     best_row: PublishedStep
 
     @property
@@ -80,7 +80,7 @@ def _choice(
 
 
 def choices_of_bloom() -> list[Choice]:
-    """Every model by what the other models told."""
+    """Return BLOOM's groups; each model is projected by constants of the other models."""
     table = TABLES["bloom-a100"]
     rows = kept(table)
     start = fitted(table, rows)

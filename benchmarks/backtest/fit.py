@@ -47,7 +47,7 @@ def fit(
     start: Constants | None = None,
     rounds: int = 10,
 ) -> dict[str, float]:
-    """The constants that make ``predict`` of them likeliest; ``noise`` is what a row is off by anyway, relative."""
+    """Return the most likely constants; ``noise`` is the relative standard deviation of a row."""
     place = [constant.inner(start[constant.name]) if start else 0.0 for constant in free]
     rest, cost = _residuals(free, place, predict, measured, noise)
     for _ in range(rounds):

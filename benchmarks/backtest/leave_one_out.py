@@ -52,7 +52,7 @@ class MemoryRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Backtested:
-    """What a back-test found."""
+    """The errors of one back-test."""
 
     name: str
     title: str
@@ -94,7 +94,7 @@ def summary(percents: Sequence[float]) -> tuple[float, float, float]:
 
 
 def calibration_for(row: PublishedStep, values: Constants, kernels: tuple[KernelPoint, ...] = ()) -> Calibration:
-    """Shares of the device's peaks, and traits as they are, as a calibration; what is not given is typical."""
+    """Return a calibration of shares of the device's peaks and of traits; missing ones are typical."""
     device, values = platform_of(row), {"matmul_fp8": 0.55, **values}
     constants = constants_of(device, values, source="back-test", network_gb_per_s=row.network_gb_per_s)
     if row.device == "v100":
@@ -171,7 +171,7 @@ def _code(software: str, row: PublishedStep, values: Constants) -> Implementatio
 
 def fitted(table: BacktestTable, rows: Sequence[PublishedStep], start: Constants | None = None) -> dict[str, float]:
     """The table's constants from these rows, those that it takes from elsewhere included."""
-    fixed = {**table.fixed, **table.known(rows)}
+    fixed = {**table.fixed, **table.derived(rows)}
     found = fit(
         table.free,
         lambda values: predict(rows, table.software, {**fixed, **values}),
@@ -184,7 +184,7 @@ def fitted(table: BacktestTable, rows: Sequence[PublishedStep], start: Constants
 
 
 def run(table: BacktestTable) -> Backtested:
-    """Every model of the table from the others; rows that it leaves out as well, though they tell nothing of others."""
+    """Predict every model of the table from the others; rows that are left out are predicted and never fitted."""
     rows, left_out = table.split()
     every = [row for row in published_steps(table.file) if table.among(row)]
     everything = fitted(table, rows)

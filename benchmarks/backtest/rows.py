@@ -22,6 +22,7 @@ _SHARDING: Mapping[str, Sharding] = {
     "zero1": "optimizer",
     "fsdp-pure": "parameters",
     "fsdp-default": "parameters",
+    "fsdp-gradients": "gradients",
 }
 
 
@@ -40,8 +41,10 @@ class PublishedStep:
     step_time_s: float
     memory_gib: float | None
     memory_kind: str
-    """What was read: ``allocated``, as a projection counts it, or of the whole card; empty where no memory is told."""
+    """``allocated``, as a projection counts it, or memory of the whole card; empty: no memory is published."""
     gradients_in_fp32: bool
+    release: str
+    """Of the program, where the row is of another than those that constants are fitted to."""
     source: str
 
     def implementation(self, software: str) -> Implementation:
@@ -83,6 +86,7 @@ def _step(row: Mapping[str, Any]) -> PublishedStep:
         memory_gib=row.get("memory_gib"),
         memory_kind=row.get("memory_kind") or "",
         gradients_in_fp32=row["sharding"] != "fsdp-pure",
+        release=row.get("release", ""),
         source=", ".join(str(source[key]) for key in ("repository", "commit", "file") if key in source),
     )
 

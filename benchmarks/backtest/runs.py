@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from benchmarks.backtest.tables import (
     TABLES,
     TRAFFIC,
     BacktestTable,
+    held_out,
     kept,
     platform_of,
 )
@@ -35,7 +37,7 @@ from perfsuite.projection.step import FEWEST_ROWS, kinds_of
 B200: Mapping[str, float] = MappingProxyType(
     {"memory": 0.666, "link": 0.72, "link_us": 8.0, "matmul": 0.48, "attention": 0.6}
 )
-"""Shares of B200's sheet that its microbenchmarks reach, for what has no kernel of its size."""
+"""Shares of B200's sheet that its microbenchmarks reach, for operations without a measured kernel."""
 IN_SITU_ROW = "simumax/b200/llama3_405b_l4_tp2_pp1_dp4_mbc8_cef"
 """The one step that B200's kernels are tied to."""
 
@@ -69,7 +71,7 @@ def run_kernels() -> tuple[Backtested, Backtested, Backtested]:
 
 
 def _in_situ(one: PublishedStep) -> dict[str, float]:
-    """What a block of B200 takes over its kernels, from one step."""
+    """Return the ratio of a block of B200 to its kernels, from one step."""
     ratio = Free(name="in_situ_ratio", expected=1.1, spread=0.3)
     kernels = measured_kernels("b200-microbenchmarks")
     return fit(
@@ -89,7 +91,7 @@ def advised() -> list[Choice]:
 
 
 def run_advisor() -> Backtested:
-    """What the first choice costs over the measured best, in the groups of alternatives that were measured."""
+    """Compare the first choice of the advisor with the measured best, in the groups of measured layouts."""
     groups = advised()
     return Backtested(
         name="advisor",
@@ -127,7 +129,7 @@ def run_one_device(home: str = "a100") -> tuple[Backtested, ...]:
             title=f"llm-foundry on {device}, its traits from {home} alone",
             free=(ATTENTION,),
             fixed={"attention_backward": 0.65, "matmul": rates[device], **traits},
-            known=functools.partial(_network_of, table),
+            derived=functools.partial(_network_of, table),
             budget=(4, 12, 15),
         )
         tested.append(run(table))
@@ -139,7 +141,7 @@ def _network_of(table: BacktestTable, rows: Sequence[PublishedStep]) -> Constant
 
 
 def run_one_node() -> tuple[Backtested, ...]:
-    """llm-foundry's rows on 16 to 64 devices from those on 8; the network, which no node tells, from other models'."""
+    """llm-foundry's rows on 16 to 64 devices from those on 8; the network comes from other models'."""
     tested = []
     for name in ("llm-foundry-h100", "llm-foundry-a100-40"):
         table = TABLES[name]
@@ -228,12 +230,12 @@ def _constants_of(table: BacktestTable, rows: Sequence[PublishedStep]) -> Fitted
 
 @functools.lru_cache(maxsize=1)
 def all_constants() -> tuple[Fitted, ...]:
-    """What every table gives its software on its device, as ``perfsuite project --software`` takes it."""
+    """Return the constants of every table, as ``perfsuite project --software`` uses them."""
     return tuple(_constants_of(table, kept(table)) for table in TABLES.values())
 
 
 def _as_commanded(table: BacktestTable, own: Sequence[PublishedStep], tables: Sequence[Fitted]) -> list[Error]:
-    """Rows by what the command takes from ``tables``."""
+    """Predict rows by the constants that the command takes from ``tables``."""
     values = constants_for(table.software, platform_of(own[0]), tables)[0].values
     return [Error(*pair) for pair in zip(own, predict(own, table.software, values), strict=True)]
 
@@ -241,7 +243,7 @@ def _as_commanded(table: BacktestTable, own: Sequence[PublishedStep], tables: Se
 def run_other_sizes() -> tuple[Error, ...]:
     """The largest and the smallest third of each table's models, and its steps on more nodes, from the other rows.
 
-    What a user projects is rarely a model between two of the table's.
+    A user rarely projects a model between two of the table's.
     """
     errors: list[Error] = []
     for table in TABLES.values():
@@ -259,10 +261,37 @@ def run_other_sizes() -> tuple[Error, ...]:
     return tuple(errors)
 
 
-def run_other_release() -> tuple[Error, ...]:
-    """Steps of NeMo 24.07, all in fp8, by the constants of NeMo 24.09 to 24.12: a user does not know the release."""
-    rows = published_steps("nemo-h100-fp8")
-    return tuple(_as_commanded(TABLES["nemo-h100"], rows, all_constants()))
+def run_held_out() -> tuple[Error, ...]:
+    """Steps of other releases and of models in no fit: ``--software NAME`` cannot know the user's release."""
+    constants = all_constants()
+    tables = [table for table in TABLES.values() if table.held_out]
+    return tuple(error for table in tables for error in _as_commanded(table, held_out(table), constants))
+
+
+def run_experts() -> tuple[Error, ...]:
+    """Steps of a model with experts by NeMo's constants, which are fitted to dense models alone."""
+    return tuple(_as_commanded(TABLES["nemo-h100"], published_steps("nemo-h100-experts"), all_constants()))
+
+
+def shipped_constants() -> tuple[Fitted, ...]:
+    """Return the constants with a sentence about the steps of later releases, for ``perfsuite project``."""
+    errors = run_held_out()
+    shipped = []
+    for one in all_constants():
+        table = TABLES[one.table]
+        newest = table.release.split()[-1]
+        own = {row.id for row in held_out(table) if row.release > newest}
+        later = [error for error in errors if error.row.id in own]
+        text = "no later release is in the public tables that were read"
+        if later:
+            ratios = sorted(error.row.step_time_s / error.predicted_s for error in later)
+            first, last = (choose(error.row.release for error in later) for choose in (min, max))
+            text = (
+                f"{len(later)} public steps of {first if first == last else f'{first} to {last}'} on {one.device} took "
+                f"{ratios[0]:.2f} to {ratios[-1]:.2f} times the projected time, median {statistics.median(ratios):.2f}"
+            )
+        shipped.append(dataclasses.replace(one, release=table.release, later=text))
+    return tuple(shipped)
 
 
 def run_other_device() -> tuple[Error, ...]:
@@ -273,15 +302,12 @@ def run_other_device() -> tuple[Error, ...]:
 
 def run_own_modules() -> tuple[Error, ...]:
     """Every row by its platform's row and perfsuite's own modules, as the command projects it without --software."""
-    errors: list[Error] = []
-    for table in TABLES.values():
-        for row in kept(table):
-            errors.append(Error(row, own_step(row)))
-    return tuple(errors)
+    rows = [row for table in TABLES.values() for row in (*kept(table), *held_out(table))]
+    return tuple(Error(row, own_step(row)) for row in rows)
 
 
 def run_software() -> tuple[Backtested, ...]:
-    """What the command says with a software, of other sizes and of another device, and without one."""
+    """Return the errors of the command: software with other sizes, software on another device, no software."""
     return tuple(
         Backtested(name=name, title=title, errors=errors, left_out={}, constants={}, budget=budget)
         for name, title, errors, budget in (
@@ -296,34 +322,38 @@ def bands() -> dict[str, dict[str, float | str]]:
     """10th and 90th percentile of measured over predicted, by regime, and by device and dtype where rows are enough."""
     kernels, dense, experts = run_kernels()
     situ = [error for table in TABLES.values() for error in run(table).errors]
-    sizes, elsewhere, own = (*run_other_sizes(), *run_other_release()), run_other_device(), run_own_modules()
+    unseen, elsewhere, own = run_held_out(), run_other_device(), run_own_modules()
+    sizes, away = (*run_other_sizes(), *unseen), "software, another device"
     found: dict[str, tuple[Sequence[Error | MemoryRow], str]] = {
         "in situ": ([*situ, *dense.errors, *experts.errors], "leave one model out; B200 by kernels and one step"),
         "kernels only": (kernels.errors, "B200 by its kernels alone"),
-        "software and device": (sizes, "other sizes, more nodes and another release than the constants were fitted to"),
-        "software, another device": (elsewhere, "llm-foundry by its constants of other devices"),
+        "software and device": (sizes, "other sizes, more nodes and other releases than the constants were fitted to"),
+        away: (elsewhere, "llm-foundry by its constants of other devices"),
         "platform row only": (own, "all tables by their platforms' rows and perfsuite's modules"),
     }
-    for regime in ("software and device", "software, another device", "platform row only"):
-        errors, tables = found[regime]
-        parts: dict[str, list[Error | MemoryRow]] = {}
+    programs = {row.id: table.software for table in TABLES.values() for row in (*kept(table), *held_out(table))}
+    for regime, errors in (("software and device", sizes), (away, elsewhere), ("platform row only", own)):
+        parts: dict[str, list[Error]] = {}
         for error in errors:
             row = error.row
             nodes = -(-row.layout.world_size // row.devices_per_node)
-            for kind in kinds_of(platform_of(row).name, row.dtype, nodes):
+            program = "" if regime == "platform row only" else programs[row.id]
+            kinds = kinds_of(nodes, platform_of(row).name, row.dtype, program)
+            for kind in kinds[:2] if regime == away else kinds:  # away, all rows are of one software
                 parts.setdefault(kind, []).append(error)
         found |= {
-            f"{regime}, {kind}": (part, f"{tables}, {kind}") for kind, part in parts.items() if len(part) >= FEWEST_ROWS
+            f"{regime}, {kind}": (part, f"{found[regime][1]}, {kind}")
+            for kind, part in parts.items()
+            if len(part) >= FEWEST_ROWS
         }
     stored: dict[str, dict[str, float | str]] = {}
-    for regime, (errors, tables) in found.items():
-        low, high = tenths(errors)
-        stored[regime] = {
-            "low": round(low, 3),
-            "high": round(high, 3),
-            "rows": len(errors),
-            "tables": tables,
-        }
+    for regime, (rows, tables) in found.items():
+        low, high = tenths(rows)
+        stored[regime] = {"low": round(low, 3), "high": round(high, 3), "rows": len(rows), "tables": tables}
+    # Of a software away from its device neither the device nor the release is that of the constants: the wider of both.
+    lows, highs = zip(tenths(elsewhere), tenths(unseen), strict=True)
+    stored[away] |= {"low": round(min(lows), 3), "high": round(max(highs), 3), "rows": len(elsewhere) + len(unseen)}
+    stored[away]["tables"] = f"{found[away][1]}, and other releases on the same device"
     return stored
 
 
@@ -347,15 +377,13 @@ def tenths(errors: Sequence[Error | MemoryRow]) -> tuple[float, float]:
 
 def find_tables(names: Sequence[str]) -> list[str]:
     """The names that were asked for, all where none was; ConfigurationError names the nearest."""
-    known = list(NAMES)
+    every = list(NAMES)
     for name in names:
-        if name not in known:
-            raise ConfigurationError(f"back-test {name!r} is unknown; {did_you_mean(name, known)}")
-    return list(names) or known
+        if name not in every:
+            raise ConfigurationError(f"back-test {name!r} is unknown; {did_you_mean(name, every)}")
+    return list(names) or every
 
 
 EXTRA = ("b200", "one-device", "one-node", "platform-row", "software", "memory", "advisor")
-"""Back-tests that are no leave-one-model-out."""
-
-
+"""Back-tests that do not leave out one model."""
 NAMES = (*TABLES, *EXTRA)

@@ -85,7 +85,7 @@ def _lines(advice: Advice, calibration: Calibration, options: argparse.Namespace
     sizes = {one.layout.shape.size("tp") for one in advice.ranked}
     yield from (f"  {line}" for line in describe(advice.job.published, sizes))
     if options.software != OWN:
-        yield f"  {calibration.software}"
+        yield from (f"  {text}" for text in calibration.software.split("; ", 1))
     if calibration.simulated:
         yield f"  {SIMULATED}"
     for reason, count in advice.rejected.items():

@@ -245,6 +245,7 @@ def software_lines() -> Iterator[str]:
     for one in fitted_constants():
         yield f"{one.software}: {one.rows} steps on {one.device}, up to {one.world} devices ({one.table})"
         yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.values.items())
+        yield f"  release: {one.release}; {one.later}"
         yield f"  traits: {SOFTWARES[one.software].source}"
 
 
@@ -293,8 +294,9 @@ def lines(
     band = f"{format_seconds(found.low_s)} to {format_seconds(found.high_s)}"
     yield f"step time        {bound}{format_seconds(found.step_time_s)}   80 % band {band}"
     yield f"                 {found.regime}; {found.band_source}"
-    if software := calibration.software if calibration.regime.startswith("software") else "":
-        yield f"software         {software}"
+    if calibration.regime.startswith("software"):
+        for title, text in zip(("software", ""), calibration.software.split("; ", 1), strict=True):
+            yield f"{title:17}{text}"
     for metric in metrics:
         value = "unknown" if metric.value is None else f"{significant(metric.value)} {metric.unit}"
         note = f"   {metric.convention}" if metric.convention not in ("aggregate", "per device") else ""

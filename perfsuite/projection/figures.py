@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from perfsuite.metrics import TIMED, derive
 from perfsuite.metrics.flop_conventions import Transformer, count_all
 from perfsuite.models import Model
@@ -27,7 +25,9 @@ _PER_DEVICE = (
 def figures(projection: Projection, model: Model, device: DeviceModel, samples: int) -> tuple[Metric, ...]:
     """Return throughput and utilisation of a projected step."""
     whole = _work(projection, model, samples)
-    each = _divided(whole, projection.world_size)
+    devices = projection.world_size  # peaks are per device, and dividing needs no list of all ranks
+    flops = {name: count / devices for name, count in whole.flops.items()}
+    each = Work(flops=flops, dtype=whole.dtype, samples=whole.samples / devices, tokens=whole.tokens / devices)
     peaks = Peaks(tflops=device.tflops, unknown="" if device.tflops else "no peaks in the platform's row")
     measurement = _as_if_measured(projection.step_time_s)
     return (
@@ -40,7 +40,6 @@ def projected(
     case: str, projection: Projection, work: Work, peaks: Peaks, *, not_measured: str = "", simulated: bool = False
 ) -> Projected:
     """Return the record of a projection; ``work`` is the work of all ranks of the case."""
-    named = dict(projection.by_resource.items())
     return Projected(
         kind="projected",
         case=case,
@@ -53,7 +52,7 @@ def projected(
         high_s=projection.high_s,
         metrics=metrics_of(projection.step_time_s, projection.world_size, work, peaks),
         memory_bytes=projection.memory.total,
-        seconds={str(resource): seconds for resource, seconds in named.items() if seconds},
+        seconds={str(resource): seconds for resource, seconds in projection.by_resource.items() if seconds},
         binding=projection.binding,
         regime=projection.regime,
         band_source=projection.band_source,
@@ -84,12 +83,6 @@ def _work(projection: Projection, model: Model, samples: int) -> Work:
     flops = {name: samples * count for name, count in count_all(counted).items()}
     tokens = float(samples * model.tokens_per_sample)
     return Work(flops=flops, dtype=projection.training.dtype, samples=float(samples), tokens=tokens)
-
-
-def _divided(work: Work, devices: int) -> Work:
-    """Return the work of one device: peaks are per device, and dividing needs no list of all ranks."""
-    flops: Mapping[str, float] = {name: count / devices for name, count in work.flops.items()}
-    return Work(flops=flops, dtype=work.dtype, samples=work.samples / devices, tokens=work.tokens / devices)
 
 
 def _as_if_measured(step_time_s: float, world_size: int = 1) -> Measurement:

@@ -55,6 +55,10 @@ class Fitted:
     """Devices of the largest row."""
     values: Mapping[str, float]
     """Shares of the device's peaks (matmul, matmul_fp8, attention, link, network), and traits by name."""
+    release: str = ""
+    """Releases of the software that the table is of."""
+    later: str = ""
+    """Measured over projected times of public steps of later releases, in words."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -145,7 +149,7 @@ def software_calibration(software: str, device: DeviceModel) -> Calibration:
     constants = constants_of(device, found.values, source=source)
     return Calibration(
         device=device.name,
-        software=f"{software}, constants {source}",
+        software=f"{software}, constants {source}; constants of release {found.release}; {found.later}",
         regime=regime,
         constants={name: one for name, one in constants.items() if not unknown & set(name.split("_"))},
         largest_world=found.world,
