@@ -217,7 +217,7 @@ def test_a_regressed_case_is_not_appended_but_accepted_with_a_reason(stored, mac
     machine.factors[1] = 1.2
     before = baseline_file().read_bytes()
     refused = stored.run("--perf-gate", "--perf-update=append", "-k", "cpu-1")
-    refused.stdout.fnmatch_lines(["*cpu-1*: not stored, REGRESSED +2? % (*); if that is meant: --perf-update=accept*"])
+    refused.stdout.fnmatch_lines(["*cpu-1*: not stored, REGRESSED +2? % (*); if that is meant: --perf-accept=all*"])
     assert baseline_file().read_bytes() == before
     accepted = stored.run("--perf-gate", "--perf-update=accept", "--perf-reason=new disk", "-k", "cpu-1")
     accepted.stdout.fnmatch_lines(["*cpu-1*: its older runs were replaced"])

@@ -48,7 +48,7 @@ def test_an_update_measures_a_suspect_again_and_refuses_a_slower_case(stored, ma
         [
             "perfsuite: re-measurement: run 4 of 4: *cpu-1*",
             "*2 runs of 2 cases added",
-            "*cpu-1*: not stored, REGRESSED +10* % (* ms -> * ms); if that is meant: --perf-update=accept *",
+            "*cpu-1*: not stored, REGRESSED +10* % (* ms -> * ms); if that is meant: --perf-accept=all *",
         ]
     )
 

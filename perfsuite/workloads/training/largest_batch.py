@@ -291,7 +291,7 @@ class Limited(Step):
         import torch
 
         module: Any = torch.get_device_module(device)
-        limit = getattr(module, _LIMIT)
+        limit = module.set_per_process_memory_fraction
         self._set: Callable[[float], None] = lambda share: limit(share, device)
         module.empty_cache()  # cached memory would not count
         self._set(min(1.0, limit_bytes / module.mem_get_info(device)[1]))
