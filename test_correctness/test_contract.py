@@ -61,6 +61,7 @@ def test_the_versions_are_those_that_torch_2_5_to_2_7_have() -> None:
         assert "torch_musa/__init__.py" in found["source"]["files"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_name_of_the_device_layer_exists(version: str, uses: tuple[device_names.Use, ...]) -> None:
     assert [] == list(device_names.complaints(uses, VERSIONS[version], AVOID))

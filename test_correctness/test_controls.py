@@ -180,6 +180,7 @@ def test_the_watched_iteration_tells_how_much_a_message_has(tmp_path, monkeypatc
 driver = driver_fixture(cold=True)
 
 
+@pytest.mark.extended
 def test_real_ranks_say_which_control_they_timed(driver):
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True)
     job = Job(workload=FunctionWorkload(function=steps.add_up), world_size=2, budget=budget)
@@ -190,6 +191,7 @@ def test_real_ranks_say_which_control_they_timed(driver):
     assert driver.run(dataclasses.replace(job, budget=Budget(min_rounds=3, max_time_s=0.05))).control == ""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("compiles", "control"), [(False, "message 1 KiB"), (True, "message 1024 KiB")])
 def test_a_compiler_that_an_earlier_case_loaded_does_not_change_the_control(driver, compiles, control):
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True)

@@ -65,6 +65,7 @@ def test_a_rank_draws_its_own_experts_as_the_whole_layer_has_them(ep, tp):
     assert not torch.equal(whole.experts.gate[0], whole.experts.gate[1])
 
 
+@pytest.mark.extended
 def test_no_rank_makes_the_experts_of_another_one(driver):
     records = run(driver, moe_ranks.FreshFunction(function=moe_ranks.largest_of_a_build), "ep2")
     model = find("moe-tiny")
@@ -261,6 +262,7 @@ def parity(driver, mesh, **case):
     return run(driver, TrainParity(**case), mesh)["parity_error"]
 
 
+@pytest.mark.extended
 def test_training_over_ep_and_tp_is_that_of_one_process(driver):
     assert parity(driver, "ep2-tp2", overrides={"balance_weight": 1.0}, accumulation=1) <= 1e-5
 

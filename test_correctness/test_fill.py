@@ -104,6 +104,7 @@ def test_line_ends_pipes_and_marks_stay(outer, end, last):
     assert told.text.count("\n") - told.text.count("\r\n") == (0 if end == "\r\n" else told.text.count("\n"))
 
 
+@pytest.mark.extended
 @given(st.lists(st.integers(0, 30), min_size=6, max_size=6))
 def test_room_in_cells_is_kept_or_grows_by_the_text_alone(room):
     head, rule, row = printed("002/performance").splitlines()

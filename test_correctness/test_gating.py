@@ -62,6 +62,7 @@ def test_a_slowed_case_fails_alone_after_fresh_runs(stored, machine):
     assert sum(job.workload.parameters()["number"] == 1 for job in jobs) >= 5  # judged on runs after the suspicion
 
 
+@pytest.mark.extended
 def test_of_many_failing_cases_a_few_are_printed_in_full_and_junit_has_all(stored, machine, monkeypatch):
     monkeypatch.setattr(verdict_reports, "IN_FULL", 1)
     machine.factors.update({0: 1.2, 1: 1.4, 2: 1.3})
@@ -243,6 +244,7 @@ def test_markers_say_what_a_case_accepts(stored, machine):
     stored.run("--perf-gate").assert_outcomes(passed=3)
 
 
+@pytest.mark.extended
 def test_equal_runs_show_the_gates_own_rates(repo):
     repo.run("--perf-runs=12", "--perf-update=append").assert_outcomes(passed=3)
     lines = list(aa_lines(read_and_judge(baseline_file(), splits=50)))
@@ -250,6 +252,7 @@ def test_equal_runs_show_the_gates_own_rates(repo):
     assert lines[1].startswith("  false alarms 0.00% of verdicts")
 
 
+@pytest.mark.extended
 def test_stored_files_load_in_pytest_benchmarks_own_comparison(stored, monkeypatch, pytestconfig):
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
     for option in ("--benchmark-compare", f"--benchmark-compare={baseline_file()}"):
@@ -276,6 +279,7 @@ class TestBase:
         assert "unconfirmed" not in done.stdout.str()
         assert {name.split(" (")[0] for name in arms.names} == {"base", "new code"}
 
+    @pytest.mark.extended
     def test_a_level_that_the_base_shares_fails_as_drift(self, stored, machine, arms):
         machine.factors[1] = arms.factors["base"] = 1.1
         done = stored.run("--perf-gate", "--perf-against=HEAD", "--junitxml=j.xml")
@@ -284,6 +288,7 @@ class TestBase:
         done.stdout.fnmatch_lines(["DRIFTED +* % (* ms -> 11* ms)", "  stored: 8 runs of 8 sessions"])
         assert arms.names
 
+    @pytest.mark.extended
     def test_a_level_that_was_accepted_after_the_base_is_not_held_against_it(self, stored, machine, arms):
         git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
         subprocess.run([*git, "add", "-f", "baselines"], check=True)
@@ -311,6 +316,7 @@ class TestBase:
         assert failures("j.xml") == ["test_case[cpu-1]"]
         done.stdout.fnmatch_lines(["*unconfirmed: base was not measured: its pytest ended with exit code 4*"])
 
+    @pytest.mark.extended
     def test_a_base_that_can_run_no_case_is_not_tried_again(self, stored, machine, arms):
         machine.factors = dict.fromkeys(range(3), 2.0)
         arms.factors["base"], arms.no_case = None, True

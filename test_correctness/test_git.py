@@ -278,6 +278,7 @@ def test_ctrl_c_during_a_git_that_ends_by_itself_stays_ctrl_c(checkout, monkeypa
         git(checkout, "rev-parse", "HEAD")
 
 
+@pytest.mark.extended
 def test_a_run_tells_and_keeps_why_its_revision_is_unknown(stored, monkeypatch):
     commit_all("first")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")

@@ -51,6 +51,7 @@ def require_harmless_file(path):
         json.loads(text)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: next(iter(map(str, variant.values())), "texts"))
 def test_no_command_and_no_file_of_a_journal_acts(variant, tmp_path):
     journal = hostile.hostile_journal(tmp_path / "j.jsonl", **variant)

@@ -76,6 +76,7 @@ def on_mesh(driver):
 
 
 # Four ranks of DTensors: data parallelism that replicates and tensor parallelism have cases of their own.
+@pytest.mark.extended
 @pytest.mark.parametrize("name", marked(FAST, slow="dp2-tp2 replicated"))
 def test_a_product_of_parallelisms_is_the_same_training(on_mesh, name):
     mesh, case = FAST[name]

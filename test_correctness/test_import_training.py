@@ -361,6 +361,7 @@ def figures_of_lines(sample, path, known):
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", TRAINING)
 def test_no_damaged_line_gives_a_wrong_figure(name, tmp_path_factory):
     known = find_format(name)

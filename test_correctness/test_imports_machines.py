@@ -378,6 +378,7 @@ def is_one_of(row, rows):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("form", ["superbench", "flagperf"])
 @settings(max_examples=500, deadline=None)
 @given(data=st.data())

@@ -123,6 +123,7 @@ def test_the_suite_of_the_package_has_the_ids_of_the_repository(installed, tmp_p
         assert cases == {line for line in found.stdout.splitlines() if "::" in line}, found.stdout + found.stderr
 
 
+@pytest.mark.extended
 def test_the_suite_of_the_package_measures_into_the_folder_of_the_user(installed, tmp_path):
     case = "test_perf/test_matmul.py::test_matmul[cpu-256x256x256-fp32]"
     command = ["-m", "pytest", *pytest_arguments([case], tmp_path), "--benchmark-max-time=0.05", "--perf-loss-steps=3"]

@@ -187,6 +187,7 @@ def slowed(stored, machine, monkeypatch):
     return stored
 
 
+@pytest.mark.extended
 def test_an_instrumented_run_says_so_under_trust_in_summary_and_journal(slowed):
     done = slowed.run("--perf-summary=summary.md", "--perf-journal=journal.jsonl")
     assert done.ret == 0
@@ -253,6 +254,7 @@ def test_the_scripted_ranks_of_other_tests_have_no_instruments():
 # -- on ranks ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_ranks_say_themselves_under_what_they_ran(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONDEVMODE", "1")
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")

@@ -261,6 +261,7 @@ def test_a_link_made_slow_is_named_with_its_factor(session):
     assert ((1, 2), pytest.approx(2.5, rel=1e-4)) == (slow.pair, slow.factor)
 
 
+@pytest.mark.extended
 def test_both_directions_at_once_are_as_slow_as_the_slower(session):
     one = run(session, Pairs(message_bytes=1024, directions="both"), ranks=3)
     assert [(1, 2)] == [slow.pair for slow in pair_matrices([one])[0].slow]

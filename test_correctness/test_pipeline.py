@@ -253,6 +253,7 @@ def test_a_measurement_with_a_timeline_goes_through_the_journal(driver):
     assert {span.name for span in measurement.spans} >= {"forward", "backward", "wait", "tie", "optimizer", "remainder"}
 
 
+@pytest.mark.extended
 def test_side_by_side_pipelines_have_one_timeline(driver):
     measurement = run(driver, TrainStep(mesh="pp2-dp2", **staged(num_micro_batches=3), **TINY))
     assert measurement.world_size == 4

@@ -159,6 +159,7 @@ def sound(file):
         container.mux(stream.encode())
 
 
+@pytest.mark.extended
 @CODEC
 @pytest.mark.parametrize(
     "video",

@@ -358,6 +358,7 @@ def test_children_of_a_hung_rank_end_with_it(driver, tmp_path):
     assert gone(pids, within_s=10.0)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("unread", [b"", b"a request"])
 def test_a_killed_forkserver_fails_the_case_and_is_replaced(driver, unread):
     driver.run(job(steps.add_up, 2))

@@ -120,6 +120,7 @@ OF_A_FIXTURE = """
 """
 
 
+@pytest.mark.extended
 def test_a_value_of_a_fixture_that_no_id_has_is_told_from_the_command_line(tmp_path, monkeypatch, capsys, pytestconfig):
     monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-max-time=0.2 -p no:hypothesispytest\n")
@@ -186,6 +187,7 @@ def test_a_metric_in_another_unit_is_another_case_until_it_is_accepted(tmp_path)
     assert (entry.case.metrics["rate"].unit, len(entry.runs)) == ("MB/s", 1)
 
 
+@pytest.mark.extended
 def test_a_base_that_runs_other_settings_is_no_base(stored, machine, monkeypatch):
     from test_correctness.helpers.gated_repository import ScriptedArms, Turns, commit_all
 
@@ -243,6 +245,7 @@ def sessions(*results):
     )
 
 
+@pytest.mark.extended
 def test_a_history_searches_the_newest_settings_and_says_how_many_it_leaves_out():
     pytest.importorskip("ruptures")
     kept = sessions(*[ran(0.01, n=128)] * 8, *[ran(0.04, n=256)] * 8)

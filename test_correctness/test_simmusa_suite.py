@@ -198,6 +198,7 @@ def test_spans_and_mfu_of_a_step(session):
     assert 4 * parameters / 2**30 == metric(result, "weights_gib") == metric(result, "gradients_gib")
 
 
+@pytest.mark.extended
 def test_gradients_that_do_not_overlap_show_in_the_backward(session):
     at_costs(session, ARITHMETIC_ALONE, 2)
     workload = TrainStep(model="gpt2-tiny", strategy="ddp", options={"overlap": False}, micro_batch_size=2)
@@ -235,6 +236,7 @@ def test_the_bubble_of_a_pipeline_without_costs_of_communication_is_the_simulate
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("strategy", "options", "ranks"),
     [

@@ -93,6 +93,7 @@ def test_generated_files_are_read_by_loaders_that_end_with_the_case(driver, tmp_
 ENCODED = {"model": "opensora-tiny", "program": {"encoders": "tiny-text-picture", "ema": "fp32", "clip": 0.5}}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("strategy", "spread"),
     [("ddp", 1), ("fsdp", 2), pytest.param("zero2", 1, marks=DEEPSPEED), pytest.param("zero3", 2, marks=DEEPSPEED)],
@@ -145,6 +146,7 @@ def test_the_average_follows_the_weights_as_its_formula_says(driver):
     assert records(run(driver, workload, 1, budget=ONCE))["largest_error"] <= 1e-6
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_video_files_are_decoded_and_encoded(driver, num_workers):
     workload = TrainStep(strategy="ddp", data="video", dataset_samples=4, num_workers=num_workers, **ENCODED)
@@ -213,6 +215,7 @@ def test_buckets_that_gloo_holds_longer_than_the_rank_are_not_counted_twice(driv
     assert found["parts_at_once_bytes"] == 2 * weights + found["optimizer_bytes"]
 
 
+@pytest.mark.extended
 def test_what_is_spread_takes_half_of_the_memory(driver):
     whole = 4 * find_model("llama2-tiny").parameters
     found = memory_of_runs(driver, TrainStep(model="llama2-tiny", strategy="fsdp"))
@@ -228,6 +231,7 @@ def test_memory_is_the_same_in_every_run(driver, strategy):
     memory_of_runs(driver, TrainStep(model="gpt2-tiny", strategy=strategy), runs=5)
 
 
+@pytest.mark.extended
 def test_checkpointing_frees_activations(driver):
     kept = [
         records(
