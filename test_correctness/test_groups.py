@@ -100,6 +100,7 @@ def test_a_rank_whose_end_nobody_has_told_yet_fails_no_case(driver, monkeypatch)
         os.kill(forkserver, signal.SIGCONT)
 
 
+@pytest.mark.extended
 def test_descriptors_do_not_grow_with_the_world_sizes(devices):
     counts = change(devices, (2, 3) * 6)
     assert counts[2:4] == counts[-2:]

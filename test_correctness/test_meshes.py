@@ -64,6 +64,7 @@ def test_the_same_samples_give_the_same_losses(built, mesh):
         assert pytest.approx(built("dp1")["loss"][name], rel=1e-5) == built(mesh)["loss"][name]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mesh", marked(PURPOSES["flops"][1:]))
 def test_parts_take_the_operations_of_the_whole(built, mesh):
     assert built("dp1")["flops"]["counted_flops"] == built(mesh)["flops"]["counted_flops"]

@@ -314,6 +314,7 @@ def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
 WITH_A_PARAMETER = "\ndef scaled(rank, n):\n    return lambda: None\n\ndef test_scaled(perf):\n    perf(scaled, n={})\n"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("saved", [True, False])
 def test_benchmark_compare_leaves_out_cases_with_other_settings(pytester, monkeypatch, saved):
     repo = repository(pytester, monkeypatch, WITH_A_PARAMETER.format(1))

@@ -130,6 +130,7 @@ def test_each_part_of_a_program_is_a_part_of_the_step(driver):
     assert sum(span.time_s for span in found.spans) == pytest.approx(found.median_s, rel=1e-12)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", training_faults.CLIPPED, ids=lambda case: "-".join(map(str, case.values())))
 def test_gradients_are_clipped_to_their_norm_over_all_ranks(driver, case):
     """The norm of what the optimizer is given, all ranks' parts together; without clipping it is larger."""
@@ -173,6 +174,7 @@ def test_a_strategy_that_forgets_to_average_is_found(driver):
         driver.run(Job(workload=workload, world_size=2, budget=QUICK))
 
 
+@pytest.mark.extended
 def test_a_slow_forward_shows_in_its_span_and_rank(driver):
     workload = FunctionWorkload(function=training_faults.slow_forward, arguments={"late": 1, "delay_s": 0.3})
     spans = {span.name: span for span in driver.run(Job(workload=workload, world_size=2, budget=QUICK)).spans}
