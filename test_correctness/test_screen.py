@@ -116,10 +116,13 @@ def test_a_disturbed_figure_is_marked_and_has_no_share_nor_a_tile():
     assert "~ disturbed, without a share of the peak: 1 case, as rank 0 got 40% of its core" in table
 
 
-def test_a_rank_that_only_waits_is_not_disturbed():
+def test_a_rank_that_may_sleep_is_disturbed_by_switches_a_kernel_by_its_share_alone():
     busy = disturbed(product("t.py::busy", 0.6))
-    waits = dataclasses.replace(busy, measurement=dataclasses.replace(busy.measurement, involuntary_switches=()))
-    assert ("rank 0 got 40% of its core", "") == (disturbance(busy), disturbance(waits))
+    stolen = dataclasses.replace(busy, measurement=dataclasses.replace(busy.measurement, involuntary_switches=()))
+    assert ["rank 0 got 40% of its core"] * 2 == [disturbance(busy), disturbance(stolen)]
+    sleeper = dataclasses.replace(busy, metrics=())
+    sleeps = dataclasses.replace(sleeper, measurement=stolen.measurement)
+    assert ("rank 0 got 40% of its core", "") == (disturbance(sleeper), disturbance(sleeps))
 
 
 def test_a_doubtful_efficiency_is_left_out_and_counted():

@@ -16,12 +16,15 @@ CPU_SHARE_FLOOR = 0.98
 SWITCHED_SHARE = 0.25
 """More samples than this with an involuntary context switch leave too few clean ones."""
 
+COMPUTES = frozenset({"tflops", "gb_per_s"})
+"""Metrics of cases whose ranks compute or move bytes all the time."""
+
 
 def disturbance(result: Result) -> str:
     """Return why the times of a result are disturbed, as a phrase; empty if nothing shows that they are.
 
-    A single rank is disturbed if it got less than its core and was switched out involuntarily; a rank that only waits
-    (sleeps, reads a file) is not.
+    A single rank that computes (it has a rate of operations or bytes) is disturbed if it got less than its core: a
+    hypervisor takes a core without a switch.  Any other rank may sleep or read a file, so it must be switched out too.
     A training step may also wait for its data, so that a quarter of its samples must be switched out.
     Ranks that wait for each other are judged by their context switches alone, and only if a core is left for other
     programs: without one, perfsuite's own driver causes such switches.
@@ -30,16 +33,15 @@ def disturbance(result: Result) -> str:
     if result.outcome != "measured" or measurement is None or measurement.smoke:
         return ""
     on_cpu = [rank for rank in measurement.ranks if rank.device == "cpu"]
-    switched = measurement.disturbed_share if on_cpu and measurement.involuntary_switches else 0.0
-    if not switched:
-        return ""
     threads, cores = sum(rank.threads for rank in on_cpu), _cores(result.environment)
-    if cores is not None and threads > cores:
+    if not on_cpu or (cores is not None and threads > cores):
         return ""
-    is_often = switched > SWITCHED_SHARE
-    if measurement.world_size == 1 and on_cpu[0].cpu_share < CPU_SHARE_FLOOR and (measurement.aligned or is_often):
-        return f"rank {on_cpu[0].rank} got {on_cpu[0].cpu_share:.0%} of its core"
-    if (cores is None or threads < cores) and is_often:
+    switched = measurement.disturbed_share if measurement.involuntary_switches else 0.0
+    is_often, computes = switched > SWITCHED_SHARE, not COMPUTES.isdisjoint(result.values)
+    if measurement.world_size == 1 and on_cpu[0].cpu_share < CPU_SHARE_FLOOR:
+        if is_often or (measurement.aligned and (switched or computes)):
+            return f"rank {on_cpu[0].rank} got {on_cpu[0].cpu_share:.0%} of its core"
+    elif (cores is None or threads < cores) and is_often:
         return f"{switched:.0%} of the samples had an involuntary context switch"
     return ""
 
