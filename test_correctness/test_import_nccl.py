@@ -254,7 +254,7 @@ def test_one_bad_line_costs_that_line(tmp_path):
     behind = read(tmp_path, log(8, "\n".join([INFO + first, second])))
     assert 12 == len(behind.rows)
     lost = [line for line in log(8, A100) if "Rank  7" not in line]
-    assert "7 lines of ranks, but busbw / algbw is that of 8 ranks" in read(tmp_path, lost).notes
+    assert "7 lines of ranks, but busbw / algbw fits 8 ranks" in read(tmp_path, lost).notes
 
 
 @pytest.mark.parametrize("gap", [" ", ""])

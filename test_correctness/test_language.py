@@ -40,6 +40,7 @@ def test_text_is_plain(place):
         ("What no sample was taken of, no gate sees.", "begins with a clause"),
         ("It prints what was measured.", "'what' for a noun"),
         ("The ranks are told apart.", "a house word"),
+        ("The ids are those of the suite.", "'is that of'"),
         ("word " * 40 + "end.", "words per sentence"),
     ],
 )

@@ -127,6 +127,6 @@ def test_a_file_under_a_wrong_name_is_not_taken_for_this_machines(tmp_path):
     path = offer(tmp_path, run_of("s0")).path
     other = dataclasses.replace(HARDWARE, fingerprint="cpu-other")
     path.rename(store.path_of(tmp_path, other))
-    with pytest.raises(BaselineError, match="holds runs of cpu/cpu-test, but its name is that of cpu/cpu-other"):
+    with pytest.raises(BaselineError, match="holds runs of cpu/cpu-test, but it is named after cpu/cpu-other"):
         store.load(tmp_path, other)
     assert store.load(tmp_path, HARDWARE) is None

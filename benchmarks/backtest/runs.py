@@ -350,7 +350,7 @@ def bands() -> dict[str, dict[str, float | str]]:
     for regime, (rows, tables) in found.items():
         low, high = tenths(rows)
         stored[regime] = {"low": round(low, 3), "high": round(high, 3), "rows": len(rows), "tables": tables}
-    # Of a software away from its device neither the device nor the release is that of the constants: the wider of both.
+    # The constants are of another device and another release here, so the wider of the two bands counts.
     lows, highs = zip(tenths(elsewhere), tenths(unseen), strict=True)
     stored[away] |= {"low": round(min(lows), 3), "high": round(max(highs), 3), "rows": len(elsewhere) + len(unseen)}
     stored[away]["tables"] = f"{found[away][1]}, and other releases on the same device"

@@ -246,7 +246,7 @@ def confirming(
 ) -> tuple[RunSummary, ...]:
     """Return the runs of successive sessions of the machine with the same gain, the present session last.
 
-    The result is empty if only one session has it; runs of the reference do not count.  ``runs`` are those of the
+    The result is empty if only one session has it; runs of the reference do not count.  ``runs`` belong to the
     present session.  ``gains`` holds the gain that must be exceeded, by quantity.
     """
     in_reference = {run.key for run in entry.reference}

@@ -29,7 +29,7 @@ class _Span:
 
 
 def machine_sessions(runs: Iterable[RunSummary]) -> dict[str, str]:
-    """Return the session of the machine of each pytest session; its name is that of its first pytest session.
+    """Return the session of the machine of each pytest session; it is named after its first pytest session.
 
     Runs within minutes share the host's noise, even if different commands started them.  A new session of the machine
     begins with another boot, with another commit, or after a pause of more than SESSION_GAP.

@@ -80,7 +80,7 @@ def _require_same(path: Path, baseline: Baseline, hardware: Hardware) -> None:
     stored = baseline.hardware
     if (stored.platform, stored.fingerprint) != (hardware.platform, hardware.fingerprint):
         raise BaselineError(
-            f"{path}:1: holds runs of {stored.platform}/{stored.fingerprint}, but its name is that of "
+            f"{path}:1: holds runs of {stored.platform}/{stored.fingerprint}, but it is named after "
             f"{hardware.platform}/{hardware.fingerprint}; rename the file"
         )
     if stored.simulated != hardware.simulated:

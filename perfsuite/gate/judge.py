@@ -255,7 +255,7 @@ class Judge:
 
         If the host's drifts are unknown, the session counts as one more run with the full noise between sessions,
         because its drift looks like a change.  ``expected``: the environment has changed in a way that can slow the
-        case; this is rare, so the bound is that of an A/B.  Otherwise every case of a large suite adds a chance of a
+        case; this is rare, so the bound of an A/B applies.  Otherwise every case of a large suite adds a chance of a
         false alarm.
         """
         level, bounds = self.level, self.bounds

@@ -68,7 +68,7 @@ class Subject:
 def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
     """Return every rule that ``result`` breaks; empty for a possible result.
 
-    ``peaks`` are those of the device and ``network`` that of a host; None if unknown.
+    ``peaks`` belong to the device and ``network`` to a host; None if unknown.
     """
     broken = examine(result, peaks=peaks, network=network)
     return tuple(violation for violation in broken if violation.severity == "impossible")

@@ -1,7 +1,7 @@
 """The summary of DeepSpeed's communication logger: a table of operations by size, and one of stragglers without rates.
 
 Rates are Gbit/s and sizes MiB printed as MB.  Its throughput of all_reduce counts 2 S, so only busbw is taken.  If the
-throughput of an all_gather counts more than its size, the size is that of one rank.
+throughput of an all_gather counts more than its size, the size belongs to one rank.
 """
 
 from __future__ import annotations

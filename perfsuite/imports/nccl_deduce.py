@@ -73,7 +73,7 @@ def decide(source: Source, log: Log, points: Sequence[LogPoint]) -> Found:
     if not fits and log.ranks and log.complete and not source.options.ranks:
         more = _best(names, range(log.ranks + 1, MOST_RANKS), rows)
         if len(more) == 1:  # a line of the list is lost
-            fits, notes = more, [f"{log.ranks} lines of ranks, but busbw / algbw is that of {more[0][1]} ranks"]
+            fits, notes = more, [f"{log.ranks} lines of ranks, but busbw / algbw fits {more[0][1]} ranks"]
     kinds = list(dict.fromkeys(name for name, _ in fits))
     counts = sorted({ranks for _, ranks in fits})
     if len(kinds) == 1 and log.ranks in counts and factor(kinds[0], 2) != factor(kinds[0], 3):

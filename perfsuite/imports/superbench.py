@@ -323,7 +323,7 @@ def _row(
         meaning,
         number,
         printed=str(value),
-        convention=f"superbench; the unit is that of its documentation{remark}",
+        convention=f"superbench; the unit is from its documentation{remark}",
         collective=collective,
         message_bytes=float(nccl["size"]) if nccl and collective else None,
         settings={name: text for name, text in settings.items() if text},

@@ -94,7 +94,7 @@ def trained_like(model: Model) -> tuple[str, dict[str, Any]] | None:
 
 
 def _is_file(name: str) -> bool:
-    """Return whether a name is that of a file or folder, existing or not."""
+    """Return whether a name means a file or folder, existing or not."""
     return "/" in name or name.endswith(".json") or os.path.exists(name)
 
 

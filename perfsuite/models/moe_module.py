@@ -128,7 +128,7 @@ class MoeMlp(nn.Module):
         return averaged * self.routing.experts * (shares * means).sum(dim=-1).mean()
 
     def _note(self, load: torch.Tensor, chosen: torch.Tensor, route: Route, balance: torch.Tensor) -> None:
-        """Keep the figures of routing; with a capacity, buffers are full, so the imbalance is that of the choice."""
+        """Keep the figures of routing; with a capacity, buffers are full, so the imbalance shows the choice."""
         mean = chosen.numel() / self.routing.experts
         if self.routing.capacity is not None:
             load = torch.zeros_like(route.counts).index_add(0, chosen.flatten(), torch.ones_like(chosen.flatten()))

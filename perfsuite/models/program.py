@@ -1,6 +1,6 @@
 """Settings of a training program besides its model, such as encoders and checkpoints; all are off by default.
 
-A published time or memory is that of a whole program.  Two runs of one model and strategy are comparable only if these
+A published time or memory covers a whole program.  Two runs of one model and strategy are comparable only if these
 settings agree too.
 """
 

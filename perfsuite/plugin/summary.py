@@ -253,7 +253,7 @@ def warnings(suite: Suite, session: PerfSession) -> list[str]:
         if result.outcome == "measured" and result.measurement is not None and result.case not in session.reused
     ]
     after = read_host_load(host, suite.own_processes()) if suite.load_before else None
-    code = "whether the code is that of its commit" if suite.revision.commit else "the revision"
+    code = "whether the code equals its commit" if suite.revision.commit else "the revision"
     lines = [
         instrumented_line(session.results.values()),
         *signs_of_others(disturbed, before=suite.load_before, after=after),

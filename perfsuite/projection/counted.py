@@ -26,7 +26,7 @@ class BlockCounts:
     """Counts of one block.
 
     Units: bytes per token and width, per token and hidden feature, per parameter of the block. A row is a token that is
-    sent to one of its experts: bytes per width; hidden features are those of all its experts.
+    sent to one of its experts: bytes per width; hidden features count all its experts.
     """
 
     forward_width_bytes: float

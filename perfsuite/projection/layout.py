@@ -1,6 +1,6 @@
 """A layout: mesh, sharding, pipeline schedule and batch, with its rules.
 
-The order of axes is that of :mod:`perfsuite.base.mesh`: tp has neighbouring ranks, pp is outermost.
+The axes have the order of :mod:`perfsuite.base.mesh`: tp has neighbouring ranks, pp is outermost.
 """
 
 from __future__ import annotations

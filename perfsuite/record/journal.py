@@ -15,8 +15,8 @@ results after it, a projection, peaks, the gate's verdicts, or the end::
     {"gate": {"gate": true, "fail_on": [...], "verdicts": [{"case": "...", "name": "pass", ...}, ...]}}
     {"end": {"at": "...", "took_s": 81.2, "exit_status": 0, "warnings": [...]}}
 
-Peaks are measured several times, also after the last case; the last ones count.  The shares in a result are those of
-the time when its case ended (:func:`perfsuite.metrics.read_run` derives them again).
+Peaks are measured several times, also after the last case; the last ones count.  The shares in a result use the peaks
+of the time when its case ended (:func:`perfsuite.metrics.read_run` derives them again).
 
 Only the last line may be damaged: a run that was killed while writing leaves it without its end, and that case counts
 as not finished.

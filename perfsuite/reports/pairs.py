@@ -124,7 +124,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "MUSA_VISIBLE_DEVICES")
 def links(ranks: Sequence[RankFacts], environment: Mapping[str, Any]) -> dict[Pair, str]:
     """Return the kind of every ordered pair: a cell of the vendor tool's matrix (``NV18``, ``SYS``), or a word above.
 
-    The matrix is that of the driver's host; other hosts are assumed to be equal.
+    The matrix shows the driver's host; other hosts are assumed to be equal.
     """
     kinds = {}
     rows = matrix_rows(str(environment.get("topology") or ""))

@@ -65,7 +65,7 @@ def beside(
 ) -> tuple[Beside, ...]:
     """Return a row per case for its step time, and one for each published metric of it.
 
-    ``parameters`` are those of every projected case, by its id.
+    ``parameters`` has the parameters of every projected case, by its id.
     """
     rows = []
     for case, one in projections.items():

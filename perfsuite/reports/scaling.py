@@ -103,7 +103,7 @@ def scale(points: Iterable[Point]) -> dict[str, Scaling]:
         for point in sorted(members, key=lambda point: point.ranks):
             faster = speed_up(point.work, point.time_s, base.work, base.time_s)
             largest = max(members, key=lambda point: point.ranks)
-            ends = point if point is not base else largest  # the base's own kind is that of its series
+            ends = point if point is not base else largest  # the base has the kind of its series
             by_case[point.case] = Scaling(
                 point=point,
                 base=base,

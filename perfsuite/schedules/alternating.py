@@ -47,7 +47,7 @@ def gpipe(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[
 def one_f_one_b(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
     """Return p - 1 - r forwards of rank r, then one forward and one backward in turn: at most p - r in flight.
 
-    The bubble is that of GPipe.  The paper calls the schedule PipeDream-flush.
+    The bubble is as large as in GPipe.  The paper calls the schedule PipeDream-flush.
     """
     return tuple(_one_stage(rank, num_micro_batches, ranks - 1 - rank) for rank in range(ranks))
 

@@ -1,7 +1,7 @@
 """Differences of pairs of runs: robust mean and interval, smallest detectable change, and number of pairs needed.
 
 Noise of runs has heavy tails and spikes. Outliers are clipped (:func:`~perfsuite.statistics.robust.huber_mean`). The
-error is that of the Winsorised mean of Tukey and McLaughlin (Sankhya A 25, 1963): ``s_w / sqrt(n) x n / h`` with h - 1
+error belongs to the Winsorised mean of Tukey and McLaughlin (Sankhya A 25, 1963): ``s_w / sqrt(n) x n / h`` with h - 1
 degrees of freedom for h unclipped values. ``python benchmarks/ab_coverage.py`` shows how often the intervals contain
 the truth.
 """

@@ -159,7 +159,7 @@ class Trainer:
 
     def loss_and_gradients(self, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
         """Return the mean loss of a global batch, and whole fp32 gradients under the names of the unsplit model; a
-        collective.  Gradients are those of parameters with a part on this rank.  They stay in place until :meth:`step`,
+        collective.  Only parameters with a part on this rank have gradients.  They stay in place until :meth:`step`,
         which must follow.
         """
         own = ({name: values[numbers] for name, values in batch.items()} for numbers in self.share.numbers())

@@ -26,7 +26,7 @@ _KINDS = MappingProxyType({kind.name: kind for kind in (AllReduce, AllGather, Re
 
 @dataclass(frozen=True, kw_only=True)
 class AxisCollective(Workload):
-    """A collective of every group along ``axis``, all groups at once; the time is that of the slowest."""
+    """A collective of every group along ``axis``, all groups at once; the slowest one gives the time."""
 
     collective: str
     """all_reduce, all_gather, reduce_scatter or all_to_all."""

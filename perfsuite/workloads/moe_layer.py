@@ -198,7 +198,7 @@ class MoeLayer(Workload):
         return LayerStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless output and gradients are those of a plain loop over the experts."""
+        """Raise WrongResult unless output and gradients equal those of a plain loop over the experts."""
         from perfsuite.workloads.moe_layer_ranks import LayerStep
 
         assert isinstance(step, LayerStep)

@@ -31,6 +31,7 @@ PATTERNS = {
         r"(?:\b|(?<= ))[^?\n]{3}"
     ),
     "'what' for a noun: name the thing": re.compile(r"\bwhat(?:ever)? (?!if\b|to\b)[\w`]+", re.I),
+    "'is that of', 'are those of': name the thing": re.compile(r"\b(?:is|are) (?:that|those) of\b", re.I),
     "a house word": re.compile(
         r"\b(?:told|tells?|telling|foretell|foretold|beside|nobody|somebody|whoever|mended?|mends|cries|wolf|feels?|"
         r"rooms?|stands? for|stands? (?:beside|below|there|still)|takes? away|held up|wild|nowhere|cannot be had|"

@@ -1,9 +1,10 @@
 """The published runs as recipes: the case of the suite that reproduces each row, and its settings.
 
 ``recipes()`` returns all in the reports' order, without torch and without reading a file; ``find(name)`` returns one,
-or one of the small siblings (``SMALL``).  ``recipe_of("000/time", 26)`` is that of a published row, and ``why_none``
-the reason if there is none.  ``recipe.case("s4000")`` is the node id of its case on a platform, ``recipe.small`` that
-of its small sibling on a CPU.  :func:`perfsuite.published.differences.differences` compares a case with a row.
+or one of the small siblings (``SMALL``).  ``recipe_of("000/time", 26)`` returns the recipe of a published row, and
+``why_none`` the reason if there is none.  ``recipe.case("s4000")`` is the node id of its case on a platform,
+``recipe.small`` the node id of its small sibling on a CPU.
+:func:`perfsuite.published.differences.differences` compares a case with a row.
 
 >>> recipe_of("002/performance", 50).case("s4000")
 'test_perf/test_published.py::test_published[s4000-002-llama2_7b-fp16-1x8]'

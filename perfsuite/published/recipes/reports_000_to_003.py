@@ -12,7 +12,7 @@ from perfsuite.published.recipes.recipe import TEST, Recipe, layout, lines
 _OPENSORA = {
     "strategy": "not named: 8.575 of the optimizer's GiB fall as 1/N and are 12 bytes for each of 760 million "
     "parameters, so the wide copy and both moments are spread; Open-Sora 1.0's public config has zero2",
-    "dtype": "12 spread bytes for a parameter are those of training in 16 bits; bf16 in Open-Sora 1.0's public config",
+    "dtype": "12 spread bytes for a parameter mean training in 16 bits; bf16 in Open-Sora 1.0's public config",
     "mesh": "memory falls with the cards as spread state does, and with nothing else",
     "checkpointing": "on in Open-Sora 1.0's public config",
     "sequence_length": "512 in the table of compute, of the same runs, and 2 latent frames of 16 x 16 patches are so "

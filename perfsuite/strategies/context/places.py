@@ -42,7 +42,7 @@ def _chunks(method: str, ranks: int) -> int:
 
 def require_context(method: str, *, length: int, heads: int, key_heads: int, cp: int, tp: int = 1) -> None:
     """Raise InvalidParameter unless sequences and heads of these sizes can be spread over cp; lists the legal choices.
-    ``heads`` and ``key_heads`` are those of the model; a tp rank has one in ``tp`` of them.
+    ``heads`` and ``key_heads`` count the whole model; a tp rank has one in ``tp`` of them.
     """
     if method not in get_args(ContextMethod):
         choices = ", ".join(map(repr, get_args(ContextMethod)))

@@ -82,7 +82,7 @@ class EmulatedPipeline(Workload):
         return EmulatedStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult on all ranks unless loss and gradients are those of the same stages in one process."""
+        """Raise WrongResult on all ranks unless loss and gradients equal those of the same stages in one process."""
         # A derived workload may have wrapped the step.
         raise_alike(rank, step.problem() if isinstance(step, EmulatedStep) else "")
 

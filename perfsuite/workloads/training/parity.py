@@ -88,7 +88,7 @@ class TrainParity(Workload):
         return ParityStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult on all ranks unless loss, gradients and the next loss are those of one process."""
+        """Raise WrongResult on all ranks unless loss, gradients and the next loss equal those of one process."""
         assert isinstance(step, ParityStep)
         plan, strategy = self.plan(rank.shape), self.find_strategy()
         expected = one_process(rank, plan, step.batch, narrow=strategy.narrows(plan))
