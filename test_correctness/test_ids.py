@@ -52,3 +52,9 @@ def test_the_small_suite_stays_small():
     """What a plain run measures, and all small cases with the extended ones."""
     assert collect("--perf-platform=cpu").count("\n") <= 228
     assert len((STORED / "cpu.txt").read_text().splitlines()) <= 384
+
+
+def test_a_run_of_the_whole_checkout_has_each_case_once():
+    """perfsuite/suite/test_perf is another way to test_perf."""
+    cases = collect(".", "--ignore=test_correctness", "--ignore=examples", "--perf-platform=cpu").splitlines()
+    assert len(cases) == len(set(cases)) > 200
