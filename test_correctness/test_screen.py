@@ -80,6 +80,16 @@ def test_the_screen_of_a_run():
     assert texts(run, quiet=True) == ["4 measured, 2 skipped; 5 min 50 s", " . skipped 2: 2 x no DeepSpeed"]
 
 
+@pytest.mark.parametrize("width", [40, 79, 119])
+def test_a_long_sign_keeps_trust_within_the_width(width):
+    sign = "tasks waited for a core in 24 % of the 10 s before the first case of this run on this machine"
+    end = RunEnd(at="", took_s=1.0, exit_status=0, warnings=(f"the machine is not quiet: {sign}", "bbr " * 30))
+    (line,) = [text for text in texts(record(product("a", 0.5), end=end), width) if text.startswith("trust")]
+    assert len(line) <= width
+    assert line.startswith("trust       NOT QUIET: ")
+    assert line.endswith("; + 1 more")
+
+
 def test_trust_is_one_line_unless_a_gate_left_something_undecided():
     warnings = ("the machine is not quiet: other programs took 9% of the core time; 1 of 1 case disturbed", "bbr " * 30)
     end = RunEnd(at="", took_s=1.0, exit_status=0, warnings=warnings)

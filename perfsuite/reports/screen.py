@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from perfsuite.base.text import cut, folded, printable
+from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
 from perfsuite.record.result import Result
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
@@ -162,14 +162,14 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
         for number, part in enumerate(parts if full else parts[:_REASONS_TO_DOUBT]):
             yield from _labelled("trust" if not number else " ", part, width, mark)
         return
-    text, left = printable(parts[0], width), len(parts) - 1
+    text, left = printable(parts[0]), len(parts) - 1
     for number, part in enumerate(parts[1:]):
         more = f"; + {left - 1} more" if number < len(parts) - 2 else ""
         if len(text) + len(f"; {part}{more}") > width - _LABEL:
             break
         text, left = f"{text}; {printable(part)}", left - 1
     more = f"; + {left} more" if left else ""
-    yield ScreenLine(text="trust".ljust(_LABEL) + cut(text, width - _LABEL - len(more)) + more, mark=mark)
+    yield ScreenLine(text="trust".ljust(_LABEL) + _beginning(text, width - _LABEL - len(more)) + more, mark=mark)
 
 
 def _packed(family: FamilyLine, width: int) -> list[str]:
@@ -227,10 +227,11 @@ def _finding(one: Notable, width: int) -> list[ScreenLine]:
 
 def skip_reasons(skips: Iterable[str]) -> list[tuple[str, int]]:
     """Return reasons, cut to _REASON characters, with their counts, the commonest first."""
-    texts = map(printable, skips)
-    return Counter(
-        text if len(text) <= _REASON else f"{text[: _REASON - 3].rstrip()}..." for text in texts
-    ).most_common()
+    return Counter(_beginning(printable(text), _REASON) for text in skips).most_common()
+
+
+def _beginning(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
 def _skipped(run: RunRecord) -> list[str]:
