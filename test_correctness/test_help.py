@@ -124,6 +124,8 @@ COMMANDS = (
     "fleet JOURNAL",
     "history show HISTORY",
     "history list HISTORY",
+    "docs",
+    "docs --find=busbw",
 )
 
 

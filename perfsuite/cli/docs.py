@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.files import shipped
-from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command
+from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, print_lines
 
 
 def pages() -> dict[str, Path]:
@@ -53,11 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
         if not lines:
             print(f"no line contains {arguments.find!r} in {', '.join(found)}", file=sys.stderr)
             return EXIT_FOUND
+        print_lines(lines)
     elif arguments.page is not None:
-        lines = found[name].read_text(encoding="utf-8").splitlines()
+        print(found[name].read_text(encoding="utf-8"), end="")
     else:
-        lines = listing(found)
-    print("\n".join(lines))
+        print_lines(listing(found))
     return EXIT_OK
 
 

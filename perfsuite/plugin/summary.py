@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from perfsuite.base.errors import first_line
-from perfsuite.base.text import printable, without_paths
+from perfsuite.base.text import folded, printable, without_paths
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.gate.physics import examine
 from perfsuite.metrics.disturbance import disturbance
@@ -227,7 +227,8 @@ def _show_tables(out: Out, suite: Suite, session: PerfSession) -> None:
         for line in sustained_lines(results):
             out.line(line)
     for line in warnings(suite, session):
-        out.line(f"warning: {line}", yellow=True)
+        for part in folded(f"warning: {line}", out.width):
+            out.line(part, yellow=True)
     if session.journal is not None:
         out.line(f"journal {session.journal.path}")
 
