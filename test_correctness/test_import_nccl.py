@@ -308,7 +308,7 @@ def test_rows_without_any_header_are_recognised(tmp_path):
     ("told", "takers"),
     [
         ({"collective": "all_reduce"}, "--collective does not apply to torchtitan, only to nccl-tests, hccl-test"),
-        ({"ranks": 8}, "--ranks does not apply to torchtitan, only to nccl-tests, hccl-test, osu"),
+        ({"ranks": 8}, "--ranks does not apply to torchtitan, only to nccl-tests, osu, hccl-test"),
         ({"ranks_per_node": 8}, "--ranks-per-node does not apply to torchtitan, only to flagperf"),
     ],
 )

@@ -168,4 +168,5 @@ FORMAT = Format(
     about="DeepSpeed's timers, FLOPs profiler and communication logger",
     recognises=has_any,
     read=_read,
+    options=("run",),
 )

@@ -386,4 +386,5 @@ FORMAT = Format(
     about="FlagPerf training logs ([PerfLog]) and base results ([FlagPerf Result])",
     recognises=lambda source: any("[PerfLog] {" in line or "[FlagPerf Result]" in line for line in source.lines),
     read=_read,
+    options=("ranks_per_node",),
 )

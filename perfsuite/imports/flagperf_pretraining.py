@@ -84,7 +84,7 @@ def _timers(source: Source) -> Iterator[ImportedRow]:
 
 FORMAT = Format(
     name="flagperf-pretraining",
-    about="the lines of FlagPerf's run_pretraining.py of llama2_7b prints (Tokens/p/s, MFU)",
+    about="lines that FlagPerf's run_pretraining.py of llama2_7b prints (Tokens/p/s, MFU)",
     recognises=lambda source: any(line.partition("Tokens/p/s: ")[1] for line in source.lines),
     read=_read,
 )

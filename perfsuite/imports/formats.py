@@ -98,13 +98,6 @@ FORMATS: tuple[Format, ...] = (
 )
 _WITH_DEEPSPEED = (megatron.MEGATRON, megatron.GPT_NEOX, megatron.PRIMUS)
 """Formats that read DeepSpeed's lines too."""
-_OPTIONS = {
-    "collective": ("nccl-tests", "hccl-test"),
-    "ranks": ("nccl-tests", "hccl-test", "osu"),
-    "ranks_per_node": ("flagperf",),
-    "run": ("nccl-tests", "torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed"),
-}
-"""Formats that an option applies to, by the field of :class:`Told`; platform and dtype apply to all formats."""
 MAX_BYTES = 256 << 20
 """Size limit of a file."""
 _STANDARD_INPUT = Path("-")
@@ -136,9 +129,9 @@ def read_file(path: Path, options: Told, form: Format | None = None) -> Imported
             many = "is of several formats" if fits else "has an unknown format"
             raise ImportFailed(f"{shown} {many}; say which: perfsuite import FORMAT {path}, one of {names}")
         form = fits[0]
-    for field, takers in _OPTIONS.items():
-        if getattr(options, field) and form.name not in takers:
-            option = f"--{field.replace('_', '-')}"
+    for field in ("collective", "ranks", "ranks_per_node", "run"):
+        if getattr(options, field) and field not in form.options:
+            option, takers = f"--{field.replace('_', '-')}", [each.name for each in FORMATS if field in each.options]
             raise ImportFailed(f"{shown}: {option} does not apply to {form.name}, only to {', '.join(takers)}; omit it")
     source = replace(source, tool=form.name)
     imported = form.read(source)

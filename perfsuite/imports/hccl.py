@@ -111,4 +111,5 @@ FORMAT = Format(
     about="hccl_test of Ascend devices",
     recognises=lambda source: any(_names(line) for line in source.lines),
     read=_read,
+    options=("collective", "ranks"),
 )

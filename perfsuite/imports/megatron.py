@@ -159,6 +159,7 @@ MEGATRON, GPT_NEOX, PRIMUS = (
         about=about,
         recognises=lambda source, name=name: family(source) == name,  # type: ignore[misc]
         read=_read,
+        options=("run",),
     )
     for name, about in (
         ("megatron", "iteration lines of Megatron-LM, Megatron-DeepSpeed and NeMo"),

@@ -283,4 +283,5 @@ FORMAT = Format(
         any(BEGIN.search(line) or is_table(line) or is_row(line) for line in source.lines) or _is_json(source)
     ),
     read=_read,
+    options=("collective", "ranks", "run"),
 )

@@ -129,4 +129,5 @@ FORMAT = Format(
     about="OSU micro-benchmarks",
     recognises=lambda source: any(_TITLE.match(line) for line in source.lines),
     read=_read,
+    options=("ranks",),
 )

@@ -187,3 +187,5 @@ class Format:
     recognises: Callable[[Source], bool]
     read: Callable[[Source], Imported]
     """Returns all figures. Raises ImportFailed with line, reason and remedy."""
+    options: tuple[str, ...] = ()
+    """Fields of :class:`Told` that it uses, without platform and dtype, which apply to all formats."""

@@ -187,22 +187,26 @@ TORCHTITAN = Format(
     about="torchtitan's metric lines",
     recognises=lambda source: _TITAN.begins(source) and any_line(source.lines, _TITAN.mark),
     read=lambda source: read_steps(source, _TITAN),
+    options=("run",),
 )
 LATTE = Format(
     name="latte",
     about="Latte's and DiT's lines with Train Steps/Sec",
     recognises=_LATTE.begins,
     read=lambda source: read_steps(source, _LATTE),
+    options=("run",),
 )
 LIBAI = Format(
     name="libai",
     about="libai's iteration lines",
     recognises=_LIBAI.begins,
     read=lambda source: read_steps(source, _LIBAI),
+    options=("run",),
 )
 ONEFLOW = Format(
     name="oneflow",
     about="the log of OneFlow-Benchmark's GPT",
     recognises=lambda source: _ONEFLOW.begins(source) or any_line(source.lines, _COLUMNS),
     read=_read_oneflow,
+    options=("run",),
 )
