@@ -1,4 +1,4 @@
-"""perfsuite docs model-parallel and worked-messages: every closed form that it derives has a worked number, and the numbers are right."""
+"""perfsuite docs model-parallel and worked-messages: every axis is derived, and the worked numbers are right."""
 
 from __future__ import annotations
 
