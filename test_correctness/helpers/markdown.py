@@ -30,14 +30,16 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def attributes(kind: type) -> dict[str, tuple[str, str]]:
-    """Return the public fields, properties and methods of a class: name -> (type or signature, docstring)."""
+    """Return the public fields, properties and methods of a class: name -> (type or signature, text)."""
     found: dict[str, tuple[str, str]] = {}
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    source = textwrap.dedent(inspect.getsource(kind))
+    lines, body = source.splitlines(), ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     for node, after in zip(body.body, [*body.body[1:], None], strict=True):
         value = after.value if isinstance(after, ast.Expr) else None
         text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = text or lines[(node.end_lineno or 1) - 1].partition("  # ")[2]
             default = f" = {ast.unparse(node.value)}" if node.value and "field(" not in ast.unparse(node.value) else ""
             found[node.target.id] = (ast.unparse(node.annotation) + default, text)
         elif isinstance(node, ast.FunctionDef):

@@ -26,6 +26,7 @@ from perfsuite.cli.audit import label_lines
 from perfsuite.history.session import CasePoint
 from perfsuite.platforms import load_catalog
 from perfsuite.plugin import fixtures, gate_options, hooks, options, order
+from perfsuite.published import records
 from perfsuite.published.lookup import shipped
 from perfsuite.record import result, run
 from test_correctness.helpers.markdown import attributes, cell, code, quoted, table
@@ -357,6 +358,9 @@ PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     **{("metrics", family.__name__.rpartition(".")[2]): metric_lines(family) for family in metrics._FAMILIES},
     ("published", "labels"): lambda: label_lines(shipped()),
     ("published", "rules"): audit_lines,
+    ("published", "files"): field_lines(
+        records.PublishedReport, records.PublishedTable, records.PublishedColumn, records.PublishedRow
+    ),
     ("verdicts", "exit codes"): exit_lines,
     ("files", "journal"): field_lines(run.Header, run.Revision, run.GateRecord, run.RunEnd),
     ("files", "history"): field_lines(CasePoint),
