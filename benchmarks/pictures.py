@@ -45,7 +45,7 @@ def screen_svg(text: str) -> str:
     )
     return "\n".join(
         (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">',
             "<style>text { font: 14px 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: #d8dee9 }</style>",
             f'<rect width="{width}" height="{height}" rx="8" fill="#1f2430"/>',
             *rows,
