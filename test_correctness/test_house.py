@@ -20,7 +20,7 @@ LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 ROOMS = {
     "audit": 2_420,
     "base": 1_500,
-    "baselines": 1_880,
+    "baselines": 1_870,
     "cli": 3_830,
     "expectations": 640,
     "exports": 340,

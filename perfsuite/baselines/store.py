@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,27 +23,6 @@ from perfsuite.baselines.hosts import host_note
 MAX_BYTES = 128 << 20
 """Largest file that is read.  10,000 cases with 24 runs each, the most per case, need 98 MiB."""
 _HEAD_BYTES = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateReport:
-    """The result of an update."""
-
-    path: Path
-    written: bool
-    """Whether the file changed."""
-    added: Mapping[str, int] = field(default_factory=dict)
-    """Number of added runs, by node id."""
-    replaced: tuple[str, ...] = ()
-    """Node ids whose older runs were replaced."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Reasons for storing nothing of a case, by node id."""
-    alarming: tuple[str, ...] = ()
-    """Refused cases that are slower than the stored runs or impossible: the run fails."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Remarks about stored cases, by node id."""
-    hosts: str = ""
-    """A sentence about the hosts of the file's runs; empty for one host."""
 
 
 def path_of(folder: Path, hardware: Hardware) -> Path:
@@ -107,7 +85,7 @@ def update(
     commit_info: Mapping[str, Any] | None = None,
     machine_info: Mapping[str, Any] | None = None,
     links: bool = False,
-) -> UpdateReport:
+) -> Draft:
     """Add a session's runs to the file of this hardware, under its lock.
 
     ``append`` adds runs and refuses cases that the gate fails; ``improved`` adds only improved cases.  In both an
@@ -121,7 +99,7 @@ def update(
         option = "--perf-update=accept" if mode == "accept" else "--perf-accept=environment"
         raise ConfigurationError(f"{option} needs a reason; add --perf-reason=TEXT")
     path = path_of(folder, hardware)
-    draft = Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
+    draft = Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1), path=path)
 
     _refuse_link(path, folder, links)
     with locked(path):
@@ -135,16 +113,9 @@ def update(
                 machine_info=dict(machine_info or old.machine_info),
             )
             _write(path, new)
-    return UpdateReport(
-        path=path,
-        written=bool(draft.added),
-        added=draft.added,
-        replaced=tuple(draft.replaced),
-        refused=draft.refused,
-        alarming=tuple(draft.alarming),
-        notes=draft.notes,
-        hosts=host_note(run for entry in entries.values() for run in entry.kept) if draft.added else "",
-    )
+    if draft.added:
+        draft.hosts = host_note(run for entry in entries.values() for run in entry.kept)
+    return draft
 
 
 def _write(path: Path, baseline: Baseline) -> None:
