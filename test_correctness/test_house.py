@@ -34,7 +34,7 @@ ROOMS = {
     "plugin": 6_010,
     "projection": 5_200,
     "published": 1_910,
-    "record": 2_415,
+    "record": 2_425,
     "reports": 10_470,
     "run": 1_460,
     "runtime": 7_840,

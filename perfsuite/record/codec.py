@@ -7,10 +7,11 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from perfsuite.base.errors import InvalidParameter
+from perfsuite.base.errors import InvalidParameter, PerfsuiteError
 
 R = TypeVar("R")
 
@@ -46,6 +47,25 @@ def plain_json(text: str | bytes, *, strict: bool = False) -> Any:
         raise ValueError("brackets are nested too deep") from None
 
 
+def read_json(
+    path: Path, failure: type[PerfsuiteError], remedy: str, *, kind: str = "", most_bytes: int = 1 << 30
+) -> Any:
+    """Return the value in a JSON file.  Raises ``failure`` with file, line, reason and remedy; ``kind`` begins it."""
+    from perfsuite.base.files import content, why  # the gate loads this module and reads no file
+
+    try:
+        return plain_json(content(path, most_bytes).decode("utf-8-sig"))
+    except OSError as error:
+        reason = f" cannot be read: {why(error)}"
+    except UnicodeDecodeError as error:
+        reason = f" is not UTF-8 at byte {error.start}"
+    except json.JSONDecodeError as error:
+        reason = f":{error.lineno}: not JSON ({error.msg})"
+    except ValueError as error:
+        reason = f": {error}"
+    raise failure(f"{kind}{path}{reason}; {remedy}")
+
+
 def _whole(written: str) -> int:
     if len(written) > _MOST_DIGITS:
         raise ValueError(f"{written[:12]}... of {len(written)} digits is not a number that perfsuite writes")
@@ -67,30 +87,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def to_json(record: Any) -> Any:
     """Plain JSON values of a record: dataclasses become objects, tuples arrays; defaults stay out."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        plain = {}
+        plain: dict[str, Any] = {}
         for field in dataclasses.fields(record):
             value = getattr(record, field.name)
-            if field.name == "schema" or not _is_default(field, value):
-                plain[field.name] = _columns(value) if "columns" in field.metadata else to_json(value)
+            usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            if "columns" in field.metadata and value != usual:
+                columns = dataclasses.fields(value[0]) if value else ()
+                plain[field.name] = {column.name: [getattr(one, column.name) for one in value] for column in columns}
+            elif field.name == "schema" or value != usual:
+                plain[field.name] = to_json(value)
         return plain
     if isinstance(record, Mapping):
         return {str(key): to_json(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):
         return [to_json(value) for value in record]
     return record
-
-
-def _columns(records: Sequence[Any]) -> dict[str, list[Any]]:
-    names = [field.name for field in dataclasses.fields(records[0])] if records else []
-    return {name: [getattr(record, name) for record in records] for name in names}
-
-
-def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
-    if field.default is not dataclasses.MISSING:
-        return bool(value == field.default)
-    if field.default_factory is not dataclasses.MISSING:
-        return bool(value == field.default_factory())
-    return False
 
 
 def from_json(kind: type[R], plain: Any) -> R:
