@@ -17,10 +17,9 @@ from benchmarks.gate_imports import base_import
 from benchmarks.gate_simulation import Host, Session, traits_of
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
+from perfsuite.baselines.document import dumps
 from perfsuite.baselines.draft import NewRuns, offered
-from perfsuite.baselines.encode import encode
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
-from perfsuite.baselines.text import dump
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.record.verdict import FAILING, GateSettings, SuiteVerdict, Verdict
@@ -225,7 +224,7 @@ def _updated(machine: Machine, outcome: Outcome, runs: Sequence[Sequence[RunSumm
     with tempfile.TemporaryDirectory() as directory:
         path = store.path_of(Path(directory), HARDWARE)
         path.parent.mkdir()
-        path.write_text(dump(encode(Baseline(hardware=HARDWARE, entries=entries))))
+        path.write_text(dumps(Baseline(hardware=HARDWARE, entries=entries)))
         report = store.update(Path(directory), HARDWARE, new, mode="append")
     refused = {index for index, identity in enumerate(identities) if identity.node in report.alarming}
     told = tuple(

@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
-from perfsuite.baselines.encode import encode
+from perfsuite.baselines.document import dumps
 from perfsuite.baselines.runs import QUANTILES, CaseIdentity, MetricMeaning, RunSummary, rounded
-from perfsuite.baselines.text import dump
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
 from perfsuite.record.verdict import GateSettings
@@ -100,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file.json"
         began = time.process_time()
-        path.write_text(dump(encode(baseline)))
+        path.write_text(dumps(baseline))
         wrote_s = time.process_time() - began
         began = time.process_time()
         found = store.read(path)

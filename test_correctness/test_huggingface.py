@@ -282,9 +282,9 @@ def test_the_language_model_of_a_larger_model_is_read_and_said_so(tmp_path):
 
 
 REFUSED = [
-    ("", "line 1: Expecting value"),
+    ("", ":1: not JSON (Expecting value"),
     ("[1, 2]", "holds a list, not an object"),
-    ('{"a": ', "line 1: Expecting value"),
+    ('{"a": ', ":1: not JSON (Expecting value"),
     (b"\xff\xfe", "is not UTF-8 at byte 0"),
     ("[" * 100000, "nested too deep"),
     ('{"hidden_size": 1' + 9000 * "0" + "}", "digits is not a number"),

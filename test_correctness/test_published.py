@@ -245,7 +245,7 @@ def test_damaged_text_is_named_with_its_line(tmp_path):
     with pytest.raises(BaselineError, match=r"000\.json:\d+: not JSON"):
         read_report(path)
     path.write_bytes(b"\xff\xfe" + text.encode())
-    with pytest.raises(BaselineError, match="byte 0 is not UTF-8"):
+    with pytest.raises(BaselineError, match="is not UTF-8 at byte 0"):
         read_report(path)
     with pytest.raises(BaselineError, match="cannot be read"):
         read_report(tmp_path / "none.json")

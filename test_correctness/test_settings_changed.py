@@ -286,16 +286,6 @@ def test_a_history_and_two_results_say_alike_whether_settings_changed(workload, 
     assert (changed_settings(one, other) == "") == equal
 
 
-def test_a_line_of_an_earlier_version_is_compared_with_lines_of_its_kind_alone():
-    old, new = sessions(ran(n=1), ran(n=2))
-    first, second = (
-        dataclasses.replace(old, cases={NODE: old.cases[NODE]._replace(settings=digest)}, fields={})
-        for digest in ("0123abcd", "abcd0123")
-    )
-    assert not have_equal_settings(NODE, first, second)
-    assert have_equal_settings(NODE, first, new)
-
-
 def test_a_page_of_other_settings_alone_says_that_nothing_was_compared():
     runs = [Recording(run=record(one)) for one in (ran(n=128), ran(2.0, n=256))]
     material = material_of([runs[1]], runs[0])

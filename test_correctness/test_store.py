@@ -57,7 +57,7 @@ def test_what_is_refused_changes_nothing(tmp_path, mode, verdict, changes, why):
     assert report.refused == {case().node: why}
     assert (report.written, report.added) == (False, {})
     told = verdict in ("regressed", "drifted", "environment", "impossible")
-    assert report.alarming == ((case().node,) if told else ())
+    assert report.alarming == ([case().node] if told else [])
     assert path.read_bytes() == before
 
 
@@ -83,7 +83,7 @@ def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
     offer(tmp_path, *(run_of(f"s{index}", 9 - index) for index in range(6)), session_runs=6)
     now = tuple(run_of("now", 0.1, median_s=0.02, number=number) for number in range(5))
     report = offer(tmp_path, *now, mode=mode, verdict=verdict, reason="faster disk")
-    assert report.replaced == (case().node,)
+    assert report.replaced == [case().node]
     (entry,) = store.load(tmp_path, HARDWARE).entries.values()
     assert entry.runs == entry.reference == now
     assert entry.accepted == Acceptance(reason="faster disk", session="now", time=now[0].time, kind=kind)
@@ -100,7 +100,7 @@ def test_runs_of_before_an_epoch_are_not_appended_to_it(tmp_path):
 def test_what_is_not_meant_by_an_accepted_environment_is_appended(tmp_path):
     offer(tmp_path, run_of("s0", 2))
     report = offer(tmp_path, run_of("s1", 1), mode="environment", verdict="pass", reason="new driver")
-    assert (report.added, report.replaced) == ({case().node: 1}, ())
+    assert (report.added, report.replaced) == ({case().node: 1}, [])
     (entry,) = store.load(tmp_path, HARDWARE).entries.values()
     assert entry.accepted is None
 

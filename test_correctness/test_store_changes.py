@@ -45,7 +45,7 @@ def test_an_improvement_begins_an_epoch_when_a_second_session_of_the_machine_sho
     assert sessions_in(grown)[-5:] == ["a"] * 4 + ["b"]
     second = improved(grown, run_of("c", 8, median_s=0.0081), mode=mode)
     assert second.notes == {node: "improved in two sessions of the machine: a new epoch begins"}
-    assert second.replaced == (node,)
+    assert second.replaced == [node]
     entry = entry_in(grown)
     assert [run.session for run in entry.reference] == ["a"] * 4 + ["b", "c"]
     assert (entry.accepted.kind, entry.accepted.session) == ("improved", "a")
@@ -109,10 +109,10 @@ def test_a_case_that_still_learns_is_stored_and_a_slowdown_said(tmp_path):
     offer(tmp_path, run_of("s0", 9))
     early = offer(tmp_path, run_of("s1", 8, median_s=0.02), verdict="learning")
     told = "100 % slower than the 1 run stored; stored, because the gate has no verdict (learning)"
-    assert (early.added, early.notes, early.alarming) == ({case().node: 1}, {case().node: told}, ())
+    assert (early.added, early.notes, early.alarming) == ({case().node: 1}, {case().node: told}, [])
     slow = run_of("s2", 1, median_s=0.05)
     accepted = offer(tmp_path, slow, verdict="learning", mode="accept", reason="larger inputs")
-    assert accepted.replaced == (case().node,)
+    assert accepted.replaced == [case().node]
 
 
 def test_a_slowdown_that_is_not_excluded_is_stored_beside_the_reference(tmp_path):
@@ -135,7 +135,7 @@ def test_a_slowdown_that_the_gate_could_not_confirm_is_said_and_can_be_accepted(
     told = "900 % slower than the 5 runs stored; stored, because the gate has no verdict (inconclusive)"
     assert store.update(tmp_path, HARDWARE, [slow], mode="append").notes == {case().node: told}
     accepted = store.update(tmp_path, HARDWARE, [slow], mode="accept", reason="it must wait")
-    assert accepted.replaced == (case().node,)
+    assert accepted.replaced == [case().node]
     entry = entry_in(tmp_path)
     assert (sessions_in(tmp_path), entry.accepted and entry.accepted.reason) == (["slow"], "it must wait")
 
@@ -146,7 +146,7 @@ def test_clean_samples_are_asked_for_only_where_many_runs_have_them(tmp_path):
     offer(tmp_path, run_of("first", 9))
     for index in range(5):
         done = offer(tmp_path, run_of(f"busy{index}", 8 - index, **busy), verdict="learning")
-        assert (done.added, done.notes, done.alarming) == ({case().node: 1}, {}, ())
+        assert (done.added, done.notes, done.alarming) == ({case().node: 1}, {}, [])
     assert not usually_clean(entry_in(tmp_path).runs)
 
 
@@ -160,7 +160,7 @@ def test_a_run_of_a_busy_host_is_stored_beside_clean_ones_and_accept_begins_with
     accepted = offer(
         tmp_path, run_of("slow", 4, median_s=0.02, **busy), verdict="unstable-host", mode="accept", reason="meant"
     )
-    assert (accepted.replaced, sessions_in(tmp_path)) == ((case().node,), ["slow"])
+    assert (accepted.replaced, sessions_in(tmp_path)) == ([case().node], ["slow"])
 
 
 # -- what a verdict tells ------------------------------------------------------------------------------------------

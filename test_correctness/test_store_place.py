@@ -101,8 +101,3 @@ def test_line_ends_stay(tmp_path, line_end):
     assert sessions_in(tmp_path) == ["s0", "s1"]
     store.merge_files(path, [offer(tmp_path / "other", run_of("s2", 0.2)).path])
     assert path.read_bytes().count(line_end) == path.read_bytes().count(b"\n")
-
-
-def test_a_new_file_has_plain_newlines(tmp_path):
-    store.write(tmp_path / "new.json", "a\nb\n")
-    assert (tmp_path / "new.json").read_bytes() == b"a\nb\n"

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, merge
-from perfsuite.baselines.decode import decode
+from perfsuite.baselines.document import dumps, loads
 from perfsuite.baselines.draft import Draft, NewRuns
-from perfsuite.baselines.encode import encode
 from perfsuite.baselines.sessions import machine_sessions
-from perfsuite.baselines.text import dump, parse
 from perfsuite.platforms.host import Host, boot_of
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
 
@@ -159,4 +157,4 @@ def test_any_order_of_merging_gives_the_same_reference(one, two, three):
     assert merge(one, two) == merge(two, one)
     assert merge(merge(one, two), three) == merge(one, merge(two, three))
     whole = merge(one, two)
-    assert decode(parse(dump(encode(whole)).encode())) == whole
+    assert loads(dumps(whole).encode()) == whole

@@ -85,11 +85,7 @@ class FileError(PerfsuiteError):
 
 
 class BaselineError(FileError):
-    """A stored baseline cannot be read or must not be overwritten; the message has file, line and reason."""
-
-
-class HistoryError(FileError):
-    """A history cannot be read or must not be written; the message has file, line and reason."""
+    """A baseline or a history cannot be read or must not be written; the message has file, line and reason."""
 
 
 class ImportFailed(FileError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from perfsuite.base.errors import BaselineError
 from perfsuite.base.units import plural
-from perfsuite.baselines.runs import CaseIdentity, RunSummary, days_before, in_order, moment
+from perfsuite.baselines.runs import CaseIdentity, RunSummary, days_before, in_order, is_named, moment
 from perfsuite.baselines.sessions import first_runs, machine_sessions
 
 KEPT_RUNS = 12
@@ -214,7 +213,7 @@ def prune(
     lines: list[str] = []
     for key, entry in baseline.entries.items():
         node = entry.case.node
-        if case and (node == case or fnmatch.fnmatchcase(node, case)):
+        if is_named(node, case):
             lines.append(f"{node}: dropped with {len(entry.kept)} runs, named")
             continue
         if superseded and baseline.by_node[node][-1] is not entry:

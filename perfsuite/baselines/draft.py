@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from perfsuite.base.units import plural
@@ -59,19 +60,34 @@ class NewRuns:
     """Tool or debug setting that slowed the ranks, so that the times cannot be stored; empty without one."""
 
 
+@dataclass(kw_only=True)
 class Draft:
-    """The changes of an update to the entries of a file."""
+    """An update of a file, and its result."""
 
-    def __init__(self, *, mode: UpdateMode, reason: str, session_runs: int) -> None:
-        self.mode = mode
-        self.reason = reason
-        self.session_runs = session_runs
-        self.added: dict[str, int] = {}
-        self.replaced: list[str] = []
-        self.refused: dict[str, str] = {}
-        self.alarming: list[str] = []
-        self.notes: dict[str, str] = {}
-        self.machine_session: Mapping[str, str] = {}
+    mode: UpdateMode
+    reason: str
+    session_runs: int
+    """Most runs of the session that are added to a case with other runs."""
+    added: dict[str, int] = field(default_factory=dict)
+    """Number of added runs, by node id."""
+    replaced: list[str] = field(default_factory=list)
+    """Node ids whose older runs were replaced."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Reasons for storing nothing of a case, by node id."""
+    alarming: list[str] = field(default_factory=list)
+    """Refused cases that are slower than the stored runs or impossible: the run fails."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Remarks about stored cases, by node id."""
+    hosts: str = ""
+    """A sentence about the hosts of the file's runs; empty for one host."""
+    path: Path = Path()
+    """The file."""
+    machine_session: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def written(self) -> bool:
+        """Whether the file changed."""
+        return bool(self.added)
 
     def apply(self, before: Mapping[CaseKey, Entry], offered: Sequence[NewRuns]) -> dict[CaseKey, Entry]:
         """Return the entries after the update."""

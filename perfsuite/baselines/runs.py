@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import json
 import math
@@ -238,6 +239,11 @@ def days_before(now: datetime, days: float) -> datetime:
     if not 0 <= days <= _MOST_DAYS:
         raise ConfigurationError(f"an age of {days:g} days is not between 0 and {_MOST_DAYS}; write for example 90")
     return now - timedelta(days=days)
+
+
+def is_named(node: str, pattern: str) -> bool:
+    """Return whether a node id is ``pattern`` or matches it as a shell pattern; False for an empty pattern."""
+    return bool(pattern) and (node == pattern or fnmatch.fnmatchcase(node, pattern))
 
 
 def in_order(runs: Iterable[RunSummary]) -> tuple[RunSummary, ...]:

@@ -6,44 +6,23 @@ line and the reason; a damaged file is never changed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import BaselineError, ConfigurationError
-from perfsuite.base.files import WriteFailed, foreign_target, put, why
-from perfsuite.base.files import content as read_content
 from perfsuite.baselines.baseline import SESSION_RUNS, Baseline, Hardware, merge, prune
-from perfsuite.baselines.decode import decode
+from perfsuite.baselines.document import Fault, dumps, loads
 from perfsuite.baselines.draft import Draft, NewRuns, UpdateMode
-from perfsuite.baselines.encode import encode
+from perfsuite.baselines.files import content, locked, refuse_foreign, replace
 from perfsuite.baselines.hosts import host_note
-from perfsuite.baselines.lock import locked
-from perfsuite.baselines.text import Fault, dump, line_of, parse
 
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateReport:
-    """The result of an update."""
-
-    path: Path
-    written: bool
-    """Whether the file changed."""
-    added: Mapping[str, int] = field(default_factory=dict)
-    """Number of added runs, by node id."""
-    replaced: tuple[str, ...] = ()
-    """Node ids whose older runs were replaced."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Reasons for storing nothing of a case, by node id."""
-    alarming: tuple[str, ...] = ()
-    """Refused cases that are slower than the stored runs or impossible: the run fails."""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    """Remarks about stored cases, by node id."""
-    hosts: str = ""
-    """A sentence about the hosts of the file's runs; empty for one host."""
+MAX_BYTES = 128 << 20
+"""Largest file that is read.  10,000 cases with 24 runs each, the most per case, need 98 MiB."""
+_HEAD_BYTES = 4096
 
 
 def path_of(folder: Path, hardware: Hardware) -> Path:
@@ -56,14 +35,18 @@ def read(path: Path, *, folder: Path | None = None, links: bool = False) -> Base
 
     A symbolic link may leave the baselines ``folder`` (default: the file's own) only with ``links``.
     """
-    data = content(path, folder=folder, links=links)
+    _refuse_link(path, folder, links)
     try:
-        return decode(parse(data))
+        return loads(content(path, MAX_BYTES, "give a file that perfsuite wrote"))
     except Fault as fault:
-        line = fault.line or line_of(data.decode(), fault.where)
-        raise BaselineError(
-            f"{path}:{line}: {fault}; the file was not changed: repair it, restore it from version control or move it"
-        ) from None
+        remedy = "the file was not changed: repair it, restore it from version control or move it"
+        raise BaselineError(f"{path}:{fault.line}: {fault}; {remedy}") from None
+
+
+def _refuse_link(path: Path, folder: Path | None, links: bool) -> None:
+    if not links:
+        keys = "ini key perf_baselines_links = true, perfsuite baselines --links"
+        refuse_foreign(path, folder, remedy=f", or allow links ({keys})")
 
 
 def load(folder: Path, hardware: Hardware, *, links: bool = False) -> Baseline | None:
@@ -102,7 +85,7 @@ def update(
     commit_info: Mapping[str, Any] | None = None,
     machine_info: Mapping[str, Any] | None = None,
     links: bool = False,
-) -> UpdateReport:
+) -> Draft:
     """Add a session's runs to the file of this hardware, under its lock.
 
     ``append`` adds runs and refuses cases that the gate fails; ``improved`` adds only improved cases.  In both an
@@ -116,9 +99,9 @@ def update(
         option = "--perf-update=accept" if mode == "accept" else "--perf-accept=environment"
         raise ConfigurationError(f"{option} needs a reason; add --perf-reason=TEXT")
     path = path_of(folder, hardware)
-    draft = Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1))
+    draft = Draft(mode=mode, reason=reason.strip(), session_runs=max(session_runs, 1), path=path)
 
-    refuse_foreign(path, folder=folder, links=links)
+    _refuse_link(path, folder, links)
     with locked(path):
         old = load(folder, hardware, links=links) or Baseline(hardware=hardware, entries={})
         entries = draft.apply(old.entries, offered)
@@ -130,32 +113,29 @@ def update(
                 machine_info=dict(machine_info or old.machine_info),
             )
             _write(path, new)
-    return UpdateReport(
-        path=path,
-        written=bool(draft.added),
-        added=draft.added,
-        replaced=tuple(draft.replaced),
-        refused=draft.refused,
-        alarming=tuple(draft.alarming),
-        notes=draft.notes,
-        hosts=host_note(run for entry in entries.values() for run in entry.kept) if draft.added else "",
-    )
+    if draft.added:
+        draft.hosts = host_note(run for entry in entries.values() for run in entry.kept)
+    return draft
 
 
 def _write(path: Path, baseline: Baseline) -> None:
+    """Replace a file by a baseline, with the line endings of the file."""
     try:
-        text = dump(encode(baseline))
+        data = dumps(baseline).encode()
     except (TypeError, ValueError) as error:
         raise BaselineError(
             f"{path}: a run has a value that JSON cannot hold ({error}); the file was not changed"
         ) from None
-    write(path, text)
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.readline(_HEAD_BYTES).endswith(b"\r\n"):
+            data = data.replace(b"\n", b"\r\n")
+    replace(path, data, MAX_BYTES, "drop cases with perfsuite baselines prune")
 
 
 def merge_files(target: Path, sources: Sequence[Path], *, links: bool = False) -> Baseline:
     """Write the union of ``target``, if it exists, and the sources into it.  BaselineError leaves it unchanged."""
     parts = [read(source, links=links) for source in sources]
-    refuse_foreign(target, folder=None, links=links)
+    _refuse_link(target, None, links)
     with locked(target):
         if target.exists():
             parts.insert(0, read(target, links=links))
@@ -205,55 +185,3 @@ def prune_file(
         if lines and not dry_run:
             _write(path, kept)
     return lines
-
-
-MAX_BYTES = 128 << 20
-"""Largest file that is read.  10,000 cases with 24 runs each, the most per case, need 98 MiB."""
-_HEAD_BYTES = 4096
-
-
-def content(path: Path, *, folder: Path | None, links: bool) -> bytes:
-    """Return the bytes of a file.  Raises BaselineError if it is a foreign link, too large or unreadable."""
-    refuse_foreign(path, folder=folder, links=links)
-    try:
-        return read_content(path, MAX_BYTES)
-    except OSError as error:
-        raise BaselineError(f"{path}: cannot be read: {why(error)}") from None
-
-
-def refuse_foreign(path: Path, *, folder: Path | None, links: bool) -> None:
-    """Raise BaselineError if ``path`` is a symbolic link out of ``folder`` (default: its own), unless ``links``."""
-    target = None if links else foreign_target(path, folder)
-    if target is not None:
-        raise BaselineError(
-            f"{path}: is a link to {target}, outside {folder or path.parent}; a baseline is read and written in its "
-            "own folder: move the file there, give the path of the file, or allow links (ini key "
-            "perf_baselines_links = true, perfsuite baselines --links)"
-        )
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file by a text with the same line endings.  The caller holds the lock.
-
-    Raises BaselineError if the text is too large to be read again, or cannot be written.
-    """
-    data = text.encode(errors="backslashreplace").replace(b"\n", _line_end(path))
-    if len(data) > MAX_BYTES:
-        raise BaselineError(
-            f"{path}: would have {len(data)} bytes, but a baseline may have at most {MAX_BYTES}; the file was not "
-            "changed: drop cases with perfsuite baselines prune"
-        )
-    try:
-        put(path, data, draft="new")
-    except WriteFailed as error:
-        raise BaselineError(f"{path} {error}") from None
-
-
-def _line_end(path: Path) -> bytes:
-    """Return the line ending of a file's first line; a newline without one."""
-    try:
-        with open(path, "rb") as file:
-            first, newline, _ = file.read(_HEAD_BYTES).partition(b"\n")
-    except OSError:
-        return b"\n"
-    return b"\r\n" if newline and first.endswith(b"\r") else b"\n"

@@ -189,12 +189,14 @@ def _prune(options: argparse.Namespace) -> int:
     if options.older_than is None and not options.session and not options.case:
         raise ConfigurationError("prune has nothing to drop; give --older-than, --session or --case")
     now = datetime.now(timezone.utc)
-    drop = file.Drop(
+    lines = file.prune(
+        options.path,
         before=days_before(now, options.older_than) if options.older_than is not None else None,
-        sessions=frozenset(options.session),
+        sessions=options.session,
         case=options.case,
+        dry_run=options.dry_run,
     )
-    print_lines(file.prune(options.path, drop, dry_run=options.dry_run) or [f"{options.path}: nothing to drop"])
+    print_lines(lines or [f"{options.path}: nothing to drop"])
     return EXIT_OK
 
 

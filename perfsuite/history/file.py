@@ -1,4 +1,4 @@
-"""The file of a history: JSON Lines, a line per session, appended under the baseline's lock.
+"""The file of a history: JSON Lines, a line per session.
 
 Lines are independent, so git's ``merge=union`` merges the histories of two branches; a reader sorts them.  An error
 prints the line and the reason; a damaged file is never written.
@@ -6,21 +6,19 @@ prints the line and the reason; a damaged file is never written.
 
 from __future__ import annotations
 
-import fnmatch
+import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from perfsuite.base.errors import HistoryError
-from perfsuite.base.files import MOST_BYTES, WriteFailed, content, foreign_target, put, why
+from perfsuite.base.errors import BaselineError
+from perfsuite.base.files import MOST_BYTES
 from perfsuite.base.units import plural
-from perfsuite.baselines.lock import locked
-from perfsuite.baselines.runs import moment
+from perfsuite.baselines.document import CONFLICT_MARKERS
+from perfsuite.baselines.files import content, locked, refuse_foreign, replace
+from perfsuite.baselines.runs import is_named, moment
 from perfsuite.history.session import HistorySession, joined, line_of, read_line
-
-_CONFLICT = (b"<<<<<<<", b"=======", b">>>>>>>", b"|||||||")
-_NOTHING_CHANGED = "the file was not changed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,51 +36,44 @@ class HistoryFile:
 
 
 def read(path: Path) -> HistoryFile:
-    """Return the history at ``path``.  Raises HistoryError with line, reason and remedy."""
-    data = _content(path)
+    """Return the history at ``path``.  Raises BaselineError with line, reason and remedy."""
     sessions: dict[str, HistorySession] = {}
-    places: dict[str, int] = {}
-    lines = data.split(b"\n")
+    lines = _content(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        session = _session(path, number, line, is_cut=number == len(lines))
-        first = next(iter(sessions.values()), session)
-        if session.hardware != first.hardware:
-            raise HistoryError(
-                f"{path}:{number}: session {session.session} is of {_hardware(session)}, line {places[first.session]} "
-                f"of {_hardware(first)}; a history holds one hardware: move the line to another file"
-            )
-        one = joined(sessions.get(session.session, session), session)
-        if one is None:
-            raise HistoryError(
-                f"{path}:{number}: session {session.session} occurs twice and differs from line "
-                f"{places[session.session]}; one of them was changed after it was measured: remove that line"
-            )
-        sessions[session.session] = one
-        places.setdefault(session.session, number)
-    return HistoryFile(path=path, sessions=in_time(sessions.values()))
+        if line.strip():
+            _add(sessions, _session(f"{path}:{number}", line, is_cut=number == len(lines)), f"{path}:{number}")
+    return _in_time(path, sessions)
 
 
 def _content(path: Path) -> bytes:
-    try:
-        return content(path)
-    except OSError as error:
-        raise HistoryError(f"{path}: cannot be read: {why(error)}; give a history that --perf-history wrote") from None
+    return content(path, MOST_BYTES, "give a history that --perf-history wrote")
 
 
-def _refuse_foreign(path: Path) -> None:
-    target = foreign_target(path)
-    if target is not None:
-        raise HistoryError(
-            f"{path}: is a link to {target}, outside its folder; a history is written in its own folder: move the file "
-            "there, or give the path of the file"
+def _add(sessions: dict[str, HistorySession], session: HistorySession, where: object) -> bool:
+    """Add a session to those of a file; return whether it is new.
+
+    Raises BaselineError, which begins with ``where``, for other hardware or other values.
+    """
+    first = next(iter(sessions.values()), session)
+    if session.hardware != first.hardware:
+        raise BaselineError(
+            f"{where}: session {session.session} is of {_hardware(session)}, the history is of {_hardware(first)}; a "
+            "history holds one hardware: use another file, or a folder, which gets a file for each"
         )
+    is_new = session.session not in sessions
+    one = session if is_new else joined(sessions[session.session], session)
+    if one is None:
+        raise BaselineError(
+            f"{where}: session {session.session} occurs twice with different values; one of them was changed after it "
+            f"was measured: remove its line, or use perfsuite history prune --session {session.session}"
+        )
+    sessions[session.session] = one
+    return is_new
 
 
-def in_time(sessions: Iterable[HistorySession]) -> tuple[HistorySession, ...]:
-    """Return the sessions, oldest first."""
-    return tuple(sorted(sessions, key=lambda session: (moment(session.time), session.session)))
+def _in_time(path: Path, sessions: dict[str, HistorySession]) -> HistoryFile:
+    ordered = sorted(sessions.values(), key=lambda session: (moment(session.time), session.session))
+    return HistoryFile(path=path, sessions=tuple(ordered))
 
 
 def _hardware(session: HistorySession) -> str:
@@ -90,119 +81,90 @@ def _hardware(session: HistorySession) -> str:
     return f"{platform} ({fingerprint}{', simulated' if simulated else ''})"
 
 
-def _session(path: Path, number: int, line: bytes, *, is_cut: bool) -> HistorySession:
-    if line.startswith(_CONFLICT):
-        raise HistoryError(
-            f"{path}:{number}: a conflict marker of git; keep the lines of both sides and remove the markers, and let "
-            f"git do it from now on: {path.name} merge=union in .gitattributes"
+def _session(where: str, line: bytes, *, is_cut: bool) -> HistorySession:
+    if line.startswith(tuple(marker.encode() for marker in CONFLICT_MARKERS)):
+        raise BaselineError(
+            f"{where}: a conflict marker of git; keep the lines of both sides and remove the markers, and let git do "
+            "it from now on: *.jsonl merge=union in .gitattributes"
         )
     try:
         return read_line(line)
     except ValueError as error:
         if is_cut:
-            raise HistoryError(
-                f"{path}:{number}: the line is incomplete, because its writer was stopped; remove the line and add the "
-                "session again with perfsuite history add JOURNAL"
+            raise BaselineError(
+                f"{where}: the line is incomplete, because its writer was stopped; remove the line and add the session "
+                "again with perfsuite history add JOURNAL"
             ) from None
         newer = "update perfsuite" if "is newer" in str(error) else "remove or repair the line"
-        raise HistoryError(f"{path}:{number}: {error}; {newer}, {_NOTHING_CHANGED}") from None
+        raise BaselineError(f"{where}: {error}; {newer}, the file was not changed") from None
 
 
 def require_fit(path: Path, session: HistorySession) -> bool:
     """Return whether the file, which may not exist yet, lacks this session.
 
-    Raises HistoryError if the file is a link out of its folder, cannot be read, or holds other hardware or another
+    Raises BaselineError if the file is a link out of its folder, cannot be read, or holds other hardware or another
     session of that name.
     """
-    _refuse_foreign(path)
-    if not path.exists():
-        return True
-    history = read(path)
-    if history.sessions and history.sessions[0].hardware != session.hardware:
-        raise HistoryError(
-            f"{path} is the history of {history.hardware}, this is {_hardware(session)}; a history holds one hardware: "
-            "give another file, or a folder, which gets a file for each"
-        )
-    same = next((old for old in history.sessions if old.session == session.session), None)
-    if same is not None and joined(same, session) is None:
-        raise HistoryError(
-            f"{path} has session {session.session} with other values; drop it first with perfsuite history prune "
-            f"--session {session.session}"
-        )
-    return same is None
+    return _add(_sessions(path), session, path)
+
+
+def _sessions(path: Path) -> dict[str, HistorySession]:
+    """Return the sessions of a file to change, by identifier; empty without a file."""
+    refuse_foreign(path)
+    return {one.session: one for one in read(path).sessions} if path.exists() else {}
 
 
 def append(path: Path, session: HistorySession) -> bool:
-    """Add a session's line; return False if the file has it.  Raises HistoryError, or BaselineError for the lock."""
+    """Add a session's line; return False if the file has it.  Raises BaselineError."""
     line = _encoded(session)
-    _session(path, 0, line, is_cut=False)  # raises for a line that could not be read again
+    _session(str(path), line, is_cut=False)  # raises for a line that could not be read again
     with locked(path):
         if not require_fit(path, session):
             return False
         old = _content(path) if path.exists() else b""
-        _put(path, old + b"\n" * (not old.endswith(b"\n") and bool(old)) + line)
+        _replace(path, old + b"\n" * (not old.endswith(b"\n") and bool(old)) + line)
     return True
 
 
 def merge(path: Path, others: Sequence[Path]) -> tuple[HistoryFile, int]:
     """Add the sessions of other files to ``path``; return the history and the number of new sessions."""
-    _refuse_foreign(path)
+    refuse_foreign(path)
     with locked(path):
-        old = read(path).sessions if path.exists() else ()
-        sessions = {session.session: session for session in old}
-        for other in others:
-            for session in read(other).sessions:
-                first = next(iter(sessions.values()), session)
-                if session.hardware != first.hardware:
-                    raise HistoryError(
-                        f"{other} is of {_hardware(session)}, {path} of {_hardware(first)}; keep histories of "
-                        "different hardware in separate files"
-                    )
-                one = joined(sessions.get(session.session, session), session)
-                if one is None:
-                    raise HistoryError(
-                        f"{other}: session {session.session} differs from that in {path}; one of them was changed "
-                        "after it was measured: drop it with perfsuite history prune --session"
-                    )
-                sessions[session.session] = one
-        merged = HistoryFile(path=path, sessions=in_time(sessions.values()))
-        _put(path, b"".join(map(_encoded, merged.sessions)))
-    return merged, len(merged.sessions) - len(old)
+        sessions = _sessions(path)
+        new = sum(_add(sessions, session, other) for other in others for session in read(other).sessions)
+        merged = _in_time(path, sessions)
+        _replace(path, b"".join(map(_encoded, merged.sessions)))
+    return merged, new
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drop:
-    """The sessions and cases to remove from a history."""
+def prune(
+    path: Path,
+    *,
+    before: datetime | None = None,
+    sessions: Iterable[str] = (),
+    case: str = "",
+    dry_run: bool = False,
+) -> tuple[str, ...]:
+    """Remove sessions and cases; return one line per removal.  Sessions left without cases are removed.
 
-    before: datetime | None = None
-    """Drop sessions that began earlier."""
-    sessions: frozenset[str] = frozenset()
-    """Identifiers of sessions."""
-    case: str = ""
-    """A shell pattern of case ids, or an id."""
-
-
-def prune(path: Path, drop: Drop, *, dry_run: bool) -> tuple[str, ...]:
-    """Remove sessions and cases; return one line per removal.  Sessions left without cases are removed."""
-    _refuse_foreign(path)
+    ``before`` removes sessions that began earlier, ``sessions`` those with these identifiers, and ``case`` removes
+    cases by a shell pattern of their id or by the id.
+    """
+    refuse_foreign(path)
     with locked(path):
         kept, lines = [], []
         for session in read(path).sessions:
-            named = session.session in drop.sessions
-            if named or (drop.before is not None and moment(session.time) < drop.before):
+            named = session.session in sessions
+            if named or (before is not None and moment(session.time) < before):
                 lines.append(f"{session.session}: dropped, {'by its id' if named else 'too old'}")
                 continue
-            cases = {
-                case: point
-                for case, point in session.cases.items()
-                if not drop.case or not (case == drop.case or fnmatch.fnmatchcase(case, drop.case))
-            }
+            cases = {node: point for node, point in session.cases.items() if not is_named(node, case)}
             if len(cases) < len(session.cases):
                 lines.append(f"{session.session}: {plural(len(session.cases) - len(cases), 'case')} dropped")
             if cases or not session.cases:
-                kept.append(replace(session, cases=cases))
+                kept.append(dataclasses.replace(session, cases=cases))
         if lines and not dry_run:
-            _put(path, b"".join(map(_encoded, kept)))
+            _replace(path, b"".join(map(_encoded, kept)))
     return tuple(lines)
 
 
@@ -210,14 +172,5 @@ def _encoded(session: HistorySession) -> bytes:
     return f"{line_of(session)}\n".encode(errors="backslashreplace")
 
 
-def _put(path: Path, data: bytes) -> None:
-    _refuse_foreign(path)
-    if len(data) > MOST_BYTES:
-        raise HistoryError(
-            f"{path}: would have {len(data)} bytes, but at most {MOST_BYTES} can be read; {_NOTHING_CHANGED}: drop "
-            "sessions with perfsuite history prune"
-        )
-    try:
-        put(path, data, draft="new")
-    except WriteFailed as error:
-        raise HistoryError(f"{path} {error}") from None
+def _replace(path: Path, data: bytes) -> None:
+    replace(path, data, MOST_BYTES, "drop sessions with perfsuite history prune")

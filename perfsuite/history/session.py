@@ -18,7 +18,6 @@ import hashlib
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from perfsuite.baselines.hosts import HostIdentity, host_of
 from perfsuite.baselines.runs import MetricMeaning, moment, rounded
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.metrics import is_headline
-from perfsuite.record.codec import to_json
+from perfsuite.record.codec import from_json, plain_json, to_json
 from perfsuite.record.result import Result
 from perfsuite.record.run import Revision
 
@@ -40,7 +39,9 @@ _LARGEST_LOG = 700.0
 """Largest ln of a time that is read; a float can hold the time."""
 _DIGESTS = 1 << 32
 """Number of digests; sums of digests are taken modulo this number."""
-_TEXTS = ("session", "time", "platform", "fingerprint", "commit", "branch", "subject", "boot")
+_OF_REVISION = ("commit", "dirty", "branch", "subject")
+"""Fields of a line that belong to the revision."""
+_SETTINGS = re.compile(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?")
 
 
 class CasePoint(NamedTuple):
@@ -53,10 +54,7 @@ class CasePoint(NamedTuple):
     metrics: Mapping[str, float]
     """Headline metrics and own metrics by name."""
     settings: str = ""
-    """Sum of the digests of parameters, ranks and backend, and the key of the workload's fields.
-
-    Empty in the oldest lines.  Lines of the next version have no key and are compared only with each other.
-    """
+    """Sum of the digests of parameters, ranks and backend, and the key of the workload's fields; empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,22 +108,18 @@ def joined(one: HistorySession, other: HistorySession) -> HistorySession | None:
 
 
 def have_equal_settings(case: str, one: HistorySession, other: HistorySession) -> bool:
-    """Return whether a case ran with equal settings in two sessions; True if a line has no settings.
+    """Return whether a case ran with equal settings in two sessions; True if they are not known in both.
 
     As in :meth:`CaseIdentity.changed`, a parameter of only one side with its default is equal.
     """
     left, right = one.cases[case].settings, other.cases[case].settings
-    if left == right or not left or not right or ("-" in left) != ("-" in right):
+    if left == right or "-" not in left or "-" not in right:
         return True
-    (total, fields), (total_there, fields_there) = _read_settings(one, left), _read_settings(other, right)
-    total -= sum(digest for name, digest in fields.items() if name not in fields_there)
-    total_there -= sum(digest for name, digest in fields_there.items() if name not in fields)
-    return "-" in left and (total - total_there) % _DIGESTS == 0
-
-
-def _read_settings(session: HistorySession, settings: str) -> tuple[int, Mapping[str, int]]:
-    total, _, key = settings.partition("-")
-    return int(total, 16), session.fields.get(key, {})
+    (total, _, key), (total_there, _, key_there) = left.partition("-"), right.partition("-")
+    fields, fields_there = one.fields.get(key, {}), other.fields.get(key_there, {})
+    rest = sum(digest for name, digest in fields.items() if name not in fields_there)
+    rest_there = sum(digest for name, digest in fields_there.items() if name not in fields)
+    return (int(total, 16) - rest - int(total_there, 16) + rest_there) % _DIGESTS == 0
 
 
 def session_of(
@@ -186,99 +180,42 @@ def _digest(*values: object) -> int:
 
 
 def line_of(session: HistorySession) -> str:
-    """Return the JSON of a session, without the end of the line."""
-    revision = session.revision
-    own = {name: [meaning.unit, meaning.better] for name, meaning in sorted(session.own.items())}
-    plain = {
-        "schema": SCHEMA,
-        "session": session.session,
-        "time": session.time,
-        "platform": session.platform,
-        "fingerprint": session.fingerprint,
-        "simulated": session.simulated,
-        "commit": revision.commit,
-        "dirty": revision.dirty,
-        "branch": revision.branch,
-        "subject": revision.subject,
-        "environment": session.environment,
-        **({"boot": session.boot} if session.boot else {}),
-        **({"fields": session.fields} if session.fields else {}),
-        **({"own": own} if own else {}),
-        "cases": {case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())},
+    """Return the JSON of a session, without the end of the line; fields with their default are left out."""
+    plain = to_json(dataclasses.replace(session, cases={}))
+    plain.update(plain.pop("revision", {}))
+    if session.own:
+        plain["own"] = {name: [meaning.unit, meaning.better] for name, meaning in sorted(session.own.items())}
+    plain["cases"] = {
+        case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())
     }
-    return escaped_json(json.dumps(plain, separators=(",", ":"), ensure_ascii=False))
+    return escaped_json(json.dumps({"schema": SCHEMA, **plain}, separators=(",", ":"), ensure_ascii=False))
 
 
 def read_line(line: bytes) -> HistorySession:
     """Return the session of a line.  Raises ValueError with the broken rule."""
-    try:
-        plain = json.loads(line, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("its brackets are nested too deep") from None
-    if not isinstance(plain, dict) or type(plain.get("schema")) is not int:
+    plain = plain_json(line, strict=True)
+    schema = plain.pop("schema", None) if isinstance(plain, dict) else None
+    if type(schema) is not int:
         raise ValueError("this is not a line of a perfsuite history")
-    if plain["schema"] > SCHEMA:
-        raise ValueError(f"schema {plain['schema']} is newer than {SCHEMA}, the newest that this perfsuite reads")
-    if plain["schema"] < 1:
-        raise ValueError(f"schema {plain['schema']} is not valid: schemas begin with 1")
-    plain = {"fields": {}, "boot": "", **plain}
-    for name in _TEXTS:
-        if not isinstance(plain.get(name), str):
-            raise ValueError(f"{name} is {plain.get(name)!r:.60}, not a text")
-    for name in ("environment", "cases", "fields"):
-        if not isinstance(plain.get(name), dict):
-            raise ValueError(f"{name} is {plain.get(name)!r:.60}, not an object")
-    for name in ("simulated", "dirty"):
-        if not isinstance(plain.get(name), bool):
-            raise ValueError(f"{name} is {plain.get(name)!r:.60}, not true or false")
-    try:
-        moment(plain["time"])
-    except ValueError:
-        raise ValueError(f"time {plain['time']!r:.60} is not ISO 8601") from None
-    return HistorySession(
-        session=plain["session"],
-        time=plain["time"],
-        platform=plain["platform"],
-        fingerprint=plain["fingerprint"],
-        simulated=plain["simulated"],
-        revision=Revision(
-            commit=plain["commit"], dirty=plain["dirty"], branch=plain["branch"], subject=plain["subject"]
-        ),
-        environment=plain["environment"],
-        boot=plain["boot"],
-        own=_read_own(plain.get("own", {})),
-        cases={case: _read_point(case, values) for case, values in plain["cases"].items()},
-        fields={key: _read_fields(key, values) for key, values in plain["fields"].items()},
-    )
-
-
-def _read_own(plain: Any) -> Mapping[str, MetricMeaning]:
-    metrics = plain.items() if isinstance(plain, dict) else [("own", plain)]
-    for name, value in metrics:
-        pair = value if isinstance(value, list) and len(value) == 2 else ("", "")
-        if not isinstance(pair[0], str) or pair[1] not in ("higher", "lower", "neither"):
-            raise ValueError(f"own metric {name:.80} is {value!r:.60}, not [unit, better]")
-    return {name: MetricMeaning(unit=value[0], better=value[1]) for name, value in metrics}
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
-
-
-def _read_fields(key: str, values: Any) -> Mapping[str, int]:
-    if isinstance(values, dict) and all(type(digest) is int and 0 <= digest < _DIGESTS for digest in values.values()):
-        return values
-    raise ValueError(f"fields {key:.80} are {values!r:.60}, not digests of defaults by name")
-
-
-def _read_point(case: str, values: Any) -> CasePoint:
-    if isinstance(values, list) and len(values) in (3, 4):
-        log_time, clean_share, metrics, settings = (*values, "")[:4]
-        numbers = (log_time, clean_share, *metrics.values()) if isinstance(metrics, dict) else ("",)
-        fits = all(type(number) in (float, int) and abs(number) <= sys.float_info.max for number in numbers)
-        fits = (
-            fits and isinstance(settings, str) and re.fullmatch(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?", settings) is not None
+    if not 1 <= schema <= SCHEMA:
+        rule = (
+            f"newer than {SCHEMA}, the newest that this perfsuite reads" if schema > 0 else "not valid: 1 is the first"
         )
-        if fits and abs(log_time) <= _LARGEST_LOG and 0 <= clean_share <= 1:
-            return CasePoint(log_time, clean_share, metrics, settings)
-    raise ValueError(f"case {case:.80} is {values!r:.60}, not [ln time, clean share, metrics]")
+        raise ValueError(f"schema {schema} is {rule}")
+    own = plain.get("own")
+    if isinstance(own, dict):
+        plain["own"] = {
+            name: dict(zip(("unit", "better"), pair, strict=False)) if isinstance(pair, list) else pair
+            for name, pair in own.items()
+        }
+    plain["revision"] = {name: plain.pop(name) for name in _OF_REVISION if name in plain}
+    session = from_json(HistorySession, plain)
+    try:
+        moment(session.time)
+    except ValueError:
+        raise ValueError(f"time {session.time!r:.60} is not ISO 8601") from None
+    for case, point in session.cases.items():
+        fits = abs(point.log_time) <= _LARGEST_LOG and 0 <= point.clean_share <= 1
+        if not (fits and all(map(math.isfinite, point.metrics.values())) and _SETTINGS.fullmatch(point.settings)):
+            raise ValueError(f"case {case:.80} has values out of range: {point!r:.200}")
+    return session

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter, did_you_mean, nearest
-from perfsuite.base.files import content, why
 from perfsuite.models.decoder import Decoder
-from perfsuite.record.codec import plain_json
+from perfsuite.record.codec import read_json
 
 _MOST_BYTES = 1 << 20
 _LARGEST = 1 << 24
@@ -222,16 +221,7 @@ def _positions(where: str, config: Mapping[str, Any]) -> int:
 
 def _object(file: Path) -> dict[str, Any]:
     asked = "give the config.json of a model, its folder, or a model's name"
-    try:
-        plain = plain_json(content(file, _MOST_BYTES).decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigurationError(f"model {file} cannot be read: {why(error)}; {asked}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"model {file} is not UTF-8 at byte {error.start}; {asked}") from None
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"model {file}, line {error.lineno}: {error.msg}; {asked}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"model {file}: {error}; {asked}") from None
+    plain = read_json(file, ConfigurationError, asked, kind="model ", most_bytes=_MOST_BYTES)
     if not isinstance(plain, dict):
         raise ConfigurationError(f"model {file} holds {_shown(plain)}, not an object; {asked}")
     return plain

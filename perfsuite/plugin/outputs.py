@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from perfsuite.base.errors import ConfigurationError, HistoryError, PerfsuiteError
+from perfsuite.base.errors import BaselineError, ConfigurationError, PerfsuiteError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions, ending, fixtures, projecting
 from perfsuite.plugin.ending import Out, level_key
@@ -295,7 +295,7 @@ def _write_history(config: pytest.Config, path: Path) -> str:
     from perfsuite.record.run import instrumented_line
 
     if slowed := instrumented_line(suite.session.results.values()):
-        raise HistoryError(slowed)
+        raise BaselineError(slowed)
     line = session_of(
         [result for case, result in suite.session.results.items() if case not in suite.session.reused],
         session=suite.session.id,

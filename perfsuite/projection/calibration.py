@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import content, why, write_file
+from perfsuite.base.files import write_file
 from perfsuite.base.text import json_text
 from perfsuite.platforms import DeviceModel
-from perfsuite.record.codec import from_json, plain_json, to_json
+from perfsuite.record.codec import from_json, read_json, to_json
 
 SCHEMA = 1
 KIND = "perfsuite calibration"
@@ -229,19 +229,8 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 
 def read_calibration(path: Path) -> Calibration:
     """Return the calibration in a file. Raises ConfigurationError with line and reason for a damaged or newer file."""
-    try:
-        whole = plain_json(content(path).decode())
-    except OSError as error:
-        raise ConfigurationError(f"calibration {path} cannot be read: {why(error)}; give a file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"calibration {path} is not UTF-8 at byte {error.start}; write it anew") from None
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(
-            f"calibration {path}, line {error.lineno}: {error.msg}; the file is truncated or damaged: "
-            "write it anew with perfsuite calibrate"
-        ) from None
-    except ValueError as error:
-        raise ConfigurationError(f"calibration {path}: {error}; write it anew with perfsuite calibrate") from None
+    remedy = "write it anew with perfsuite calibrate"
+    whole = read_json(path, ConfigurationError, remedy, kind="calibration ")
     return _decode(whole, path)
 
 

@@ -6,17 +6,16 @@ Each error in a file is a BaselineError that names file, place and reason.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from perfsuite.base.errors import BaselineError
-from perfsuite.base.files import content, shipped, why
+from perfsuite.base.files import shipped
 from perfsuite.published.numbers import Printed, printed
 from perfsuite.published.roles import ROLES
-from perfsuite.record.codec import from_json, plain_json
+from perfsuite.record.codec import from_json, read_json
 
 SCHEMA = 1  # Version of the files; a higher one is refused
 
@@ -76,7 +75,7 @@ class PublishedRow:
     """Configuration of the run, by audit role or workload parameter."""
     known: tuple[Stated, ...] = ()
     judgement: LabelJudgement | None = None  # Where it differs from the table's
-    cell_judgements: Mapping[str, Any] = field(default_factory=dict)
+    cell_judgements: Mapping[str, LabelJudgement] = field(default_factory=dict)
     """Column -> judgement, where it differs from the row's."""
 
 
@@ -118,7 +117,7 @@ class PublishedTable:
     def judge(self, row: PublishedRow | None = None, column: PublishedColumn | None = None) -> LabelJudgement:
         """Return the label of a cell, a row, a column or the table: the nearest one wins."""
         if row and column and column.name in row.cell_judgements:
-            return from_json(LabelJudgement, row.cell_judgements[column.name])
+            return row.cell_judgements[column.name]
         return (row and row.judgement) or (column and column.judgement) or self.judgement
 
 
@@ -144,16 +143,7 @@ def digest(table: PublishedTable) -> str:
 
 def read_report(path: Path) -> PublishedReport:
     """Return one report's file; raises BaselineError, with file, place and reason, if it is damaged or newer."""
-    try:
-        plain = plain_json(content(path).decode())
-    except OSError as error:
-        raise BaselineError(f"{path}: cannot be read ({why(error)}); give the path of a file of tables") from None
-    except UnicodeDecodeError as error:
-        raise BaselineError(f"{path}: byte {error.start} is not UTF-8; restore the file") from None
-    except json.JSONDecodeError as error:
-        raise BaselineError(f"{path}:{error.lineno}: not JSON ({error.msg}); restore the file") from None
-    except ValueError as error:
-        raise BaselineError(f"{path}: {error}; restore the file") from None
+    plain = read_json(path, BaselineError, "restore the file, or give a file of tables")
     schema = plain.get("schema") if isinstance(plain, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or "tables" not in plain:
         raise BaselineError(f"{path}: not a file of published tables (it lacks schema and tables); give such a file")
@@ -191,10 +181,9 @@ def _check_row(table: PublishedTable, row: PublishedRow) -> None:
     where = f"table {table.id}, row of line {row.line}"
     if len(row.cells) != len(table.printed_columns):
         raise ValueError(f"{where}: {len(row.cells)} cells for {len(table.printed_columns)} columns")
-    for name, judgement in row.cell_judgements.items():
+    for name in row.cell_judgements:
         if name not in {column.name for column in table.columns}:
             raise ValueError(f"{where}: a label for {name!r}, which is not a column")
-        from_json(LabelJudgement, judgement)
     for column, raw in zip(table.printed_columns, row.cells, strict=True):
         if raw is None or isinstance(raw, str):
             continue

@@ -18,7 +18,7 @@ from perfsuite.base.errors import BaselineError
 from perfsuite.base.units import plural
 from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
-from perfsuite.baselines.draft import NewRuns, UpdateMode, offered
+from perfsuite.baselines.draft import Draft, NewRuns, UpdateMode, offered
 from perfsuite.baselines.runs import CaseIdentity, RunSummary
 from perfsuite.baselines.summarise import case_of, summarise
 from perfsuite.gate.budget import usual_s
@@ -231,7 +231,7 @@ class Gatekeeper:
                 runs.append(new if verdict is None or taken.broken else offered(new, verdict, self.suite))
         return runs
 
-    def update(self, mode: UpdateMode, reason: str, session_runs: int) -> store.UpdateReport:
+    def update(self, mode: UpdateMode, reason: str, session_runs: int) -> Draft:
         """Add this session's runs to the baseline file."""
         return store.update(
             self.folder,

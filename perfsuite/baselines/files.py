@@ -1,4 +1,4 @@
-"""One writer at a time: an advisory lock on a side file."""
+"""Files with measurements, a baseline or a history: read as a whole, and replaced by one writer at a time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from perfsuite.base import files
 from perfsuite.base.errors import BaselineError
-from perfsuite.base.files import why
 
 DEADLINE_S = 60.0
 """Seconds that a writer waits for other writers."""
@@ -31,7 +31,7 @@ def locked(path: Path, deadline_s: float = DEADLINE_S) -> Iterator[None]:
         descriptor = _acquire(side, time.monotonic() + deadline_s)
     except OSError as error:
         raise BaselineError(
-            f"{side} cannot be locked: {why(error)}; use a folder that can be written and locked"
+            f"{side} cannot be locked: {files.why(error)}; use a folder that can be written and locked"
         ) from None
     try:
         yield
@@ -73,3 +73,34 @@ def _is_named(descriptor: int, side: Path) -> bool:
         return False
     held = os.fstat(descriptor)
     return (named.st_ino, named.st_dev) == (held.st_ino, held.st_dev)
+
+
+def content(path: Path, most_bytes: int, remedy: str) -> bytes:
+    """Return the bytes of a file.  Raises BaselineError if it is too large or cannot be read."""
+    try:
+        return files.content(path, most_bytes)
+    except OSError as error:
+        raise BaselineError(f"{path}: cannot be read: {files.why(error)}; {remedy}") from None
+
+
+def refuse_foreign(path: Path, folder: Path | None = None, *, remedy: str = "") -> None:
+    """Raise BaselineError if ``path`` is a symbolic link out of ``folder`` (default: its own)."""
+    target = files.foreign_target(path, folder)
+    if target is not None:
+        raise BaselineError(
+            f"{path}: is a link to {target}, outside {folder or path.parent}; results are stored in their own folder: "
+            f"move the file there, or give the path of the file{remedy}"
+        )
+
+
+def replace(path: Path, data: bytes, most_bytes: int, remedy: str) -> None:
+    """Replace a file; the caller holds its lock.  Raises BaselineError if it is too large to be read again."""
+    if len(data) > most_bytes:
+        raise BaselineError(
+            f"{path}: would have {len(data)} bytes, but at most {most_bytes} can be read; the file was not changed: "
+            f"{remedy}"
+        )
+    try:
+        files.put(path, data, draft="new")
+    except files.WriteFailed as error:
+        raise BaselineError(f"{path} {error}") from None
