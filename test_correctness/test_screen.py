@@ -17,6 +17,7 @@ from perfsuite.expectations.judge import Expected
 from perfsuite.expectations.rows import Expectation
 from perfsuite.metrics.disturbance import disturbance
 from perfsuite.plugin.summary import error_commands
+from perfsuite.record.describe import verdict_counts
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Result, Work
@@ -29,7 +30,6 @@ from perfsuite.reports.questions import answers
 from perfsuite.reports.screen import MOST_LINES, screen
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 from perfsuite.reports.terminal import metric_tables
-from perfsuite.reports.verdicts import verdict_counts
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
 from test_correctness.helpers.scripted_driver import repository
 

@@ -48,9 +48,8 @@ _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     platform_arguments(parser)
-    job_arguments(parser, required=False)
-    recipe_argument(parser)
-    add = parser.add_argument
+    recipe_argument(job_arguments(parser, required=False))
+    add = parser.add_argument_group("layout").add_argument
     add("--layout", metavar="MESH", help="set the mesh, such as dp64-tp8-pp2 (default: all devices on dp)")
     add("--micro-batch", type=int, default=1, metavar="N", help="run N samples per forward (default: 1)")
     add("--schedule", default="", metavar="NAME", help="set the pipeline schedule (default: 1f1b)")
@@ -66,9 +65,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpointing", choices=get_args(Checkpointing), default="none", help="recompute activations (default: none)"
     )
     add("--sequence-parallel", action="store_true", help="split norms and residuals by tokens across tp")
+    more = parser.add_argument_group("more results")
+    add = more.add_argument
     add("--sensitivity", action="store_true", help="print the gain from one percent more of each resource")
     add("--curve", metavar="A..B", help="project the job on A to B devices, such as 8..1024 (default: no curve)")
-    kind = parser.add_mutually_exclusive_group()
+    kind = more.add_mutually_exclusive_group()
     kind.add_argument("--weak", action="store_true", help="grow the batch with the devices of --curve (default)")
     kind.add_argument("--strong", action="store_true", help="keep the global batch on all devices of --curve")
     add(
@@ -86,18 +87,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", type=Path, metavar="FILE", help="write the simulated pipeline for Perfetto to FILE (default: none)")
 
 
-def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the options of a job, for every subcommand that projects."""
-    add = parser.add_argument
+def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> argparse._ArgumentGroup:
+    """Add the options of a job, for every subcommand that projects, and return the group of the training step."""
+    job = parser.add_argument_group("training step")
+    add = job.add_argument
     add(
         "--model",
         required=required,
         metavar="NAME",
         help="project this model, such as llama3-8b, or a config.json (no default)",
     )
-    add("--platform", metavar="NAME", help="project on this row of perfsuite platforms (default: this machine's)")
-    add("--machine", metavar="NAME", help="project on these hosts, such as oneflow-4x8-v100 (default: none)")
-    add("--world", type=int, metavar="N", help="project on N devices (default: as many as the layout has)")
     add("--global-batch", type=int, required=required, metavar="N", help="set the samples of a step (no default)")
     add("--sequence-length", type=int, metavar="S", help="set the tokens of a sample (default: the model's)")
     add(
@@ -109,6 +108,10 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
     )
     add("--dtype", choices=_DTYPES, help="set the dtype (default: bf16, or fp16 if the platform has no bf16)")
     add("--compiled", action="store_true", help="project blocks compiled by torch.compile")
+    add = parser.add_argument_group("devices and their rates").add_argument
+    add("--platform", metavar="NAME", help="project on this row of perfsuite platforms (default: this machine's)")
+    add("--machine", metavar="NAME", help="project on these hosts, such as oneflow-4x8-v100 (default: none)")
+    add("--world", type=int, metavar="N", help="project on N devices (default: as many as the layout has)")
     add("--calibration", type=Path, metavar="FILE", help="use a file of perfsuite calibrate (default: the row alone)")
     add(
         "--software",
@@ -124,6 +127,7 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
         help="set the nominal rate of all adapters of a node per direction, such as 50 for two of 200 Gbit/s "
         "(default: the platform's)",
     )
+    return job
 
 
 def run(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ _OPTIONS = (
 _DEFAULTS = {"micro_batch": 1, "sharding": "none", "checkpointing": "none"}
 
 
-def recipe_argument(parser: argparse.ArgumentParser) -> None:
+def recipe_argument(parser: argparse._ArgumentGroup) -> None:
     """Add --recipe."""
     parser.add_argument(
         "--recipe",

@@ -34,11 +34,11 @@ from perfsuite.plugin.outcome import keep_first_tries
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
-from perfsuite.record.describe import describe, phrases, word
+from perfsuite.record.describe import SUITE_FAILS, describe, gate_lines, phrases, suite_lines, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.verdicts import SUITE_FAILS, gate_lines, suite_lines
+from perfsuite.reports.layout import fit
 from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.run.settling import Clock
 
@@ -315,7 +315,9 @@ class Gating:
         for line in of_suite if whole else ():
             out.line(line, red=line.startswith(SUITE_FAILS))
         for line in lines:
-            out.line(line) if whole else out.fold(line)
+            is_case = line.partition(": ")[0] in keeper.verdicts  # whole, so that a log can be searched for it
+            for text in [line] if is_case else fit([line], out.width):
+                out.line(text)
         if self.problem:
             out.line(f"error: {self.problem}", red=True)
 

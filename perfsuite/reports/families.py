@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.text import printable
 from perfsuite.base.units import format_bytes, format_seconds, plural, readable_rate, significant
-from perfsuite.metrics.disturbance import disturbance
+from perfsuite.metrics.disturbance import disturbance, is_oversubscribed
 from perfsuite.metrics.spec import LAUNCH_BOUND, devices_used, on_every_device
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.devices import burst
@@ -250,6 +250,7 @@ def tiles(results: Iterable[Result]) -> Iterator[Tile]:
     shown += [(f"memory {name}", one) for name, one in moved[:1]]
     buses = [found for one in measured if (found := figure_of(one, "busbw_gb_per_s")) and one.work.message_bytes]
     buses = [one for one in buses if one.result.work.collective == "all_reduce"] or buses
+    buses = [one for one in buses if not is_oversubscribed(one.result)] or buses
     if buses:
         largest = max(buses, key=lambda one: (one.result.world_size, one.result.work.message_bytes))
         work, ranks = largest.result.work, plural(largest.result.world_size, "rank")

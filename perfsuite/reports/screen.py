@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
+from perfsuite.record.describe import undecided_lines, verdict_counts
 from perfsuite.record.result import Result
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
 from perfsuite.reports.families import OTHERS, FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.questions import answer_lines, answers, expected_of
-from perfsuite.reports.verdicts import undecided_lines, verdict_counts
 
 if TYPE_CHECKING:
     from perfsuite.expectations.judge import Expected
@@ -68,16 +68,22 @@ def screen(
     stores: bool = False,
     links: Sequence[tuple[str, str]] = (),
     expected: Sequence[Expected] | None = None,
+    verdict: str = "",
 ) -> list[ScreenLine]:
     """Return the lines below the title.
 
     ``quiet``: only counts, the gate's counts, LOW and SLOW rows, times that no metric has, and notable cases.
     ``full``: everything that concerns trust.  ``stores``: this run updates the baseline itself.
     ``links``: label and command or path; the last is the next step.
-    ``expected``: results judged by expectations; None: by the shipped expectations.
+    ``expected``: results judged by expectations; None: by the shipped expectations.  ``verdict``: PASS or FAIL of
+    these results, whose table is printed above the screen if any is judged.
     """
     head = _labelled("", outcome_counts(run), width)
-    rows = answers(run.results.values(), expected_of(run.results.values()) if expected is None else expected)
+    entries = expected_of(run.results.values()) if expected is None else expected
+    judged = [entry for entry in entries if entry.verdict != "not judged"]
+    rows = [] if verdict and judged else answers(run.results.values(), judged)
+    if verdict or judged:
+        head += _verdict(verdict, judged, width, quiet)
     if quiet:
         if run.gate is not None and run.gate.gate:  # a green gate lists the undecided cases
             head += _gate(run, width, stores)
@@ -91,6 +97,20 @@ def screen(
     tail = [line for label, place in links for line in _labelled(label, place, width)]
     tail = [*_skips(run, width), *([] if quiet else tail)]
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
+
+
+def _verdict(verdict: str, judged: Sequence[Expected], width: int, quiet: bool) -> list[ScreenLine]:
+    """Return the verdict of --perf-expect, else whether results are as expected; ``quiet``: only if not."""
+    if verdict:
+        return _labelled("verdict", verdict, width, "good" if verdict.startswith("PASS") else "bad")
+    below = sum(entry.verdict == "below" for entry in judged)
+    looks = sum(entry.verdict == "look" for entry in judged)
+    results = plural(len(judged), "judged result")
+    if below:
+        text = f"LOW: {below} of {results} below expectation; --perf-expect makes it fail"
+        return _labelled("verdict", text, width, "bad")
+    more = f", {looks} to look at" if looks else ""
+    return [] if quiet else _labelled("verdict", f"as expected: {results}{more}", width)
 
 
 def outcome_counts(run: RunRecord) -> str:

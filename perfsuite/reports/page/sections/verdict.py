@@ -12,7 +12,7 @@ from perfsuite.base.text import bare_name, without_paths
 from perfsuite.base.units import change, plural
 from perfsuite.record.describe import phrases
 from perfsuite.record.run import Revision
-from perfsuite.reports.changes import NOT_COMPARABLE, UNCHANGED, CaseChange, verdict_sentence
+from perfsuite.reports.changes import NOT_COMPARABLE, UNCHANGED, CaseChange, changes_sentence
 from perfsuite.reports.document import (
     MOST_BARS,
     Block,
@@ -159,7 +159,7 @@ def sentence(material: Material) -> tuple[str, bool]:
     left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
     if len(material.changes) == apart:
         left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
-    decided = verdict_sentence(material.changes, failed=counts["failed"], apart=left_out)
+    decided = changes_sentence(material.changes, failed=counts["failed"], apart=left_out)
     return f"{decided[:1].upper()}{decided[1:]}. {measured or 'no cases'}.", is_bad
 
 
