@@ -4,8 +4,8 @@
     python benchmarks/gate_speed.py --cases 200 --runs 8
 
 Each case has one new run.  The benchmark fits the stored runs, screens the new run and gives the verdict.  Times are
-CPU seconds of the single thread, so other programs hardly change them.  Memory is the largest resident set of this process
-with all runs.
+CPU seconds of the single thread, so other programs hardly change them.  Memory is the largest resident set of this
+process with all runs.
 """
 
 from __future__ import annotations

@@ -181,6 +181,28 @@ def test_expected_ranges_and_slow_devices_are_named():
     assert "LOW" in " ".join(texts(record(h100("t.py::one", 300.0)), expected=[entry], quiet=True))
 
 
+def test_the_verdict_says_whether_results_are_as_expected():
+    low = expected_entry(300.0)
+    run = record(h100("t.py::one", 300.0))
+    line = "verdict     LOW: 1 of 1 judged result below expectation; --perf-expect makes it fail"
+    assert [line] == [text for text in texts(run, expected=[low], quiet=True) if text.startswith("verdict")]
+    good = dataclasses.replace(low, verdict="pass")
+    assert "verdict     as expected: 1 judged result" in texts(run, expected=[good])
+    shown = texts(run, expected=[low], verdict="FAIL: 1 of 1 judged result below expectation")
+    assert "verdict     FAIL: 1 of 1 judged result below expectation" in shown
+    assert not any(text.startswith("question") for text in shown), "its table is above the screen"
+
+
+def test_a_collective_is_shown_on_ranks_that_fit_the_cores():
+    def on_cores(ranks: int) -> Result:
+        return dataclasses.replace(all_reduce(1 << 20, ranks, ranks * 1e-3), environment={"cores": {"which": "0-1"}})
+
+    shown = answers([on_cores(2), on_cores(8)])
+    assert [("all_reduce, 2 ranks, 1MiB", "")] == [(row.question, row.note) for row in shown]
+    (alone,) = answers([on_cores(8)])
+    assert ("all_reduce, 8 ranks, 1MiB", "oversubscribed") == (alone.question, alone.note)
+
+
 def expected_entry(tflops: float) -> Expected:
     metric = Metric(name="tflops", value=tflops, unit="TFLOPS", better="higher")
     row = Expectation(

@@ -301,12 +301,13 @@ def lines(
     if calibration.regime.startswith("software"):
         for title, text in zip(("software", ""), calibration.software.split("; ", 1), strict=True):
             yield f"{title:17}{text}"
+    width = max((len(metric.name) for metric in metrics), default=0)
     for metric in metrics:
         value = "unknown" if metric.value is None else f"{significant(metric.value)} {metric.unit}"
         note = f"   {metric.convention}" if metric.convention not in ("aggregate", "per device") else ""
-        yield f"{metric.name:27} {value}{note}{f'   {metric.note}' if metric.value is None else ''}"
+        yield f"{metric.name:{width}} {value}{note}{f'   {metric.note}' if metric.value is None else ''}"
     if found.training.schedule:
-        yield f"bubble_ratio                {found.bubble_ratio:.3f}"
+        yield f"{'bubble_ratio':{width}} {found.bubble_ratio:.3f}"
     yield from _memory_lines(found.memory)
     yield "step time by resource"
     for resource in RESOURCES:

@@ -237,7 +237,7 @@ def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list
 
 def _finding(one: Notable, width: int) -> list[ScreenLine]:
     sign, mark = _MARKS.get(one.kind, ("?", "doubt"))
-    case, sentence = printable(one.case), printable(one.sentence)
+    case, sentence = printable(one.case), printable(one.sentence, _LONGEST)
     together = f" {sign} {sentence}   {case}".rstrip()
     if len(together) <= width:
         return [ScreenLine(text=together, mark=mark)]
