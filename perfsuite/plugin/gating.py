@@ -94,7 +94,7 @@ class Gating:
         hardware = self.keeper.hardware
         nearest = "" if self.keeper.baseline else nearest_hardware(self.keeper.folder, hardware)
         some = [count for count in counts.values() if count]
-        few = f"{plural(len(some), 'case')} with {max(some)} at most, the others with none" if some else ""
+        few = f"{max(some)} at most, of {plural(len(some), 'case')}" if some else ""
         unusable = self._unusable()
         raise pytest.UsageError(
             f"--perf-gate: none of {plural(len(self.cases), 'case')} has {enough} {'usable ' * bool(unusable)}stored "

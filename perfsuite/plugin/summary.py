@@ -174,6 +174,8 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
         return [*pages, ("next", command)]
     is_newest = path.parent == here / FOLDER and newest(here) == path
     place = "" if is_newest else f" {shlex.quote(_shown(path, config))}"
+    if page is None and config.stash[level_key] in ("tables", "cases"):
+        return [("next", f"perfsuite report {shlex.quote(_shown(path, config))} --html run.html")]
     return [*pages, ("next", f"perfsuite show{place} --show=tables")]
 
 

@@ -318,7 +318,7 @@ class Metric:
         return self.unit == "percent" and self.peak is not None and self.peak.kind == "measured"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """One case, run once in one set of processes."""
 
@@ -352,6 +352,11 @@ class Result:
     took_s: float = 0.0
     """Seconds of the case with all its builds; 0 if unknown."""
     schema: int = SCHEMA
+
+    def __repr__(self) -> str:
+        """Return case, outcome and median: a failed assertion of a test prints it."""
+        median = f", median_s={self.median_s:.4g}" if self.measurement is not None and self.measurement.times_s else ""
+        return f"Result(case={self.case!r}, outcome={self.outcome!r}{median})"
 
     @property
     def name(self) -> str:

@@ -6,8 +6,9 @@ It has at most MOST_LINES lines, none wider than the terminal but an id or a pat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from perfsuite.base.text import folded, printable
@@ -116,18 +117,21 @@ def _verdict(verdict: str, judged: Sequence[Expected], width: int, quiet: bool) 
 def outcome_counts(run: RunRecord) -> str:
     """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
     skipped = len(_skipped(run))
-    counts = outcomes(
-        run.results.values(),
-        failed=len(run.failures),
-        interrupted=len(run.interrupted),
-        skipped=skipped,
-        xfailed=len(run.skips) - skipped,
-    )
+    after = sum(case in run.failures and one.outcome == "measured" for case, one in run.results.items())
+    without = {
+        f"failed ({after} of them measured)" if after else "failed": len(run.failures),
+        "interrupted": len(run.interrupted),
+        "skipped": skipped,
+        "xfailed": len(run.skips) - skipped,
+    }
+    counts = outcomes(run.results.values(), without=without)
     counts = counts or "no cases"
     return f"{counts}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else counts
 
 
-def outcomes(results: Iterable[Result], reused: Collection[str] = (), **without: int) -> str:
+def outcomes(
+    results: Iterable[Result], reused: Collection[str] = (), without: Mapping[str, int] = MappingProxyType({})
+) -> str:
     """Return the counts of cases by outcome; ``reused`` are from the journal that the run resumed.
 
     ``without``: counts of cases without a result, by reason.

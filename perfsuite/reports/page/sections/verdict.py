@@ -153,7 +153,7 @@ def _missing(material: Material) -> Counter[str]:
 def sentence(material: Material) -> tuple[str, bool]:
     """Return the verdict as a sentence, and whether it is a bad one."""
     counts = _missing(material)
-    measured = outcomes(material.cases, (), **{word: counts[word] for word in ("failed", "interrupted", "skipped")})
+    measured = outcomes(material.cases, without={word: counts[word] for word in ("failed", "interrupted", "skipped")})
     is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
     apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
     left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
