@@ -432,7 +432,7 @@ def test_parts_beyond_any_screen_are_counted_and_not_written():
     speed = Metric(name="tokens_per_s_per_device", value=8.0, unit="tokens/s", better="higher")
     steps = [result(f"t.py::test_step[cpu-{n}]", work=Work(tokens=8.0), metrics=(speed,)) for n in range(100)]
     (line,) = family_lines(steps)
-    assert (len(line.parts), line.more) == (60, 40)
+    assert (len(line[1]), line[2]) == (60, 40)
     (told,) = (line for line in texts(record(*steps)) if "more" in line and "tokens/s" in line)
     assert told.endswith(f"+ {100 - ' '.join(texts(record(*steps))).count('tokens/s')} more")
 

@@ -15,8 +15,7 @@ from perfsuite.base.units import plural, significant
 from perfsuite.baselines import store
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
 from perfsuite.cli.results import first_object, require_file
-from perfsuite.exports.formats import EXPORTS
-from perfsuite.exports.row import ExportRow, rows_of_baseline, rows_of_history, rows_of_run
+from perfsuite.exports.formats import EXPORTS, ExportRow, rows_of_baseline, rows_of_history, rows_of_run
 from perfsuite.history import file
 from perfsuite.imports.formats import FORMATS, find_format, read_file, write_imported
 from perfsuite.imports.plausibility import Doubt, doubts

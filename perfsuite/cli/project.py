@@ -11,10 +11,17 @@ from typing import Any, get_args
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
-from perfsuite.cli.job_checks import check_options, read_curve, read_mtbf
+from perfsuite.cli.job_checks import (
+    check_options,
+    choose_recipe,
+    elasticities,
+    published_lines,
+    read_curve,
+    read_mtbf,
+    recipe_argument,
+    software_lines,
+)
 from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines, screen_width
-from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
-from perfsuite.cli.sensitivity import elasticities
 from perfsuite.models import find_projected
 from perfsuite.models.base import Checkpointing
 from perfsuite.models.describe import counts, describe
@@ -27,8 +34,6 @@ from perfsuite.projection.memory import RESERVED, MemoryBreakdown
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput
 from perfsuite.projection.softwares import (
     OWN,
-    SOFTWARES,
-    fitted_constants,
     software_calibration,
     software_implementation,
 )
@@ -241,16 +246,6 @@ def node_of(options: argparse.Namespace, device: DeviceModel, world_size: int = 
     if description and options.network:
         description += f"; --network gives {options.network:g} GB/s"
     return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=description)
-
-
-def software_lines() -> Iterator[str]:
-    """Yield every software with the published steps behind its constants, and the source of its traits."""
-    yield f"{OWN}: the suite's own modules, counted by dry runs"
-    for one in fitted_constants():
-        yield f"{one.software}: {one.rows} steps on {one.device}, up to {one.world} devices ({one.table})"
-        yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.values.items())
-        yield f"  release: {one.release}; {one.later}"
-        yield f"  traits: {SOFTWARES[one.software].source}"
 
 
 def make_job(options: argparse.Namespace, training: Training, device: DeviceModel, node: Node) -> Job:

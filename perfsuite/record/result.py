@@ -238,8 +238,7 @@ class Measurement:
     smoke: bool = False
     """Built, checked and run once (``--benchmark-disable``); its time does not count."""
     imports: Mapping[str, str] = field(default_factory=dict)
-    """In an arm of a comparison, where this process and the ranks imported each module of the project from: its file
-    relative to the arm's tree, absolute outside of it."""
+    """In an arm: file of each imported module of the project, relative to the arm's tree, absolute outside of it."""
 
     def __post_init__(self) -> None:
         for name in ("involuntary_switches", "yardsticks_s"):
@@ -353,10 +352,8 @@ class Result:
     """Seconds of the case with all its builds; 0 if unknown."""
     schema: int = SCHEMA
 
-    def __repr__(self) -> str:
-        """Return case, outcome and median: a failed assertion of a test prints it."""
-        median = f", median_s={self.median_s:.4g}" if self.measurement is not None and self.measurement.times_s else ""
-        return f"Result(case={self.case!r}, outcome={self.outcome!r}{median})"
+    def __repr__(self) -> str:  # a failed assertion of a test prints it
+        return f"Result(case={self.case!r}, outcome={self.outcome!r}, values={dict(self.values)})"
 
     @property
     def name(self) -> str:

@@ -92,9 +92,9 @@ def screen(
     else:
         head += [*_gate(run, width, stores), *_trust(run, width, full)]
     head += [ScreenLine(text=line, mark=mark) for line, mark in answer_lines(rows, width)]
-    for family in family_lines(run.results.values()):
-        if not quiet or family.family == OTHERS:
-            head += [ScreenLine(text=text) for text in _packed(family, width)]
+    for line in family_lines(run.results.values()):
+        if not quiet or line[0] == OTHERS:
+            head += [ScreenLine(text=text) for text in _packed(line, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]
     tail = [*_skips(run, width), *([] if quiet else tail)]
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
@@ -196,10 +196,11 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
     yield ScreenLine(text="trust".ljust(_LABEL) + _beginning(text, width - _LABEL - len(more)) + more, mark=mark)
 
 
-def _packed(family: FamilyLine, width: int) -> list[str]:
-    lines: list[str] = [family.family.ljust(_LABEL)]
-    count = left = len(family.parts) + family.more
-    for part in family.parts:
+def _packed(line: FamilyLine, width: int) -> list[str]:
+    family, parts, further = line
+    lines: list[str] = [family.ljust(_LABEL)]
+    count = left = len(parts) + further
+    for part in parts:
         more = f"   + {left - 1} more" if left > 1 else ""
         last = len(lines) == _FAMILY_LINES
         room = width - len(lines[-1]) - (len(more) if last else 0)
