@@ -26,7 +26,7 @@ from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak, tiles
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.notable import notable
-from perfsuite.reports.questions import answers
+from perfsuite.reports.questions import Answer, answer_lines, answers
 from perfsuite.reports.screen import MOST_LINES, screen
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 from perfsuite.reports.terminal import metric_tables
@@ -191,6 +191,17 @@ def test_the_verdict_says_whether_results_are_as_expected():
     shown = texts(run, expected=[low], verdict="FAIL: 1 of 1 judged result below expectation")
     assert "verdict     FAIL: 1 of 1 judged result below expectation" in shown
     assert not any(text.startswith("question") for text in shown), "its table is above the screen"
+
+
+def test_a_narrow_screen_counts_the_questions_that_it_leaves_out():
+    families = ("compute",) * 5 + ("memory",) * 4
+    rows = [
+        Answer(family=family, question=f"{family} {number}", best="1.05 GB/s bus", share="90 % measured")
+        for number, family in enumerate(families)
+    ]
+    lines = [line for line, _ in answer_lines(rows, 30)]
+    assert ["question", "  best           of peak", "compute 0", "  1.05 GB/s bus  90 % measured"] == lines[:4]
+    assert (19, "+ 1 more question") == (len(lines), lines[-1])
 
 
 def test_a_collective_is_shown_on_ranks_that_fit_the_cores():

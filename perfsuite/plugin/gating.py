@@ -315,8 +315,11 @@ class Gating:
         for line in of_suite if whole else ():
             out.line(line, red=line.startswith(SUITE_FAILS))
         for line in lines:
-            is_case = line.partition(": ")[0] in keeper.verdicts  # whole, so that a log can be searched for it
-            for text in [line] if is_case else fit([line], out.width):
+            if not whole:
+                out.fold(line)
+                continue
+            is_count = line.startswith(("gated ", "compared ", "not "))  # others stay whole: a log can be searched
+            for text in fit([line], out.width) if is_count else [line]:
                 out.line(text)
         if self.problem:
             out.line(f"error: {self.problem}", red=True)

@@ -85,7 +85,7 @@ def select(
 
 def _mark(case: pytest.Item, chosen: Collection[str]) -> frozenset[str]:
     from perfsuite.published.selection import rows_of, table_of
-    from perfsuite.reports.tables.recipe_ids import rows_of_case
+    from perfsuite.reports.tables.published import rows_of_case
 
     own = rows_of_case(case.nodeid)
     mark = case.get_closest_marker("perf_platform")

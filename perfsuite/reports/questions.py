@@ -17,7 +17,7 @@ from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import Result
 from perfsuite.reports.devices import outliers
 from perfsuite.reports.families import RATES, Figure, best, figure_of, is_kernel, memory_name
-from perfsuite.reports.layout import lay_out
+from perfsuite.reports.layout import fit
 from perfsuite.reports.pairs import PairMatrix, pair_matrices
 from perfsuite.statistics.robust import median
 
@@ -227,15 +227,18 @@ def answer_lines(rows: Sequence[Answer], width: int) -> Iterator[tuple[str, Mark
     widths = [max(len(row[index]) for row in (_COLUMNS, *cells)) for index in range(len(_COLUMNS))]
     beside = sum(widths[index] + 2 for index in columns) - 2 <= width
     columns = columns if beside else [index for index in columns if index < 4]
-    if sum(widths[index] + 2 for index in columns) - 2 > width:
-        names = [_COLUMNS[index] for index in columns]
-        table = lay_out(names, [[row[index] for index in columns] for row in cells], width)
-        yield from ((line, "") for line in table[:_MOST_LINES])
-        return
-    yield _joined(_COLUMNS, widths, columns), ""
-    spare = _MOST_LINES - len(cells)
-    for row, texts in zip(shown, cells, strict=True):
-        yield _joined(texts, widths, columns), row.mark
+    is_narrow = sum(widths[index] + 2 for index in columns) - 2 > width
+    if is_narrow:  # the question on a line of its own
+        shown = shown[: (_MOST_LINES - 2) // 2]
+        columns = columns[1:]
+        yield _COLUMNS[0], ""
+    yield from ((line, "") for line in fit([f"{'  ' * is_narrow}{_joined(_COLUMNS, widths, columns)}"], width))
+    spare = 0 if is_narrow else _MOST_LINES - len(cells)
+    for row, texts in zip(shown, cells, strict=False):
+        if is_narrow:
+            yield row.question, row.mark
+        for line in fit([f"{'  ' * is_narrow}{_joined(texts, widths, columns)}"], width):
+            yield line, row.mark
         if not beside and row.note and (spare > 0 or row.mark == "bad"):
             spare -= 1
             yield f"    {row.note}", row.mark

@@ -18,7 +18,7 @@ from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.changes import changes_of_verdicts, changes_sentence
 from perfsuite.reports.families import share_of_peak
-from perfsuite.reports.hosts import hosts_of
+from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 
