@@ -1,10 +1,10 @@
-"""Whether what ``perfsuite ab`` prints is true, on simulated hosts.
+"""Accuracy of the intervals and verdicts of ``perfsuite ab`` on simulated hosts.
 
     python benchmarks/ab_coverage.py                    # the table of docs ab-evidence, some minutes on one core
     python benchmarks/ab_coverage.py --trials 200 --hosts R4,hostile --pairs 3,6
 
-Hosts are those of gate_simulation.py: run noise with heavy tails, drift, spikes, bad times of about eight runs.  A
-trial is one case: pairs of runs of two arms that alternate in one session.  Printed:
+The hosts come from ``gate_simulation.py``: run noise with heavy tails, drift, spikes, slow periods of about eight
+runs.  A trial is one case: pairs of runs of two arms that alternate in one session.  Printed:
 
 covers  share of the 95 % intervals that hold the true change (0 in half of the trials, 5 % in the others)
 found   how often a case that is slower by the printed smallest change is called slower in another comparison

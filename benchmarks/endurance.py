@@ -1,12 +1,12 @@
-"""Many cases, many ranks: over 200 cases of changing world size nothing grows, and 128 ranks run on this host.
+"""Check that a run of 200 cases with changing world sizes does not grow, and that 128 ranks run on this host.
 
     python benchmarks/endurance.py [--platform cpu] [--cases 200] [--ranks 128]
 
-The cases change their number of ranks from one to the next (1, 2, 4, 3 on a CPU, 8, 2, 4, 1 on devices, as far as there
-are so many), so that every one forms a new process group in processes that live on.  Descriptors, threads and resident
-memory are those of the driver and of the process of rank 0; on an accelerator also what is taken of its memory, which
-has communicators' buffers.  Fails where descriptors, threads or device memory have grown from the 20th case to the last
-of as many ranks.  Only a CPU has more ranks than devices: --ranks is for one.  The simulated device:
+Each case has another number of ranks than the one before: 1, 2, 4, 3 on a CPU, 8, 2, 4, 1 on devices, if there are
+enough.  So every case forms a new process group in living processes.  The benchmark reads descriptors, threads and
+resident memory of the driver and of rank 0, and on an accelerator the used device memory with the communicators'
+buffers.  It fails if descriptors, threads or device memory grew between the 20th and the last case of the same number
+of ranks.  ``--ranks`` needs a CPU, where ranks may outnumber devices.  On the simulated device:
 ``PERFSUITE_FAMILIES=simmusa=simmusa.family:SimMusa python benchmarks/endurance.py --platform simmusa``.
 """
 
@@ -38,7 +38,7 @@ HOST_SIZES, DEVICE_SIZES = (1, 2, 4, 3), (8, 2, 4, 1)
 SETTLED = 20
 """Cases after which libraries have allocated what they keep."""
 MAY_GROW = "resident_kib"
-"""Told, but no failure: a process's heap breathes."""
+"""Printed, but growth is not a failure: the heap of a process varies."""
 
 
 def add_up(rank):

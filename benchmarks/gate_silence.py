@@ -1,12 +1,12 @@
-"""How often a real slowdown ends green: each way in which one once did, as a seeded simulation.
+"""How often the gate misses a real slowdown: a seeded simulation of each way in which it can.
 
     python benchmarks/gate_silence.py                      # the table of docs gate-evidence, 2,000 trials per line
     python benchmarks/gate_silence.py --trials 200 --rows drift,suite --cases 24 --slowdowns 0.5
     python benchmarks/gate_silence.py --trials 0 --histories 100   # 1 % per merge, and histories without a change
-    python benchmarks/gate_silence.py --trials 0 --bound   # what any test of the level could find at all
+    python benchmarks/gate_silence.py --trials 0 --bound   # the most that any test of the level could find
 
-A trial is *silent* when it ends with exit code 0 and does not name the case and the change: its verdict is pass, or
-improved, and the suite's is none that fails.  The rows are those of gate_rows.py.
+A trial is *silent* if it ends with exit code 0 and does not name the case and the change: the verdict of the case is
+pass or improved, and the verdict of the suite does not fail.  ``gate_rows.py`` has the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often the gate cries wolf and what it finds, on simulated hosts.
+"""False alarms and detections of the gate on simulated hosts.
 
     python benchmarks/gate_simulation.py                   # the table of docs gate-evidence, ten minutes on one core
     python benchmarks/gate_simulation.py --plain           # the same runs judged by the gate of gate_reference.py
@@ -11,8 +11,8 @@ of a run is
 
     case + drift of the session + case x session + wander + run noise (Student t) + spike + episode
 
-with one parameter set per host; mean and quantiles are those of 40 samples around it.  Seeded: the same command prints
-the same table.
+with one parameter set per host.  Mean and quantiles come from 40 samples around this value.  Seeded: the same command
+prints the same table.
 """
 
 from __future__ import annotations

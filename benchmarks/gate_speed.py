@@ -1,11 +1,11 @@
-"""How long verdicts take and how much memory, for many cases with full baselines; and a file's reading and writing.
+"""Time and memory of verdicts on many cases with full baselines, and of reading and writing a baseline file.
 
     python benchmarks/gate_speed.py                 # 10,000 cases x 12 runs
     python benchmarks/gate_speed.py --cases 200 --runs 8
 
-The verdicts are those of a first look at one new run per case: fit of the stored runs, screening, verdicts.  Times are
-processor seconds of the one thread, so that neighbours hardly count; memory is the largest resident set of this
-process, the runs themselves included.
+Each case has one new run.  The benchmark fits the stored runs, screens the new run and gives the verdict.  Times are
+CPU seconds of the single thread, so other programs hardly change them.  Memory is the largest resident set of this
+process with all runs.
 """
 
 from __future__ import annotations

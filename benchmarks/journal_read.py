@@ -1,4 +1,4 @@
-"""CPU seconds of reading a large journal.
+"""CPU seconds of reading a large journal and of its screen.
 
     python benchmarks/journal_read.py [--cases 10000] [--samples 200] [--ranks 2] [--repeats 3]
 
@@ -18,6 +18,8 @@ from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import ClockFacts, Measurement, Peak, Peaks, RankFacts, Result, Work
 from perfsuite.record.run import Header
 from perfsuite.record.step import SpanTotal
+from perfsuite.reports.notable import notable
+from perfsuite.reports.screen import screen
 
 PEAK = Peak(value=400.0, unit="TFLOPS", source="a data sheet")
 
@@ -81,10 +83,14 @@ def main() -> None:
         took_s = []
         for _ in range(options.repeats):
             start_s = process_time()
-            count = len(read_run(path).results)
-            took_s.append(process_time() - start_s)
+            run = read_run(path)
+            read_s = process_time()
+            screen(run, notable(run), width=100)
+            took_s.append((read_s - start_s, process_time() - read_s))
         size_mb = path.stat().st_size / 1e6
-        print(f"{count} cases, {size_mb:.1f} MB: read in {min(took_s):.2f} to {max(took_s):.2f} s CPU")
+        read, shown = zip(*took_s, strict=True)
+        print(f"{len(run.results)} cases, {size_mb:.1f} MB: read in {min(read):.2f} to {max(read):.2f} s CPU", end=", ")
+        print(f"screen in {min(shown):.2f} to {max(shown):.2f} s CPU")
 
 
 if __name__ == "__main__":

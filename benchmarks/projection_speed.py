@@ -1,10 +1,10 @@
-"""What it costs to project and to rank layouts, in CPU time: the least of a few turns.
+"""CPU time of projecting and ranking layouts: the least of a few turns.
 
     python benchmarks/projection_speed.py [--turns 5]
 
-Ranks the layouts of jobs with ten thousand and more, each turn with nothing kept of the one before, and starts
-``perfsuite project`` with compiled modules at hand.  CPU time is less sensitive to other load than time is, not
-insensitive: the aims, 1 s for 10,000 layouts and 0.3 s for a start, are those of a quiet machine.
+Ranks the layouts of jobs that have 10,000 layouts and more; every turn starts with empty caches.  Then it starts
+``perfsuite project`` with compiled modules.  Other load changes CPU time less than wall time, but it does change it.
+The aims on a quiet machine: 1 s for 10,000 layouts and 0.3 s for a start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How far projections are off where what things cost is known: on simulated devices, calibrated by kernels and depth.
+"""Errors of projections on simulated devices, whose costs are set, after a calibration by kernels and depth.
 
     python benchmarks/projection_truth.py [--model gpt2-tiny] [--dtype fp32] [--here | --world 64 | --mesh cp2,cp4]
 
-``--here`` takes the cores of this machine instead, where costs are not known and errors are those of a busy machine.
+``--here`` takes the cores of this machine instead: their costs are unknown, and other load adds to the errors.
 Calibrates by products, copies, attention, all-reduces and steps of 1, 2 and 4 layers at two batches, then projects
 other depths, batches, widths and layouts and runs them.  ``--world`` projects data parallelism on so many simulated
 devices of one node from what up to 8 of them measured, and runs it on as many ranks.  ``--mesh`` projects steps of

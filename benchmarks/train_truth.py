@@ -1,12 +1,12 @@
-"""Is what the suite reports of a training step true?  Bare loops in the same ranks, known times, known bytes.
+"""Accuracy of the suite on training steps, against bare loops in the same ranks, set times and counted bytes.
 
     python benchmarks/train_truth.py [--pairs 20] [--device cpu] [--model gpt2-tiny] [--ranks 2]
     python benchmarks/train_truth.py --memory-runs 20 [--busy 2]
 
 Prints: the step's time by the suite over a hand-written loop of the same model and strategy, with a 95 % interval over
-interleaved pairs; the remainder of a step whose parts sleep; what an injected sleep in one rank's forward was reported
-as; and the difference of every memory figure to the bytes that were allocated.  With --memory-runs instead: in how many
-ways the memory figures of each strategy came out in so many runs, --busy loops beside them.
+interleaved pairs; the remainder of a step whose parts sleep; the reported time of a sleep that is injected into one
+rank's forward; and the difference between every memory figure and the allocated bytes.  With --memory-runs it prints
+instead how many different memory figures each strategy gave in so many runs, while --busy loops ran.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BUDGET = Budget(min_rounds=10, max_time_s=0.2, warmup_time_s=0.1)
 ONCE = Budget(min_rounds=1, max_rounds=1, warmup_min_iterations=1, warmup_time_s=0.0)
 SMOKE = Budget(smoke=True)
 TURNS = 4
-"""Turns of both arms in one ratio, which is that of their medians: the host's mood changes within a second."""
+"""Turns of both arms in one ratio.  It compares medians, because the speed of the host changes within a second."""
 PARTS_S = {"data": 0.005, "forward": 0.04, "backward": 0.08, "optimizer": 0.02}
 """Seconds that each part of an emulated step sleeps."""
 HELD_BYTES = 8 * MIB

@@ -1,9 +1,9 @@
-"""Is what the suite reports true?  Its figures beside bare loops in the same ranks, and a known delay found again.
+"""Accuracy of the suite, against bare loops in the same ranks and an injected delay.
 
     python benchmarks/truth.py [--pairs 20] [--device cpu]
 
 Prints, each with a 95 % interval over interleaved pairs: the time of a matrix product by the suite over a bare loop,
-the same for all-reduce on two ranks, and what an injected delay in one rank was reported as.
+the same for all-reduce on two ranks, and the reported time of a delay that is injected into one rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfsuite.statistics.student import ratio_interval
 
 BUDGET = Budget(min_rounds=10, max_time_s=0.1, warmup_time_s=0.05)
 TURNS = 4
-"""Turns of both arms in one ratio, which is that of their medians: the host's mood changes within a second."""
+"""Turns of both arms in one ratio.  It compares medians, because the speed of the host changes within a second."""
 
 
 def product(rank, size=512):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -335,7 +336,7 @@ def test_the_page_has_every_node_the_named_device_and_the_rows_used(tmp_path, ca
     page = tmp_path / "fleet.html"
     assert 1 == main(["fleet", str(tmp_path), "--nodes", "13", "--html", str(page)])
     text = page.read_text()
-    assert "<title>Fleet: FAIL, 12 nodes</title>" in text
+    assert re.search(r"<title>Fleet: FAIL, 12 nodes - \d{4}-\d\d-\d\d</title>", text)
     assert all(f"gpu{number:02}" in text for number in range(12))
     assert "gpu03 cuda:5 GPU-gpu03-5" in text
     assert "journal without end: its run was killed" in text

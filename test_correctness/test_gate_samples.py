@@ -11,9 +11,8 @@ import pytest
 
 from perfsuite.gate import findings
 from perfsuite.gate.gate import Gate
-from perfsuite.record.describe import describe, headline
+from perfsuite.record.describe import describe, headline, undecided_lines
 from perfsuite.record.verdict import Effect, Finding, GateSettings, Verdict
-from perfsuite.reports.verdicts import undecided_lines
 from test_correctness.helpers.gate_runs import (
     METRICS,
     MIDDLE_S,

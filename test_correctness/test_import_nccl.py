@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
 from perfsuite.imports.formats import find_format, read_file, read_imported
-from perfsuite.imports.row import Told
+from perfsuite.imports.row import ImportOptions
 
 BEGIN = "# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20 validation: 1"
 END = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.0", "#"]
@@ -80,7 +80,7 @@ def write(tmp_path, lines, name="nccl.log"):
 
 
 def read(tmp_path, lines, **told):
-    return read_file(write(tmp_path, lines), Told(**told))
+    return read_file(write(tmp_path, lines), ImportOptions(**told))
 
 
 def kinds(imported):
@@ -301,7 +301,7 @@ def test_times_of_2017_are_in_ms(tmp_path):
 
 def test_rows_without_any_header_are_recognised(tmp_path):
     path = write(tmp_path, A100.strip("\n").split("\n"))
-    assert "nccl-tests" == read_file(path, Told()).tool
+    assert "nccl-tests" == read_file(path, ImportOptions()).tool
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_rows_without_any_header_are_recognised(tmp_path):
 def test_an_option_that_a_format_does_not_take_is_refused(tmp_path, told, takers):
     line = "step: 14  loss:  3.24405  memory:  9.46GiB(64.99%)  tps: 7,282  mfu: 0.17%"
     with pytest.raises(ImportFailed, match=takers):
-        read_file(write(tmp_path, [line, line.replace("14", "15")]), Told(**told))
+        read_file(write(tmp_path, [line, line.replace("14", "15")]), ImportOptions(**told))
 
 
 def test_several_runs_are_told_apart(tmp_path, capsys):
@@ -342,7 +342,7 @@ def test_a_table_alone_is_read_with_ranks_given_or_deduced(tmp_path):
     stated = read(tmp_path, table, ranks=8)
     assert deduced.rows == stated.rows
     assert "busbw / algbw is 1.750, that of all_reduce 1.500" in refusal(tmp_path, table, ranks=4)
-    rows_only = read_file(write(tmp_path, A100.strip("\n").split("\n")), Told(), FORMAT)
+    rows_only = read_file(write(tmp_path, A100.strip("\n").split("\n")), ImportOptions(), FORMAT)
     assert deduced.rows == tuple(rows_only.rows) or len(rows_only.rows) == 12
     unknown = [*BOTH, *A100.replace("93.46", "53.41").replace("97.09", "55.48").split("\n")[:2]]
     assert "--collective NAME --ranks N" in refusal(tmp_path, unknown)
@@ -493,7 +493,7 @@ def test_a_damaged_line_never_gives_a_figure_that_the_whole_log_does_not_have(tm
     lines, told = WHOLE[data.draw(st.sampled_from(sorted(WHOLE)))]
     path = tmp_path_factory.getbasetemp() / "property.log"
     path.write_text("\n".join(lines))
-    whole = known(read_file(path, Told(**told), FORMAT))
+    whole = known(read_file(path, ImportOptions(**told), FORMAT))
     index = data.draw(st.integers(0, len(lines) - 1))
     line = lines[index]
     at = data.draw(st.integers(1, max(1, len(line))))
@@ -509,7 +509,7 @@ def test_a_damaged_line_never_gives_a_figure_that_the_whole_log_does_not_have(tm
     }[damage]
     path.write_text("\n".join([*lines[:index], *damaged, *lines[index + 1 :]]))
     try:
-        imported = read_file(path, Told(**told), FORMAT)
+        imported = read_file(path, ImportOptions(**told), FORMAT)
     except ImportFailed:
         return
     assert known(imported) <= whole, damaged

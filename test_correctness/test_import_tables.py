@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import ImportFailed
 from perfsuite.imports.formats import read_file
-from perfsuite.imports.row import Told
+from perfsuite.imports.row import ImportOptions
 
 OSU = """\
 # OSU MPI-CUDA Bandwidth Test v7.5
@@ -118,7 +118,7 @@ TEXTS = {"osu": OSU, "perftest": PERFTEST, "nvbandwidth": NVBANDWIDTH, "hccl-tes
 def read(tmp_path, text, **told):
     path = tmp_path / "table.log"
     path.write_text(text)
-    return read_file(path, Told(**told))
+    return read_file(path, ImportOptions(**told))
 
 
 def values(imported, metric, name=""):

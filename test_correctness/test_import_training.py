@@ -12,14 +12,14 @@ from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
 from perfsuite.imports.formats import find_format, read_file
 from perfsuite.imports.plausibility import doubts
-from perfsuite.imports.row import Told
+from perfsuite.imports.row import ImportOptions
 
 SAMPLES = Path(__file__).parent / "samples"
 TRAINING = ("torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed")
 
 
 def read(name):
-    return read_file(SAMPLES / name, Told())
+    return read_file(SAMPLES / name, ImportOptions())
 
 
 def values(imported, metric):
@@ -45,10 +45,10 @@ def test_a_run_that_began_again_keeps_its_figures_and_names_the_line():
     assert "line 5: step 71 follows step 72: run 2 begins" in resumed.notes
     assert ["step 71 run 1", "step 71 run 2"] == [row.name for row in resumed.rows if row.settings["step"] == "71"][::3]
     assert {"2"} == {row.settings["run"] for row in resumed.rows if row.line > 4}
-    second = read_file(SAMPLES / "megatron/resume.log", Told(run=2))
+    second = read_file(SAMPLES / "megatron/resume.log", ImportOptions(run=2))
     assert [9361.6, 9470.7, 9411.0] == values(second, "step_time_ms")
     with pytest.raises(ImportFailed, match="the log has no run 3"):
-        read_file(SAMPLES / "megatron/resume.log", Told(run=3))
+        read_file(SAMPLES / "megatron/resume.log", ImportOptions(run=3))
     assert () == doubts(resumed)  # losses of the second run repeat those of the first
 
 
@@ -72,7 +72,7 @@ def titan(step, *, rank="", time="10:00:00,000", tps="7,034"):
     ],
 )
 def test_ranks_and_runs_are_told_apart_by_step_time_and_rank(tmp_path, lines, runs):
-    imported = read_file(written(tmp_path, *lines), Told())
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
     assert runs == len({row.settings.get("run", "1") for row in imported.rows})
     assert runs - 1 == sum("begins" in note for note in imported.notes)
 
@@ -159,23 +159,23 @@ def test_every_figure_has_the_convention_of_its_program(name, metric, value, con
 
 def test_seconds_and_the_factor_of_a_formula_are_read(tmp_path):
     line = lines_of("megatron/megatron-deepspeed.log")[0].replace("(ms): 76015.3", "(s): 76.02")
-    assert [76020.0] == values(read_file(written(tmp_path, line), Told()), "step_time_ms")
+    assert [76020.0] == values(read_file(written(tmp_path, line), ImportOptions()), "step_time_ms")
     lines = [line.replace("= 2 *", "= 3 *").replace("= 3 * fwd flops per GPU / (fwd", "= 4 * fwd flops per GPU / (fwd")
              for line in lines_of("deepspeed/flops-profiler.txt")]  # fmt: skip
     lines = [line.replace("per GPU", "per device").replace("TFLOPS", "TFLOPs") for line in lines]
-    found = {row.metric: row.convention for row in read_file(written(tmp_path, *lines), Told()).rows}
+    found = {row.metric: row.convention for row in read_file(written(tmp_path, *lines), ImportOptions()).rows}
     assert "3 x forward" in found["backward_tflops_per_device"]
     assert "4 x forward" in found["tflops_per_device"]
 
 
 def test_nemos_iterations_and_megatrons_own_timers(tmp_path):
     nemo = "Training epoch 0, iteration 120/149 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 |"
-    imported = read_file(written(tmp_path, nemo), Told())
+    imported = read_file(written(tmp_path, nemo), ImportOptions())
     assert [(1.233, "loss"), (pytest.approx(31.46), "step_time_ms")] == [
         (row.value, row.metric) for row in imported.rows
     ]
     timers = "time (ms) | forward: 2181.55 | backward: 4000.10 | backward-clip-grad: 3.20 | optimizer: 12.30"
-    imported = read_file(written(tmp_path, *lines_of("gpt-neox/rank0.log"), timers), Told())
+    imported = read_file(written(tmp_path, *lines_of("gpt-neox/rank0.log"), timers), ImportOptions())
     assert 13 == len(imported.rows)
     assert "not imported: timer forward, timer backward, timer backward-clip-grad, timer optimizer" in imported.notes
 
@@ -185,7 +185,7 @@ def test_nemos_progress_bar(tmp_path):
     bar = "Epoch 0: :   3%|X  | {0}/301500 [1:42:42<55:37:46, v_num=0-56, reduced_train_loss={1}, global_step=9e+3, "
     bar += "consumed_samples=6.3e+5, train_step_timing in s={2}, val_loss=7.040]"
     lines = bar.format(9000, "nan.0", 0.615) + "\r" + bar.format(9001, "3.090", 0.625)
-    imported = read_file(written(tmp_path, lines), Told())
+    imported = read_file(written(tmp_path, lines), ImportOptions())
     assert "megatron" == imported.tool
     found = [(row.name, row.metric, row.value) for row in imported.rows]
     assert [("step 9000", "step_time_ms", 615.0), ("step 9001", "loss", 3.09)] == found[:2]
@@ -193,7 +193,9 @@ def test_nemos_progress_bar(tmp_path):
     assert ["loss is nan, no finite number"] == [one.why for one in imported.refused]
     assert "not imported: consumed_samples, val_loss" in imported.notes
     old = "Epoch 0:   1%|  | 795/77225 [9:07:58<878:01:48, 41.36s/it, loss=3.1, v_num=, reduced_train_loss=3.090]"
-    assert [(3.09, "loss")] == [(row.value, row.metric) for row in read_file(written(tmp_path, old), Told()).rows]
+    assert [(3.09, "loss")] == [
+        (row.value, row.metric) for row in read_file(written(tmp_path, old), ImportOptions()).rows
+    ]
 
 
 def test_numbers_without_a_meaning_are_listed():
@@ -227,7 +229,7 @@ def test_the_size_of_a_part_is_not_that_of_an_all_gather(tmp_path):
     lines = [
         line.replace("63.47", "507.76").replace("55.54", "444.29") for line in lines_of("deepspeed/comms-logger-0B.txt")
     ]
-    found = {row.name: row.message_bytes for row in read_file(written(tmp_path, *lines), Told()).rows}
+    found = {row.name: row.message_bytes for row in read_file(written(tmp_path, *lines), ImportOptions()).rows}
     assert None is found["all_gather_into_tensor 50.0 MB"]
     assert (
         50.0 * 2**20
@@ -239,7 +241,7 @@ def test_the_size_of_a_part_is_not_that_of_an_all_gather(tmp_path):
 
 def test_a_name_that_was_cut_is_not_another_collective(tmp_path):
     lines = [line.replace("reduce_scatter_tensor", "reduce") for line in lines_of("deepspeed/comms-logger.txt")]
-    imported = read_file(written(tmp_path, *lines), Told())
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
     assert {"broadcast"} == {row.collective for row in imported.rows}
     assert "busbw of reduce is its throughput, but 1376.31 is not 1468.06" in imported.refused[0].why
 
@@ -260,9 +262,9 @@ def test_deepspeeds_lines_in_the_log_of_megatron_are_read_with_it():
 def test_deepspeeds_lines_in_another_log_are_said(tmp_path):
     lines = [*lines_of("latte/latte.log"), *lines_of("deepspeed/wall-clock.txt")]
     path = written(tmp_path, *lines)
-    imported = read_file(path, Told())
+    imported = read_file(path, ImportOptions())
     assert ("latte", f"DeepSpeed's own lines: perfsuite import deepspeed {path}") == (imported.tool, imported.notes[-1])
-    assert 14 == len(read_file(path, Told(), find_format("deepspeed")).rows)
+    assert 14 == len(read_file(path, ImportOptions(), find_format("deepspeed")).rows)
 
 
 # ---- damaged lines ----
@@ -292,7 +294,7 @@ def test_a_damaged_line_costs_that_line(tmp_path, name, old, new, line, says):  
     assert old in text
     path = tmp_path / Path(name).name
     path.write_text(text.replace(old, new, 1))
-    imported = read_file(path, Told(), find_format(Path(name).parent.name))
+    imported = read_file(path, ImportOptions(), find_format(Path(name).parent.name))
     assert imported.rows
     assert says in next(one.why for one in imported.refused if one.line == line)
 
@@ -300,14 +302,14 @@ def test_a_damaged_line_costs_that_line(tmp_path, name, old, new, line, says):  
 def test_a_log_without_any_figure_is_refused_with_the_reason(tmp_path):
     path = written(tmp_path, "step: 1  loss: 3.1INFO 4  tps: 7")
     with pytest.raises(ImportFailed, match=r":1: loss is '3.1INFO 4': the line was cut.*; no line has a figure"):
-        read_file(path, Told(), find_format("torchtitan"))
+        read_file(path, ImportOptions(), find_format("torchtitan"))
 
 
 @pytest.mark.parametrize("name", ["megatron/resume.log", "torchtitan/nan-loss.log", "deepspeed/comms-logger.txt"])
 @pytest.mark.parametrize("long", ["a" * 300_000, "1" * 300_000 + "x", "a: 1 " * 60_000, " " * 300_000 + "x"])
 def test_a_line_of_any_length_is_left_out(tmp_path, name, long):
     lines = lines_of(name)
-    imported = read_file(written(tmp_path, *lines, long, f"step: 1  loss: 3.1  {long}  mfu: 1.00%"), Told())
+    imported = read_file(written(tmp_path, *lines, long, f"step: 1  loss: 3.1  {long}  mfu: 1.00%"), ImportOptions())
     assert [row.value for row in read(name).rows] == [row.value for row in imported.rows]
 
 
@@ -351,11 +353,11 @@ def figures(imported):
 
 def figures_of_lines(sample, path, known):
     """What a sample gives, and what each of its lines gives alone: of ranks that print one step any may count."""
-    found = figures(read_file(sample, Told()))
+    found = figures(read_file(sample, ImportOptions()))
     for line in sample.read_text().splitlines():
         path.write_text(line)
         try:
-            found |= figures(read_file(path, Told(), known))
+            found |= figures(read_file(path, ImportOptions(), known))
         except ImportFailed:
             continue
     return found
@@ -374,7 +376,7 @@ def test_no_damaged_line_gives_a_wrong_figure(name, tmp_path_factory):
         sample, text = case
         path.write_text(text)
         try:
-            imported = read_file(path, Told(), known)
+            imported = read_file(path, ImportOptions(), known)
         except ImportFailed:
             return  # no other line of the sample has a figure
         assert set() == figures(imported) - right[sample]

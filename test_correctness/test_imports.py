@@ -13,7 +13,7 @@ from perfsuite.cli import main as cli
 from perfsuite.imports.factors import KINDS, factor
 from perfsuite.imports.formats import FORMATS, find_format, read_file, read_imported
 from perfsuite.imports.plausibility import doubts
-from perfsuite.imports.row import Told
+from perfsuite.imports.row import ImportOptions
 from perfsuite.platforms import load_catalog
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -23,11 +23,11 @@ FILES = sorted(path for path in SAMPLES.glob("*/*"))
 
 def figures(path, told=None):
     """Metric -> value of the last row of a file's figures by name."""
-    return {(row.name, row.metric): row for row in read_file(path, told or Told()).rows}
+    return {(row.name, row.metric): row for row in read_file(path, told or ImportOptions()).rows}
 
 
 def told_for(path):
-    return Told(collective="all_to_all" if "alltoall" in path.name else "")
+    return ImportOptions(collective="all_to_all" if "alltoall" in path.name else "")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -47,7 +47,9 @@ def test_flagperf_s_pretraining_is_read_behind_what_launchers_print(tmp_path, be
     plain = SAMPLES / "flagperf-pretraining/rank0.out.log"
     log = tmp_path / "job.log"
     log.write_text("".join(f"{before}{line}\n" for line in plain.read_text().splitlines()))
-    assert [row.value for row in read_file(log, Told()).rows] == [row.value for row in read_file(plain, Told()).rows]
+    assert [row.value for row in read_file(log, ImportOptions()).rows] == [
+        row.value for row in read_file(plain, ImportOptions()).rows
+    ]
 
 
 def test_flagperf_s_pretraining_says_how_it_counts():
@@ -71,17 +73,19 @@ def test_bandwidths_of_nccl_tests_are_those_printed(path):
 
 
 def test_what_a_log_of_nccl_tests_says_beside_its_figures():
-    newest = read_file(NCCL / "all_reduce-8xH100.log", Told(platform="h200"))
+    newest = read_file(NCCL / "all_reduce-8xH100.log", ImportOptions(platform="h200"))
     last = newest.rows[-1]
     assert ("all_reduce", 17179869184.0, "in place") == (last.collective, last.message_bytes, last.settings["place"])
     assert (58, "h200") == (last.line, last.platform)
-    assert {"reduce"} == {row.collective for row in read_file(NCCL / "reduce-8xA100-root-column.log", Told()).rows}
-    old = read_file(NCCL / "all_reduce-8xA100-old-columns.log", Told())
+    assert {"reduce"} == {
+        row.collective for row in read_file(NCCL / "reduce-8xA100-root-column.log", ImportOptions()).rows
+    }
+    old = read_file(NCCL / "all_reduce-8xA100-old-columns.log", ImportOptions())
     assert "4 figures of size 0 left out: nothing was sent" in old.notes
 
 
 def test_a_secret_of_the_environment_is_never_kept():
-    rows = read_file(NCCL / "constructed-v3.json", Told()).rows
+    rows = read_file(NCCL / "constructed-v3.json", ImportOptions()).rows
     assert {"place", "operation", "environment NCCL_ALGO", "nccl_version"} == set(rows[0].settings)
     assert "must-never-be-kept" not in repr(rows)
 
@@ -99,22 +103,22 @@ def test_json_of_other_versions_is_read_by_its_fields(tmp_path):
     results[0]["in_place"] = {**results[0]["in_place"], "cpu_time": results[0]["in_place"].pop("time")}
     devices = plain["config"]["devices"] * 2
     path, _ = as_json(tmp_path, version=4, results=results, config={**plain["config"], "devices": devices, "ngpus": 4})
-    rows = read_file(path, Told()).rows
+    rows = read_file(path, ImportOptions()).rows
     assert [8, 8, 8] == [row.ranks for row in rows]  # 2 processes x 1 thread x 4 devices
     path, _ = as_json(tmp_path, version=9, config={})
     with pytest.raises(ImportFailed, match="version 9 lacks a field"):
-        read_file(path, Told())
+        read_file(path, ImportOptions())
 
 
 def test_columns_of_options_and_prefixes_of_launchers_are_read(tmp_path):
     text = (NCCL / "all_reduce-8xH100.log").read_text()
     prefixed = tmp_path / "mpi.log"
     prefixed.write_text("".join(f"[1,0]<stdout>: {line}\n" for line in text.splitlines()))
-    plain = read_file(NCCL / "all_reduce-8xH100.log", Told()).rows
-    assert [row.value for row in plain] == [row.value for row in read_file(prefixed, Told()).rows]
+    plain = read_file(NCCL / "all_reduce-8xH100.log", ImportOptions()).rows
+    assert [row.value for row in plain] == [row.value for row in read_file(prefixed, ImportOptions()).rows]
     stamped = tmp_path / "stamped.log"
     stamped.write_text(re.sub(r"(?m)^( +\d+ +\d+ +float)", r"2026-07-09 16:03:21 \1", text))
-    assert [row.value for row in plain] == [row.value for row in read_file(stamped, Told()).rows]
+    assert [row.value for row in plain] == [row.value for row in read_file(stamped, ImportOptions()).rows]
 
 
 def changed(tmp_path, path, old, new, count=1):
@@ -148,7 +152,7 @@ def test_a_damaged_file_is_named_with_line_reason_and_remedy(tmp_path, path, old
     count = -1 if old in {"#  Rank", "(us)", "(Gbps)"} else 1
     known = find_format(path.parent.name)
     with pytest.raises(ImportFailed, match=says):
-        read_file(changed(tmp_path, path, old, new, count), Told(), known)
+        read_file(changed(tmp_path, path, old, new, count), ImportOptions(), known)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +169,8 @@ def test_a_damaged_file_is_named_with_line_reason_and_remedy(tmp_path, path, old
     ],
 )
 def test_a_damaged_line_costs_that_line(tmp_path, path, old, new, says):
-    whole = read_file(SAMPLES / path, Told())
-    found = read_file(changed(tmp_path, SAMPLES / path, old, new), Told())
+    whole = read_file(SAMPLES / path, ImportOptions())
+    found = read_file(changed(tmp_path, SAMPLES / path, old, new), ImportOptions())
     refused = {one.line: one.why for one in found.refused if one not in whole.refused}
     for line, why in says.items():
         assert why in refused[line]
@@ -175,10 +179,10 @@ def test_a_damaged_line_costs_that_line(tmp_path, path, old, new, says):
 
 def test_rows_that_computed_the_wrong_thing_or_contradict_themselves_are_refused(tmp_path):
     wrong = changed(tmp_path, H100, ROW, ROW.replace("422.25      0", "422.25      7"))
-    (refused,) = read_file(wrong, Told()).refused
+    (refused,) = read_file(wrong, ImportOptions()).refused
     assert (52, True) == (refused.line, refused.why.startswith("7 values were wrong"))
     doubled = changed(tmp_path, H100, ROW, ROW.replace("241.29", "482.58"))
-    (refused,) = read_file(doubled, Told()).refused
+    (refused,) = read_file(doubled, ImportOptions()).refused
     assert "algbw 482.58 differs from size over time, 241.3 GB/s" in refused.why
 
 
@@ -186,18 +190,18 @@ def test_a_collective_that_does_not_fit_the_log_is_refused():
     with pytest.raises(
         ImportFailed, match=r"busbw / algbw is 1.750, that of broadcast 1.000 on 8 ranks; it may be all_r"
     ):
-        read_file(H100, Told(collective="broadcast"))
+        read_file(H100, ImportOptions(collective="broadcast"))
     with pytest.raises(ImportFailed, match="'sum' is none of all_reduce"):
-        read_file(H100, Told(collective="sum"))
+        read_file(H100, ImportOptions(collective="sum"))
 
 
 def test_conversions():
-    flagperf = read_file(SAMPLES / "flagperf/interconnect-intraserver.log.txt", Told()).rows
+    flagperf = read_file(SAMPLES / "flagperf/interconnect-intraserver.log.txt", ImportOptions()).rows
     assert [(233.935, "467.87GB/s", "busbw_gb_per_s")] == [(row.value, row.printed, row.metric) for row in flagperf]
-    logger = read_file(SAMPLES / "deepspeed/comms-logger.txt", Told()).rows
+    logger = read_file(SAMPLES / "deepspeed/comms-logger.txt", ImportOptions()).rows
     assert (1376.31 / 8, 678.86 * 2**20) == (logger[-1].value, logger[-1].message_bytes)
     assert 80.0 == logger[0].value  # 0.08 ms
-    titan = read_file(SAMPLES / "torchtitan/all-ranks-2026-02.log", Told())
+    titan = read_file(SAMPLES / "torchtitan/all-ranks-2026-02.log", ImportOptions())
     assert [10050.0, 10007.0] == [row.value for row in titan.rows if row.metric == "tokens_per_s_per_device"]
     assert "2 lines of other ranks for the same steps left out" in titan.notes
 
@@ -205,15 +209,15 @@ def test_conversions():
 def test_flagperf_between_nodes_is_converted_only_with_the_ranks_of_a_node(tmp_path):
     path = tmp_path / "inter.log"
     path.write_text("".join(f"[FlagPerf Result]Rank {rank}'s transfer-bandwidth=87.5GB/s\n" for rank in range(16)))
-    refused = read_file(path, Told())
+    refused = read_file(path, ImportOptions())
     assert (0, 16) == (len(refused.rows), len(refused.refused))
     assert "--ranks-per-node" in refused.refused[0].why
-    rows = read_file(path, Told(ranks_per_node=8)).rows
+    rows = read_file(path, ImportOptions(ranks_per_node=8)).rows
     assert rows[0].value == pytest.approx(87.5 / factor("all_reduce", 8) * factor("all_reduce", 16))
 
 
 def test_units_that_a_file_does_not_say_are_not_guessed():
-    imported = read_file(SAMPLES / "superbench/results-summary.jsonl", Told())
+    imported = read_file(SAMPLES / "superbench/results-summary.jsonl", ImportOptions())
     assert all("IB_write" in refused.text for refused in imported.refused)  # MB/s once, GB/s today
     assert imported.refused
     units = {row.name.partition("/")[0]: row.unit for row in imported.rows if "gemm" in row.name or "mem" in row.name}
@@ -222,11 +226,11 @@ def test_units_that_a_file_does_not_say_are_not_guessed():
 
 def test_figures_of_one_run_have_one_name_and_those_of_a_failed_benchmark_are_refused(tmp_path):
     path = SAMPLES / "superbench/results-summary-v100.json"
-    names = {row.metric: row.name for row in read_file(path, Told()).rows if "pytorch-bert-base/" in row.name}
+    names = {row.metric: row.name for row in read_file(path, ImportOptions()).rows if "pytorch-bert-base/" in row.name}
     assert names["step_time_ms"] == names["samples_per_s_per_device"]
-    assert {"note"} >= {doubt.severity for doubt in doubts(read_file(path, Told()))}
+    assert {"note"} >= {doubt.severity for doubt in doubts(read_file(path, ImportOptions()))}
     failed = changed(tmp_path, path, "{", '{"kernel-launch/return_code": 3, "bert_models/return_code": 0,')
-    before, after = read_file(path, Told()), read_file(failed, Told())
+    before, after = read_file(path, ImportOptions()), read_file(failed, ImportOptions())
     launches = [row for row in before.rows if row.name.startswith("kernel-launch/")]
     assert len(launches) == len(before.rows) - len(after.rows) > 0
     told = [one for one in after.refused if "return code is 3: it failed" in one.why]
@@ -240,14 +244,14 @@ def test_every_factor_is_that_of_nccl_tests():
 
 def test_imported_figures_are_held_against_the_rules(tmp_path):
     h200 = load_catalog(()).models["h200"]
-    (link,) = doubts(read_file(H100, Told()), h200)
+    (link,) = doubts(read_file(H100, ImportOptions()), h200)
     assert ("above-link", "note") == (link.rule, link.severity)
-    assert doubts(read_file(SAMPLES / "megatron/megatron-deepspeed.log", Told())) == ()
+    assert doubts(read_file(SAMPLES / "megatron/megatron-deepspeed.log", ImportOptions())) == ()
     titan = SAMPLES / "torchtitan/rank0-2025-07.log"
-    found = doubts(read_file(changed(tmp_path, titan, "0.32%", "152.0%"), Told()))
+    found = doubts(read_file(changed(tmp_path, titan, "0.32%", "152.0%"), ImportOptions()))
     assert ("share-above-one", "contradiction") in [(doubt.rule, doubt.severity) for doubt in found]
     megatron = changed(tmp_path, SAMPLES / "megatron/megatron-deepspeed.log", "27.492", "54.984")
-    assert "contradiction" in {doubt.severity for doubt in doubts(read_file(megatron, Told()))}
+    assert "contradiction" in {doubt.severity for doubt in doubts(read_file(megatron, ImportOptions()))}
 
 
 def imported(capsys, *arguments, code=0):
@@ -263,7 +267,10 @@ def test_the_command_prints_and_writes_them(tmp_path, capsys):
     assert "and 180 more figures" in shown
     assert f"{out}: 212 figures" in shown
     again = read_imported(out)
-    assert again == (read_file(H100, Told()), read_file(SAMPLES / "megatron/megatron-deepspeed.log", Told()))
+    assert again == (
+        read_file(H100, ImportOptions()),
+        read_file(SAMPLES / "megatron/megatron-deepspeed.log", ImportOptions()),
+    )
     assert again[0] == read_imported(H100)[0]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import ImportFailed
 from perfsuite.imports.formats import find_format, read_file
 from perfsuite.imports.plausibility import doubts
-from perfsuite.imports.row import Source, Told
+from perfsuite.imports.row import ImportOptions, Source
 from perfsuite.platforms import load_catalog
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -24,7 +24,7 @@ UNITLESS = {"final_loss", "accuracy"}
 def read(tmp_path, text, name="flagperf"):
     path = tmp_path / "log"
     path.write_text(text)
-    return read_file(path, Told(), find_format(name))
+    return read_file(path, ImportOptions(), find_format(name))
 
 
 def superbench(tmp_path, *nodes):
@@ -92,7 +92,7 @@ def test_a_status_of_a_failed_run_refuses_its_figures(tmp_path, key, value, figu
 
 
 def test_names_since_0_4_and_annotated_ones(tmp_path):
-    found = read_file(SAMPLES / "superbench/current-names.jsonl", Told())
+    found = read_file(SAMPLES / "superbench/current-names.jsonl", ImportOptions())
     assert (11, 0) == (len(found.rows), len(found.refused))
     by_name = {(row.name.removesuffix(" on node-a"), row.metric): row for row in found.rows}
     run = "model-benchmarks:stress/pytorch-gpt2-large/fp16_train"
@@ -176,7 +176,7 @@ def test_a_key_with_two_values_is_refused(tmp_path):
 
 
 def test_a_toolkit_without_ranks_is_halved_where_algbw_says_how_it_counts(tmp_path):
-    found = read_file(SAMPLES / "flagperf/toolkit-intraserver.log.txt", Told())
+    found = read_file(SAMPLES / "flagperf/toolkit-intraserver.log.txt", ImportOptions())
     algbw, busbw = found.rows
     assert (13.98, "algbw_gb_per_s", "all_reduce") == (algbw.value, algbw.metric, algbw.collective)
     assert (24.465, "busbw_gb_per_s", 8) == (pytest.approx(busbw.value), busbw.metric, busbw.ranks)
@@ -365,7 +365,7 @@ def damaged(lines, data):
 def sample_files(form):
     """Lines and figures of each sample."""
     files = sorted((SAMPLES / form).glob("*"))
-    return [(path.read_text().splitlines(), read_file(path, Told()).rows) for path in files]
+    return [(path.read_text().splitlines(), read_file(path, ImportOptions()).rows) for path in files]
 
 
 def is_one_of(row, rows):

@@ -19,7 +19,7 @@ from perfsuite.published.lookup import shipped
 from perfsuite.published.recipes import find, recipes
 from perfsuite.published.recipes.recipe import MACHINES
 from perfsuite.record.codec import to_json
-from perfsuite.reports.tables.recipe_ids import recipe_of_case
+from perfsuite.reports.tables.published import recipe_of_case
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.scripted_driver import repository
 

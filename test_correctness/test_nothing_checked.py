@@ -113,7 +113,7 @@ def test_a_gate_says_how_many_runs_are_stored(repo):
         repo.run("--perf-update=append")
     refused(
         repo.run("--perf-gate"),
-        "*none of 3 cases has 5 stored runs in *.json; 3 cases with 2 at most, the others with none; store some with*",
+        "*none of 3 cases has 5 stored runs in *.json; 2 at most, of 3 cases; store some with*",
     )
 
 

@@ -52,11 +52,14 @@ def test_a_result_below_expectation_fails_its_case_and_the_run(pytester, monkeyp
         [
             "below expectation in all of 4 runs: latency_us: 100.0 % slower (69.3 standard deviations) than own row *",
             "*perfsuite expectations*",
-            "question *best *of peak *expected *of low *verdict",
+            "question *best *expected *of low *verdict",
             "Sum fp32 1 rank * LOW",
-            "FAIL: 1 of 1 judged result below expectation",
+            "verdict     FAIL: 1 of 1 judged result below expectation",
         ]
     )
+    (end,) = [number for number, line in enumerate(found.outlines) if line.startswith("next  ")]
+    assert found.outlines[end + 1].startswith("====")
+    assert ["question"] == [line.split()[0] for line in found.outlines if line.startswith("question ")]
 
 
 def test_a_run_with_a_judged_result_passes_and_counts_the_others(pytester, monkeypatch):
@@ -64,14 +67,14 @@ def test_a_run_with_a_judged_result_passes_and_counts_the_others(pytester, monke
     (pytester.path / "own.toml").write_text(CPU_ROW)
     found = repo.run("--perf-expect=own.toml")
     assert pytest.ExitCode.OK == found.ret
-    found.stdout.fnmatch_lines(["PASS: 1 judged result, 1 not judged"])
+    found.stdout.fnmatch_lines(["verdict     PASS: 1 judged result, 1 not judged"])
 
 
 def test_a_run_in_which_nothing_is_judged_is_not_green(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, TESTS)
     found = repo.run("--perf-expect")
     assert pytest.ExitCode.USAGE_ERROR == found.ret
-    found.stdout.fnmatch_lines(["FAIL: no result was judged by an expectation; add *"])
+    found.stdout.fnmatch_lines(["verdict     FAIL: no result was judged by an expectation; add *"])
     assert pytest.ExitCode.OK == repo.run("--perf-allow-unjudged", "--perf-expect").ret
 
 
@@ -103,7 +106,7 @@ def test_a_second_look_clears_a_transient(pytester, monkeypatch):
     assert (pytest.ExitCode.OK, 3) == (found.ret, len(runs))
     assert [False, True, False] == [job.fresh for job in runs]
     found.stdout.fnmatch_lines(
-        ["*test_sum*latency_us below expectation at first, not in look 1 of 3", "PASS: 1 judged*"]
+        ["*test_sum*latency_us below expectation at first, not in look 1 of 3", "verdict     PASS: 1 judged*"]
     )
 
 
@@ -163,7 +166,10 @@ def test_a_skipped_acceptance_case_withholds_pass(pytester, monkeypatch):
     found.assert_outcomes(passed=1, skipped=1, deselected=8)
     assert pytest.ExitCode.TESTS_FAILED == found.ret
     found.stdout.fnmatch_lines(
-        ["FAIL: 1 acceptance case without a result, as *test_sum*cpu-ws4-1KiB-fp32*", "next: perfsuite fleet *"]
+        [
+            "verdict     FAIL: 1 acceptance case without a result, as *test_sum*cpu-ws4-1KiB-fp32*",
+            "next        perfsuite fleet *",
+        ]
     )
 
 
@@ -183,7 +189,7 @@ def test_devices_are_expected_by_the_row_in_the_acceptance_run_alone(pytester, m
     repo = accepted(pytester, monkeypatch)
     found = repo.run("-m", "acceptance", "--perf-allow-unjudged", "--perf-expect")
     assert pytest.ExitCode.TESTS_FAILED == found.ret
-    found.stdout.fnmatch_lines(["FAIL: 7 of 8 devices; no result was judged by an expectation; *"])
+    found.stdout.fnmatch_lines(["verdict     FAIL: 7 of 8 devices; no result was judged by an expectation; *"])
     assert pytest.ExitCode.OK == repo.run("--perf-allow-unjudged", "--perf-expect").ret
 
 

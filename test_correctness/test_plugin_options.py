@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from perfsuite.cli import main as cli
+from perfsuite.plugin.declarations import GROUPS
 from perfsuite.plugin.options import positive_duration
 from perfsuite.record.journal import read_journal
 from perfsuite.record.workload import Budget
@@ -267,6 +268,21 @@ def test_an_option_that_a_conftest_adds_to_our_group_stays(pytester, monkeypatch
     options = ["-p", "perfsuite.plugin"] if loaded == "-p" else []
     found = pytester.runpytest_subprocess(*options, "--perf-mine=here", "below", "-p", "no:hypothesispytest")
     found.assert_outcomes(passed=1)
+
+
+def test_help_groups_the_options_by_purpose(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
+    pytester.makeconftest('pytest_plugins = ["perfsuite.plugin"]\n' + THEIRS)
+    found = pytester.runpytest_subprocess("--help", "-p", "no:hypothesispytest").outlines
+    titles = [line for line in found if line.startswith("perfsuite: ")]
+    assert titles == [f"perfsuite: {purpose}:" for purpose, _ in GROUPS.values()]
+    at = {name: number for number, line in enumerate(found) for name in re.findall(r"^  (--perf-[a-z-]+)", line)}
+    for title, (_, options) in zip(titles, GROUPS.values(), strict=True):
+        for name, *_ in options:
+            if name not in THEIRS:
+                last = max(number for number, line in enumerate(found[: at[name]]) if line in titles)
+                assert found[last] == title
 
 
 def test_a_run_with_perf_cases_says_which_options_it_does_not_have(pytester, monkeypatch):

@@ -267,4 +267,6 @@ def test_time_left_is_what_cases_took_the_last_time_and_says_so():
 
 def test_the_command_that_shows_a_run_again_is_quoted_for_the_shell(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, "def test_it(perf):\n    perf(step)\n")
-    repo.run("--perf-journal=my run.jsonl").stdout.fnmatch_lines(["next *perfsuite show 'my run.jsonl' --show=tables"])
+    repo.run("--perf-journal=my run.jsonl").stdout.fnmatch_lines(
+        ["next *perfsuite report 'my run.jsonl' --html run.html"]
+    )

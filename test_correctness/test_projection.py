@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
-from perfsuite.cli.sensitivity import elasticities
+from perfsuite.cli.job_checks import elasticities
 from perfsuite.metrics.pipeline import step_bounds_s
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog

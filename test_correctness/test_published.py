@@ -71,8 +71,8 @@ def test_every_table_has_a_digest_a_label_and_a_reason(name):
 @pytest.mark.parametrize("name", TABLES)
 def test_outside_knowledge_names_its_source(name):
     table = TABLES[name]
-    for known in (*table.known, *(each for row in table.rows for each in row.known)):
-        assert known.source
+    for fact in (*table.added_facts, *(each for row in table.rows for each in row.added_facts)):
+        assert fact.source
 
 
 # ---- labels --------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ DAMAGES = {
         "'Q', not one of",
     ),
     "unknown fact": (
-        lambda p: p["tables"][2]["known"][0].update(role="weight"),
+        lambda p: p["tables"][2]["added_facts"][0].update(role="weight"),
         "stated for the unknown role 'weight'",
     ),
 }

@@ -31,11 +31,13 @@ def test_every_part_has_its_place_on_its_page():
 
 def test_options_commands_and_public_names_are_all_there():
     options, commands, api = ("\n".join(PAGES[name]()) for name in ("options", "commands", "api"))
-    plugin = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "perfsuite" / "plugin").glob("*.py"))
-    assert set(re.findall(r'add\(\s*"(--perf-[a-z-]+)"', plugin)) == set(
+    plugin = (ROOT / "perfsuite" / "plugin" / "declarations.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'\(\s*"(--perf-[a-z-]+)",', plugin)) == set(
         re.findall(r"^\| `(--perf-[a-z-]+)", options, re.M)
     )
-    assert set(re.findall(r'ini\(\s*"(perf_\w+)"', plugin)) == set(re.findall(r"^\| `(perf_\w+)`", options, re.M))
+    assert set(re.findall(r'\(\s*"(perf_\w+)", *\n? *f?"[a-z]', plugin)) == set(
+        re.findall(r"^\| `(perf_\w+)`", options, re.M)
+    )
     assert set(COMMANDS) == set(re.findall(r"^### perfsuite (\S+)$", commands, re.M))
     public = {name for name in perfsuite.__all__ if not name.startswith("_")}
     assert public <= set(re.findall(r"^(?:### |\| `)(\w+)", api, re.M))

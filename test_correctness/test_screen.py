@@ -17,6 +17,7 @@ from perfsuite.expectations.judge import Expected
 from perfsuite.expectations.rows import Expectation
 from perfsuite.metrics.disturbance import disturbance
 from perfsuite.plugin.summary import error_commands
+from perfsuite.record.describe import verdict_counts
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Metric, Peak, Result, Work
@@ -25,11 +26,10 @@ from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak, tiles
 from perfsuite.reports.layout import lay_out
 from perfsuite.reports.notable import notable
-from perfsuite.reports.questions import answers
+from perfsuite.reports.questions import Answer, answer_lines, answers
 from perfsuite.reports.screen import MOST_LINES, screen
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 from perfsuite.reports.terminal import metric_tables
-from perfsuite.reports.verdicts import verdict_counts
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
 from test_correctness.helpers.scripted_driver import repository
 
@@ -179,6 +179,39 @@ def test_expected_ranges_and_slow_devices_are_named():
     assert ("500-700 TFLOPS LOW", "bad") == (row.expected, row.mark)
     assert "expected" not in " ".join(texts(record(h100("t.py::one", 300.0)), expected=[])), "no column without a row"
     assert "LOW" in " ".join(texts(record(h100("t.py::one", 300.0)), expected=[entry], quiet=True))
+
+
+def test_the_verdict_says_whether_results_are_as_expected():
+    low = expected_entry(300.0)
+    run = record(h100("t.py::one", 300.0))
+    line = "verdict     LOW: 1 of 1 judged result below expectation; --perf-expect makes it fail"
+    assert [line] == [text for text in texts(run, expected=[low], quiet=True) if text.startswith("verdict")]
+    good = dataclasses.replace(low, verdict="pass")
+    assert "verdict     as expected: 1 judged result" in texts(run, expected=[good])
+    shown = texts(run, expected=[low], verdict="FAIL: 1 of 1 judged result below expectation")
+    assert "verdict     FAIL: 1 of 1 judged result below expectation" in shown
+    assert not any(text.startswith("question") for text in shown), "its table is above the screen"
+
+
+def test_a_narrow_screen_counts_the_questions_that_it_leaves_out():
+    families = ("compute",) * 5 + ("memory",) * 4
+    rows = [
+        Answer(family=family, question=f"{family} {number}", best="1.05 GB/s bus", share="90 % measured")
+        for number, family in enumerate(families)
+    ]
+    lines = [line for line, _ in answer_lines(rows, 30)]
+    assert ["question", "  best           of peak", "compute 0", "  1.05 GB/s bus  90 % measured"] == lines[:4]
+    assert (19, "+ 1 more question") == (len(lines), lines[-1])
+
+
+def test_a_collective_is_shown_on_ranks_that_fit_the_cores():
+    def on_cores(ranks: int) -> Result:
+        return dataclasses.replace(all_reduce(1 << 20, ranks, ranks * 1e-3), environment={"cores": {"which": "0-1"}})
+
+    shown = answers([on_cores(2), on_cores(8)])
+    assert [("all_reduce, 2 ranks, 1MiB", "")] == [(row.question, row.note) for row in shown]
+    (alone,) = answers([on_cores(8)])
+    assert ("all_reduce, 8 ranks, 1MiB", "oversubscribed") == (alone.question, alone.note)
 
 
 def expected_entry(tflops: float) -> Expected:
@@ -410,7 +443,7 @@ def test_parts_beyond_any_screen_are_counted_and_not_written():
     speed = Metric(name="tokens_per_s_per_device", value=8.0, unit="tokens/s", better="higher")
     steps = [result(f"t.py::test_step[cpu-{n}]", work=Work(tokens=8.0), metrics=(speed,)) for n in range(100)]
     (line,) = family_lines(steps)
-    assert (len(line.parts), line.more) == (60, 40)
+    assert (len(line[1]), line[2]) == (60, 40)
     (told,) = (line for line in texts(record(*steps)) if "more" in line and "tokens/s" in line)
     assert told.endswith(f"+ {100 - ' '.join(texts(record(*steps))).count('tokens/s')} more")
 

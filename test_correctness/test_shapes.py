@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.plugin.shapes import read_shapes
+from perfsuite.plugin.options import read_shapes
 from perfsuite.plugin.sweep import Size, Sweep
 
 pytest_plugins = ["pytester"]

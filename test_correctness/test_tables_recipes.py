@@ -7,7 +7,7 @@ import dataclasses
 from perfsuite.published.recipes import find, recipes
 from perfsuite.reports.ids import without_ranks
 from perfsuite.reports.tables.placement import NOT_HERE
-from perfsuite.reports.tables.recipe_ids import id_of_row, is_recipe, plain_id
+from perfsuite.reports.tables.published import id_of_row, is_recipe, plain_id
 from test_correctness.helpers.report_runs import run, style, table, trained
 
 

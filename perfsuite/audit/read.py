@@ -30,9 +30,9 @@ def _published(report: PublishedReport, table: PublishedTable) -> AuditTable:
     for index, row in enumerate(table.rows):
         cells = {column.name: cell for column in columns if (cell := table.cell(row, column))}
         if any(ROLES[column.role].dimension != "text" and column.name in cells for column in columns):
-            facts = _facts(row.parameters, row.known)
+            facts = _facts(row.parameters, row.added_facts)
             rows.append(Row(name=_row_name(table, row), cells=cells, facts=facts, index={name: index}))
-    facts = _facts({"model": table.model, **table.parameters}, (*table.stated, *table.known))
+    facts = _facts({"model": table.model, **table.parameters}, (*table.stated, *table.added_facts))
     return AuditTable(
         name=name,
         columns=tuple(

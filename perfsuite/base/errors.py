@@ -140,6 +140,10 @@ def first_line(message: object) -> str:
     return str(message).strip().partition("\n")[0]
 
 
+MOST_NAMES = 30
+"""Names that a message lists."""
+
+
 def nearest(name: str, names: Iterable[str], *, most: int = 3, likeness: float = 0.4) -> list[str]:
     """Return the names that are similar to a mistyped one, the most similar first."""
     return difflib.get_close_matches(name, list(names), n=most, cutoff=likeness)
@@ -156,10 +160,13 @@ def nearest_multiples(count: int, of: int) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an invalid name: the similar names, or all of them.
+    """Return the end of a message about an invalid name: the similar names, or all of them up to MOST_NAMES.
 
     >>> did_you_mean("dpp", ["single", "ddp", "fsdp"]), did_you_mean("x", ["single", "ddp"])
     ('did you mean ddp or fsdp?', 'did you mean single or ddp?')
     """
     names = list(names)
-    return f"did you mean {' or '.join(nearest(name, names) or names)}?"
+    near = nearest(name, names) or names
+    if len(near) > MOST_NAMES:
+        return f"choose from {', '.join(near[:MOST_NAMES])} and {len(near) - MOST_NAMES} more"
+    return f"did you mean {' or '.join(near)}?"

@@ -153,8 +153,8 @@ def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Compa
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: perfsuite ab --a main --b HEAD -- test_perf -k 'matmul and fp32'."
-    add = parser.add_argument
     for side in ("a", "b"):
+        add = parser.add_argument_group(f"arm {side}").add_argument
         add(f"--{side}", metavar="REV", help=f"run arm {side} at this git revision (default: the working tree)")
         add(
             f"--{side}-env",
@@ -164,6 +164,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             help=f"set a variable of arm {side}, such as NCCL_ALGO=Ring; repeatable (default: none)",
         )
         add(f"--{side}-python", metavar="PATH", help=f"run arm {side} with this interpreter (default: this one)")
+    add = parser.add_argument_group("pairs").add_argument
     add("--pairs", type=int, default=6, metavar="N", help="run N pairs of both arms, at least 3 (default: 6)")
     add(
         "--until-decided",
@@ -173,6 +174,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-pairs", type=int, default=48, metavar="N", help="run at most N pairs with --until-decided (default: 48)")
     add("--tolerance", type=float, default=0.03, metavar="SHARE", help="accept changes up to SHARE (default: 0.03)")
     add("--deadline", metavar="DURATION", default="1h", help="stop a run of one arm after DURATION (default: 1h)")
+    add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write the comparison to FILE as JSON (default: no file)")
     add("--html", type=Path, metavar="FILE", help="write a page of both arms to FILE (default: no page)")
     add(

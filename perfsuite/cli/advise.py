@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     platform_arguments(parser)
     job_arguments(parser)
-    add = parser.add_argument
+    add = parser.add_argument_group("layouts to print").add_argument
     add("--top", type=int, default=10, metavar="N", help="print the N best layouts (default: %(default)s)")
     add(
         "--explain",

@@ -15,12 +15,11 @@ from perfsuite.base.units import plural, significant
 from perfsuite.baselines import store
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
 from perfsuite.cli.results import first_object, require_file
-from perfsuite.exports.formats import EXPORTS
-from perfsuite.exports.row import ExportRow, rows_of_baseline, rows_of_history, rows_of_run
+from perfsuite.exports.formats import EXPORTS, ExportRow, rows_of_baseline, rows_of_history, rows_of_run
 from perfsuite.history import file
 from perfsuite.imports.formats import FORMATS, find_format, read_file, write_imported
 from perfsuite.imports.plausibility import Doubt, doubts
-from perfsuite.imports.row import Imported, Told
+from perfsuite.imports.row import Imported, ImportOptions
 from perfsuite.metrics import read_run
 from perfsuite.platforms import load_catalog
 from perfsuite.record.workload import DTYPES
@@ -85,7 +84,7 @@ def run_import(options: argparse.Namespace) -> int:
     paths = [Path(text) for text in options.files[1 if form else 0 :]]
     if not paths:
         raise ConfigurationError(f"the file is missing; write perfsuite import {options.files[0]} FILE")
-    settings = Told(
+    settings = ImportOptions(
         platform=options.platform,
         collective=options.collective,
         ranks_per_node=options.ranks_per_node,

@@ -59,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
         from perfsuite.reports.page.sections.fleet import fleet_sections
 
         title = f"Fleet: {'PASS' if standings.passes else 'FAIL'}, {plural(len(standings.nodes), 'node')}"
+        newest = max((run.started_at for runs in fleet.nodes.values() for run in runs), default="")
+        title += f" - {newest[:10]}" if newest else ""
         simulated = any("simulated" in key for key, _ in standings.populations)
         write_fleet(title, fleet_sections(standings, fleet), options.html, simulated=simulated)
     passing = {node.node for node in standings.nodes.values() if node.passes}

@@ -92,13 +92,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite history``; EXIT_FOUND if --fail-on matches.  Raises PerfsuiteError for wrong usage."""
-    actions = {"list": _list, "show": _show, "add": _add, "merge": _merge, "prune": _prune}
+    if options.action == "list":
+        print_lines(list_lines(file.read(options.path)))
+        return EXIT_OK
+    actions = {"show": _show, "add": _add, "merge": _merge, "prune": _prune}
     return actions[options.action](options)
-
-
-def _list(options: argparse.Namespace) -> int:
-    print_lines(list_lines(file.read(options.path)))
-    return EXIT_OK
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -1,13 +1,23 @@
-"""Check the options of ``perfsuite project`` and ``advise`` before anything is computed."""
+"""Options of a projected job: their checks, published runs as jobs (--recipe), and the gains of --sensitivity."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from perfsuite.base.errors import ConfigurationError, did_you_mean
+from perfsuite.base.mesh import MeshShape
+from perfsuite.platforms import load_catalog
+from perfsuite.projection.calibration import Calibration, Constant
+from perfsuite.projection.job import Job
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, worlds_between
+from perfsuite.projection.softwares import OWN, SOFTWARES, fitted_constants
+from perfsuite.projection.step import Projection, projector_of
+from perfsuite.published.lookup import PublishedFigure, select
+from perfsuite.published.recipes import find
+from perfsuite.record.result import Training
 
 MOST_DEVICES = 1_000_000
 LEAST, MOST = 0.001, 1_000_000.0
@@ -78,3 +88,133 @@ def read_mtbf(text: str | None) -> float | None:
 
 def _spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+_FASTER = 0.01
+_RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "matmul": ("matmul_",),
+        "attention": ("attention_",),
+        "memory": ("memory_gb_per_s",),
+        "link": ("link_",),
+        "network": ("network_",),
+    }
+)
+"""Resource -> prefixes of the names of its constants."""
+
+
+def elasticities(job: Job, calibration: Calibration) -> dict[str, float]:
+    """Return the percent by which the step gets shorter for one percent more of each resource, 0 to 1."""
+    base = projector_of(job, calibration).step(job.layout, simulated=False).seconds
+    moved = {}
+    for resource, beginnings in _RATES.items():
+        faster = _faster(calibration, resource, beginnings)
+        time = projector_of(job, faster).step(job.layout, simulated=False).seconds
+        moved[resource] = (base / time - 1) / _FASTER
+    return moved
+
+
+def _faster(calibration: Calibration, resource: str, beginnings: tuple[str, ...]) -> Calibration:
+    def scaled(name: str, constant: Constant) -> Constant:
+        if not name.startswith(beginnings):
+            return constant
+        factor = 1 / (1 + _FASTER) if constant.unit == "us" else 1 + _FASTER
+        return dataclasses.replace(constant, value=factor * constant.value)
+
+    kinds = {"matmul": ("matmul", "grouped_matmul"), "attention": ("attention_forward", "attention_backward")}
+    return dataclasses.replace(
+        calibration,
+        constants={name: scaled(name, constant) for name, constant in calibration.constants.items()},
+        kernels=tuple(
+            dataclasses.replace(point, time_s=point.time_s / (1 + _FASTER))
+            if point.kind in kinds.get(resource, ())
+            else point
+            for point in calibration.kernels
+        ),
+        collectives=tuple(
+            dataclasses.replace(
+                line, alpha_us=line.alpha_us / (1 + _FASTER), beta_gb_per_s=line.beta_gb_per_s * (1 + _FASTER)
+            )
+            if (resource == "link" and line.nodes == 1) or (resource == "network" and line.nodes > 1)
+            else line
+            for line in calibration.collectives
+        ),
+    )
+
+
+# Options that a recipe replaces.
+_OPTIONS = (
+    *("model", "global_batch", "world", "layout", "schedule", "stages_per_rank", "sequence_length", "override"),
+    *("dtype", "compiled", "sequence_parallel"),
+)
+_DEFAULTS = {"micro_batch": 1, "sharding": "none", "checkpointing": "none"}
+
+
+def recipe_argument(parser: argparse._ArgumentGroup) -> None:
+    """Add --recipe."""
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="project this published run, such as 003-MP_1x32x1_16_3072x32 (default: the job of the other options)",
+    )
+
+
+def choose_recipe(options: argparse.Namespace) -> Training | None:
+    """Return the training step of --recipe and set its machine or platform in ``options``; None without --recipe.
+
+    Raises ConfigurationError without a recipe and a job, or with both; if the recipe is not a training step; and if
+    the report describes no machine and --platform is missing.
+    """
+    if not options.recipe:
+        if not options.model or not options.global_batch:
+            raise ConfigurationError("a projection needs a training step; give --model and --global-batch, or --recipe")
+        return None
+    extra = [name for name in _OPTIONS if getattr(options, name)]
+    extra += [name for name, value in _DEFAULTS.items() if getattr(options, name) != value]
+    if extra:
+        option = f"--{extra[0].replace('_', '-')}"
+        raise ConfigurationError(f"--recipe and {option} both define the training step; leave {option} out")
+    recipe = find(options.recipe)
+    if recipe.workload != "train_step":
+        raise ConfigurationError(f"recipe {recipe.name} is of workload {recipe.workload}; only train_step is projected")
+    if not options.machine:
+        catalog = load_catalog(options.platform_file)
+        platforms = (
+            [options.platform] if options.platform else [catalog.machines[name].platform for name in recipe.machines]
+        )
+        if not platforms:
+            raise ConfigurationError(f"the report of recipe {recipe.name} describes no machine; give --platform")
+        machine = recipe.machine(catalog, platforms[0])
+        options.machine = machine.name if machine else None
+    from perfsuite.workloads.training.train_step import TrainStep  # a projection without a recipe loads no workload
+
+    step = TrainStep(**recipe.parameters)
+    work = step.work(MeshShape.on(recipe.world_size, step.mesh))
+    assert work.training is not None
+    return work.training
+
+
+def _latencies(recipe: str, platform: str) -> list[PublishedFigure]:
+    rows = find(recipe).rows
+    return [
+        figure
+        for figure in select(platform=platform, metric="step_time_s")
+        if (f"{figure.report}/{figure.table}", figure.line) in rows
+    ]
+
+
+def published_lines(recipe: str, found: Projection) -> Iterator[str]:
+    """Yield each printed latency of the run on this platform, compared with the projection."""
+    for figure in _latencies(recipe, found.platform):
+        inside = "in the band" if found.low_s <= figure.metric_value <= found.high_s else "outside the band"
+        yield f"{figure}: {inside}, projected/published {found.step_time_s / figure.metric_value:.2f}"
+
+
+def software_lines() -> Iterator[str]:
+    """Yield every software with the published steps behind its constants, and the source of its traits."""
+    yield f"{OWN}: the suite's own modules, counted by dry runs"
+    for one in fitted_constants():
+        yield f"{one.software}: {one.rows} steps on {one.device}, up to {one.world} devices ({one.table})"
+        yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.values.items())
+        yield f"  release: {one.release}; {one.later}"
+        yield f"  traits: {SOFTWARES[one.software].source}"

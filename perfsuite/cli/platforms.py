@@ -184,7 +184,7 @@ def _peak_lines(peaks: Mapping[str, Peak | None]) -> Iterator[str]:
     for name, peak in peaks.items():
         if peak:
             kind = "" if peak.kind == "published" else f", {peak.kind}"
-            yield f"  {name:16} {peak.value:>8g} {peak.unit:6}  {peak.source}{kind}"
+            yield f"  {name:16} {peak.value:>8g} {peak.unit:7}  {peak.source}{kind}"
 
 
 PLATFORMS = Command(

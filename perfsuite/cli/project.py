@@ -11,10 +11,17 @@ from typing import Any, get_args
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.units import format_seconds, gib, significant
-from perfsuite.cli.job_checks import check_options, read_curve, read_mtbf
+from perfsuite.cli.job_checks import (
+    check_options,
+    choose_recipe,
+    elasticities,
+    published_lines,
+    read_curve,
+    read_mtbf,
+    recipe_argument,
+    software_lines,
+)
 from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines, screen_width
-from perfsuite.cli.recipe import choose_recipe, published_lines, recipe_argument
-from perfsuite.cli.sensitivity import elasticities
 from perfsuite.models import find_projected
 from perfsuite.models.base import Checkpointing
 from perfsuite.models.describe import counts, describe
@@ -27,8 +34,6 @@ from perfsuite.projection.memory import RESERVED, MemoryBreakdown
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput
 from perfsuite.projection.softwares import (
     OWN,
-    SOFTWARES,
-    fitted_constants,
     software_calibration,
     software_implementation,
 )
@@ -48,9 +53,8 @@ _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     platform_arguments(parser)
-    job_arguments(parser, required=False)
-    recipe_argument(parser)
-    add = parser.add_argument
+    recipe_argument(job_arguments(parser, required=False))
+    add = parser.add_argument_group("layout").add_argument
     add("--layout", metavar="MESH", help="set the mesh, such as dp64-tp8-pp2 (default: all devices on dp)")
     add("--micro-batch", type=int, default=1, metavar="N", help="run N samples per forward (default: 1)")
     add("--schedule", default="", metavar="NAME", help="set the pipeline schedule (default: 1f1b)")
@@ -66,9 +70,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpointing", choices=get_args(Checkpointing), default="none", help="recompute activations (default: none)"
     )
     add("--sequence-parallel", action="store_true", help="split norms and residuals by tokens across tp")
+    more = parser.add_argument_group("more results")
+    add = more.add_argument
     add("--sensitivity", action="store_true", help="print the gain from one percent more of each resource")
     add("--curve", metavar="A..B", help="project the job on A to B devices, such as 8..1024 (default: no curve)")
-    kind = parser.add_mutually_exclusive_group()
+    kind = more.add_mutually_exclusive_group()
     kind.add_argument("--weak", action="store_true", help="grow the batch with the devices of --curve (default)")
     kind.add_argument("--strong", action="store_true", help="keep the global batch on all devices of --curve")
     add(
@@ -86,18 +92,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", type=Path, metavar="FILE", help="write the simulated pipeline for Perfetto to FILE (default: none)")
 
 
-def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the options of a job, for every subcommand that projects."""
-    add = parser.add_argument
+def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> argparse._ArgumentGroup:
+    """Add the options of a job, for every subcommand that projects, and return the group of the training step."""
+    job = parser.add_argument_group("training step")
+    add = job.add_argument
     add(
         "--model",
         required=required,
         metavar="NAME",
         help="project this model, such as llama3-8b, or a config.json (no default)",
     )
-    add("--platform", metavar="NAME", help="project on this row of perfsuite platforms (default: this machine's)")
-    add("--machine", metavar="NAME", help="project on these hosts, such as oneflow-4x8-v100 (default: none)")
-    add("--world", type=int, metavar="N", help="project on N devices (default: as many as the layout has)")
     add("--global-batch", type=int, required=required, metavar="N", help="set the samples of a step (no default)")
     add("--sequence-length", type=int, metavar="S", help="set the tokens of a sample (default: the model's)")
     add(
@@ -109,6 +113,10 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
     )
     add("--dtype", choices=_DTYPES, help="set the dtype (default: bf16, or fp16 if the platform has no bf16)")
     add("--compiled", action="store_true", help="project blocks compiled by torch.compile")
+    add = parser.add_argument_group("devices and their rates").add_argument
+    add("--platform", metavar="NAME", help="project on this row of perfsuite platforms (default: this machine's)")
+    add("--machine", metavar="NAME", help="project on these hosts, such as oneflow-4x8-v100 (default: none)")
+    add("--world", type=int, metavar="N", help="project on N devices (default: as many as the layout has)")
     add("--calibration", type=Path, metavar="FILE", help="use a file of perfsuite calibrate (default: the row alone)")
     add(
         "--software",
@@ -124,6 +132,7 @@ def job_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
         help="set the nominal rate of all adapters of a node per direction, such as 50 for two of 200 Gbit/s "
         "(default: the platform's)",
     )
+    return job
 
 
 def run(options: argparse.Namespace) -> int:
@@ -239,16 +248,6 @@ def node_of(options: argparse.Namespace, device: DeviceModel, world_size: int = 
     return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=description)
 
 
-def software_lines() -> Iterator[str]:
-    """Yield every software with the published steps behind its constants, and the source of its traits."""
-    yield f"{OWN}: the suite's own modules, counted by dry runs"
-    for one in fitted_constants():
-        yield f"{one.software}: {one.rows} steps on {one.device}, up to {one.world} devices ({one.table})"
-        yield "  " + ", ".join(f"{name} {value:.3g}" for name, value in one.values.items())
-        yield f"  release: {one.release}; {one.later}"
-        yield f"  traits: {SOFTWARES[one.software].source}"
-
-
 def make_job(options: argparse.Namespace, training: Training, device: DeviceModel, node: Node) -> Job:
     """Return the job of a training step by the software of the options."""
     implementation = None  # the job finds perfsuite's own
@@ -297,12 +296,13 @@ def lines(
     if calibration.regime.startswith("software"):
         for title, text in zip(("software", ""), calibration.software.split("; ", 1), strict=True):
             yield f"{title:17}{text}"
+    width = max((len(metric.name) for metric in metrics), default=0)
     for metric in metrics:
         value = "unknown" if metric.value is None else f"{significant(metric.value)} {metric.unit}"
         note = f"   {metric.convention}" if metric.convention not in ("aggregate", "per device") else ""
-        yield f"{metric.name:27} {value}{note}{f'   {metric.note}' if metric.value is None else ''}"
+        yield f"{metric.name:{width}} {value}{note}{f'   {metric.note}' if metric.value is None else ''}"
     if found.training.schedule:
-        yield f"bubble_ratio                {found.bubble_ratio:.3f}"
+        yield f"{'bubble_ratio':{width}} {found.bubble_ratio:.3f}"
     yield from _memory_lines(found.memory)
     yield "step time by resource"
     for resource in RESOURCES:

@@ -41,13 +41,10 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("results", nargs="+", type=Path, metavar="RESULTS", help="report these journals or baseline files")
+    add("--show-hosts", action="store_true", help="keep host names on the page of --html")
+    platform_file_argument(parser)
+    add = parser.add_argument_group("form").add_argument
     add("--style", choices=[*STYLES, "all"], help="print this style (default: the one with most rows)")
-    add(
-        "--base",
-        type=Path,
-        metavar="FILE",
-        help="compare with the results of another machine, or with --html of any (default: none)",
-    )
     add("--out", "--output", type=Path, metavar="FILE", help="write Markdown to FILE (default: the terminal)")
     add(
         "--fill",
@@ -55,6 +52,15 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="fill the empty cells of a report's Markdown tables, in place or to --output (default: no file)",
     )
+    add("--html", type=Path, metavar="FILE", help="write a page with charts to FILE (default: no page)")
+    add = parser.add_argument_group("results to compare with").add_argument
+    add(
+        "--base",
+        type=Path,
+        metavar="FILE",
+        help="compare with the results of another machine, or with --html of any (default: none)",
+    )
+    add("--baseline", type=Path, metavar="FILE", help="compare the page of --html with stored runs (default: none)")
     add("--history", type=Path, metavar="FILE", help="add the changes over time of a history (default: none)")
     add(
         "--imported",
@@ -65,10 +71,6 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
         help="add figures of other tools, from perfsuite import --out or a file of the tool; repeatable "
         "(default: none)",
     )
-    add("--html", type=Path, metavar="FILE", help="write a page with charts to FILE (default: no page)")
-    add("--show-hosts", action="store_true", help="keep host names on the page of --html")
-    add("--baseline", type=Path, metavar="FILE", help="compare the page of --html with stored runs (default: none)")
-    platform_file_argument(parser)
 
 
 def _run_report(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,23 +62,13 @@ class Expected:
         return self.metric.value / self.low if self.metric.better == "higher" else self.high / self.metric.value
 
 
-def judge(results: Iterable[Result], rows: Sequence[Expectation]) -> list[Expected]:
-    """Judge every measured result by each metric that has a row, and list the others as not judged."""
-    judged: list[Expected] = []
-    for result in results:
-        judged += judge_one(result, rows)
-    return judged
-
-
 def judge_one(result: Result, rows: Sequence[Expectation]) -> list[Expected]:
     """Return one entry per metric that a row of an equal key has, else one for the headline metric, not judged."""
-    unusable = why_unusable(result)
+    unusable, name = why_unusable(result), _class_name(result)
     related = [
         row
         for row in rows
-        if row.workload == _class_name(result)
-        and row.platform == result.platform
-        and (row.kind == "own" or not result.simulated)
+        if row.workload == name and row.platform == result.platform and (row.kind == "own" or not result.simulated)
     ]
     found = [] if unusable else [row for row in related if not differences(row, result)]
     by_metric: dict[str, list[Expectation]] = defaultdict(list)

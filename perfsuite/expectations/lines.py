@@ -14,7 +14,7 @@ from perfsuite.expectations.rows import Expectation
 from perfsuite.record.result import Result
 
 Mark = Literal["", "bad", "doubt"]
-_WORDS = {"below": "LOW", "look": "look", "pass": "pass", "not judged": "not judged"}
+_WORDS = {"below": "LOW", "look": "look", "pass": "pass"}
 _WORST = ("below", "look", "pass", "not judged")
 _NAMED = 3
 """Most questions and rows that one line lists."""
@@ -47,10 +47,10 @@ def verdict_of(judged: Sequence[Expected], withheld: Sequence[str] = ()) -> str:
     return f"PASS: {plural(count, 'judged result')}{looks}, {counts['not judged']} not judged"
 
 
-def answer_lines(judged: Sequence[Expected]) -> Iterator[AnswerLine]:
-    """Yield a table with a line per question: best value, share of peak, expected range, share of it, verdict.
+def answer_lines(judged: Sequence[Expected], width: int = 10**6) -> Iterator[AnswerLine]:
+    """Yield a table with a line per judged question: best value, share of peak, expected range, share of it, verdict.
 
-    A question is judged by its worst case; ``best`` is of all its cases.
+    A question is judged by its worst case; ``best`` is of all its cases.  The last line lists the other questions.
     """
     questions: dict[str, list[Expected]] = defaultdict(list)
     for entry in judged:
@@ -59,31 +59,37 @@ def answer_lines(judged: Sequence[Expected]) -> Iterator[AnswerLine]:
     unjudged: list[Expected] = []
     for cases in questions.values():
         worst = min(cases, key=lambda entry: (_WORST.index(entry.verdict), entry.speed or 9.9))
-        pick = max if worst.metric.better == "higher" else min
-        best = pick(cases, key=lambda entry: entry.metric.value or 0.0)
         if worst.verdict == "not judged":
             unjudged.append(worst)
+            continue
+        pick = max if worst.metric.better == "higher" else min
+        best = pick(cases, key=lambda entry: entry.metric.value or 0.0)
         share, unit = best.metric.share_of_peak, worst.metric.unit
         low, high, speed = worst.low, worst.high, worst.speed
-        expected = "-" if low is None or high is None else f"{_span(low, high)} {unit}{_of(worst)}"
+        span = "" if low is None or high is None else significant(low)
+        span += f" to {significant(high)}" if low != high and high is not None else ""
         cells: tuple[str, ...] = (
             worst.question,
             f"{significant(best.metric.value or 0.0)} {best.metric.unit}{_of(best)}",
-            f"{100 * share:.0f} %" if share is not None else "-",
-            expected,
-            f"{speed:.2f}" if speed is not None else "-",
+            f"{100 * share:.0f} %" if share is not None else "",
+            f"{span} {unit}{_of(worst)}" if span else "",
+            f"{speed:.2f}" if speed is not None else "",
             _WORDS[worst.verdict],
         )
         mark: Mark = "bad" if worst.verdict == "below" else "doubt" if worst.verdict == "look" else ""
         rows.append((cells, mark, worst.reason if worst.verdict in ("below", "look") else ""))
-    headings = ("question", "best", "of peak", "expected", "of low", "verdict")
-    widths = [max(len(cells[column]) for cells in [headings, *(row[0] for row in rows)]) for column in range(6)]
-    if rows:
-        yield AnswerLine(text=_joined(headings, widths))
-    for line, colour, reason in rows:
-        yield AnswerLine(text=_joined(line, widths), mark=colour)
+    headings: tuple[str, ...] = ("question", "best", "of peak", "expected", "of low", "verdict")
+    columns = [column for column in range(6) if any(cells[column] for cells, _, _ in rows)]
+    table: list[tuple[tuple[str, ...], Mark, str]] = [(headings, "", ""), *rows] if rows else []
+    widths = [max((len(cells[column]) for cells, _, _ in table), default=0) for column in range(6)]
+    is_wide = sum(widths[column] + 2 for column in columns) - 2 > width
+    for cells, mark, reason in table:
+        if is_wide:
+            yield AnswerLine(text=cells[0], mark=mark)
+        shown = [cells[column].ljust(widths[column]) for column in (columns[1:] if is_wide else columns)]
+        yield AnswerLine(text=("  " * is_wide + "  ".join(shown)).rstrip(), mark=mark)
         if reason:
-            yield AnswerLine(text=f"    {reason}", mark=colour)
+            yield AnswerLine(text=f"    {reason}", mark=mark)
     if unjudged:
         named = listed([f"{entry.question} ({entry.reason})" for entry in unjudged], _NAMED, joint="; ")
         yield AnswerLine(text=f"not judged: {plural(len(unjudged), 'question')}: {named}", mark="doubt")
@@ -115,11 +121,3 @@ def unused_line(rows: Sequence[Expectation], judged: Sequence[Expected], platfor
 
 def _of(entry: Expected) -> str:
     return f" ({entry.size})" if entry.size else ""
-
-
-def _span(low: float, high: float) -> str:
-    return significant(low) if low == high else f"{significant(low)} to {significant(high)}"
-
-
-def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()

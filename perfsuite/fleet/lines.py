@@ -15,7 +15,6 @@ from perfsuite.base.units import format_bytes, percent, plural, significant
 from perfsuite.expectations.judge import Expected
 from perfsuite.expectations.lines import AnswerLine
 from perfsuite.fleet.nodes import Fleet, FleetQuantity
-from perfsuite.fleet.rounds import SlowLink
 from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
 from perfsuite.fleet.standing import NodeStanding, Standings
 
@@ -42,7 +41,8 @@ def fleet_lines(standings: Standings, fleet: Fleet, *, most: int = 40) -> Iterat
         text = f"{who}: {entry.question} {entry.size}: {_figure(entry)}: every node alike: software, not a device"
         yield _line("BELOW", text, mark="bad")
     for link in standings.links:
-        yield _line("SLOW", f"link {' - '.join(link.ends)}: {bare_name(link.case)} {_again(link)}", mark="bad")
+        change = f"{percent(link.slower, signed=True)} time, {percent(link.again, signed=True)} when tried again"
+        yield _line("SLOW", f"link {' - '.join(link.ends)}: {bare_name(link.case)} {change}", mark="bad")
     findings = [line for node in standings.nodes.values() for line in _node_lines(node, fleet)]
     yield from findings[:most]
     if len(findings) > most:
@@ -133,10 +133,6 @@ def _node_lines(node: NodeStanding, fleet: Fleet) -> Iterator[AnswerLine]:
         yield _line("look", f"{node.node}: {entry.question} {entry.size}: {_figure(entry)}", mark="doubt")
     if node.standing == "not judged":
         yield _line("not judged", f"{node.node}: no expectation, and too few equal nodes", mark="doubt")
-
-
-def _again(link: SlowLink) -> str:
-    return f"{percent(link.slower, signed=True)} time, {percent(link.again, signed=True)} when tried again"
 
 
 def _slower(slow: Slow) -> str:

@@ -28,7 +28,7 @@ from perfsuite.imports import (
     superbench,
     trainers,
 )
-from perfsuite.imports.row import Format, Imported, ImportedRow, Refused, Source, Told
+from perfsuite.imports.row import Format, Imported, ImportedRow, ImportOptions, Refused, Source
 from perfsuite.record.codec import from_json, plain_json, to_json
 
 
@@ -111,7 +111,7 @@ def find_format(name: str) -> Format:
     raise ImportFailed(f"{name!r} is not a format; {did_you_mean(name, [form.name for form in FORMATS])}")
 
 
-def read_file(path: Path, options: Told, form: Format | None = None) -> Imported:
+def read_file(path: Path, options: ImportOptions, form: Format | None = None) -> Imported:
     """Return the figures of a file.
 
     ``form`` is the format; by default the only one that recognises the file. Raises ImportFailed.
@@ -199,7 +199,7 @@ def read_imported(path: Path) -> tuple[Imported, ...]:
     except ValueError:
         plain = None
     if not isinstance(plain, dict) or _KEY not in plain:
-        return (read_file(path, Told()),)
+        return (read_file(path, ImportOptions()),)
     if plain[_KEY] != SCHEMA:
         raise ImportFailed(f"{path}:1: schema {plain[_KEY]} is not {SCHEMA}; update perfsuite, or import again")
     try:

@@ -67,7 +67,7 @@ class Imported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ImportOptions:
     """The options of the command; each applies if the file does not contain the fact itself."""
 
     platform: str = ""
@@ -93,7 +93,7 @@ class Source:
 
     path: Path
     text: str
-    options: Told = field(default_factory=Told)
+    options: ImportOptions = field(default_factory=ImportOptions)
     tool: str = ""
 
     @cached_property
@@ -188,4 +188,4 @@ class Format:
     read: Callable[[Source], Imported]
     """Returns all figures. Raises ImportFailed with line, reason and remedy."""
     options: tuple[str, ...] = ()
-    """Fields of :class:`Told` that it uses, without platform and dtype, which apply to all formats."""
+    """Fields of :class:`ImportOptions` that it uses, without platform and dtype, which apply to all formats."""

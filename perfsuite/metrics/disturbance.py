@@ -6,6 +6,7 @@ Of about 530 recorded runs, a share of CPU time in wall time below 0.98 finds 38
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,9 +34,9 @@ def disturbance(result: Result) -> str:
     if result.outcome != "measured" or measurement is None or measurement.smoke:
         return ""
     on_cpu = [rank for rank in measurement.ranks if rank.device == "cpu"]
-    threads, cores = sum(rank.threads for rank in on_cpu), _cores(result.environment)
-    if not on_cpu or (cores is not None and threads > cores):
+    if not on_cpu or is_oversubscribed(result):
         return ""
+    threads, cores = sum(rank.threads for rank in on_cpu), _cores(result.environment)
     switched = measurement.disturbed_share if measurement.involuntary_switches else 0.0
     is_often, computes = switched > SWITCHED_SHARE, not COMPUTES.isdisjoint(result.values)
     if measurement.world_size == 1 and on_cpu[0].cpu_share < CPU_SHARE_FLOOR:
@@ -44,6 +45,17 @@ def disturbance(result: Result) -> str:
     elif (cores is None or threads < cores) and is_often:
         return f"{switched:.0%} of the samples had an involuntary context switch"
     return ""
+
+
+def is_oversubscribed(result: Result) -> bool:
+    """Return whether ranks share devices, or have more threads than their host has cores; False if that is unknown."""
+    ranks = result.measurement.ranks if result.measurement is not None else ()
+    threads: Counter[str] = Counter()
+    for rank in ranks:
+        threads[rank.host] += rank.threads * (rank.device == "cpu")
+    others = [(rank.host, rank.device) for rank in ranks if rank.device != "cpu"]
+    cores = _cores(result.environment) if any(threads.values()) else None
+    return len(set(others)) < len(others) or (cores is not None and max(threads.values()) > cores)
 
 
 def _cores(environment: Mapping[str, Any]) -> int | None:

@@ -14,13 +14,12 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-GROUP = "perfsuite"
 taken_key = pytest.StashKey[dict[str, Any]]()
 """perfsuite's defaults of options that belong to other plugins, by pytest's name of the option."""
 _inis_key = pytest.StashKey[dict[str, tuple[str, Any]]]()
 """Help text and default of perfsuite's ini keys; in pytest a second key of the same name replaces the first."""
-_declared_key = pytest.StashKey[list[Any]]()
-"""pytest's objects of perfsuite's options; a conftest.py may add others to the group perfsuite."""
+_declared_key = pytest.StashKey[list[tuple[Any, Any]]]()
+"""pytest's objects of perfsuite's options with their groups; a conftest.py may add others to a group."""
 _watching_key = pytest.StashKey[Callable[[], None]]()
 _FIXTURES = "perfsuite.plugin.fixtures"
 D = TypeVar("D")
@@ -33,7 +32,13 @@ class _Polite:
     """
 
     def __init__(
-        self, parser: Any, inis: dict[str, tuple[str, Any]], declared: list[Any], *, early: bool, again: bool
+        self,
+        parser: Any,
+        inis: dict[str, tuple[str, Any]],
+        declared: list[tuple[Any, Any]],
+        *,
+        early: bool,
+        again: bool,
     ) -> None:
         self._parser = parser
         self._inis, self._declared = inis, declared
@@ -56,7 +61,7 @@ class _Polite:
             if self._early and "action" not in attributes:
                 attributes = {"nargs": "?", "default": attributes.get("default")}
             self._group.addoption(name, **attributes)
-            self._declared.append(self._group.options[-1])
+            self._declared.append((self._group, self._group.options[-1]))
 
     def addini(self, name: str, text: str, **attributes: Any) -> None:
         if self._again:
@@ -98,17 +103,17 @@ def give_way(parser: pytest.Parser, config: pytest.Config, declare: Callable[[py
 
 
 def _withdraw(parser: Any, config: pytest.Config) -> None:
-    """Remove perfsuite's options, and no others of the group; pytest has no public way to do so."""
-    group, declared = parser.getgroup(GROUP), config.stash.get(_declared_key, [])
-    arguments = getattr(group, "_arggroup", None)  # since pytest 9.0; older versions read the list only
-    for option in declared:
+    """Remove perfsuite's options, and no others of their groups; pytest has no public way to do so."""
+    declared = config.stash.get(_declared_key, [])
+    for group, option in declared:
+        arguments = getattr(group, "_arggroup", None)  # since pytest 9.0; older versions read the list only
         if arguments is not None:
-            # The group and the parser share this table.
+            # All groups and the parser share this table.
             removed = {id(action): action for action in map(arguments._option_string_actions.pop, option.names())}
             for action in removed.values():
                 arguments._remove_action(action)
         vars(config.option).pop(option.dest, None)  # else the default of the other option would not be set
-    group.options[:] = [option for option in group.options if not any(option is one for one in declared)]
+        group.options[:] = [each for each in group.options if each is not option]
     declared.clear()
 
 

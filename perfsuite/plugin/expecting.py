@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from perfsuite.base.errors import ConfigurationError, PerfsuiteError, first_line
 from perfsuite.base.text import bare_name
 from perfsuite.base.units import percent, plural
 from perfsuite.expectations.judge import Expected, judge_one
-from perfsuite.expectations.lines import answer_lines, soak_lines, unused_line, verdict_of
+from perfsuite.expectations.lines import AnswerLine, answer_lines, soak_lines, unused_line, verdict_of
 from perfsuite.expectations.rows import Expectation, load_expectations
 from perfsuite.fleet.nodes import PRIORS, quantity_of
 from perfsuite.fleet.rounds import slow_links
@@ -23,7 +22,7 @@ from perfsuite.fleet.rule import compare
 from perfsuite.metrics.pairs import SlowPair
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.plugin import collisions
-from perfsuite.plugin.ending import FAILED, Out, missing_key
+from perfsuite.plugin.ending import FAILED, Out, missing_key, record_key
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.result import Result
@@ -181,35 +180,37 @@ class Expecting:
     def _nothing_judged(self) -> bool:
         return self.rows is not None and all(entry.verdict == "not judged" for entry in self.entries)
 
+    @property
+    def verdict(self) -> str:
+        """PASS or FAIL with the reason."""
+        verdict = verdict_of(self.entries, self.withheld)
+        if not self._nothing_judged:
+            return verdict
+        return (
+            f"{verdict}; add [[expectation]] rows (perfsuite docs acceptance), compare nodes by perfsuite fleet, or "
+            "add --perf-allow-unjudged"
+        )
+
     def show(self, terminalreporter: Any) -> None:
-        """Print the lines of all questions and the verdict."""
+        """Print the table of the judged questions and the remarks; the verdict too in a run without a screen."""
         out, suite = Out(terminalreporter), suite_of(self.config)
         if self.rows is None:
             for reason in self.withheld:
                 out.fold(f"perfsuite: FAIL: {reason}", red=True)
             return
-        out.section("perfsuite expectations")
-        for line in answer_lines(self.entries):
+        lines = [*answer_lines(self.entries, out.width)]
+        lines += [AnswerLine(text=f"SLOW: {sentence}", mark="bad") for sentence in self.slow]
+        lines += soak_lines(suite.session.results.values() if suite.session is not None else ())
+        remarks = (*self.cleared, unused_line(self.rows, self.entries, suite.machine.name))
+        lines += [AnswerLine(text=sentence, mark="doubt") for sentence in remarks if sentence]
+        run = self.config.stash.get(record_key, None)
+        if run is None or not (run.results or run.failures):
+            lines.append(AnswerLine(text=self.verdict, mark="" if self.verdict.startswith("PASS") else "bad"))
+        if lines:
+            out.section("perfsuite expectations")
+        for line in lines:
             for text in fit([line.text], out.width):
                 out.line(text, red=line.mark == "bad", yellow=line.mark == "doubt")
-        for sentence in self.slow:
-            out.fold(f"SLOW: {sentence}", red=True)
-        for line in soak_lines(suite.session.results.values() if suite.session is not None else ()):
-            out.line(line.text, yellow=line.mark == "doubt")
-        for sentence in (*self.cleared, unused_line(self.rows, self.entries, suite.machine.name)):
-            if sentence:
-                out.fold(sentence, yellow=True)
-        verdict = verdict_of(self.entries, self.withheld)
-        if self._nothing_judged:
-            verdict += (
-                "; add [[expectation]] rows (perfsuite docs acceptance), compare nodes by perfsuite fleet, or add "
-                "--perf-allow-unjudged"
-            )
-        good = verdict.startswith("PASS")
-        out.fold(verdict, green=good, red=not good)
-        journal = suite.session.journal if suite.session is not None else None
-        if self.is_acceptance and journal is not None:
-            out.line(f"next: perfsuite fleet {shlex.quote(str(journal.path))}  # with the journals of the other nodes")
 
 
 def _devices_by_host(suite: Suite) -> dict[str, int]:

@@ -34,11 +34,11 @@ from perfsuite.plugin.outcome import keep_first_tries
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
-from perfsuite.record.describe import describe, phrases, word
+from perfsuite.record.describe import SUITE_FAILS, describe, gate_lines, phrases, suite_lines, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.verdicts import SUITE_FAILS, gate_lines, suite_lines
+from perfsuite.reports.layout import fit
 from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.run.settling import Clock
 
@@ -94,7 +94,7 @@ class Gating:
         hardware = self.keeper.hardware
         nearest = "" if self.keeper.baseline else nearest_hardware(self.keeper.folder, hardware)
         some = [count for count in counts.values() if count]
-        few = f"{plural(len(some), 'case')} with {max(some)} at most, the others with none" if some else ""
+        few = f"{max(some)} at most, of {plural(len(some), 'case')}" if some else ""
         unusable = self._unusable()
         raise pytest.UsageError(
             f"--perf-gate: none of {plural(len(self.cases), 'case')} has {enough} {'usable ' * bool(unusable)}stored "
@@ -315,7 +315,12 @@ class Gating:
         for line in of_suite if whole else ():
             out.line(line, red=line.startswith(SUITE_FAILS))
         for line in lines:
-            out.line(line) if whole else out.fold(line)
+            if not whole:
+                out.fold(line)
+                continue
+            is_count = line.startswith(("gated ", "compared ", "not "))  # others stay whole: a log can be searched
+            for text in fit([line], out.width) if is_count else [line]:
+                out.line(text)
         if self.problem:
             out.line(f"error: {self.problem}", red=True)
 

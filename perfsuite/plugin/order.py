@@ -37,16 +37,10 @@ _selected_key = pytest.StashKey[bool]()
 """True once collection has come to its end and every plugin has selected its tests."""
 
 
-def declare(parser: pytest.Parser) -> None:
-    """Declare every option and ini key of the plugin."""
-    declarations.declare(parser)
-    published.declare(parser.getgroup("perfsuite", "performance of distributed training").addoption)
-
-
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare options and ini keys; ``pytest_configure`` checks their values, because there an error is one line."""
     config: Any = pluginmanager.get_plugin("pytestconfig")
-    collisions.give_way(parser, config, declare)
+    collisions.give_way(parser, config, declarations.declare)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -55,7 +49,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     try:
         return (yield)
     finally:
-        collisions.settle(parser, early_config, declare)
+        collisions.settle(parser, early_config, declarations.declare)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -235,19 +229,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     outputs.show(terminalreporter, config, "perf_trace")
     if (gate := _gate(config)) is not None:
         gate.show(terminalreporter)
-    if ending.record_key in config.stash:
-        from perfsuite.plugin.summary import show_screen
-
-        show_screen(terminalreporter, config)
+    outputs.show(terminalreporter, config, "perf_report", "perf_history", "perf_html")
+    collect.show_left_out(terminalreporter, config)
     if (expecting := config.pluginmanager.get_plugin("perfsuite.expecting")) is not None:
         expecting.show(terminalreporter)
-    outputs.show(terminalreporter, config, "perf_report")
     if ending.record_key in config.stash:
-        from perfsuite.plugin.summary import annotate
+        from perfsuite.plugin.summary import annotate, show_screen
 
         annotate(terminalreporter, config)
-    outputs.show(terminalreporter, config, "perf_history", "perf_html")
-    collect.show_left_out(terminalreporter, config)
+        show_screen(terminalreporter, config)  # last: it ends with the next command
 
 
 def _make_record(session: pytest.Session, gate: Gating | None) -> None:

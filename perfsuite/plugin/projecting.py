@@ -138,7 +138,7 @@ def _machine(suite: Suite, asked: Projected) -> MachineModel | None:
 
     For other cases it is the machine in [environment] of the platform file; None: a node of the vendor.
     """
-    from perfsuite.reports.tables.recipe_ids import recipe_of_case
+    from perfsuite.reports.tables.published import recipe_of_case
 
     recipe = recipe_of_case(asked.case) if asked.not_measured else None
     found = recipe.machine(suite.catalog, asked.platform) if recipe else None

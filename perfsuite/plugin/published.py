@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -27,34 +27,6 @@ class Asked:
     """The option or ini key with its value, for messages."""
     alone: bool
     """Whether tests other than perf cases are deselected too: the option does so, the ini key does not."""
-
-
-def declare(add: Callable[..., None]) -> None:
-    """Declare the options of the shipped suite's training and memory cases."""
-    add(
-        "--perf-data",
-        metavar="DIR",
-        help="read your own data sets from DIR, a folder for each model (default: generated data); see perfsuite docs "
-        "published",
-    )
-    add(
-        "--perf-loss-steps",
-        type=int,
-        metavar="N",
-        help="train N steps before the loss of a published run is read (default: 20; Latte 100)",
-    )
-    add(
-        "--perf-target-loss",
-        type=float,
-        metavar="LOSS",
-        help="measure the time to reach this loss (default: 0.9 for Latte, not measured for others)",
-    )
-    add(
-        "--perf-memory-budget",
-        metavar="SIZE",
-        help="limit the memory of a rank in test_largest_batch, e.g. 2GiB (default: 16MiB on a CPU and on simulated "
-        "devices, else the whole device)",
-    )
 
 
 asked_key = pytest.StashKey[Asked]()
@@ -113,7 +85,7 @@ def select(
 
 def _mark(case: pytest.Item, chosen: Collection[str]) -> frozenset[str]:
     from perfsuite.published.selection import rows_of, table_of
-    from perfsuite.reports.tables.recipe_ids import rows_of_case
+    from perfsuite.reports.tables.published import rows_of_case
 
     own = rows_of_case(case.nodeid)
     mark = case.get_closest_marker("perf_platform")

@@ -130,6 +130,7 @@ def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
         return
     out = Out(terminalreporter)
     expecting = config.pluginmanager.get_plugin("perfsuite.expecting")
+    judges = expecting if expecting is not None and expecting.rows is not None else None
     lines = screen(
         run,
         notable(run),
@@ -137,7 +138,8 @@ def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
         quiet=config.stash[level_key] == "quiet",
         stores=config.stash[gate_options_key].update is not None,
         links=links(suite, config),
-        expected=expecting.entries if expecting is not None and expecting.rows is not None else None,
+        expected=judges.entries if judges is not None else None,
+        verdict=judges.verdict if judges is not None else "",
     )
     out.section(title(run))
     for line in lines:
@@ -153,7 +155,7 @@ _COLOURS: Mapping[str, Mapping[str, bool]] = {
 
 
 def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
-    """Return the page, and as the last the command that prints the tables of this run."""
+    """Return the page, and as the last the next command: after an acceptance run the comparison with other nodes."""
     session = suite.session
     page = config.stash[outputs_key].written.get("perf_html")
     pages = []
@@ -166,8 +168,14 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
     path, here = session.journal.path, config.invocation_params.dir
     if not path.exists():  # no case was measured, so nothing was written
         return pages
+    expecting = config.pluginmanager.get_plugin("perfsuite.expecting")
+    if expecting is not None and expecting.rows is not None and expecting.is_acceptance:
+        command = f"perfsuite fleet {shlex.quote(_shown(path, config))}  # and the journals of other nodes"
+        return [*pages, ("next", command)]
     is_newest = path.parent == here / FOLDER and newest(here) == path
     place = "" if is_newest else f" {shlex.quote(_shown(path, config))}"
+    if page is None and config.stash[level_key] in ("tables", "cases"):
+        return [("next", f"perfsuite report {shlex.quote(_shown(path, config))} --html run.html")]
     return [*pages, ("next", f"perfsuite show{place} --show=tables")]
 
 

@@ -73,7 +73,7 @@ class PublishedRow:
     cells: tuple[Any, ...]  # By printed column: null, text, or [text, number or numbers]
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Configuration of the run, by audit role or workload parameter."""
-    known: tuple[Stated, ...] = ()
+    added_facts: tuple[Stated, ...] = ()
     judgement: LabelJudgement | None = None  # Where it differs from the table's
     cell_judgements: Mapping[str, LabelJudgement] = field(default_factory=dict)
     """Column -> judgement, where it differs from the row's."""
@@ -98,7 +98,7 @@ class PublishedTable:
     workload: str = ""  # Workload in snake case, such as train_step
     parameters: Mapping[str, Any] = field(default_factory=dict)  # Configuration of every run of the table
     stated: tuple[Stated, ...] = ()  # Facts printed above or below the table
-    known: tuple[Stated, ...] = ()  # Facts from another source
+    added_facts: tuple[Stated, ...] = ()  # Facts from another source
     run_set: str = ""  # Tables with the same run set describe the same runs
     judgement: LabelJudgement = LabelJudgement(label="M", reason="")
     digest: str = ""  # SHA-256 of the cells, see :func:`digest`
@@ -168,7 +168,7 @@ def _check(table: PublishedTable) -> None:
             raise ValueError(f"table {table.id}: column {column.name} is part of {column.of!r}, which is not a column")
     if len(set(names)) != len(names):
         raise ValueError(f"table {table.id}: two columns have one name")
-    for stated in (*table.stated, *table.known, *(fact for row in table.rows for fact in row.known)):
+    for stated in (*table.stated, *table.added_facts, *(fact for row in table.rows for fact in row.added_facts)):
         if stated.role not in ROLES:
             raise ValueError(f"table {table.id}: {stated.text!r} is stated for the unknown role {stated.role!r}")
     for row in table.rows:

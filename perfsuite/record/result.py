@@ -238,8 +238,7 @@ class Measurement:
     smoke: bool = False
     """Built, checked and run once (``--benchmark-disable``); its time does not count."""
     imports: Mapping[str, str] = field(default_factory=dict)
-    """In an arm of a comparison, where this process and the ranks imported each module of the project from: its file
-    relative to the arm's tree, absolute outside of it."""
+    """In an arm: file of each imported module of the project, relative to the arm's tree, absolute outside of it."""
 
     def __post_init__(self) -> None:
         for name in ("involuntary_switches", "yardsticks_s"):
@@ -318,7 +317,7 @@ class Metric:
         return self.unit == "percent" and self.peak is not None and self.peak.kind == "measured"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """One case, run once in one set of processes."""
 
@@ -352,6 +351,9 @@ class Result:
     took_s: float = 0.0
     """Seconds of the case with all its builds; 0 if unknown."""
     schema: int = SCHEMA
+
+    def __repr__(self) -> str:  # a failed assertion of a test prints it
+        return f"Result(case={self.case!r}, outcome={self.outcome!r}, values={dict(self.values)})"
 
     @property
     def name(self) -> str:

@@ -178,7 +178,7 @@ def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
         )
 
 
-def verdict_sentence(
+def changes_sentence(
     changes: Iterable[CaseChange],
     *,
     failed: int = 0,

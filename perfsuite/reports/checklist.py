@@ -41,19 +41,13 @@ _WIDE, _HALF = ("fp32", "tf32"), ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """The answer to one line."""
+class Answer:
+    """The answer to one line of the list."""
 
+    line: str = ""
     verdict: Verdict
     evidence: str = ""
     advice: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer(Said):
-    """One line of the list with its answer."""
-
-    line: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +82,16 @@ def facts_of(recordings: Sequence[Recording]) -> Facts:
 def answers(facts: Facts) -> Iterator[Answer]:
     """Every line of the list in the report's order."""
     for line, command, judge in _LINES:
-        found = judge(facts) or Said(verdict="not measured")
+        found = judge(facts) or Answer(verdict="not measured")
         if found.verdict == "not measured" and not found.advice:
             found = replace(found, advice=f"{runnable(command)} measures it")
-        yield Answer(line=line, **vars(found))
+        yield replace(found, line=line)
 
 
 # -- the lines ---------------------------------------------------------------------------------------------------
 
 
-def _library(facts: Facts) -> Said | None:
+def _library(facts: Facts) -> Answer | None:
     family = family_class(facts.device.family) if facts.device else None
     if family is None:
         return None
@@ -105,57 +99,57 @@ def _library(facts: Facts) -> Said | None:
     version = str(facts.worker.get(name, "unknown"))
     if not floor:
         library = f"{name} {version}" if version != "unknown" else name
-        return Said(verdict="does not apply", evidence=f"{library}: 2.18 is a version of another library")
+        return Answer(verdict="does not apply", evidence=f"{library}: 2.18 is a version of another library")
     if not numbers(version):
         return None
     if numbers(version) >= numbers(floor):
-        return Said(verdict="yes", evidence=f"{name} {version}, {floor} asked for")
-    return Said(verdict="no", evidence=f"{name} {version}", advice=f"install {name} {floor} or newer")
+        return Answer(verdict="yes", evidence=f"{name} {version}, {floor} asked for")
+    return Answer(verdict="no", evidence=f"{name} {version}", advice=f"install {name} {floor} or newer")
 
 
-def _flash(facts: Facts) -> Said | None:
+def _flash(facts: Facts) -> Answer | None:
     flash = [case for case in facts.training if _way(case) == "flash"]
     if not flash:
         return None
     evidence = f"{plural(len(flash), 'case')} with attention=flash"
     pairs = _twins(facts.training, flash, ("attention",), lambda other: _way(other) == "math")
     if not pairs:
-        return Said(verdict="yes", evidence=evidence)
+        return Answer(verdict="yes", evidence=evidence)
     case, other = min(pairs, key=lambda pair: _gain(*pair))
     evidence += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({_token(case)})"
     if _is_slower(case, other):
-        return Said(verdict="no", evidence=evidence, advice="set attention=math for such lengths")
-    return Said(verdict="yes", evidence=evidence)
+        return Answer(verdict="no", evidence=evidence, advice="set attention=math for such lengths")
+    return Answer(verdict="yes", evidence=evidence)
 
 
 def _way(case: TableCase) -> str:
     return str(case.settings.get("attention", "auto"))
 
 
-def _precision(facts: Facts) -> Said | None:
+def _precision(facts: Facts) -> Answer | None:
     cases = [case for case in facts.training if case.settings.get("dtype") in (*_WIDE, *_HALF)]
     half = [case for case in cases if case.settings["dtype"] in _HALF]
     if not cases:
         return None
     evidence = f"{len(half)} of {plural(len(cases), 'training case')} in bf16 or fp16"
     if not half:
-        return Said(
+        return Answer(
             verdict="no", evidence=evidence, advice="train in dtype=bf16 (fp16 scales the loss) if it is native"
         )
     pairs = _twins(cases, half, ("dtype", "options"), lambda other: other.settings["dtype"] in _WIDE)
     if not pairs:
-        return Said(verdict="yes", evidence=evidence)
+        return Answer(verdict="yes", evidence=evidence)
     case, other = max(pairs, key=lambda pair: _gain(*pair))
     dtypes = f"{case.settings['dtype']} has {_ratio(case, other)} times the samples/s of {other.settings['dtype']}"
     evidence += f"; {dtypes} ({_token(case)})"
     if _is_slower(case, other):
-        return Said(
+        return Answer(
             verdict="no", evidence=evidence, advice="16 bits gain nothing: perfsuite platforms says if they are native"
         )
-    return Said(verdict="yes", evidence=evidence)
+    return Answer(verdict="yes", evidence=evidence)
 
 
-def _checkpointing(facts: Facts) -> Said | None:
+def _checkpointing(facts: Facts) -> Answer | None:
     on = [case for case in facts.training if case.settings.get("checkpointing", "none") != "none"]
     if not on:
         return None
@@ -166,14 +160,14 @@ def _checkpointing(facts: Facts) -> Said | None:
             memory = f"{significant(peaks[0] / peaks[1], 3)} of the peak memory and "
             evidence += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({_token(case)})"
             break
-    return Said(verdict="yes", evidence=evidence)
+    return Answer(verdict="yes", evidence=evidence)
 
 
 def _checkpoints(case: TableCase) -> str:
     return str(case.settings.get("checkpointing", "none"))
 
 
-def _batch(facts: Facts) -> Said | None:
+def _batch(facts: Facts) -> Answer | None:
     if not facts.training:
         return None
     shares, beyond = [], []
@@ -188,14 +182,14 @@ def _batch(facts: Facts) -> Said | None:
                 shares.append((used / largest, f"{_token(case)}: {used:g} of {largest:g} samples that fit"))
     within, ranged = _in_range(facts.training)
     if not shares:
-        return Said(verdict="not measured", evidence="; ".join([*beyond[:1], ranged]))
+        return Answer(verdict="not measured", evidence="; ".join([*beyond[:1], ranged]))
     share, nearest = min(shares)
     evidence = f"{nearest}; at least {LEAST_BATCH:.0%} asked for; {ranged}"
     if share < LEAST_BATCH:
-        return Said(verdict="no", evidence=evidence, advice="raise micro_batch_size towards the largest that fits")
+        return Answer(verdict="no", evidence=evidence, advice="raise micro_batch_size towards the largest that fits")
     if not within:
-        return Said(verdict="no", evidence=evidence, advice="choose global_batch_size within that range")
-    return Said(verdict="yes", evidence=evidence)
+        return Answer(verdict="no", evidence=evidence, advice="choose global_batch_size within that range")
+    return Answer(verdict="yes", evidence=evidence)
 
 
 def _in_range(training: Sequence[TableCase]) -> tuple[bool, str]:
@@ -216,7 +210,7 @@ def _same_memory(largest: TableCase, other: TableCase) -> bool:
     return all(largest.settings.get(name) == other.settings.get(name) for name in names)
 
 
-def _overlap(facts: Facts) -> Said | None:
+def _overlap(facts: Facts) -> Answer | None:
     def overlaps(case: TableCase) -> object:
         options = case.parameters.get("options")
         return options.get("overlap") if isinstance(options, Mapping) else None
@@ -230,15 +224,15 @@ def _overlap(facts: Facts) -> Said | None:
     if (by_vendor := facts.worker.get("fsdp2_overlap")) is not None:
         evidence += f"; FSDP: {by_vendor}"
     if not _is_slower(case, other):
-        return Said(verdict="yes", evidence=evidence)
-    return Said(
+        return Answer(verdict="yes", evidence=evidence)
+    return Answer(
         verdict="no",
         evidence=evidence,
         advice="overlap gains nothing here: look at the trace (--perf-trace) and at the size of the buckets",
     )
 
 
-def _network(facts: Facts) -> Said | None:
+def _network(facts: Facts) -> Answer | None:
     reached = [(case.values["busbw_gb_per_s"], case) for case in facts.cases if "busbw_gb_per_s" in case.values]
     between = [(busbw, case) for busbw, case in reached if (case.settings.get("nodes") or 1) > 1]
     if not reached:
@@ -247,23 +241,23 @@ def _network(facts: Facts) -> Said | None:
     evidence = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {plural(case.ranks, 'rank')})"
     if not between:
         advice = "start the suite on every host (perfsuite docs clusters)"
-        return Said(verdict="not measured", evidence=f"within one host alone: {evidence}", advice=advice)
+        return Answer(verdict="not measured", evidence=f"within one host alone: {evidence}", advice=advice)
     evidence = f"between {case.settings['nodes']} hosts: {evidence}"
     peak = facts.device.network if facts.device else None
     if peak is None:
-        return Said(verdict="yes", evidence=f"{evidence}; no peak of a node's network is published here")
+        return Answer(verdict="yes", evidence=f"{evidence}; no peak of a node's network is published here")
     share = busbw / peak.value
     evidence += f", {share:.0%} of the {peak.value:g} GB/s of a node's network"
     if share >= LEAST_LINK:
-        return Said(verdict="yes", evidence=evidence)
-    return Said(
+        return Answer(verdict="yes", evidence=evidence)
+    return Answer(
         verdict="no",
         evidence=f"{evidence}; {LEAST_LINK:.0%} asked for",
         advice="larger messages (1GiB), the topology (perfsuite env) and the library's settings (-k library_setting)",
     )
 
 
-def _utilisation(facts: Facts) -> Said | None:
+def _utilisation(facts: Facts) -> Answer | None:
     name = "device_utilisation_percent"
     shares = [(case.values[name], case) for case in facts.training if name in case.values]
     if shares:
@@ -273,10 +267,10 @@ def _utilisation(facts: Facts) -> Said | None:
     reasons = {case.reasons[name] for case in facts.training if name in case.reasons}
     command = runnable(f"{_PERF} -k 'ddp or fsdp'")
     advice = f"pip install 'perfsuite[telemetry]'; {command} measures it on an accelerator"
-    return Said(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
+    return Answer(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
 
 
-def _communication(facts: Facts) -> Said | None:
+def _communication(facts: Facts) -> Answer | None:
     several = [case for case in facts.training if case.ranks > 1 and "communication_share" in case.values]
     shares = [(100 * case.values["communication_share"], case) for case in several]
     if not shares:
@@ -286,7 +280,7 @@ def _communication(facts: Facts) -> Said | None:
     return _worst(shares, 100 * MOST_COMMUNICATION, below=True, unit=unit, advice=advice)
 
 
-_LINES: tuple[tuple[str, str, Callable[[Facts], Said | None]], ...] = (
+_LINES: tuple[tuple[str, str, Callable[[Facts], Answer | None]], ...] = (
     ("the communication library is new enough (2.18)", f"{_PERF}/test_collectives.py -k all_reduce", _library),
     ("flash attention is on", f"{_PERF}/test_long_sequences.py -k attention", _flash),
     ("mixed precision is on", f"{_PERF} -k llama2", _precision),
@@ -335,9 +329,9 @@ def _ratio(case: TableCase, other: TableCase) -> str:
     return significant(_gain(case, other), 3)
 
 
-def _worst(shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bool, unit: str, advice: str) -> Said:
+def _worst(shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bool, unit: str, advice: str) -> Answer:
     wrong = [value for value, _ in shares if (value >= limit if below else value <= limit)]
     value, case = max(shares, key=lambda pair: pair[0]) if below else min(shares, key=lambda pair: pair[0])
     evidence = f"{significant(value, 3)} {unit} at worst ({_token(case)}, {plural(case.ranks, 'rank')})"
     evidence += f"; {len(shares) - len(wrong)} of {plural(len(shares), 'case')} within {limit:g} %"
-    return Said(verdict="no", evidence=evidence, advice=advice) if wrong else Said(verdict="yes", evidence=evidence)
+    return Answer(verdict="no", evidence=evidence, advice=advice) if wrong else Answer(verdict="yes", evidence=evidence)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.text import printable
 from perfsuite.base.units import format_bytes, format_seconds, plural, readable_rate, significant
-from perfsuite.metrics.disturbance import disturbance
+from perfsuite.metrics.disturbance import disturbance, is_oversubscribed
 from perfsuite.metrics.spec import LAUNCH_BOUND, devices_used, on_every_device
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Metric, Result
 from perfsuite.reports.devices import burst
@@ -28,16 +28,8 @@ MOST_PARTS = 60
 """Parts of a line that are written out: more than a screen of any width takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FamilyLine:
-    """A line on one family of cases."""
-
-    family: str
-    """training, scaling, pipelines or OTHERS."""
-    parts: tuple[str, ...]
-    """Each whole by itself, at most MOST_PARTS; a screen puts as many on a line as fit."""
-    more: int = 0
-    """How many there are beyond them."""
+FamilyLine = tuple[str, tuple[str, ...], int]
+"""Family (training, scaling, pipelines or OTHERS), at most MOST_PARTS texts, and the number of further ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +74,19 @@ _Parts = tuple[Iterable[str], int]
 def family_lines(results: Iterable[Result]) -> list[FamilyLine]:
     """Return a line for every family that has a measured case."""
     measured = [result for result in results if result.outcome == "measured"]
+    steps = _steps(measured)
+    bubbles = [one for one in measured if "bubble_ratio" in one.values]
+    bubbles.sort(key=lambda one: (one.values["bubble_ratio"], short_name(one.case)))
     families: dict[str, _Parts] = {
-        "training": _training(measured),
+        "training": (map(_step, steps), len(steps)),
         "scaling": _scaling(measured),
-        "pipelines": _pipelines(measured),
+        "pipelines": (map(_bubble, bubbles), len(bubbles)),
         OTHERS: _times(measured),
     }
-    lines = []
+    lines: list[FamilyLine] = []
     for family, (parts, count) in families.items():
         texts = tuple(itertools.islice(parts, MOST_PARTS))
-        lines += [FamilyLine(family=family, parts=texts, more=count - len(texts))] if texts else []
+        lines += [(family, texts, count - len(texts))] if texts else []
     return lines
 
 
@@ -160,11 +155,6 @@ def memory_name(result: Result) -> str:
     return printable(result.workload.rpartition(":")[2].removeprefix("Memory").lower() or "device", 20)
 
 
-def _training(results: Sequence[Result]) -> _Parts:
-    steps = _steps(results)
-    return map(_step, steps), len(steps)
-
-
 def _steps(results: Sequence[Result]) -> list[Figure]:
     """Rates of steps: the best of each model first, tokens before samples, disturbed ones last."""
     rates = [found for one in results if _is_step(one) and (found := figure_of(one, *_PROCESSED)) is not None]
@@ -216,12 +206,6 @@ def _series(members: Sequence[Scaling]) -> str:
     return f"{short_name(members[0].point.series[0])} {ranks} ranks: {shares} %{shared}"
 
 
-def _pipelines(results: Sequence[Result]) -> _Parts:
-    bubbles = [one for one in results if "bubble_ratio" in one.values]
-    bubbles.sort(key=lambda one: (one.values["bubble_ratio"], short_name(one.case)))
-    return map(_bubble, bubbles), len(bubbles)
-
-
 def _bubble(result: Result) -> str:
     simulated = result.values.get("simulated_bubble_ratio")
     own = f" (own durations {100 * simulated:.0f} %)" if simulated is not None else ""
@@ -250,6 +234,7 @@ def tiles(results: Iterable[Result]) -> Iterator[Tile]:
     shown += [(f"memory {name}", one) for name, one in moved[:1]]
     buses = [found for one in measured if (found := figure_of(one, "busbw_gb_per_s")) and one.work.message_bytes]
     buses = [one for one in buses if one.result.work.collective == "all_reduce"] or buses
+    buses = [one for one in buses if not is_oversubscribed(one.result)] or buses
     if buses:
         largest = max(buses, key=lambda one: (one.result.world_size, one.result.work.message_bytes))
         work, ranks = largest.result.work, plural(largest.result.world_size, "rank")

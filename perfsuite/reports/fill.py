@@ -25,7 +25,7 @@ from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.grids import why_empty
 from perfsuite.reports.tables.markdown import escape
 from perfsuite.reports.tables.placement import differing_settings
-from perfsuite.reports.tables.recipe_ids import plain_id
+from perfsuite.reports.tables.published import plain_id
 from perfsuite.reports.tables.recording import gathered
 
 _MEANT = {"throughput_per_device": "samples_per_s_per_device", "loss": "final_loss"}

@@ -1,13 +1,14 @@
-"""Parts of node ids and of names of workloads, and the short forms that reports print."""
+"""Parts of node ids and of names of workloads, the short forms that reports print, and numbers for names of hosts."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from perfsuite.base.text import bare_name, listed, printable
+from perfsuite.record.result import Result
 
 _RANKS = re.compile(r"(?<=[\[-])ws\d+(-|(?=\]))")
 _OF_RECIPE = re.compile(r"(\[\w+-\d{3}[a-z]?-.+)-(\d+)x(\d+)(?=\])")
@@ -102,3 +103,32 @@ def kernel_of(workload: str, parameters: Mapping[str, Any], collective: str = ""
     """``all_reduce``, ``memory_copy``, ``host_device_copy host_to_device``."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_of(workload)).lower()
     return f"{collective or name} {parameters.get('direction', '')}".strip()
+
+
+def hosts_of(results: Iterable[Result]) -> tuple[str, ...]:
+    """Return the names of hosts that texts on these results may contain, the longest first."""
+    names: set[str] = set()
+    seen: set[int] = set()
+    for result in results:
+        names.add(str(result.environment.get("hostname", "")))
+        if result.world_size not in seen and result.measurement is not None:  # as many ranks run on the same hosts
+            seen.add(result.world_size)
+            names |= {rank.host for rank in result.measurement.ranks}
+    return tuple(sorted(names - {""}, key=lambda name: (-len(name), name)))
+
+
+def numbered(hosts: Sequence[str]) -> Callable[[str], str]:
+    """Return a function that replaces each host's name by its number.
+
+    >>> numbered(["node17", "node2"])("node2 cuda:3 to node17 cuda:0, not node171")
+    'host 1 cuda:3 to host 2 cuda:0, not node171'
+    """
+    if not hosts:
+        return str
+    places = {name: f"host {number}" for number, name in enumerate(sorted(hosts, key=_natural), start=1)}
+    anyone = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, hosts))})(?![\w-])")
+    return lambda text: anyone.sub(lambda found: places[found[0]], text)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part or 0), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]

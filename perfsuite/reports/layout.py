@@ -72,7 +72,8 @@ def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int |
     lines: list[str] = []
     for number, block in enumerate(blocks):
         lines += [""] if number else []
-        lines += _lines(table, widths, right, (0, *block)) if beside else _below(table, widths, right, block)
+        texts = _lines(table, widths, right, (0, *block)) if beside else _below(table, widths, right, block)
+        lines += filter(None, texts)  # a block without headings of two lines has an empty one
     return lines
 
 
@@ -106,4 +107,4 @@ def _below(
 ) -> list[str]:
     """The first column's cells on lines of their own, the others below them."""
     cells = [f"{_GAP}{line}" for line in _lines(table, widths, right, block)]
-    return [line for row, below in zip(table, cells, strict=True) for line in (row[0], below) if line]
+    return [line for row, below in zip(table, cells, strict=True) for line in (row[0], below) if line.strip()]

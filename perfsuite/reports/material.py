@@ -21,8 +21,7 @@ from perfsuite.reports.changes import (
     timed_result,
 )
 from perfsuite.reports.document import Grid
-from perfsuite.reports.hosts import hosts_of
-from perfsuite.reports.ids import anchor_of
+from perfsuite.reports.ids import anchor_of, hosts_of
 from perfsuite.reports.notable import Notable, notable
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.recording import Recording

@@ -12,7 +12,7 @@ from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
 from perfsuite.reports.document import Grid
-from perfsuite.reports.hosts import numbered
+from perfsuite.reports.ids import numbered
 
 NAMED = 4
 """Commits of a change that are named."""

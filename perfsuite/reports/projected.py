@@ -79,7 +79,9 @@ def beside(
             if value is None:
                 continue
             published: list[PublishedFigure | None] = [figure for figure in figures if figure.metric == name]
-            low, high = _band(one, value, name)
+            low, high = one.low_s, one.high_s
+            if name != _STEP:
+                low, high = value * one.step_time_s / high, value * one.step_time_s / low
             for figure in published or [None]:
                 rows.append(
                     Beside(
@@ -97,12 +99,6 @@ def beside(
                     )
                 )
     return tuple(dict.fromkeys(rows))  # two tables of a report may have one figure
-
-
-def _band(one: Projected, value: float, metric: str) -> tuple[float, float]:
-    if metric == _STEP:
-        return one.low_s, one.high_s
-    return value * one.step_time_s / one.high_s, value * one.step_time_s / one.low_s
 
 
 def projected_grids(

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from perfsuite.base.units import format_bytes, format_seconds, plural, significant
+from perfsuite.metrics.disturbance import is_oversubscribed
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import Result
 from perfsuite.reports.devices import outliers
 from perfsuite.reports.families import RATES, Figure, best, figure_of, is_kernel, memory_name
-from perfsuite.reports.layout import lay_out
+from perfsuite.reports.layout import fit
 from perfsuite.reports.pairs import PairMatrix, pair_matrices
 from perfsuite.statistics.robust import median
 
 if TYPE_CHECKING:
     from perfsuite.expectations.judge import Expected
+    from perfsuite.expectations.rows import Expectation
 
 Mark = Literal["", "bad", "doubt", "good"]
 MOST_ROWS = {"compute": 5, "memory": 4, "collectives": 4, "pairs": 2, "others": 3}
@@ -50,13 +52,19 @@ class Answer:
 
 def expected_of(results: Iterable[Result]) -> list[Expected]:
     """Judge results by the shipped expectations of their platforms; empty on a platform without any."""
-    from perfsuite.expectations.judge import judge
+    from perfsuite.expectations.judge import differences, judge_one
     from perfsuite.expectations.rows import shipped_rows
 
-    rows = [row for row in shipped_rows() if row.kind != "floor"]
-    pairs = {(row.platform, row.workload) for row in rows}
-    asked = [one for one in results if (one.platform, one.workload.rpartition(":")[2]) in pairs]
-    return [entry for entry in judge(asked, rows) if entry.verdict != "not judged"]
+    rows: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
+    for row in shipped_rows():
+        if row.kind != "floor":
+            rows[row.platform, row.workload].append(row)
+    judged = []
+    for one in results:
+        related = rows.get((one.platform, one.workload.rpartition(":")[2]), ())
+        equal = [row for row in related if not differences(row, one)]
+        judged += [entry for entry in judge_one(one, equal) if entry.verdict != "not judged"] if equal else []
+    return judged
 
 
 def answers(results: Iterable[Result], expected: Iterable[Expected] = ()) -> list[Answer]:
@@ -115,9 +123,14 @@ def _answers(family: str, questions: Mapping[str, _Cases], entries: dict[str, li
 
 
 def _of_collective(name: str, members: _Cases, entries: dict[str, list[Expected]]) -> Answer:
-    """Return the bus bandwidth of the largest message on most ranks, and the time of the smallest on as many."""
-    ranks = max(result.world_size for result, _ in members)
+    """Return the bus bandwidth of the largest message on most ranks, and the time of the smallest on as many.
+
+    Cases with more ranks than devices or cores are taken only if there are no others.
+    """
     judged = [entry for result, _ in members for entry in entries.pop(result.case, [])]
+    fitting = [member for member in members if not is_oversubscribed(member[0])]
+    shared, members = "" if fitting else "oversubscribed", fitting or members
+    ranks = max(result.world_size for result, _ in members)
     sized = [(result, figure) for result, figure in members if result.world_size == ranks and figure is not None]
     least = min((result for result, _ in members if result.world_size == ranks), key=lambda one: one.work.message_bytes)
     size = format_bytes(int(least.work.message_bytes)) if least.work.message_bytes else ""
@@ -125,7 +138,7 @@ def _of_collective(name: str, members: _Cases, entries: dict[str, list[Expected]
     asked = f"{name}, {plural(ranks, 'rank')}"
     if not sized:
         word, mark = _expected(judged, least.case)
-        return Answer(family="collectives", question=asked, best=time_s, expected=word, mark=mark)
+        return Answer(family="collectives", question=asked, best=time_s, expected=word, note=shared, mark=mark)
     largest = max(result.work.message_bytes for result, _ in sized)
     ((_, figure),) = best(("", figure) for result, figure in sized if result.work.message_bytes == largest)
     word, mark = _expected(judged, figure.result.case)
@@ -135,7 +148,7 @@ def _of_collective(name: str, members: _Cases, entries: dict[str, list[Expected]
         best=f"{figure.text} bus",
         share=figure.share,
         expected=word,
-        note=f"{size}: {time_s}" if least.work.message_bytes < largest else "",
+        note=", ".join(filter(None, [f"{size}: {time_s}" * (least.work.message_bytes < largest), shared])),
         mark=mark,
     )
 
@@ -214,15 +227,18 @@ def answer_lines(rows: Sequence[Answer], width: int) -> Iterator[tuple[str, Mark
     widths = [max(len(row[index]) for row in (_COLUMNS, *cells)) for index in range(len(_COLUMNS))]
     beside = sum(widths[index] + 2 for index in columns) - 2 <= width
     columns = columns if beside else [index for index in columns if index < 4]
-    if sum(widths[index] + 2 for index in columns) - 2 > width:
-        names = [_COLUMNS[index] for index in columns]
-        table = lay_out(names, [[row[index] for index in columns] for row in cells], width)
-        yield from ((line, "") for line in table[:_MOST_LINES])
-        return
-    yield _joined(_COLUMNS, widths, columns), ""
-    spare = _MOST_LINES - len(cells)
-    for row, texts in zip(shown, cells, strict=True):
-        yield _joined(texts, widths, columns), row.mark
+    is_narrow = sum(widths[index] + 2 for index in columns) - 2 > width
+    if is_narrow:  # the question on a line of its own
+        shown = shown[: (_MOST_LINES - 2) // 2]
+        columns = columns[1:]
+        yield _COLUMNS[0], ""
+    yield from ((line, "") for line in fit([f"{'  ' * is_narrow}{_joined(_COLUMNS, widths, columns)}"], width))
+    spare = 0 if is_narrow else _MOST_LINES - len(cells)
+    for row, texts in zip(shown, cells, strict=False):
+        if is_narrow:
+            yield row.question, row.mark
+        for line in fit([f"{'  ' * is_narrow}{_joined(texts, widths, columns)}"], width):
+            yield line, row.mark
         if not beside and row.note and (spare > 0 or row.mark == "bad"):
             spare -= 1
             yield f"    {row.note}", row.mark

@@ -6,18 +6,19 @@ It has at most MOST_LINES lines, none wider than the terminal but an id or a pat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from perfsuite.base.text import folded, printable
 from perfsuite.base.units import clock_time, plural
+from perfsuite.record.describe import undecided_lines, verdict_counts
 from perfsuite.record.result import Result
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED, XFAILED, RunRecord, instrumented_line
 from perfsuite.reports.families import OTHERS, FamilyLine, family_lines
 from perfsuite.reports.notable import Notable, spread_of_equal_work
 from perfsuite.reports.questions import answer_lines, answers, expected_of
-from perfsuite.reports.verdicts import undecided_lines, verdict_counts
 
 if TYPE_CHECKING:
     from perfsuite.expectations.judge import Expected
@@ -68,16 +69,22 @@ def screen(
     stores: bool = False,
     links: Sequence[tuple[str, str]] = (),
     expected: Sequence[Expected] | None = None,
+    verdict: str = "",
 ) -> list[ScreenLine]:
     """Return the lines below the title.
 
     ``quiet``: only counts, the gate's counts, LOW and SLOW rows, times that no metric has, and notable cases.
     ``full``: everything that concerns trust.  ``stores``: this run updates the baseline itself.
     ``links``: label and command or path; the last is the next step.
-    ``expected``: results judged by expectations; None: by the shipped expectations.
+    ``expected``: results judged by expectations; None: by the shipped expectations.  ``verdict``: PASS or FAIL of
+    these results, whose table is printed above the screen if any is judged.
     """
     head = _labelled("", outcome_counts(run), width)
-    rows = answers(run.results.values(), expected_of(run.results.values()) if expected is None else expected)
+    entries = expected_of(run.results.values()) if expected is None else expected
+    judged = [entry for entry in entries if entry.verdict != "not judged"]
+    rows = [] if verdict and judged else answers(run.results.values(), judged)
+    if verdict or judged:
+        head += _verdict(verdict, judged, width, quiet)
     if quiet:
         if run.gate is not None and run.gate.gate:  # a green gate lists the undecided cases
             head += _gate(run, width, stores)
@@ -85,29 +92,46 @@ def screen(
     else:
         head += [*_gate(run, width, stores), *_trust(run, width, full)]
     head += [ScreenLine(text=line, mark=mark) for line, mark in answer_lines(rows, width)]
-    for family in family_lines(run.results.values()):
-        if not quiet or family.family == OTHERS:
-            head += [ScreenLine(text=text) for text in _packed(family, width)]
+    for line in family_lines(run.results.values()):
+        if not quiet or line[0] == OTHERS:
+            head += [ScreenLine(text=text) for text in _packed(line, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]
     tail = [*_skips(run, width), *([] if quiet else tail)]
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
 
 
+def _verdict(verdict: str, judged: Sequence[Expected], width: int, quiet: bool) -> list[ScreenLine]:
+    """Return the verdict of --perf-expect, else whether results are as expected; ``quiet``: only if not."""
+    if verdict:
+        return _labelled("verdict", verdict, width, "good" if verdict.startswith("PASS") else "bad")
+    below = sum(entry.verdict == "below" for entry in judged)
+    looks = sum(entry.verdict == "look" for entry in judged)
+    results = plural(len(judged), "judged result")
+    if below:
+        text = f"LOW: {below} of {results} below expectation; --perf-expect makes it fail"
+        return _labelled("verdict", text, width, "bad")
+    more = f", {looks} to look at" if looks else ""
+    return [] if quiet else _labelled("verdict", f"as expected: {results}{more}", width)
+
+
 def outcome_counts(run: RunRecord) -> str:
     """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
     skipped = len(_skipped(run))
-    counts = outcomes(
-        run.results.values(),
-        failed=len(run.failures),
-        interrupted=len(run.interrupted),
-        skipped=skipped,
-        xfailed=len(run.skips) - skipped,
-    )
+    after = sum(case in run.failures and one.outcome == "measured" for case, one in run.results.items())
+    without = {
+        f"failed ({after} of them measured)" if after else "failed": len(run.failures),
+        "interrupted": len(run.interrupted),
+        "skipped": skipped,
+        "xfailed": len(run.skips) - skipped,
+    }
+    counts = outcomes(run.results.values(), without=without)
     counts = counts or "no cases"
     return f"{counts}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else counts
 
 
-def outcomes(results: Iterable[Result], reused: Collection[str] = (), **without: int) -> str:
+def outcomes(
+    results: Iterable[Result], reused: Collection[str] = (), without: Mapping[str, int] = MappingProxyType({})
+) -> str:
     """Return the counts of cases by outcome; ``reused`` are from the journal that the run resumed.
 
     ``without``: counts of cases without a result, by reason.
@@ -172,10 +196,11 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
     yield ScreenLine(text="trust".ljust(_LABEL) + _beginning(text, width - _LABEL - len(more)) + more, mark=mark)
 
 
-def _packed(family: FamilyLine, width: int) -> list[str]:
-    lines: list[str] = [family.family.ljust(_LABEL)]
-    count = left = len(family.parts) + family.more
-    for part in family.parts:
+def _packed(line: FamilyLine, width: int) -> list[str]:
+    family, parts, further = line
+    lines: list[str] = [family.ljust(_LABEL)]
+    count = left = len(parts) + further
+    for part in parts:
         more = f"   + {left - 1} more" if left > 1 else ""
         last = len(lines) == _FAMILY_LINES
         room = width - len(lines[-1]) - (len(more) if last else 0)
@@ -217,7 +242,7 @@ def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list
 
 def _finding(one: Notable, width: int) -> list[ScreenLine]:
     sign, mark = _MARKS.get(one.kind, ("?", "doubt"))
-    case, sentence = printable(one.case), printable(one.sentence)
+    case, sentence = printable(one.case), printable(one.sentence, _LONGEST)
     together = f" {sign} {sentence}   {case}".rstrip()
     if len(together) <= width:
         return [ScreenLine(text=together, mark=mark)]

@@ -16,9 +16,9 @@ from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.changes import changes_of_verdicts, verdict_sentence
+from perfsuite.reports.changes import changes_of_verdicts, changes_sentence
 from perfsuite.reports.families import share_of_peak
-from perfsuite.reports.hosts import hosts_of
+from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
 from perfsuite.reports.screen import outcome_counts, skip_reasons
 
@@ -40,7 +40,7 @@ def first_sentence(run: RunRecord) -> str:
         measured = sum(one.outcome == "measured" for one in run.results.values())
         without = f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with"
     fails = run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite)
-    sentence = verdict_sentence(
+    sentence = changes_sentence(
         changes_of_verdicts(verdicts),
         failed=len(run.failures) + len(run.interrupted),
         out_of_memory=sum(not (case in judged and judged[case].name == "pass") for case in oom),

@@ -25,7 +25,7 @@ from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
 from perfsuite.history.session import CasePoint
 from perfsuite.platforms import load_catalog
-from perfsuite.plugin import fixtures, gate_options, hooks, options, order
+from perfsuite.plugin import declarations, fixtures, gate_options, hooks, options
 from perfsuite.published import records
 from perfsuite.published.lookup import shipped
 from perfsuite.record import result, run
@@ -65,7 +65,7 @@ class Declared:
         self._options: list[tuple[str, dict[str, Any]]] = []
 
     def getgroup(self, name: str, description: str = "", **more: Any) -> Declared:
-        self._options = self.groups.setdefault(description or name, [])
+        self._options = self.groups.setdefault(description.removeprefix("perfsuite: "), [])
         return self
 
     def addoption(self, *names: str, **settings: Any) -> None:
@@ -78,7 +78,7 @@ class Declared:
 def options_page() -> list[str]:
     """Every option of the plugin, its ini key and the environment variables."""
     declared = Declared()
-    order.declare(declared)  # type: ignore[arg-type]
+    declarations.declare(declared)  # type: ignore[arg-type]
     lines = head(
         "Options of a pytest run",
         """
@@ -164,9 +164,19 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the arguments of a command as a table, and those of its subcommands."""
     formatter, rows = parser._get_formatter(), []
     below: dict[str, argparse.ArgumentParser] = {}
+    purposes = {
+        id(action): group.title
+        for group in parser._action_groups
+        if group not in (parser._positionals, parser._optionals)
+        for action in group._group_actions
+    }
+    purpose = None
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
+        if purposes.get(id(action)) != purpose:
+            purpose = purposes.get(id(action))
+            rows.append(("", f"**{purpose}**"))
         if isinstance(action, argparse._SubParsersAction):
             below.update(action.choices)
             rows += [(code(each.dest), cell(each.help or "")) for each in action._choices_actions]

@@ -19,8 +19,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.text import visible
 from perfsuite.reports.document import Chart, Charts, Grid, Section, Words
-from perfsuite.reports.hosts import numbered
-from perfsuite.reports.ids import anchor_of
+from perfsuite.reports.ids import anchor_of, numbered
 from perfsuite.reports.material import Material
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.charts.look import MEASURED_PX, SHOWN_PX

@@ -19,7 +19,7 @@ from perfsuite.record.step import Component, Traffic
 from perfsuite.reports.ids import class_of, kernel_of, ranks_in, without_ranks
 from perfsuite.reports.stored import StoredResult
 from perfsuite.reports.tables.case_names import log_name, name_in
-from perfsuite.reports.tables.recipe_ids import is_recipe
+from perfsuite.reports.tables.published import is_recipe
 from perfsuite.reports.tables.settings import schedule_place, settings_of, sizes_of, whole
 
 

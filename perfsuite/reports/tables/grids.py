@@ -13,8 +13,7 @@ from perfsuite.reports.document import Grid
 from perfsuite.reports.ids import token_of, without_ranks
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.placement import PlacedLine, notes_of, placed, shared_out
-from perfsuite.reports.tables.published import PublishedLine, published_of
-from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id
+from perfsuite.reports.tables.published import PublishedLine, id_of_row, plain_id, published_of
 from perfsuite.reports.tables.recording import ReportCases
 from perfsuite.reports.tables.spec import CASE, ColumnSpec, Style, TableSpec
 

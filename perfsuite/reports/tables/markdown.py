@@ -32,7 +32,10 @@ def markdown(grid: Grid, level: int = 3) -> list[str]:
     right = [_is_right(grid.rows, index) for index in range(len(grid.columns))]
     lines = [f"{'#' * level} {escape(grid.title)}", ""]
     for index, row in enumerate(table):
-        cells = [_padded(cell, width, to_right) for cell, width, to_right in zip(row, widths, right, strict=True)]
+        cells = []
+        for cell, width, to_right in zip(row, widths, right, strict=True):
+            room = " " * (width - _width(cell))
+            cells.append(room + cell if to_right else cell + room)
         lines.append(f"| {' | '.join(cells)} |")
         if index == 0:
             rule = [
@@ -49,11 +52,6 @@ def markdown(grid: Grid, level: int = 3) -> list[str]:
 def _width(text: str) -> int:
     """Columns that a terminal shows the text in: two for each Chinese character."""
     return len(text) + (0 if text.isascii() else sum(east_asian_width(letter) in "WF" for letter in text))
-
-
-def _padded(text: str, width: int, to_right: bool) -> str:
-    room = " " * (width - _width(text))
-    return room + text if to_right else text + room
 
 
 def escape(text: str) -> str:

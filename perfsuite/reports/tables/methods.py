@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from perfsuite.reports.tables import spec as c
 from perfsuite.reports.tables.case import TableCase
-from perfsuite.reports.tables.kernels import KERNELS
 from perfsuite.reports.tables.parallel import PARALLEL
 from perfsuite.reports.tables.parallel_rows import of_constant_devices
 from perfsuite.reports.tables.spec import ColumnSpec, Style, TableSpec, is_gpt, setting
+from perfsuite.reports.tables.training import KERNELS
 
 _PIPELINE = (
     setting("micro-batches", "num_micro_batches"),

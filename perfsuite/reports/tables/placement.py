@@ -16,8 +16,7 @@ from perfsuite.published.lookup import PublishedRun, plain, snake
 from perfsuite.published.recipes import why_none
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.case_names import case_name
-from perfsuite.reports.tables.published import PublishedLine
-from perfsuite.reports.tables.recipe_ids import id_of_row, plain_id, words_of_row
+from perfsuite.reports.tables.published import PublishedLine, id_of_row, plain_id, words_of_row
 from perfsuite.suite import runnable
 
 K = TypeVar("K", bound=Hashable)

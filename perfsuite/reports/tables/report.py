@@ -14,9 +14,8 @@ from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.markdown import escape, markdown
-from perfsuite.reports.tables.recording import ReportCases, gathered, projected_cases, table_cases
+from perfsuite.reports.tables.recording import ReportCases, gathered, projected_cases, scaled, table_cases
 from perfsuite.reports.tables.spec import Style
-from perfsuite.reports.tables.speed_ups import scaled
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.suite import runnable
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from perfsuite.reports.document import Section
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.sections import (
-    appendix,
     cases,
     collectives,
     device,
@@ -31,9 +30,9 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     training.scaling,
     options.section,
     pipelines.section,
-    appendix.checklist,
-    appendix.other_tools,
+    cases.checklist,
+    cases.other_tools,
     cases.section,
-    appendix.environment,
+    cases.environment,
 )
 """In the order of the page."""

@@ -49,7 +49,16 @@ def _bubbles(cases: Sequence[Result]) -> list[Chart]:
     """Return at most two charts, the worst bubbles in the first."""
     table = grid(
         ("case", *(name for name, _ in _BUBBLES), "remark"),
-        [(case.name, *(_percent(case, key) for _, key in _BUBBLES), _doubt(case)) for case in cases],
+        [
+            (
+                case.name,
+                *(_percent(case, key) for _, key in _BUBBLES),
+                "smaller than simulated with the same durations: a measurement error"
+                if case.values["bubble_ratio"] < case.values.get("simulated_bubble_ratio", 0.0) - SIMULATION_TOLERANCE
+                else "",
+            )
+            for case in cases
+        ],
         ("bubble_ratio: idle share of all ranks' time",),
     )
     drawn = cases[: 2 * MOST_BARS]
@@ -73,13 +82,6 @@ def _spec(cases: Sequence[Result]) -> Mapping[str, Any]:
 
 def _percent(case: Result, key: str) -> str:
     return f"{100 * case.values[key]:.1f} %" if key in case.values else ""
-
-
-def _doubt(case: Result) -> str:
-    simulated = case.values.get("simulated_bubble_ratio")
-    if simulated is not None and case.values["bubble_ratio"] < simulated - SIMULATION_TOLERANCE:
-        return "smaller than simulated with the same durations: a measurement error"
-    return ""
 
 
 def _timelines(cases: Sequence[Result]) -> tuple[list[Drawing], int]:

@@ -12,7 +12,7 @@ from perfsuite.base.text import bare_name, without_paths
 from perfsuite.base.units import change, plural
 from perfsuite.record.describe import phrases
 from perfsuite.record.run import Revision
-from perfsuite.reports.changes import NOT_COMPARABLE, UNCHANGED, CaseChange, verdict_sentence
+from perfsuite.reports.changes import NOT_COMPARABLE, UNCHANGED, CaseChange, changes_sentence
 from perfsuite.reports.document import (
     MOST_BARS,
     Block,
@@ -153,13 +153,13 @@ def _missing(material: Material) -> Counter[str]:
 def sentence(material: Material) -> tuple[str, bool]:
     """Return the verdict as a sentence, and whether it is a bad one."""
     counts = _missing(material)
-    measured = outcomes(material.cases, (), **{word: counts[word] for word in ("failed", "interrupted", "skipped")})
+    measured = outcomes(material.cases, without={word: counts[word] for word in ("failed", "interrupted", "skipped")})
     is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
     apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
     left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
     if len(material.changes) == apart:
         left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
-    decided = verdict_sentence(material.changes, failed=counts["failed"], apart=left_out)
+    decided = changes_sentence(material.changes, failed=counts["failed"], apart=left_out)
     return f"{decided[:1].upper()}{decided[1:]}. {measured or 'no cases'}.", is_bad
 
 
