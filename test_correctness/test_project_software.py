@@ -53,6 +53,10 @@ def test_the_command_prices_the_code_of_the_software(capsys):
     assert share < own["high_s"] / own["low_s"]
     away = projected(capsys, "--platform", "a100", "--software", "nemo")
     assert away["high_s"] / away["low_s"] > share
+    far = projected(capsys, "--platform", "s4000", "--software", "nemo")  # its rates are typical shares of the sheet
+    assert far["high_s"] / far["low_s"] > away["high_s"] / away["low_s"]
+    assert "rates" in [flag["name"] for flag in far["flags"]]
+    assert "rates" not in [flag["name"] for flag in away["flags"]]
 
 
 def test_a_band_is_that_of_the_narrowest_kind_that_was_tested():
@@ -112,7 +116,12 @@ def test_a_model_weighs_by_the_root_of_its_rows(copies):
         (["--software", "nemo", "--compiled"], "--compiled is for perfsuite's own modules"),
         (["--software", "nemo", "--calibration", "x.json"], "--calibration is for perfsuite's own modules"),
         (["--software", "nemo", "--dtype", "fp32"], "no rate of fp32 products is known of h100"),
-        (["--software", "megatron", "--dtype", "fp8"], "no rate of fp8 products is known of h100"),
+        (
+            ["--software", "megatron", "--dtype", "fp8"],
+            "no rate of fp8 products is known of h100; choose --dtype bf16, fp16",
+        ),
+        (["--platform", "s5000"], "no rate of bf16 products is known of s5000; calibrate it"),  # its fp8 needs bf16
+        (["--platform", "a100", "--dtype", "fp8"], "is known of a100; choose --dtype bf16, fp16, tf32, fp32"),
     ],
 )
 def test_a_software_and_options_that_do_not_go_together_are_one_line(capsys, options, message):

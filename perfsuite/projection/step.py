@@ -219,9 +219,8 @@ def require_figures(job: Job, calibration: Calibration, *, simulated: bool = Fal
             "calibrate on the real one, or project the simulated platform"
         )
     if not calibration.value(f"matmul_{dtype}_tflops"):
-        dtypes = sorted(
-            name.removeprefix("matmul_").removesuffix("_tflops") for name in calibration.constants if "matmul_" in name
-        )
+        rated = [one for one in ("bf16", "fp16", "fp8", "tf32", "fp32") if calibration.value(f"matmul_{one}_tflops")]
+        dtypes = [one for one in rated if one != "fp8" or "bf16" in rated]  # the ends of a model are wide
         choose = f"choose --dtype {', '.join(dtypes)}" if dtypes else "calibrate it (perfsuite calibrate)"
         raise ConfigurationError(f"no rate of {dtype} products is known of {calibration.device}; {choose}")
     wide = "bf16" if dtype == "fp8" else dtype
@@ -293,7 +292,9 @@ def _flags(
     used = used_constants(calibration, job.training.dtype)
     standing = [name for name in used if "back-test" in calibration.constants[name].source]
     if standing:
-        flags.append(Flag(name="stand-in", text=f"not measured here, typical of other devices: {', '.join(standing)}"))
+        guess = calibration.regime.startswith("software") and any("matmul" in name for name in standing)
+        name = "rates" if guess else "stand-in"
+        flags.append(Flag(name=name, text=f"not measured here, typical of other devices: {', '.join(standing)}"))
     if calibration.regime.startswith("software") and job.architecture.experts:
         text = "fitted to dense models; 11 steps with experts on h100 took 0.58 to 2.32 times the projected time"
         flags.append(Flag(name="experts", text=text))
@@ -305,11 +306,7 @@ def _flags(
 def used_constants(calibration: Calibration, dtype: str) -> list[str]:
     """Return the names of the constants that a step of this dtype uses."""
     dtypes = {dtype, "bf16"} if dtype == "fp8" else {dtype}
-    return [
-        name
-        for name in calibration.constants
-        if not name.startswith(("matmul_", "attention_")) or dtypes & set(name.split("_"))
-    ]
+    return [one for one in calibration.constants if "_tflops" not in one or dtypes & set(one.split("_"))]
 
 
 FILE = Path(__file__).with_name("bands.json")
@@ -322,7 +319,7 @@ LARGEST_TESTED = 2048
 """Devices of the largest row of the back-test."""
 DOUBT = 0.5
 """Relative widening of the band for each flag of :data:`WIDENING`."""
-WIDENING = ("outside", "network", "node", "memory-unknown")
+WIDENING = ("outside", "network", "node", "memory-unknown", "rates")
 """Flags of assumed or missing figures."""
 FEWEST_ROWS = 20
 """Fewest rows for a band of one device and dtype."""
