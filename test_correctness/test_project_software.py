@@ -57,6 +57,8 @@ def test_the_command_prices_the_code_of_the_software(capsys):
     assert far["high_s"] / far["low_s"] > away["high_s"] / away["low_s"]
     assert "rates" in [flag["name"] for flag in far["flags"]]
     assert "rates" not in [flag["name"] for flag in away["flags"]]
+    compiled = projected(capsys, "--platform", "h100", "--compiled")  # steps of the back-test are not
+    assert compiled["high_s"] / compiled["low_s"] > own["high_s"] / own["low_s"]
 
 
 def test_a_band_is_that_of_the_narrowest_kind_that_was_tested():

@@ -257,7 +257,7 @@ def _flags(
     job: Job, calibration: Calibration, projector: Projector, step_time: StepTime, memory: MemoryBreakdown
 ) -> tuple[tuple[Flag, ...], bool]:
     """Return the notes of a projection, and whether its time is a lower bound."""
-    flags, bound = [], False
+    flags, bound, by_software = [], False, calibration.regime.startswith("software")
     if job.node.machine:
         flags.append(Flag(name="machine", text=job.node.machine))
     share = memory.share
@@ -292,12 +292,12 @@ def _flags(
     used = used_constants(calibration, job.training.dtype)
     standing = [name for name in used if "back-test" in calibration.constants[name].source]
     if standing:
-        guess = calibration.regime.startswith("software") and any("matmul" in name for name in standing)
-        name = "rates" if guess else "stand-in"
+        name = "rates" if by_software and any("matmul" in name for name in standing) else "stand-in"
         flags.append(Flag(name=name, text=f"not measured here, typical of other devices: {', '.join(standing)}"))
-    if calibration.regime.startswith("software") and job.architecture.experts:
-        text = "fitted to dense models; 11 steps with experts on h100 took 0.58 to 2.32 times the projected time"
-        flags.append(Flag(name="experts", text=text))
+    dense = "fitted to dense models; 11 steps with experts on h100 took 0.58 to 2.32 times the projected time"
+    plain = "no published step of the back-test has blocks of torch.compile"
+    flags += [Flag(name="experts", text=dense)] * (by_software and job.architecture.experts > 0)
+    flags += [Flag(name="compiled", text=plain)] * (calibration.regime == "platform row only" and job.training.compiled)
     if calibration.regime in ("in situ", "kernels only") and (unknown := calibration.missing()):
         flags.append(Flag(name="missing", text=f"nothing is known of {', '.join(unknown)}"))
     return tuple(flags), bound
@@ -319,7 +319,7 @@ LARGEST_TESTED = 2048
 """Devices of the largest row of the back-test."""
 DOUBT = 0.5
 """Relative widening of the band for each flag of :data:`WIDENING`."""
-WIDENING = ("outside", "network", "node", "memory-unknown", "rates")
+WIDENING = ("outside", "network", "node", "memory-unknown", "rates", "compiled")
 """Flags of assumed or missing figures."""
 FEWEST_ROWS = 20
 """Fewest rows for a band of one device and dtype."""
