@@ -225,6 +225,7 @@ def test_a_folder_is_read_by_its_config(tmp_path):
         (DEEPSEEK, {"n_shared_experts": None}, 671026419200 - 58 * 3 * 7168 * 2048),
         (DEEPSEEK, {"first_k_dense_replace": 61}, 671026419200 - 58 * (EXPERTS - 3 * 7168 * 18432)),
         ("openai-community/gpt2", {"n_inner": 1024}, 124439808 - 12 * (2 * 768 + 1) * 2048),
+        (LLAMA, {"model_type": "internlm2", "bias": False}, 8030261248),
     ],
 )
 def test_fields_that_change_the_count(tmp_path, model, changes, parameters):
@@ -310,6 +311,8 @@ REFUSED = [
     (changed(LLAMA, mlp_bias="no"), 'mlp_bias="no" is not valid; give true or false'),
     (changed(LLAMA, tie_word_embeddings=1), "tie_word_embeddings=1 is not valid"),
     (changed(LLAMA, layer_types=["linear_attention"] * 32), "layer_types has layers that are not read"),
+    (changed(LLAMA, model_type="internlm2", bias=True), "bias=true changes the count in a way that is not read"),
+    (changed("bigcode/starcoder2-15b", norm_type="rms_norm"), 'norm_type="rms_norm" changes the count'),
     (changed(LLAMA, layer_types="full_attention"), "layer_types has layers that are not read"),
     (changed(DEEPSEEK, moe_layer_freq=2), "moe_layer_freq=2 changes the count in a way that is not read; only 1 is"),
     (changed(DEEPSEEK, attention_bias=True), "attention_bias=true changes the count"),

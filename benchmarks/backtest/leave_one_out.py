@@ -137,7 +137,10 @@ def own_step(row: PublishedStep) -> float:
     model = Decoder(
         name=shape.name, layers=shape.layers, width=shape.width, heads=shape.heads, kv_heads=shape.key_heads,
         hidden=shape.hidden, words=shape.vocabulary, sequence_length=shape.tokens, context=shape.positions,
-        gated=shape.gated, tied=shape.tied, layer_norms=not shape.gated,
+        gated=shape.gated, tied=shape.tied, layer_norms=not shape.gated, experts=shape.experts, top_k=shape.top_k,
+        expert_hidden=shape.expert_hidden, shared_hidden=shape.shared_hidden, dense_layers=shape.dense_layers,
+        head_width=shape.head_width, query_rank=shape.query_rank, key_rank=shape.key_rank,
+        rope_width=shape.rope_width, value_width=shape.value_width if shape.key_rank else 0,
     )  # fmt: skip
     training = Training(
         model=shape.name,
@@ -148,6 +151,7 @@ def own_step(row: PublishedStep) -> float:
         gradient_dtype="fp16" if row.dtype == "fp16" else "bf16",
         sharding=layout.sharding,
         checkpointing=layout.checkpointing,
+        num_micro_batches=layout.num_micro_batches,
     )
     calibration = Calibration.from_platform(device)
     if row.network_gb_per_s:

@@ -120,8 +120,10 @@ def _architecture(row: Mapping[str, Any]) -> Architecture:
 
 
 def _layout(row: Mapping[str, Any]) -> Layout:
-    """As printed; ranks of ep are taken from those of dp."""
-    sizes = {"pp": row["pp"], "dp": row["dp"] // row["ep"], "ep": row["ep"], "cp": row["cp"], "tp": row["tp"]}
+    """As printed; ranks of ep are taken from those of dp, which has ``copies`` groups that shard state."""
+    replicas, copies = row["dp"] // row["ep"], row.get("copies", 1)
+    data = {"dp": replicas} if copies == 1 else {"dp_replicate": copies, "dp_shard": replicas // copies}
+    sizes = {"pp": row["pp"], **data, "ep": row["ep"], "cp": row["cp"], "tp": row["tp"]}
     return Layout(
         shape=MeshShape.of(**{axis: size for axis, size in sizes.items() if size > 1}),
         sharding=_SHARDING[row["sharding"]],

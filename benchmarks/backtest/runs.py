@@ -303,29 +303,36 @@ def run_other_device() -> tuple[Error, ...]:
 def run_own_modules() -> tuple[Error, ...]:
     """Every row by its platform's row and perfsuite's own modules, as the command projects it without --software."""
     rows = [row for table in TABLES.values() for row in (*kept(table), *held_out(table))]
+    rows += [row for file in ("other-programs", "nemo-h100-experts") for row in published_steps(file)]
+    rows += [row for row in published_steps("simumax-b200") if row.architecture.experts]
     return tuple(Error(row, own_step(row)) for row in rows)
 
 
 def run_software() -> tuple[Backtested, ...]:
     """Return the errors of the command: software with other sizes, software on another device, no software."""
+    own: list[list[Error]] = [[], []]
+    for error in run_own_modules():
+        own[bool(error.row.architecture.experts)].append(error)
     return tuple(
-        Backtested(name=name, title=title, errors=errors, left_out={}, constants={}, budget=budget)
+        Backtested(name=name, title=title, errors=tuple(errors), left_out={}, constants={}, budget=budget)
         for name, title, errors, budget in (
             ("software: other sizes", "constants fitted to other sizes", run_other_sizes(), (4.0, 10.0, 25.0)),
             ("software: another device", "constants of another device", run_other_device(), (7.0, 20.0, 40.0)),
-            ("no software", "platform's row, perfsuite's own modules", run_own_modules(), (20.0, 35.0, 60.0)),
+            ("software: experts", "constants of dense models", run_experts(), (60.0, 75.0, 80.0)),
+            ("no software", "platform's row, perfsuite's own modules", own[0], (20.0, 35.0, 60.0)),
+            ("no software: experts", "the same for models with experts", own[1], (40.0, 90.0, 115.0)),
         )
     )
 
 
 def bands() -> dict[str, dict[str, float | str]]:
     """10th and 90th percentile of measured over predicted, by regime, and by device and dtype where rows are enough."""
-    kernels, dense, experts = run_kernels()
+    kernels, dense, of_experts = run_kernels()
     situ = [error for table in TABLES.values() for error in run(table).errors]
     unseen, elsewhere, own = run_held_out(), run_other_device(), run_own_modules()
     sizes, away = (*run_other_sizes(), *unseen), "software, another device"
     found: dict[str, tuple[Sequence[Error | MemoryRow], str]] = {
-        "in situ": ([*situ, *dense.errors, *experts.errors], "leave one model out; B200 by kernels and one step"),
+        "in situ": ([*situ, *dense.errors, *of_experts.errors], "leave one model out; B200 by kernels and one step"),
         "kernels only": (kernels.errors, "B200 by its kernels alone"),
         "software and device": (sizes, "other sizes, more nodes and other releases than the constants were fitted to"),
         away: (elsewhere, "llm-foundry by its constants of other devices"),
@@ -338,23 +345,33 @@ def bands() -> dict[str, dict[str, float | str]]:
             row = error.row
             nodes = -(-row.layout.world_size // row.devices_per_node)
             program = "" if regime == "platform row only" else programs[row.id]
-            kinds = kinds_of(nodes, platform_of(row).name, row.dtype, program)
+            kinds = kinds_of(nodes, platform_of(row).name, row.dtype, program, row.architecture.experts)
             for kind in kinds[:2] if regime == away else kinds:  # away, all rows are of one software
                 parts.setdefault(kind, []).append(error)
-        found |= {
-            f"{regime}, {kind}": (part, f"{found[regime][1]}, {kind}")
-            for kind, part in parts.items()
-            if len(part) >= FEWEST_ROWS
-        }
+        for kind, part in parts.items():
+            names = {programs.get(error.row.id, error.row.id.partition("/")[0]) for error in part}
+            alone = f", steps of {names.pop()} alone" if regime == "platform row only" and len(names) == 1 else ""
+            if len(part) >= FEWEST_ROWS:
+                found[f"{regime}, {kind}"] = part, f"{found[regime][1]}, {kind}{alone}"
     stored: dict[str, dict[str, float | str]] = {}
     for regime, (rows, tables) in found.items():
         low, high = tenths(rows)
         stored[regime] = {"low": round(low, 3), "high": round(high, 3), "rows": len(rows), "tables": tables}
     # The constants are of another device and another release here, so the wider of the two bands counts.
-    lows, highs = zip(tenths(elsewhere), tenths(unseen), strict=True)
-    stored[away] |= {"low": round(min(lows), 3), "high": round(max(highs), 3), "rows": len(elsewhere) + len(unseen)}
-    stored[away]["tables"] = f"{found[away][1]}, and other releases on the same device"
+    stored[away] = _wider(elsewhere, unseen, f"{found[away][1]}, and other releases on the same device")
+    # No constant is fitted to experts, and one software has steps of them: neither of its bands is enough alone.
+    plain = [error for error in own if error.row.architecture.experts]
+    for regime in ("software and device", away):
+        tables = "models with experts, by constants of dense models and by their platforms' rows"
+        stored[f"{regime}, experts"] = _wider(run_experts(), plain, tables)
     return stored
+
+
+def _wider(first: Sequence[Error], second: Sequence[Error], tables: str) -> dict[str, float | str]:
+    """Return the band that contains the bands of two back-tests."""
+    lows, highs = zip(tenths(first), tenths(second), strict=True)
+    rows = len({error.row.id for error in (*first, *second)})
+    return {"low": round(min(lows), 3), "high": round(max(highs), 3), "rows": rows, "tables": tables}
 
 
 def tenths(errors: Sequence[Error | MemoryRow]) -> tuple[float, float]:

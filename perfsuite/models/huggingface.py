@@ -66,7 +66,9 @@ _LLAMA = FileFields(
     sizes=_SIZES,
     optional={**_HEADS, "num_key_value_heads": "kv_heads"},
     flags={"attention_bias": _BIASES, "mlp_bias": ("mlp_biases",)},
+    expected={"bias": False},  # of internlm2
 )
+_ALL_BIASES = {"use_bias": (*_BIASES, "mlp_biases")}
 _EVERY_LAYER = {"attention_bias": False, "moe_layer_freq": 1}
 _DEEPSEEK = FileFields(
     architecture="DeepseekV3ForCausalLM",
@@ -155,6 +157,21 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
         "gemma": _GEMMA,
         "gemma2": replace(_GEMMA, architecture="Gemma2ForCausalLM", always={"block_norms": 4}),
         "gemma3_text": replace(_GEMMA, architecture="Gemma3ForCausalLM", always={"block_norms": 4, "head_norms": True}),
+        "phi3": replace(_LLAMA, architecture="Phi3ForCausalLM", flags={}, expected={"attention_bias": False}),
+        "granite": replace(_LLAMA, architecture="GraniteForCausalLM"),
+        "glm": replace(_LLAMA, architecture="GlmForCausalLM", flags={"attention_bias": ("input_biases",)}),
+        "ernie4_5": replace(
+            _LLAMA, architecture="Ernie4_5ForCausalLM", flags=_ALL_BIASES, defaults=("tie_word_embeddings",)
+        ),
+        "starcoder2": FileFields(
+            architecture="Starcoder2ForCausalLM",
+            sizes=_GROUPED,
+            optional={},
+            flags=_ALL_BIASES,
+            defaults=("use_bias", "tie_word_embeddings"),
+            always={"gated": False, "layer_norms": True},
+            expected={"mlp_type": "default", "norm_type": "layer_norm"},
+        ),
         "nemotron": replace(_LLAMA, architecture="NemotronForCausalLM", always={"gated": False, "layer_norms": True}),
     }
 )
@@ -162,6 +179,7 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
 _SAME: Mapping[str, str] = MappingProxyType(
     {
         "kimi_k2": "deepseek_v3",
+        **dict.fromkeys(("internlm2", "baichuan"), "llama"),
         **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
         "qwen3_vl_text": "qwen3",
         "qwen3_vl_moe_text": "qwen3_moe",
@@ -182,6 +200,7 @@ _WITHOUT_COUNT = re.compile(
     r"n_group|scoring_func|routed_scaling_factor|ep_size|router_aux_loss_coef|router_jitter_noise|summary_\w+|"
     r"output_(attentions|hidden_states|router_logits|past|scores)|return_dict\w*|task_specific_params|is_llama_config|"
     r"chunk_size_feed_forward|id2label|label2id|num_labels|problem_type|is_decoder|finetuning_task|prefix|torchscript|"
+    r"\w+_multiplier|logits_scaling|z_loss_weight|model_max_length|"
     # Settings of text generation, in older files.
     r"m(in|ax)_length|temperature|typical_p|top_[kp]|do_sample|num_beam\w*|\w+_penalty|\w+_ngram_size|early_stopping|"
     r"num_return_sequences|remove_invalid_values|\w*suppress_tokens|bad_words_ids|use_bfloat16|tf_legacy_loss|"

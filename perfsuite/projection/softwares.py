@@ -76,8 +76,9 @@ def constants_for(software: str, device: DeviceModel, tables: Sequence[Fitted] |
     """Return the constants of a software on a device, and the regime: same device or another one.
 
     A table of the same software and device gives all constants except the network, which belongs to its cluster.
-    Otherwise traits come from the device with the nearest peak. Shares of peaks are then the median of other softwares
-    on the same chip, or typical. Raises ConfigurationError with the known softwares.
+    Otherwise traits come from the device with the nearest peak. Shares of peaks are then the median of the tables of
+    the same chip (with the same peak or name), those of the software if there are any, or typical.
+    Raises ConfigurationError with the known softwares.
     """
     tables = fitted_constants() if tables is None else tables
     own = [one for one in tables if one.software == software]
@@ -89,11 +90,13 @@ def constants_for(software: str, device: DeviceModel, tables: Sequence[Fitted] |
         return dataclasses.replace(exact, values=kept), "software and device"
     peaks, peak = _peaks_of_tables(), _peak(device)
     nearest = min(own, key=lambda one: abs(math.log(peaks[one.device] / peak)) if peak else 0.0)
-    chip = [one for one in tables if one.device.partition("_")[0] == device.name.partition("_")[0]]
+    name = device.name.split("_")[0]
+    chip = [one for one in tables if peaks[one.device] == peak or one.device.split("_")[0] == name]
+    chip = [one for one in chip if one.software == software] or chip
     values = {name: value for name, value in nearest.values.items() if name not in (*_SHARES, "network")}
-    for name in (name for name in _SHARES if name != "matmul_fp8" or name in nearest.values):
-        if shares := [one.values[name] for one in chip if name in one.values]:
-            values[name] = statistics.median(shares)
+    for share in (share for share in _SHARES if share != "matmul_fp8" or share in nearest.values):
+        if shares := [one.values[share] for one in chip if share in one.values]:
+            values[share] = statistics.median(shares)
     table = f"{nearest.table}, rates of {plural(len(chip), 'table')} of this chip" if chip else nearest.table
     return dataclasses.replace(nearest, table=table, values=values), "software, another device"
 

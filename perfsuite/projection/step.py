@@ -90,8 +90,7 @@ def project(
     rate of the dtype, or a network for several nodes.
     """
     require_figures(job, calibration, simulated=simulated)
-    if projector is None:
-        projector = projector_of(job, calibration)
+    projector = projector or projector_of(job, calibration)
     layout = job.layout
     step_time = projector.step(layout)
     memory = with_program(job, memory_of(job.architecture, layout, job.implementation, job.capacity))
@@ -102,7 +101,7 @@ def project(
     flags, lower_bound = _flags(job, calibration, projector, step_time, memory)
     band = find_band(
         calibration.regime,
-        kind=(job.device.name, job.training.dtype, calibration.software.partition(",")[0]),
+        kind=(job.device.name, job.training.dtype, calibration.software.partition(",")[0], job.architecture.experts),
         nodes=-(-layout.world_size // job.devices_per_node),
         octaves=math.log2(max(1.0, layout.world_size / _seen(job, calibration))),
         doubts=sum(flag.name in WIDENING for flag in flags),
@@ -220,9 +219,8 @@ def require_figures(job: Job, calibration: Calibration, *, simulated: bool = Fal
             "calibrate on the real one, or project the simulated platform"
         )
     if not calibration.value(f"matmul_{dtype}_tflops"):
-        dtypes = sorted(
-            name.removeprefix("matmul_").removesuffix("_tflops") for name in calibration.constants if "matmul_" in name
-        )
+        rated = [one for one in ("bf16", "fp16", "fp8", "tf32", "fp32") if calibration.value(f"matmul_{one}_tflops")]
+        dtypes = [one for one in rated if one != "fp8" or "bf16" in rated]  # the ends of a model are wide
         choose = f"choose --dtype {', '.join(dtypes)}" if dtypes else "calibrate it (perfsuite calibrate)"
         raise ConfigurationError(f"no rate of {dtype} products is known of {calibration.device}; {choose}")
     wide = "bf16" if dtype == "fp8" else dtype
@@ -259,7 +257,7 @@ def _flags(
     job: Job, calibration: Calibration, projector: Projector, step_time: StepTime, memory: MemoryBreakdown
 ) -> tuple[tuple[Flag, ...], bool]:
     """Return the notes of a projection, and whether its time is a lower bound."""
-    flags, bound = [], False
+    flags, bound, by_software = [], False, calibration.regime.startswith("software")
     if job.node.machine:
         flags.append(Flag(name="machine", text=job.node.machine))
     share = memory.share
@@ -294,10 +292,12 @@ def _flags(
     used = used_constants(calibration, job.training.dtype)
     standing = [name for name in used if "back-test" in calibration.constants[name].source]
     if standing:
-        flags.append(Flag(name="stand-in", text=f"not measured here, typical of other devices: {', '.join(standing)}"))
-    if calibration.regime.startswith("software") and job.architecture.experts:
-        text = "fitted to dense models; 6 steps of qwen3-30b-a3b on h100 took 0.75 to 2.32 times the projected time"
-        flags.append(Flag(name="experts", text=text))
+        name = "rates" if by_software and any("matmul" in name for name in standing) else "stand-in"
+        flags.append(Flag(name=name, text=f"not measured here, typical of other devices: {', '.join(standing)}"))
+    dense = "fitted to dense models; 11 steps with experts on h100 took 0.58 to 2.32 times the projected time"
+    plain = "no published step of the back-test has blocks of torch.compile"
+    flags += [Flag(name="experts", text=dense)] * (by_software and job.architecture.experts > 0)
+    flags += [Flag(name="compiled", text=plain)] * (calibration.regime == "platform row only" and job.training.compiled)
     if calibration.regime in ("in situ", "kernels only") and (unknown := calibration.missing()):
         flags.append(Flag(name="missing", text=f"nothing is known of {', '.join(unknown)}"))
     return tuple(flags), bound
@@ -306,11 +306,7 @@ def _flags(
 def used_constants(calibration: Calibration, dtype: str) -> list[str]:
     """Return the names of the constants that a step of this dtype uses."""
     dtypes = {dtype, "bf16"} if dtype == "fp8" else {dtype}
-    return [
-        name
-        for name in calibration.constants
-        if not name.startswith(("matmul_", "attention_")) or dtypes & set(name.split("_"))
-    ]
+    return [one for one in calibration.constants if "_tflops" not in one or dtypes & set(one.split("_"))]
 
 
 FILE = Path(__file__).with_name("bands.json")
@@ -323,7 +319,7 @@ LARGEST_TESTED = 2048
 """Devices of the largest row of the back-test."""
 DOUBT = 0.5
 """Relative widening of the band for each flag of :data:`WIDENING`."""
-WIDENING = ("outside", "network", "node", "memory-unknown", "experts")
+WIDENING = ("outside", "network", "node", "memory-unknown", "rates", "compiled")
 """Flags of assumed or missing figures."""
 FEWEST_ROWS = 20
 """Fewest rows for a band of one device and dtype."""
@@ -340,24 +336,25 @@ class Band:
     high: float
     regime: str
     """The measurements in words: kind, one node or more, distance."""
-    source: str
-    """The back-test and its number of rows."""
+    source: str  # The back-test and its number of rows
 
 
-def kinds_of(nodes: int, device: str = "", dtype: str = "", software: str = "") -> tuple[str, ...]:
-    """Return the parts of a back-test that a step belongs to, the narrowest first.
+def kinds_of(nodes: int, device: str = "", dtype: str = "", software: str = "", experts: int = 0) -> tuple[str, ...]:
+    """Return the parts of a back-test that a step belongs to, the narrowest first; experts are one part.
 
     >>> kinds_of(1, "a100_40gb", "bf16")
     ('a100 in 16 bits on one node', 'a100 in 16 bits', 'one node')
     """
+    if experts:
+        return ("experts",)
     kind = f"{device.partition('_')[0]} in {'fp8' if dtype == 'fp8' else '16 bits'}"
     place = "one node" if nodes == 1 else "several nodes"
     own = (f"{software} on {kind} on {place}", f"{software} on {kind}") if software else ()
     return *own, f"{kind} on {place}", kind, place
 
 
-def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, kind: tuple[str, ...] = ()) -> Band:
-    """Return the band of a projection; ``kind`` is its device, dtype and software.
+def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, kind: tuple[Any, ...] = ()) -> Band:
+    """Return the band of a projection; ``kind`` is its device, dtype, software and number of experts.
 
     ``octaves`` are doublings of devices beyond the measured ones; ``doubts`` are assumed or missing figures.
 
@@ -382,5 +379,4 @@ def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, ki
 
 @functools.lru_cache(maxsize=1)
 def _stored() -> Mapping[str, Any]:
-    plain: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return plain
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
