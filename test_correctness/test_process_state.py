@@ -117,7 +117,7 @@ def set_precision_of_convolutions():
         ("hooks and modes of torch", torch._C._functorch._grad_increment_nesting),
         ("kernels of torch that Python replaced", replace_a_kernel),
         ("debug level of torch.distributed", lambda: dist.set_debug_level(dist.DebugLevel.DETAIL)),
-        ("multiprocessing", lambda: torch.multiprocessing.set_sharing_strategy("file_system")),
+        ("interpreter", lambda: torch.multiprocessing.set_sharing_strategy("file_system")),
         ("functions of torch and Python", lambda: setattr(torch.nn.Linear, "forward", None)),
         ("functions of torch and Python", lambda: setattr(torch.optim.AdamW, "step", None)),
         ("functions of torch and Python", lambda: setattr(os, "fsync", None)),

@@ -190,8 +190,10 @@ def _interpreter() -> tuple[Any, ...]:
     calls: list[Callable[[], Any]] = [sys.getrecursionlimit, sys.getswitchinterval, sys.gettrace, sys.getprofile]
     calls += [sys.getdlopenflags, threading.gettrace, threading.getprofile, threading.stack_size]
     calls += [tracemalloc.is_tracing, faulthandler.is_enabled, socket.getdefaulttimeout]
+    calls += [torch.multiprocessing.get_sharing_strategy]
+    starts = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     hooks = (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stdout, sys.stderr)
-    return (*hooks, *(call() for call in calls))
+    return (starts, *hooks, *(call() for call in calls))
 
 
 def _compiler() -> list[str]:
@@ -267,13 +269,6 @@ SETTINGS: tuple[Setting, ...] = (
         name="debug level of torch.distributed",
         read=lambda: str(torch._C._distributed_c10d.get_debug_level()),
         is_recorded=True,
-    ),
-    Setting(
-        name="multiprocessing",
-        read=lambda: (
-            multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
-            vars(torch.multiprocessing)["_sharing_strategy"],
-        ),
     ),
     Setting(
         name="random numbers of torch",
