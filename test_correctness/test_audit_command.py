@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
 from perfsuite.audit.audit import audit
-from perfsuite.audit.read import read_tables
+from perfsuite.audit.read import parse_roles, read_tables
+from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
 from perfsuite.published.records import directory
 from test_correctness.helpers.audit_tables import scaling_tables
@@ -281,3 +284,55 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
     path.write_text(path.read_text().replace("8,16,16,8", "8,16,16,4"))
     code, out, _ = run(capsys, path, "--roles", "gpus=devices", *roles)
     assert (code, True) == (1, "dp4 x tp8 x pp16 x cp16 are not 1.638e+04 devices" in out)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "role", "expected"),
+    [
+        ("tok/s", ["406.5k", "3.04M"], "tokens_per_s", [406_500, 3_040_000]),
+        ("tok/s", ["1_200", "1\u202f300"], "tokens_per_s", [1200, 1300]),
+        ("loss", ["\u22125", "<b>9</b>"], "loss", [-5, 9]),
+        ("step", ["705 ms", "1,367ms"], "latency", [0.705, 1.367]),
+        ("step (msec)", ["705", "1367"], "latency", [0.705, 1.367]),
+        ("step", ["12 \u00b5s", "13"], "latency", [12e-6, 13e-6]),
+        ("bw (Gbps)", ["80", "160"], "bandwidth", [1e10, 2e10]),
+        ("TFLOP/s/GPU (TFLOP/s/GPU)", ["636", "586"], "tflops", [636e12, 586e12]),
+        ("mem", ["512M", "600 MiB"], "memory", "row 2, mem: '600 MiB' is in MiB, but the column in MB"),
+        ("params", ["7B", "340M"], "parameters", "row 2, params: '340M' is in M, but the column in B"),
+        (
+            "step",
+            ["705 ms", "1.4 s"],
+            "latency",
+            "row 2, step: '1.4 s' is in s, but the column in ms; write one unit in all rows",
+        ),
+        ("length", ["4K", "8K"], "sequence_length", "row 1, length: '4K' is a count with a suffix; write it in full"),
+        ("step", ["10,5", "20,5"], "latency", "row 1, step: '10,5' has a decimal comma, or is two numbers"),
+    ],
+)
+def test_units_and_suffixes_in_cells_are_read_or_refused(tmp_path, header, rows, role, expected):
+    path = tmp_path / "foreign.md"
+    path.write_text("\n".join([f"| case | {header} |", "|---|---|", *(f"| run | {row} |" for row in rows)]))
+    roles = parse_roles([f"{header}={role}"])
+    if isinstance(expected, str):
+        with pytest.raises(ConfigurationError, match=re.escape(expected)):
+            read_tables(path, roles, {})
+        return
+    (table,) = read_tables(path, roles, {})
+    read = [table.value(row, role) for row in table.rows]
+    assert all(one.low <= value <= one.high for value, one in zip(expected, read, strict=True))
+
+
+def test_cells_without_a_number_are_mentioned(tmp_path, capsys):
+    path = tmp_path / "lm.csv"
+    path.write_text("gpus,s/step\n1,1e999\n2,see below\n4,OOM\n8,3.5\n")
+    _, out, _ = run(capsys, path, "--roles", "gpus=devices", "s/step=latency:s")
+    assert "s/step is blank or without a number in 2 of 3 rows" in out
+
+
+def test_a_table_in_utf_16_is_read_and_a_compressed_one_refused(tmp_path, capsys):
+    path = tmp_path / "windows.csv"
+    path.write_bytes(CSV.encode("utf-16"))
+    assert run(capsys, path, "--roles", *ROLES_OF_CSV)[0] in (0, 1)
+    path.write_bytes(gzip.compress(CSV.encode()))
+    code, _, err = run(capsys, path, "--roles", *ROLES_OF_CSV)
+    assert (code, True) == (4, "it is compressed; unpack it first" in err)

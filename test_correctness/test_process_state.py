@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import copy
+import ctypes
+import faulthandler
 import gc
 import json
+import logging
+import multiprocessing
 import os
+import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
+import tracemalloc
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.optim import optimizer
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms.cpu import CpuDevice
@@ -66,6 +79,16 @@ def test_what_has_a_setter_is_put_back(change):
     assert in_a_fork(look) == [True, []]
 
 
+def replace_a_kernel():
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("relu", lambda x: x, "CPU")
+    return library
+
+
+def set_precision_of_convolutions():
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -83,6 +106,29 @@ def test_what_has_a_setter_is_put_back(change):
         ("interpreter", lambda: sys.setrecursionlimit(5000)),
         ("threads of Python", lambda: threading.Timer(1e6, print).start()),
         ("child processes", lambda: subprocess.Popen(["sleep", "1000"])),
+        ("threads of Python", lambda: _thread.start_new_thread(time.sleep, (1000,))),
+        ("autocast", lambda: torch.set_autocast_dtype("cpu", torch.float16)),
+        ("autocast", lambda: torch.set_autocast_enabled("cuda", True)),
+        ("torch.backends.mkldnn.conv.fp32_precision", set_precision_of_convolutions),
+        ("other switches of torch", lambda: torch.backends.nnpack.set_flags(False)),
+        ("other switches of torch", lambda: torch.autograd.set_multithreading_enabled(False)),
+        ("other switches of torch", torch.sparse.check_sparse_tensor_invariants.enable),
+        ("hooks and modes of torch", lambda: optimizer.register_optimizer_step_post_hook(print)),
+        ("hooks and modes of torch", torch._C._functorch._grad_increment_nesting),
+        ("kernels of torch that Python replaced", replace_a_kernel),
+        ("debug level of torch.distributed", lambda: dist.set_debug_level(dist.DebugLevel.DETAIL)),
+        ("interpreter", lambda: torch.multiprocessing.set_sharing_strategy("file_system")),
+        ("functions of torch and Python", lambda: setattr(torch.nn.Linear, "forward", None)),
+        ("functions of torch and Python", lambda: setattr(torch.optim.AdamW, "step", None)),
+        ("functions of torch and Python", lambda: setattr(os, "fsync", None)),
+        ("levels of loggers", lambda: logging.getLogger("torch").setLevel(1)),
+        ("timers", lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 1000)),
+        ("interpreter", lambda: threading.setprofile(print)),
+        ("interpreter", faulthandler.disable if faulthandler.is_enabled() else faulthandler.enable),
+        ("interpreter", tracemalloc.start),
+        ("attributes of the process", lambda: ctypes.CDLL(None).prctl(29, 1_000_000)),  # PR_SET_TIMERSLACK
+        ("attributes of the process", lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1)),
+        ("import path", lambda: sys.meta_path.insert(0, None)),
     ],
 )
 def test_what_has_none_is_named(name, change):
@@ -104,6 +150,19 @@ def test_a_process_that_nothing_changed_is_as_before():
         return before.changed(), before.put_back(), before.recorded()
 
     assert in_a_fork(look) == [["random numbers of torch"], [], {}]
+
+
+def test_copies_loggers_and_finished_threads_are_not_changes():
+    def look():
+        before = read()
+        pickle.dumps(copy.deepcopy(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU())))
+        logging.getLogger("new.one").setLevel(1)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(str, range(4)))
+        multiprocessing.get_context()
+        return before.changed()
+
+    assert in_a_fork(look) == ["random numbers of torch"]
 
 
 def test_no_setting_of_this_torch_is_unreadable():

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 import torch
@@ -64,6 +65,8 @@ def with_part(part):
         (lambda work: {"loss": torch.ones(1), "work": {"deep": (work,)}}, 1),
         (lambda work: Both(first=None, second=work), 1),
         (lambda work: with_part(torch.ones(1)), 0),
+        (lambda work: types.SimpleNamespace(loss=1.0, work=work), 1),
+        (lambda work: {"out": types.SimpleNamespace(works=[work, work], by_name={"a": work})}, 3),
         (lambda work: (1, "text", torch.ones(3), range(9), {4}), 0),
         (lambda work: None, 0),
     ],
@@ -145,6 +148,17 @@ def test_a_process_is_waited_for():
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     Iteration(lambda: process, "step")()
     assert process.returncode == 0
+
+
+def test_a_future_in_an_attribute_is_waited_for_and_a_thread_there_is_not():
+    done: list[str] = []
+    ends = threading.Event()
+    lasting = threading.Thread(target=ends.wait)
+    lasting.start()
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        Iteration(lambda: types.SimpleNamespace(future=executor.submit(later, done), logger=lasting), "step")()
+    ends.set()
+    assert done == ["done"]
 
 
 async def coroutine() -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from perfsuite.audit.cells import cell, with_unit
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.base.files import content, why
+from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
 from perfsuite.published.numbers import printed
 from perfsuite.published.records import PublishedReport, PublishedRow, PublishedTable, Stated
@@ -65,7 +66,6 @@ def _facts(parameters: Mapping[str, object], stated: Sequence[Stated]) -> dict[s
 
 _ROLE = re.compile(r"(?P<name>.+)=(?P<role>[a-z_0-9]+)(?::(?P<unit>\S+))?")
 _FACT = re.compile(r"(?P<role>[a-z_0-9]+)=(?P<text>.+?)(?::(?P<unit>\S+))?")
-_HEADER_UNIT = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
 
 
 def parse_roles(texts: Sequence[str]) -> dict[str, AuditColumn]:
@@ -119,7 +119,7 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
     their header.
     """
     try:
-        text = content(path, pipe=True).decode("utf-8-sig")
+        text = decoded(content(path, pipe=True), "strict")
     except (OSError, UnicodeDecodeError) as error:
         reason = why(error) if isinstance(error, OSError) else error
         raise ConfigurationError(f"{path}: cannot be read ({reason}); give a CSV, Markdown or JSON file") from None
@@ -187,16 +187,19 @@ def _grid_table(
     if len(set(filter(None, header))) < len([title for title in header if title]):
         raise ConfigurationError(f"{path}:{line}: two columns have one name; rename one")
     name = f"{path.name}:{line}"
-    columns = []
-    for column in (roles[title] for title in header if title in roles):
-        # without a unit of its own a column has the one in brackets within its title, if the role knows it
-        named = _HEADER_UNIT.search(column.name)
-        is_unit = named and named[1] in SCALES.get(column.meaning.dimension, {})
-        columns.append(replace(column, unit=named[1]) if named and is_unit and not column.unit else column)
+    columns = {
+        title: with_unit(roles[title], [row[at] for row in body if at < len(row)])
+        for at, title in enumerate(header)
+        if title in roles
+    }
     rows = []
     for index, cells in enumerate(body):
         if len(cells) > len(header):
             raise ConfigurationError(f"{path}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
-        figures = {title: printed(cell) for title, cell in zip(header, cells, strict=False) if cell and title in roles}
+        figures = {
+            title: cell(text, columns[title], f"{path}: row {index + 1}, {title}")
+            for title, text in zip(header, cells, strict=False)
+            if text and title in roles
+        }
         rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=figures, index={name: index}))
-    return AuditTable(name=name, columns=tuple(columns), rows=tuple(rows), facts=facts)
+    return AuditTable(name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts)

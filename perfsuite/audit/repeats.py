@@ -130,9 +130,11 @@ def _blank_metric(table: AuditTable) -> Iterator[Hit]:
     rows = [row for row in table.rows if not any(cell.out_of_memory for cell in row.cells.values())]
     counts = (column for column in table.of_kind("configuration") if column.role in NEVER_ZERO)
     for column in (*table.of_kind("measured", "derived"), *counts):
-        blank = [row for row in rows if row.cells.get(column.name) is None or row.cells[column.name].blank]
+        blank = [row for row in rows if (cell := row.cells.get(column.name)) is None or not cell.numbers]
         if blank:
-            text = f"{column.printed_name} is blank in {len(blank)} of {len(rows)} rows"
+            has_text = any(column.name in row.cells and not row.cells[column.name].blank for row in blank)
+            state = "blank or without a number" if has_text else "blank"
+            text = f"{column.printed_name} is {state} in {len(blank)} of {len(rows)} rows"
             yield Hit(message=text, rows=tuple(blank), columns=(column,))
 
 

@@ -85,6 +85,13 @@ def content(path: Path, most_bytes: int = MOST_BYTES, *, pipe: bool = False) -> 
         return data
 
 
+def decoded(data: bytes, errors: str) -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark; raise OSError for a gzip file."""
+    if data.startswith(b"\x1f\x8b"):
+        raise OSError(errno.EINVAL, "it is compressed; unpack it first, for example with gunzip")
+    return data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig", errors)
+
+
 def foreign_target(path: Path, folder: Path | None = None) -> Path | None:
     """Return the target of a link in a repository outside of ``folder`` (default: its own); None without one."""
     target = Path(os.path.realpath(path))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfsuite.base.errors import ImportFailed, did_you_mean
-from perfsuite.base.files import content, why, write_file
+from perfsuite.base.files import content, decoded, why, write_file
 from perfsuite.base.text import json_text
 from perfsuite.base.units import plural
 from perfsuite.imports import (
@@ -161,7 +161,7 @@ def _checked(source: Source, imported: Imported) -> Imported:
 def _text(path: Path) -> str:
     try:
         data = _standard_input() if path == _STANDARD_INPUT else content(path, MAX_BYTES, pipe=True)
-        return data.decode("utf-8-sig", "replace")
+        return decoded(data, "replace")
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise ImportFailed(

@@ -156,6 +156,7 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
     """Yield the lines of steps; refuse cut lines, and count lines of other phases."""
     raw = split_lines(source.text)
     phases: Counter[str] = Counter()
+    below_step = 0  # Number of the line below the last step.
     for line in source.labelled:
         if len(line.text) > _LONGEST:
             if program.mark.search(line.text):
@@ -164,8 +165,8 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
             continue
         matches = list(program.step.finditer(line.text))
         before = line.text[: matches[0].start()] if matches else line.text
-        if program.mark.search(before):
-            why = "it does not say its step: the line was cut, or another line was printed into it"
+        if program.mark.search(before) or (line.number == below_step and not matches and _has_figure(program, before)):
+            why = "it does not say its step: the line was cut or wrapped, or another line was printed into it"
             found.refuse(line.number, before, why)
         for match, after in zip(matches, [*matches[1:], None], strict=False):
             phase = (match.groupdict().get("phase") or "").lower()
@@ -174,6 +175,7 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
             if phase not in _TRAINING:
                 phases[phase] += 1
                 continue
+            below_step = line.number + 1
             text = line.text[match.start() : after.start() if after else None].rstrip()
             yield StepLine(
                 line=line.number,
@@ -185,6 +187,13 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
                 text=text,
             )
     found.notes += [f"{plural(count, 'line')} of another phase ({name}) left out" for name, count in phases.items()]
+
+
+def _has_figure(program: StepProgram, text: str) -> bool:
+    """Return whether the rest of a wrapped line has a field that the program's lines of steps have."""
+    if _OTHER_PHASE.search(text):
+        return False
+    return any(one.name in program.figures and one.value[:1].isdigit() for one in fields_of(text, program.fields))
 
 
 def fields_of(text: str, pattern: re.Pattern[str]) -> Iterator[StepField]:

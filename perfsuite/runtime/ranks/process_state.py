@@ -6,36 +6,51 @@ with ``put`` are restored; after any other change the driver replaces the proces
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import contextlib
 import decimal
+import faulthandler
 import gc
 import locale
 import logging
+import multiprocessing
 import operator
 import os
 import random
+import re
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
+import tracemalloc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives, distributed_c10d
+from torch.optim import optimizer
 
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.runtime.protocol import PROFILER
 from perfsuite.runtime.transports.orphans import children
 
 _TINY = 5e-324  # A denormal number: zero if the processor flushes them.
-_OWN_NAMES = ("__abstractmethods__", "_abc_impl", "__annotations__", "__warningregistry__", "_")
+_OWN_NAMES = {"__abstractmethods__", "_abc_impl", "__annotations__", "__warningregistry__", "__slotnames__", "_"}
 """Names that Python itself sets in classes and modules."""
+_WRAPPED = ("hooked", "_torchdynamo_disable")
+"""Attributes of functions that torch itself wraps, for example ``step`` of an optimizer's class at its first use."""
+_FLAGS = re.compile(
+    r"_(get|is)_\w*(enabled|disabled|allow\w*|deterministic\w*|order|backend|precision|optimize|warnAlways|memory)"
+)
+"""Names of the functions in ``torch._C`` that return a switch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +65,53 @@ class Setting:
 
 
 class _Names:
-    """The objects in the namespaces of classes and modules; unequal if one was replaced or a class has a new one."""
+    """Objects by owner and name; unequal if one was replaced or a class of both has a new name."""
 
-    def __init__(self, *owners: Any) -> None:
-        self._kept = {owner: dict(vars(owner)) for owner in owners}
+    def __init__(self, owners: Mapping[Any, Mapping[str, Any]]) -> None:
+        self._kept = owners
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Names):
             return NotImplemented
-        return all(_are_same(owner, names, other._kept[owner]) for owner, names in self._kept.items())
+        both = self._kept.keys() & other._kept.keys()
+        return all(_are_same(owner, self._kept[owner], other._kept[owner]) for owner in both)
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def _are_same(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    grown = isinstance(owner, type) and before.keys() != now.keys()
-    return not grown and all(now.get(name) is value for name, value in before.items() if name not in _OWN_NAMES)
+    if [*before] == [*now] and all(map(operator.is_, before.values(), now.values())):
+        return True
+    if isinstance(owner, type) and (before.keys() ^ now.keys()) - _OWN_NAMES:
+        return False
+    pairs = [(before[name], now[name]) for name in (before.keys() & now.keys()) - _OWN_NAMES]
+    changed = [pair for pair in pairs if pair[0] is not pair[1]]
+    if isinstance(owner, ModuleType):
+        changed = [pair for pair in changed if any(map(callable, pair))]  # others count calls or keep settings
+    return all(any(hasattr(each, mark) for each in pair for mark in _WRAPPED) for pair in changed)
+
+
+def _functions() -> _Names:
+    """Return the functions of modules and classes by which cases work."""
+    modules = [torch, torch.nn.functional, torch.autograd, dist, distributed_c10d, _functional_collectives]
+    modules += [builtins, os, socket, threading, time, *filter(None, [sys.modules.get("numpy")])]
+    classes = [torch.Tensor, torch.utils.data.DataLoader, *_classes(torch.nn.Module), *_classes(torch.optim.Optimizer)]
+    return _Names({owner: dict(vars(owner)) for owner in (*modules, *classes)})
+
+
+def _classes(base: type) -> Iterator[type]:
+    """Yield the class and its subclasses that torch defines."""
+    if base.__module__.startswith("torch."):
+        yield base
+    subclasses: list[type] = base.__subclasses__()
+    for subclass in subclasses:
+        yield from _classes(subclass)
+
+
+def _loggers() -> _Names:
+    """Return the level of every logger and whether it is disabled; a new logger is not a change."""
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    return _Names({logger: {"level": logger.level, "disabled": logger.disabled} for logger in loggers})
 
 
 def _attribute(path: str, *, recorded: bool = True, puts: bool = True) -> Setting:
@@ -100,24 +146,64 @@ def _put_numpy_random(state: Any) -> None:
     numpy.random.set_state((state[0], numpy.frombuffer(state[1], dtype=numpy.uint32), *state[2:]))
 
 
-def _of_status() -> tuple[str, ...]:
-    """Return the kernel's file mode mask and the ignored and blocked signals."""
+def _of_status(*names: str) -> tuple[str, ...]:
+    """Return lines of the kernel's status file of this process, by their first words."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return tuple(line for line in lines if line.startswith(("Umask:", "SigBlk:", "SigIgn:")))
+    return tuple(line for line in lines if line.startswith(names))
+
+
+def _kernel() -> tuple[Any, ...]:
+    """Return attributes of the process in the kernel, and the files that are its standard streams."""
+    attributes = [Path("/proc/self", name).read_text() for name in ("timerslack_ns", "oom_score_adj", "cgroup")]
+    streams = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    return (*_of_status("THP_enabled:", "NoNewPrivs:", "Seccomp:", "Mems_allowed_list:"), *attributes, *streams)
 
 
 def _hooks() -> tuple[Any, ...]:
-    """Return the numbers of global hooks of modules and of entered modes, and whether saved-tensor hooks are unset."""
-    modules = vars(torch.nn.modules.module)
-    kept = [len(value) for name, value in modules.items() if name.startswith("_global") and isinstance(value, dict)]
+    """Return the numbers of global hooks of modules and optimizers and of entered modes and transformations."""
+    globals_ = [*vars(torch.nn.modules.module).items(), *vars(optimizer).items()]
+    kept = [len(value) for name, value in globals_ if name.startswith("_global") and isinstance(value, dict)]
     stacks = (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack())
-    return (*kept, *stacks, torch._C._autograd._top_saved_tensors_default_hooks(True) is None)
+    level = torch._C._functorch.maybe_current_level()
+    return (*kept, *stacks, level, torch._C._autograd._top_saved_tensors_default_hooks(True) is None)
+
+
+def _flags() -> dict[str, Any]:
+    """Return the switches of torch by the name of their function or variable."""
+    values: dict[str, Any] = {name: value for name, value in vars(torch.__future__).items() if isinstance(value, bool)}
+    values["sparse"] = torch._C._check_sparse_tensor_invariants()
+    for name in filter(_FLAGS.fullmatch, dir(torch._C)):
+        with contextlib.suppress(Exception):  # some take arguments
+            values[name] = str(getattr(torch._C, name)())
+    return values
+
+
+def _autocast() -> tuple[Any, ...]:
+    """Return the cache's switch, and for every kind of device whether autocast is on and its dtype."""
+    kinds = ("cpu", "cuda", torch._C._get_privateuse1_backend_name())
+    return torch.is_autocast_cache_enabled(), *(
+        (torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds
+    )
+
+
+def _interpreter() -> tuple[Any, ...]:
+    calls: list[Callable[[], Any]] = [sys.getrecursionlimit, sys.getswitchinterval, sys.gettrace, sys.getprofile]
+    calls += [sys.getdlopenflags, threading.gettrace, threading.getprofile, threading.stack_size]
+    calls += [tracemalloc.is_tracing, faulthandler.is_enabled, socket.getdefaulttimeout]
+    calls += [torch.multiprocessing.get_sharing_strategy]
+    starts = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    hooks = (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.stdout, sys.stderr)
+    return (starts, *hooks, *(call() for call in calls))
 
 
 def _compiler() -> list[str]:
     """Return the non-default lines of the configuration of torch's compiler; none until it is loaded."""
-    loaded = [sys.modules[name] for name in ("torch._dynamo.config", "torch._inductor.config") if name in sys.modules]
-    return [line for config in loaded for line in config.codegen_config().splitlines()]
+    names = [f"torch.{name}.config" for name in ("_dynamo", "_inductor", "_functorch")]
+    return [
+        line
+        for config in (sys.modules[name] for name in names if name in sys.modules)
+        for line in config.codegen_config().splitlines()
+    ]
 
 
 def _watch_for_profilers() -> None:
@@ -144,7 +230,7 @@ SETTINGS: tuple[Setting, ...] = (
     _function("is_grad_enabled", torch.set_grad_enabled),
     _function("is_inference_mode_enabled"),
     _function("is_anomaly_enabled"),
-    _function("is_autocast_enabled", None, "cpu"),
+    Setting(name="autocast", read=_autocast, is_recorded=True),
     _function("get_deterministic_debug_mode"),
     _function("get_float32_matmul_precision"),
     *(
@@ -157,7 +243,8 @@ SETTINGS: tuple[Setting, ...] = (
             *("cudnn.enabled", "cudnn.benchmark_limit", "cuda.matmul.allow_fp16_reduced_precision_reduction"),
             *("cuda.matmul.allow_bf16_reduced_precision_reduction", "cuda.matmul.allow_fp16_accumulation"),
             *("fp32_precision", "mkldnn.enabled", "mkldnn.deterministic", "mkldnn.matmul.fp32_precision"),
-            *("opt_einsum.enabled", "quantized.engine"),
+            *("opt_einsum.enabled", "quantized.engine", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+            *("cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
         )
     ),
     *(
@@ -172,9 +259,16 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(name="flushing of denormal numbers", read=lambda: _TINY * float("1") == 0, is_recorded=True),
     Setting(name="hooks and modes of torch", read=_hooks),
     Setting(name="print options of torch", read=lambda: dict(vars(torch._tensor_str.PRINT_OPTS))),
+    Setting(name="other switches of torch", read=_flags),
+    Setting(name="functions of torch and Python", read=_functions),
     Setting(
-        name="functions of torch and Python",
-        read=lambda: _Names(torch, torch.Tensor, torch.nn.Module, torch.nn.functional, dist, builtins, time),
+        name="kernels of torch that Python replaced",
+        read=lambda: {each for each in torch.library._impls if each.startswith("aten/") and "/Meta" not in each},
+    ),
+    Setting(
+        name="debug level of torch.distributed",
+        read=lambda: str(torch._C._distributed_c10d.get_debug_level()),
+        is_recorded=True,
     ),
     Setting(
         name="random numbers of torch",
@@ -191,46 +285,30 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(name="callbacks of the garbage collector", read=lambda: tuple(map(id, gc.callbacks))),
     Setting(name="environment variables", read=lambda: dict(os.environ)),
     Setting(name="working directory", read=os.getcwd),
-    Setting(name="import path", read=lambda: frozenset(sys.path), loads=False),
-    Setting(name="umask and signals", read=_of_status),
-    Setting(
-        name="signal handlers",
-        read=lambda: tuple(signal.getsignal(number) for number in sorted(signal.valid_signals())),
-    ),
+    Setting(name="import path", read=lambda: (frozenset(sys.path), [*sys.meta_path], [*sys.path_hooks]), loads=False),
+    Setting(name="umask and signals", read=lambda: _of_status("Umask:", "SigBlk:", "SigIgn:")),
+    Setting(name="attributes of the process", read=_kernel),
+    Setting(name="timers", read=lambda: [signal.getitimer(which)[0] > 0 for which in range(3)]),
+    Setting(name="signal handlers", read=lambda: {each: signal.getsignal(each) for each in signal.valid_signals()}),
     Setting(name="cores that it may use", read=lambda: tuple(sorted(os.sched_getaffinity(0))), is_recorded=True),
     Setting(
         name="priority", read=lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)), is_recorded=True
     ),
-    Setting(
-        name="resource limits",
-        read=lambda: {
-            name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
-        },
-    ),
-    Setting(
-        name="interpreter",
-        read=lambda: (
-            sys.getrecursionlimit(),
-            sys.getswitchinterval(),
-            sys.gettrace(),
-            sys.getprofile(),
-            sys.excepthook,
-            sys.stdout,
-            sys.stderr,
-        ),
-    ),
+    Setting(name="resource limits", read=lambda: [resource.getrlimit(number) for number in range(16)]),
+    Setting(name="interpreter", read=_interpreter),
     Setting(name="locale", read=lambda: locale.setlocale(locale.LC_ALL)),
     Setting(name="decimal context", read=lambda: (decimal.getcontext().prec, decimal.getcontext().rounding)),
     Setting(
         name="logging", read=lambda: (logging.root.level, logging.root.manager.disable, tuple(logging.root.handlers))
     ),
+    Setting(name="levels of loggers", read=_loggers),
     Setting(
         name="filters of warnings",
         read=lambda: list(warnings.filters),
         put=lambda filters: operator.setitem(warnings.filters, slice(None), filters),  # type: ignore[call-overload]
         loads=False,
     ),
-    Setting(name="threads of Python", read=lambda: frozenset(threading.enumerate())),
+    Setting(name="threads of Python", read=lambda: (frozenset(threading.enumerate()), _thread._count())),
     Setting(name="child processes", read=lambda: frozenset(child.pid for child in children() if not child.has_ended)),
 )
 

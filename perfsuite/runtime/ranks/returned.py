@@ -111,7 +111,15 @@ def _parts(value: Any, name: str) -> Sequence[Any]:
         return tuple(value.values())
     if dataclasses.is_dataclass(value):
         return tuple(getattr(value, field.name, None) for field in dataclasses.fields(value))
-    return [*value] if isinstance(value, _CONTAINERS) else ()
+    return [*value] if isinstance(value, _CONTAINERS) else _in_attributes(value)
+
+
+def _in_attributes(value: Any) -> list[Any]:
+    """Return the handles in attributes and in containers there, without processes and threads, which may go on."""
+    held = [] if isinstance(value, (type, types.ModuleType)) else getattr(value, "__dict__", {}).values()
+    inner = ([*at.values()] if isinstance(at, dict) else at if isinstance(at, _CONTAINERS) else [at] for at in held)
+    found = [each for part in inner for each in part if _method_of(cast(Any, type(each))) in ("wait", "result", "get")]
+    return [each for each in found if not isinstance(each, getattr(sys.modules.get("subprocess"), "Popen", ()))]
 
 
 def _refuse(value: Any, name: str) -> None:
