@@ -251,7 +251,7 @@ def gate_cases(bench: Bench) -> list[str]:
         *(f"test_perf/test_memory_bandwidth.py::test_memory_{kind}[{name}-{buffer}]" for kind in ("copy", "triad")),
     ]
     assert len(ids) == GATE_CASES
-    return ids[:1] if bench.small else ids
+    return ids
 
 
 def gate(bench: Bench) -> Outcome:

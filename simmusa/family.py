@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Mapping
-from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfsuite.base.errors import UnsupportedCase
@@ -20,31 +21,42 @@ if TYPE_CHECKING:
     from perfsuite.platforms.host import Host
 
 _TITLE = "MTT S4000"
+_STRANGER = 1 << 30  # First number of the processes of other programs, above all numbers of Linux.
 
 
-class Undisturbed(Telemetry):
-    """Virtual devices are never throttled and belong to one run."""
+class SimTelemetry(Telemetry):
+    """Readings as the environment says; without it no device is throttled, and only this run uses it."""
 
     source = "simmusa"
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, environ: Mapping[str, str]) -> None:
         self._count = count
+        self._environ = environ
 
     def read(self) -> tuple[Reading, ...]:
-        """Nothing happened to any of them."""
-        return tuple(Reading(index=index, throttle=(), processes=()) for index in range(self._count))
+        """Return the same throttling for every device, and the processes on each."""
+        throttle = tuple(filter(None, self._environ.get("SIMMUSA_THROTTLE", "").split(",")))
+        return tuple(
+            Reading(index=index, throttle=throttle, processes=self._processes(index)) for index in range(self._count)
+        )
+
+    def _processes(self, device: int) -> tuple[int, ...]:
+        """Return the processes of $SIMMUSA_SHARED by the numbers of their namespace, then the strangers."""
+        folder = self._environ.get("SIMMUSA_SHARED")
+        files = sorted(Path(folder).glob(f"{device}.*")) if folder else []
+        added, strangers = (int(self._environ.get(f"SIMMUSA_{name}", 0)) for name in ("NAMESPACE", "STRANGERS"))
+        here = [int(file.suffix[1:]) + added for file in files if _is_locked(file)]
+        return (*here, *range(_STRANGER, _STRANGER + strangers))
 
 
-class HeldDown(Undisturbed):
-    """Devices whose clocks are held down, as those of real ones under load are by their power cap."""
-
-    def __init__(self, count: int, reasons: tuple[str, ...]) -> None:
-        super().__init__(count)
-        self._reasons = reasons
-
-    def read(self) -> tuple[Reading, ...]:
-        """The same for every device."""
-        return tuple(replace(reading, throttle=self._reasons) for reading in super().read())
+def _is_locked(file: Path) -> bool:
+    """Return whether a process holds this file: it lives and uses the device."""
+    with file.open("rb") as opened:
+        try:
+            fcntl.lockf(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 class SimMusa(Family):
@@ -93,10 +105,8 @@ class SimMusa(Family):
         return "simulated"
 
     def telemetry(self) -> Telemetry:
-        """Return undisturbed devices, or devices throttled by ``$SIMMUSA_THROTTLE`` (``power cap``, ``thermal``)."""
-        reasons = tuple(filter(None, self.host.environ.get("SIMMUSA_THROTTLE", "").split(",")))
-        count = len(self.detect())
-        return HeldDown(count, reasons) if reasons else Undisturbed(count)
+        """Return readings as the environment says (perfsuite docs simmusa)."""
+        return SimTelemetry(len(self.detect()), self.host.environ)
 
     def software(self) -> Mapping[str, str]:
         """Which simulation this is."""

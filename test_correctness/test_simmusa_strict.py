@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
+import threading
 
 import pytest
 
@@ -12,6 +15,8 @@ from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.host import Host
 from perfsuite.record.workload import FunctionWorkload
 from perfsuite.run.session import Case
+from perfsuite.runtime.transports.local import LocalTransport
+from perfsuite.runtime.transports.parents import ForkServer
 from perfsuite.workloads import collective
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.largest_batch import LargestBatch
@@ -151,11 +156,65 @@ def test_a_sustained_product_is_slower_than_a_burst(tmp_path):
     assert pytest.approx(1.25, rel=1e-2) == took[1.25] / took[1.0]
 
 
-def test_clocks_are_held_down_as_told(monkeypatch):
+def test_telemetry_has_clocks_and_processes_as_the_environment_says(tmp_path):
     require_built()
-    for told, reasons in (("", ()), ("power cap", ("power cap",)), ("power cap,thermal", ("power cap", "thermal"))):
-        telemetry = SimMusa(Host(environ={"SIMMUSA_THROTTLE": told, "SIMMUSA_DEVICES": "2"})).telemetry()
-        assert [reasons] * 2 == [reading.throttle for reading in telemetry.read()]
+    (tmp_path / "0.7").touch()  # of a process that has ended: nobody holds a lock on it
+    told = {"SIMMUSA_THROTTLE": "power cap,thermal", "SIMMUSA_STRANGERS": "2"}
+    told |= {"SIMMUSA_SHARED": str(tmp_path), "SIMMUSA_DEVICES": "2"}
+    for environ, reasons, strangers in (({"SIMMUSA_DEVICES": "2"}, (), 0), (told, ("power cap", "thermal"), 2)):
+        readings = SimMusa(Host(environ=environ)).telemetry().read()
+        assert [reasons] * 2 == [reading.throttle for reading in readings]
+        assert [strangers] * 2 == [len(reading.processes) for reading in readings]
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """A session on one device, which counts the memory of all its processes."""
+    require_built()
+    monkeypatch.setenv("SIMMUSA_DEVICES", "1")
+    monkeypatch.setenv("SIMMUSA_SHARED", str(tmp_path / "processes"))
+    costs = dataclasses.replace(PRICES, memory_bytes=64 << 20, context_bytes=20 << 20)
+    with opened(costs, tmp_path, KERNELS) as session:
+        yield session
+
+
+@pytest.mark.extended
+def test_ranks_that_share_a_device_share_its_memory(shared):
+    assert "smoke" == run(shared, of(ranks.takes_memory, mib=40), 1).outcome
+    assert "smoke" == run(shared, of(ranks.takes_memory, mib=10), 2).outcome
+    (reading,) = shared.machine.family.telemetry().read()
+    workers = shared._driver._transport._slots
+    assert {workers[0].pid, workers[1].pid} == set(reading.processes)
+    assert "out_of_memory" == run(shared, of(ranks.takes_memory, mib=40), 2).outcome
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("awaited", [True, False])
+def test_memory_of_a_killed_rank_is_free_when_its_process_has_ended(shared, monkeypatch, awaited):
+    """A driver ends a context late; without a wait for it the next rank finds too little memory."""
+    at_once, held = ForkServer.signal, []
+
+    def late(server, children, number):
+        asked = server, list(children), number
+        for child in asked[1]:
+            os.kill(child.pid, signal.SIGSTOP)  # it does not end by itself, as its connection is closed
+        if awaited:
+            threading.Timer(0.5, at_once, asked).start()
+        else:
+            held.append(asked)
+
+    first, second = (
+        Case(id=name, workload=of(ranks.takes_memory, mib=40), world_size=1, budget=ONCE, platform="s4000", fresh=True)
+        for name in ("first", "second")
+    )
+    assert "smoke" == shared.run(first).outcome
+    with monkeypatch.context() as patch:
+        patch.setattr(ForkServer, "signal", late)
+        if not awaited:
+            patch.setattr(LocalTransport, "_await_killed", lambda transport, until: None)
+        assert ("smoke" if awaited else "out_of_memory") == shared.run(second).outcome
+    for asked in held:
+        at_once(*asked)
 
 
 @pytest.mark.extended

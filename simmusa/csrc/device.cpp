@@ -236,6 +236,7 @@ int current_device() { return current; }
 void set_current_device(int index) {
   TORCH_CHECK(index >= 0 && index < device_total, "MUSA error: invalid device ordinal ", index, " of ", device_total.load());
   mark_used();
+  enter(index);
   current = index;
 }
 

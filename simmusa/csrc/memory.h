@@ -26,6 +26,9 @@ struct Piece {
   Piece *before = nullptr, *after = nullptr;
 };
 
+// This process uses the device from now on: its context is there.
+void enter(int device);
+
 // OutOfMemoryError where the device has no room, even after what is cached went back to it.
 Piece* take_piece(int device, uint64_t stream, int64_t bytes);
 void give_piece(Piece* piece);

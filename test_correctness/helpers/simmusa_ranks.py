@@ -253,6 +253,14 @@ def sums_what_it_frees(rank):
     return step
 
 
+def takes_memory(rank, mib):
+    """Holds so much of its device's memory."""
+    import torch
+
+    block = torch.empty(mib << 20, dtype=torch.uint8, device=rank.device)
+    return block.zero_
+
+
 def waits_first(rank, alone):
     """A barrier in the group of all ranks, or (``alone``) in one that has not communicated."""
     import torch.distributed as dist
