@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from perfsuite.workloads.training.fits import estimate
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
@@ -25,7 +26,6 @@ from perfsuite.projection.memory import USABLE, memory_of
 from perfsuite.published.lookup import lookup
 from perfsuite.published.recipes import find
 from perfsuite.runtime.transports.launchers import launcher_variables
-from perfsuite.workloads.training.fits import estimate
 from perfsuite.workloads.training.largest_batch import LargestBatch
 from perfsuite.workloads.training.train_step import TrainStep
 from test_perf import test_options
@@ -153,7 +153,7 @@ def test_the_largest_batch_of_latte_xl_is_looked_for_as_the_report_trains(cases,
 
 
 def test_rows_that_a_report_measured_on_a_device_are_not_refused_there(cases, models):
-    """By estimate alone: the bound has :mod:`test_correctness.test_fits`."""
+    """Except those of ``BEYOND``."""
     refused = {
         case["case"].partition("-")[2].rstrip("]")
         for case in cases
