@@ -177,11 +177,12 @@ class StagePrices:
         work = Seconds(matmul * self._ratio, attention * self._ratio, memory * self._ratio)
         ring = groups["cp"].ranks if "cp" in groups else 1  # the last step's keys are there before it begins
         free = {"attention": work.attention * (1 - 1 / ring), "matmul": work.matmul}
-        for operation in messages:
-            behind = "attention" if operation.collective == "ring" else "matmul"
-            group = groups.get(operation.axis)
-            message = self.links.seconds(operation.collective, operation.message_bytes, group, operation.calls)
-            hidden = operation.overlap * min(message.seconds, free[behind])
+        overlap = {"": 0.0, "attention": 1.0, "products": self.code.tensor_overlap}
+        for sent in messages:
+            behind = "attention" if sent.collective == "ring" else "matmul"
+            group = groups.get(sent.axis)
+            message = self.links.seconds(sent.collective, sent.message_bytes, group, sent.calls)
+            hidden = overlap[sent.beside] * min(message.seconds, free[behind])
             free[behind] = max(0.0, free[behind] - message.seconds)
             work = work.waiting(message, message.seconds - hidden)
         return work
@@ -356,10 +357,9 @@ class StagePrices:
         """Return the exposed message from a stage to the next for one micro-batch."""
         if layout.shape.size("pp") == 1:
             return Message(0.0, 0.0)
-        share = Share(model=self.model, layout=layout, code=self.code)
-        size = self.code.compute_bytes * share.outer_tokens * self.model.width
+        size = Share(model=self.model, layout=layout, code=self.code).activations().stage_bytes
         if self.code.stage_messages == "split" and not layout.sequence_parallel:
-            size /= share.tp
+            size /= layout.shape.size("tp")
         message = self.links.seconds("send_recv", size, groups["pp"])
         exposed = 1.0 - self.code.stage_overlap
         return Message(exposed * message.link_s, exposed * message.network_s)
