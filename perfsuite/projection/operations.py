@@ -129,12 +129,14 @@ class Share:
     def split(self, messages: Iterable[Sent]) -> tuple[tuple[Sent, ...], tuple[Sent, ...]]:
         """Return the messages of the (forward, backward) pass between several ranks.
 
-        Some code (Megatron) gathers the input of a product again in the backward pass, for the weight gradient.
+        Megatron gathers the input of a product again in the backward pass, for the weight gradient.
+        In the backward pass messages hidden by products precede all others.
         """
         sent = [one for one in messages if self.layout.shape.size(one.axis) > 1]
         forward = tuple(one for one in sent if not one.backward)
         again = (one for one in forward if one.collective == "all_gather" and one.beside and self.code.gathers_again)
-        return forward, (*(one for one in sent if one.backward), *again)
+        backward = (*(one for one in sent if one.backward), *again)
+        return forward, tuple(sorted(backward, key=lambda one: one.beside != "products"))
 
 
 @functools.lru_cache(maxsize=4096)
