@@ -94,7 +94,7 @@ def test_each_row_has_its_case_or_why_it_is_skipped_there(capsys):
     assert cases(capsys, "002", "--platform", "s4000") == {50: ("s4000-002-llama2_7b-fp16-1x8]", "")}
     told = cases(capsys, "004/3d", "004/ddp", "--platform", "a100")
     assert told[221] == ("a100-004-gpt2-xl-ddp-b32-1x8]", "")
-    assert told[426][1].startswith("cannot fit: gpt3-175b under ddp on 64 ranks needs at least 2606 GiB on each")
+    assert told[426][1].startswith("cannot fit: gpt3-175b under ddp on 64 ranks takes 3263 GiB by estimate")
     assert told[427][1].startswith("64 ranks on a host with 8 devices; use 8 such hosts (torchrun --nnodes=8")
     assert told[428] == ("", f"impossible as declared: {why_none('004/3d', 428)}")
 

@@ -9,16 +9,17 @@ import math
 import pytest
 
 from perfsuite.base.mesh import MeshShape
+from perfsuite.base.units import GIB
 from perfsuite.models.encoders import ENCODERS
 from perfsuite.platforms import load_catalog
 from perfsuite.published.recipes import find
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
-from perfsuite.workloads.training.fits import estimate
-from perfsuite.workloads.training.held import held, total_gib
+from perfsuite.workloads.training.estimate import held
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.local_driver import COMPILER, FSDP, WORKER, driver_fixture
 
+S4000 = load_catalog(()).find("s4000")
 driver = driver_fixture("torch", FSDP, COMPILER, WORKER)
 ONCE = Budget(smoke=True, timeout_s=300.0)
 DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
@@ -48,7 +49,7 @@ def test_the_memory_build_finds_what_the_closed_form_says(driver, strategy, dtyp
     step = TrainStep(model="opensora-tiny", strategy=strategy, dtype=dtype, program=PROGRAM)
     found = driver.run(Job(workload=step, world_size=2, budget=ONCE, purpose="memory"))
     measured = {record.name.removesuffix("_bytes"): record.value for record in found.records}
-    parts = held(step, 2)
+    parts = held(step, 2, S4000)
     parameters = step.find_model().parameters
     assert parts["encoders"] == measured["encoders"]
     assert parts["EMA"] == pytest.approx(measured["ema"], rel=0.02)
@@ -63,24 +64,28 @@ def test_the_memory_build_finds_what_the_closed_form_says(driver, strategy, dtyp
 @pytest.mark.parametrize(("ranks", "gib"), [(1, 21.889), (2, 17.598), (4, 15.445), (8, 14.395)])
 def test_report_000_holds_what_it_printed(ranks, gib):
     step = TrainStep(**find(f"000-opensora-1x{ranks}").parameters)
-    assert total_gib(held(step, ranks)) == pytest.approx(gib, rel=0.02)
+    assert sum(held(step, ranks, S4000).values()) / GIB == pytest.approx(gib, rel=0.02)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("strategy", ["ddp", "zero_redundancy", "fsdp", "hybrid", "zero0", "zero1", "zero2", "zero3"])
-def test_a_projection_holds_the_same_weights_and_state(strategy, dtype):
-    """ZeRO in 16 bits had 4 bytes of weights whole and no wide copy: 17.95 GiB too much, or 2.99 too little."""
-    step = TrainStep(model="gpt3-13b", strategy=strategy, dtype=dtype, mesh="dp8" if strategy == "hybrid" else "")
-    parts, memory = held(step, 8), estimate(step, 8, load_catalog(()).find("a100"))
-    assert memory.parameters == pytest.approx(parts["weights"], rel=1e-9)
-    wide = 4 * step.find_model().parameters if (strategy, dtype) == ("zero0", "bf16") else 0  # kept beside there
-    assert memory.optimizer == pytest.approx(parts["optimizer"] + wide, rel=1e-9)
-
-
-def test_a_projection_has_encoders_and_an_average():
-    step = TrainStep(**find("000-opensora-1x8").parameters)
-    parts, memory = held(step, 8), estimate(step, 8, load_catalog(()).find("s4000"))
-    assert (memory.encoders, memory.ema) == pytest.approx((parts["encoders"], parts["EMA"]), rel=1e-9)
+@pytest.mark.parametrize(
+    ("strategy", "fp32", "bf16"),
+    [
+        ("ddp", (4, 8), (4, 8)),
+        ("zero_redundancy", (4, 1), (4, 1)),
+        ("fsdp", (0.5, 1), (0.5, 1)),
+        ("hybrid", (0.5, 1), (0.5, 1)),
+        ("zero0", (4, 8), (2, 8)),
+        ("zero1", (4, 1.5), (2, 1.5)),
+        ("zero2", (4, 1.5), (2, 1.5)),
+        ("zero3", (0.5, 1.5), (0.25, 1.5)),
+    ],
+)
+def test_weights_and_state_are_spread_as_the_strategy_spreads_them(strategy, fp32, bf16):
+    """Bytes of a parameter on one of eight ranks; ZeRO in 16 bits has narrow weights and their wide copy."""
+    for dtype, expected in (("fp32", fp32), ("bf16", bf16)):
+        step = TrainStep(model="gpt3-13b", strategy=strategy, dtype=dtype, mesh="dp8" if strategy == "hybrid" else "")
+        parts, parameters = held(step, 8, S4000), step.find_model().parameters
+        assert expected == pytest.approx([parts[name] / parameters for name in ("weights", "optimizer")], rel=1e-9)
 
 
 def test_a_bucket_of_zero_3_is_no_larger_than_deepspeeds_own():

@@ -16,7 +16,7 @@ from benchmarks.backtest.tables import TABLES, contradicting, memory_share
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli.main import main
 from perfsuite.projection import operations, softwares, stages
-from perfsuite.projection.communication import Links, Message
+from perfsuite.projection.communication import NONE, Links
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.record.codec import to_json
 
@@ -182,7 +182,7 @@ def without_messages(axis):
 
         def seconds(self, collective, message_bytes, group, *more):
             same = group is not None and (group.stride == 1) == (axis == "tp") and collective != "send_recv"
-            return Message(0.0, 0.0) if same else links(self, collective, message_bytes, group, *more)
+            return NONE if same else links(self, collective, message_bytes, group, *more)
 
         monkeypatch.setattr(Links, "seconds", seconds)
 
@@ -194,7 +194,7 @@ def without_bubble(monkeypatch):
 
 
 def without_stage_messages(monkeypatch):
-    monkeypatch.setattr(stages.StagePrices, "_stage_message", lambda self, layout, groups: Message(0.0, 0.0))
+    monkeypatch.setattr(stages.StagePrices, "_stage_message", lambda self, layout, groups: NONE)
 
 
 @pytest.mark.slow

@@ -55,13 +55,13 @@ def as_given(parameters, data):
 
 @pytest.fixture
 def require_fit(request, platform):
-    """Return a function that skips a training step that does not fit on the case's devices, by lower bound or estimate.
+    """Return a function that skips a training step that does not fit on the case's devices by estimate.
     Ranks on a CPU share the memory of their host; the number of a launcher's hosts is unknown here.  In a run that
     projects the case keeps the reason and its projection instead.
     """
 
     def require(step, world_size):
-        from perfsuite.workloads.training.fits import why_beyond_estimate, why_not_fit
+        from perfsuite.workloads.training.estimate import why_not_fit
 
         suite, device = suite_of(request.config), platform
         machine = suite.machine
@@ -70,11 +70,7 @@ def require_fit(request, platform):
         found_gib = (machine.devices[0].memory_bytes or 0) / GIB if machine.devices and here else 0
         if machine.simulated and here and found_gib and platform.memory:
             device = dataclasses.replace(platform, memory=dataclasses.replace(platform.memory, value=found_gib))
-        memory_gib = device.memory.value if device.memory else None
-        if shared and found_gib:
-            memory_gib = found_gib
-        why_not = why_not_fit(step, world_size, device.title, memory_gib, shared=shared)
-        why_not = why_not or why_beyond_estimate(step, world_size, device)
+        why_not = why_not_fit(step, world_size, device, found_gib if shared else None)
         if why_not and suite.projects:
             request.node.stash[state_key].unfit = why_not
         elif why_not:

@@ -1,8 +1,8 @@
 """``perfsuite explain 000/memory``: search for set-ups that reproduce the memory figures of a published table.
 
-The search varies strategy, dtype, frozen encoders, EMA and, for a printed peak, checkpointing.  The memory after a step
-is computed exactly (:mod:`perfsuite.workloads.training.held`), a peak as in the projection.  A set-up that gives the
-figures is possible, not proven.
+The search varies strategy, dtype, frozen encoders, EMA and, for a printed peak, checkpointing.  The module
+:mod:`perfsuite.workloads.training.estimate` computes the memory after a step exactly and estimates its peak.  A set-up
+that gives the figures is possible, not proven.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
-from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
 from perfsuite.cli.main import EXIT_OK, Command, print_json, print_lines
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.platforms import load_catalog
-from perfsuite.projection.job import Job
-from perfsuite.projection.memory import memory_of
-from perfsuite.projection.step import with_program
 from perfsuite.published.lookup import PublishedFigure, figures, shipped
 from perfsuite.published.recipes import recipe_of
 from perfsuite.published.recipes.recipe import Recipe
 from perfsuite.published.selection import chosen
-from perfsuite.workloads.training.held import held
+from perfsuite.workloads.training.estimate import estimate, held
 from perfsuite.workloads.training.train_step import TrainStep
 
 _METRICS = ("final_device_gib", "peak_gib", "whole_device_gib")
@@ -196,14 +192,13 @@ def _parts(figure: PublishedFigure, settings: Mapping[str, str]) -> Mapping[str,
     ranks = recipe.world_size
     try:
         step = TrainStep(**{**parameters, **fields, "program": program, "num_workers": 0})
+        device = load_catalog(()).find(figure.platforms[0])
         if figure.metric == "final_device_gib":
-            parts = held(step, ranks)
+            parts = held(step, ranks, device)
             return None if parts is None else {name: size / GIB for name, size in parts.items()}
-        training = step.work(MeshShape.on(ranks, step.mesh)).training
-        if training is None:
+        whole = estimate(step, ranks, device)
+        if whole is None:
             return None
-        job = Job.of(training, load_catalog(()).find(figure.platforms[0]))
-        whole = with_program(job, memory_of(job.architecture, job.layout, job.implementation))
         kept = {"weights": whole.parameters, "optimizer": whole.optimizer, "encoders": whole.encoders, "EMA": whole.ema}
         parts = {**kept, "at the peak": whole.total - sum(kept.values())}
         return {name: size / GIB for name, size in parts.items()}

@@ -25,7 +25,7 @@ from perfsuite.published.selection import recipes_of, rows_of, table_of, tables_
 from perfsuite.record.workload import Workload
 from perfsuite.reports.document import Grid
 from perfsuite.suite import runnable
-from perfsuite.workloads.training.fits import why_beyond_estimate, why_not_fit
+from perfsuite.workloads.training.estimate import why_not_fit
 from perfsuite.workloads.training.train_step import TrainStep
 
 
@@ -105,11 +105,8 @@ def _why_not(recipe: Recipe, machine: Machine, devices: int | None) -> str:
     dtypes = {*model.tflops, *model.native}
     if dtype and not (dtype in dtypes if machine.absent and dtypes else machine.natively(dtype)):
         return f"no native {dtype} on {model.title}"
-    memory_gib = model.memory.value if model.memory else None
-    if isinstance(workload, TrainStep):
-        why = why_not_fit(workload, ranks, model.title, memory_gib) or why_beyond_estimate(workload, ranks, model)
-        if why:
-            return f"cannot fit: {why}"
+    if isinstance(workload, TrainStep) and (why := why_not_fit(workload, ranks, model)):
+        return f"cannot fit: {why}"
     node = int(model.devices_per_node.value) if model.devices_per_node else DEVICES_PER_NODE
     there = devices or machine.device_count or node
     if ranks > there and not machine.family.shareable:

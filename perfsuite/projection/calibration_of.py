@@ -15,7 +15,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import Catalog, DeviceModel
 from perfsuite.projection.calibration import DEVICE_CONSTANTS, SOFTWARE_TRAITS, Calibration, Constant, Regime
 from perfsuite.projection.device_constants import constants_of, kernel_points
-from perfsuite.projection.messages import collective_lines, link_constants
+from perfsuite.projection.link_constants import collective_lines, link_constants
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.traits import traits_of
 from perfsuite.suite import runnable

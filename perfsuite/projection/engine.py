@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration
-from perfsuite.projection.communication import Links, Message
+from perfsuite.projection.communication import NONE, Links, Seconds
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.pipeline import PricedPipeline
-from perfsuite.projection.stages import NONE, Priced, Seconds, StagePrices, Stages, together
+from perfsuite.projection.stages import Priced, StagePrices, Stages
 
 _SPREAD_OF = 8
 """A calibrated step already contains the wait for the slowest of this many ranks."""
@@ -122,8 +122,8 @@ class Projector:
         if copied:
             for count, axes in ((dense, ("data",)), (expert, ("experts", "dp_replicate"))):
                 each = [seconds("all_reduce", count * self.code.gradient_bytes, groups.get(axis)) for axis in axes]
-                if any(message.seconds for message in each):
-                    parts += self._reduced(count, functools.reduce(together, each), backward_s, layout)
+                if any(message.total for message in each):
+                    parts += self._reduced(count, functools.reduce(Seconds.plus, each), backward_s, layout)
         elif layout.sharding != "parameters":
             gather, scatter = self._stages.sharded_messages(dense + expert, layout, groups, expert)
             parts += self._waits("gradients", scatter, backward_s, layout)
@@ -151,7 +151,7 @@ class Projector:
         parts.append(("optimizer", "memory", self._optimizer * optimizer_s + started_s))
         return parts
 
-    def _norms(self, layout: Layout, groups: dict[str, Group]) -> Message:
+    def _norms(self, layout: Layout, groups: dict[str, Group]) -> Seconds:
         """Price the sum over tp of the gradients of norms and routers; each rank computed them from its own tokens.
 
         FSDP2 keeps each of them as a separate parameter, so they are summed one by one.
@@ -172,10 +172,10 @@ class Projector:
         layers = math.ceil(self.model.layers / layout.stages) * layout.stages_per_rank
         return code.optimizer_kernels * (layers * code.block_tensors + math.ceil(code.end_tensors / pp))
 
-    def _reduced(self, count: float, message: Message, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
+    def _reduced(self, count: float, message: Seconds, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
         """Price gradients in buckets. The last bucket is never hidden, and all gradients are copied into buckets."""
         code = self.code
-        last = _last_bucket(count * code.gradient_bytes, code.bucket_bytes) * message.seconds
+        last = _last_bucket(count * code.gradient_bytes, code.bucket_bytes) * message.total
         waits_s = max(last, self._stages.exposed(message, behind_s, layout))
         exposed = NONE.waiting(message, waits_s)
         copied_s = count * code.bucket_copied_bytes * self._stages.second_per_byte
@@ -184,7 +184,7 @@ class Projector:
             ("gradients into buckets", "memory", copied_s),
         ]
 
-    def _waits(self, name: str, message: Message, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
+    def _waits(self, name: str, message: Seconds, behind_s: float, layout: Layout) -> list[tuple[str, str, float]]:
         exposed = NONE.waiting(message, self._stages.exposed(message, behind_s, layout))
         return [(name, "link", exposed.link), (name, "network", exposed.network)]
 

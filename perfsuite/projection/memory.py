@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from perfsuite.metrics.pipeline import ENDS_HOLDING
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout, Sharding
-from perfsuite.projection.operations import Share, block_share, end_parameters
+from perfsuite.projection.operations import Share, block_share, end_parameters, routed_share
 from perfsuite.projection.pipeline import rank_stages, stage_kinds
 from perfsuite.schedules import Order, make_schedule
 
@@ -176,7 +176,7 @@ class Memories:
             stages = own[rank]
             place = (size("tp"), size("ep"), count, stages)
             if place not in self._parameters:
-                self._parameters[place] = _parameters(share, stages)
+                self._parameters[place] = _parameters(self.model, layout, stages)
             words = logits if count - 1 in stages else 0.0
             end = ends if count - 1 in stages else 0.0
             loss = self.code.loss_bytes / self.code.logit_bytes * words
@@ -249,24 +249,17 @@ def _gradients_of_block(share: Share) -> float:
     return element * share.tokens * hidden + 2 * element * share.outer_tokens * share.model.width
 
 
-def _parameters(share: Share, stages: tuple[int, ...]) -> tuple[float, float]:
-    """Return (shared, expert) parameters of a rank with these stages."""
-    model, layout = share.model, share.layout
-    routed = model.experts * model.matrices * model.width * model.expert_hidden
-    dense = experts = 0.0
+def _parameters(model: Architecture, layout: Layout, stages: Iterable[int]) -> tuple[float, float]:
+    """Return the (dense, expert) parameters of a rank with these stages before data parallelism shards them."""
     kinds, order = stage_kinds(model.layers, model.expert_layers, layout.stages)
-    for stage in stages:
-        layers, expert, _, _ = kinds[order[stage]]
-        dense += (layers - expert) * model.block_parameters()
-        if expert:
-            dense += expert * (model.block_parameters(experts=True) - routed)
-            experts += expert * routed
-    if 0 in stages:
-        dense += model.embedding_parameters + model.more_parameters
-    if layout.stages - 1 in stages and model.vocabulary:
-        tied = model.vocabulary * model.width if model.tied and layout.stages > 1 else 0
-        dense += model.head_parameters + tied
-    return dense / share.tp, experts / share.tp / layout.shape.size("ep")
+    held = [kinds[order[stage]] for stage in stages]
+    layers, sparse = (sum(kind[index] for kind in held) for index in (0, 1))
+    routed = routed_share(model, layout)
+    dense = (layers - sparse) * block_share(model, layout, experts=False)
+    if sparse:
+        dense += sparse * (block_share(model, layout, experts=True) - routed)
+    ends = sum(end_parameters(model, layout, first=first, last=last) for _, _, first, last in held)
+    return dense + ends, sparse * routed
 
 
 def block_bytes(share: Share, *, experts: bool) -> float:

@@ -5,20 +5,19 @@ t tokens of a rank, D width, F hidden features. Every product is (m, n, k): m x 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout
+from perfsuite.strategies.activations import Activations, Sent
 
 Pass = Literal["forward", "backward_input", "backward_weight"]
 _RING_KERNELS = (10, 4)
 """Kernels that combine a step of a ring, forward and backward: see :attr:`Implementation.ring_bytes`."""
-_COUNT_BYTES = 8
-"""Bytes of a row count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,20 +63,7 @@ class Traffic:
     kernels: float = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
-    """Messages along an axis; S is the size of each, as nccl-tests counts it."""
-
-    collective: str
-    message_bytes: float
-    axis: str
-    overlap: float = 0.0
-    """Share that is hidden behind concurrent work."""
-    calls: int = 1
-    """Number of messages of this size, one after the other."""
-
-
-Operation = Matmul | Attention | Traffic | Collective
+Operation = Matmul | Attention | Traffic | Sent
 Operations = tuple[Operation, ...]
 
 
@@ -119,12 +105,38 @@ class Share:
         """Return the ranks of the ring of keys and values; 1 without a ring."""
         return self.layout.shape.size("cp") if self.code.context == "ring" and not self.model.token_groups else 1
 
-    def along_tp(self, collective: str, message_bytes: float | None = None, calls: int = 1) -> Operations:
-        """Return the messages of a tensor-parallel group, by default of all its tokens; none for one rank."""
-        whole = self.code.compute_bytes * self.tokens * self.model.width
-        size, overlap = whole if message_bytes is None else message_bytes, self.code.tensor_overlap
-        message = Collective(collective=collective, message_bytes=size, axis="tp", overlap=overlap, calls=calls)
-        return (message,) if self.tp > 1 else ()
+    def activations(self, *, experts: bool = False) -> Activations:
+        """Return the sizes that decide the messages of a micro-batch."""
+        model, element = self.model, self.code.compute_bytes
+        features = (model.features + model.value_features) / 2 / self.tp
+        return Activations(
+            tokens=self.tokens,
+            width=model.width,
+            query_features=model.heads * features,
+            key_features=model.key_heads * features,
+            item_bytes=element,
+            key_gradient_bytes=self.code.ring_gradient_bytes or element,
+            tp=self.tp,
+            cp=self.layout.shape.size("cp"),
+            sequence_parallel=self.layout.sequence_parallel,
+            ring=self.code.context == "ring",
+            mlp=not experts or bool(model.shared_hidden),
+            experts=model.experts * experts,
+            rows=self.tokens / self.tp * model.top_k * (model.capacity_factor or 1.0),
+            even=model.capacity_factor is not None,
+        )
+
+    def split(self, messages: Iterable[Sent]) -> tuple[tuple[Sent, ...], tuple[Sent, ...]]:
+        """Return the messages of the (forward, backward) pass between several ranks.
+
+        Megatron gathers the input of a product again in the backward pass, for the weight gradient.
+        In the backward pass messages hidden by products precede all others.
+        """
+        sent = [one for one in messages if self.layout.shape.size(one.axis) > 1]
+        forward = tuple(one for one in sent if not one.backward)
+        again = (one for one in forward if one.collective == "all_gather" and one.beside and self.code.gathers_again)
+        backward = (*(one for one in sent if one.backward), *again)
+        return forward, tuple(sorted(backward, key=lambda one: one.beside != "products"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -134,11 +146,11 @@ def block(share: Share, *, experts: bool) -> Passes:
     dense = _mlp(share.tokens, model.width, model.hidden / share.tp, model)
     products = (*_projections(share), *(_expert_products(share) if experts else dense))
     scores = _scores(share)
-    sent, returned, last = _messages(share, experts=experts)
-    forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent, *last)
+    sent, returned = share.split(share.activations(experts=experts).block())
+    forward = (*products, *scores[0], *_elementwise(share, experts=experts, backward=False), *sent)
     recompute: Operations = ()
     if checkpointing == "full":
-        left_out = (products[-1], *last) if code.stops_early else ()
+        left_out = (products[-1], *(one for one in sent if not one.again)) if code.stops_early else ()
         recompute = tuple(one for one in forward if not any(one is other for other in left_out))
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
@@ -248,68 +260,6 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
     return (Traffic(moved_bytes=moved, kernels=kernels),)
 
 
-def _messages(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
-    """Return (forward, backward, the last sum of the forward pass) of one block."""
-    forward, backward, last = _tensor(share, experts=experts)
-    if share.layout.shape.size("cp") > 1:
-        context = _context(share)
-        forward, backward = (*forward, *context[0]), (*backward, *context[1])
-    if experts:
-        routed, counts = _routed(share)
-        forward, backward = (*forward, *counts, *routed), (*backward, *routed)
-    return forward, backward, last
-
-
-def _tensor(share: Share, *, experts: bool) -> tuple[Operations, Operations, Operations]:
-    """Attention and MLP gather tokens and scatter sums; routed experts receive rows only by :func:`_routed`."""
-    gather, scatter = share.along_tp("all_gather"), share.along_tp("reduce_scatter")
-    dense = not experts or bool(share.model.shared_hidden)
-    if not share.layout.sequence_parallel:
-        reduce = share.along_tp("all_reduce")
-        return reduce, (1 + dense) * reduce, share.along_tp("all_reduce") * dense
-    forward = (*gather, *scatter, *(gather * dense))
-    backward = (1 + dense) * (*scatter, *gather, *(gather * share.code.gathers_again))
-    return forward, backward, share.along_tp("reduce_scatter") * dense
-
-
-def _routed(share: Share) -> tuple[Operations, Operations]:
-    """Return (rows to experts and back, row counts before them): along ep, then to all ranks of tp.
-
-    A rank sends the rows of its own tokens; along tp each rank has a part of every expert.
-    """
-    model, tp = share.model, share.tp
-    rows = share.tokens / tp * model.top_k * (model.capacity_factor or 1.0)
-    size = share.code.compute_bytes * rows * model.width
-    away = Collective(collective="all_to_all", message_bytes=size, axis="ep", calls=2)
-    routed = (away, Collective(collective="all_to_all", message_bytes=tp * size, axis="tp", calls=2))
-    if model.capacity_factor:
-        return routed, ()
-    count = float(_COUNT_BYTES * model.experts)
-    counts = Collective(collective="all_to_all", message_bytes=count, axis="ep")
-    return routed, (counts, Collective(collective="all_gather", message_bytes=tp * count, axis="tp"))
-
-
-def _context(share: Share) -> tuple[Operations, Operations]:
-    """Return the messages of context parallelism: keys and values round a ring, or heads exchanged for tokens.
-
-    In the backward pass keys go round again. Their gradients make one more step to their owner, which nothing hides.
-    """
-    model, ranks, element = share.model, share.layout.shape.size("cp"), share.code.compute_bytes
-    features = model.features + model.value_features
-    keys = share.tokens * model.key_heads * features / share.tp
-    if share.code.context == "ring":
-        ring = Collective(collective="ring", message_bytes=element * keys, axis="cp", overlap=1.0, calls=ranks - 1)
-        size = (share.code.ring_gradient_bytes or element) * keys
-        gradients = dataclasses.replace(ring, message_bytes=size)
-        return (ring,), (ring, gradients, dataclasses.replace(gradients, overlap=0.0, calls=1))
-    queries = share.tokens * model.heads * features / share.tp
-    turned = tuple(
-        Collective(collective="all_to_all", message_bytes=element * size / 2, axis="cp", calls=2)
-        for size in (keys, queries)
-    )
-    return turned, turned
-
-
 @functools.lru_cache(maxsize=4096)
 def embedding(share: Share) -> Passes:
     """Return reads and writes of the embedding's rows; gradients are accumulated in a table of zeros of the same size.
@@ -319,14 +269,9 @@ def embedding(share: Share) -> Passes:
     model, element = share.model, share.code.compute_bytes
     moved = element * share.outer_tokens * model.width
     table = element * model.embedding_parameters / share.tp * (4.0 if model.tied else 1.0)
-    sizes: list[float | None] = [None]
-    if share.code.splits_positions and model.positions:  # the same for all samples
-        sizes.append(element * share.tokens * model.width / share.layout.micro_batch_size)
-    split = share.layout.sequence_parallel
-    sums, back = (
-        tuple(one for size in sizes for one in share.along_tp(name, size)) if name else ()
-        for name in (("reduce_scatter", "all_gather") if split else ("all_reduce", ""))
-    )
+    positions = share.code.splits_positions and model.positions > 0
+    samples = share.layout.micro_batch_size if positions else 0
+    sums, back = share.split(share.activations().embedding(samples=samples))
     return Passes(
         forward=(Traffic(moved_bytes=3.0 * moved, kernels=3), *sums),
         backward_weight=(Traffic(moved_bytes=5.0 * moved + table, kernels=3), *back),
@@ -341,16 +286,12 @@ def head(share: Share) -> Passes:
         return Passes()
     words = model.vocabulary / share.tp
     product = Matmul(m=share.tokens, n=words, k=model.width)
-    gather, back = share.along_tp("all_gather"), share.along_tp("reduce_scatter")
-    if not share.layout.sequence_parallel:
-        gather, back = (), share.along_tp("all_reduce")
-    # The largest logit of a token, its sum of exponentials and its target's logit.
-    loss = share.along_tp("all_reduce", 4.0 * share.tokens, calls=3)
+    sent, returned = share.split(share.activations().head())
     forward = Traffic(moved_bytes=code.forward_logit_bytes * share.tokens * words, kernels=4)
     backward = Traffic(moved_bytes=code.backward_logit_bytes * share.tokens * words, kernels=4)
     return Passes(
-        forward=(product, forward, *gather, *loss),
-        backward_input=(_input_gradient(product), backward, *back, *(gather * code.gathers_again)),
+        forward=(product, forward, *sent),
+        backward_input=(_input_gradient(product), backward, *returned),
         backward_weight=(_weight_gradient(product),),
     )
 

@@ -13,48 +13,13 @@ from typing import NamedTuple
 from perfsuite.projection import operations
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration
-from perfsuite.projection.communication import Links, Message
+from perfsuite.projection.communication import NONE, Links, Seconds
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.operations import Attention, Matmul, Operation, Passes, Share, Traffic
 from perfsuite.projection.pipeline import StageKind, rank_kinds, stage_kinds
 from perfsuite.schedules import StageTimes
-
-
-class Seconds(NamedTuple):
-    """Seconds by resource."""
-
-    matmul: float = 0.0
-    attention: float = 0.0
-    memory: float = 0.0
-    link: float = 0.0
-    network: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """All."""
-        return self[0] + self[1] + self[2] + self[3] + self[4]
-
-    @property
-    def work(self) -> float:
-        """Return the seconds that the device itself works."""
-        return self[0] + self[1] + self[2]
-
-    def plus(self, other: Seconds, times: float = 1.0) -> Seconds:
-        """Return the sum with ``times`` times ``other``."""
-        a, b, c, d, e = other
-        return Seconds(
-            self[0] + times * a, self[1] + times * b, self[2] + times * c, self[3] + times * d, self[4] + times * e
-        )
-
-    def waiting(self, message: Message, seconds: float) -> Seconds:
-        """Return the sum with ``seconds`` of an exposed message."""
-        share = seconds / message.seconds if message.seconds else 0.0
-        return self._replace(link=self.link + share * message.link_s, network=self.network + share * message.network_s)
-
-
-NONE = Seconds()
 
 
 class Priced(NamedTuple):
@@ -91,8 +56,8 @@ class Gathered:
     """A block with its messages."""
 
     block: Priced
-    gather: Message
-    scatter: Message
+    gather: Seconds
+    scatter: Seconds
     """Message of one micro-batch, including the sum over replicas."""
     gather_waits_s: float
     scatter_waits_s: float
@@ -138,11 +103,11 @@ class StagePrices:
             self._stages[key] = self._made(layout, groups, block)
         return self._stages[key]
 
-    def exposed(self, message: Message, behind_s: float, layout: Layout) -> float:
+    def exposed(self, message: Seconds, behind_s: float, layout: Layout) -> float:
         """Return the exposed seconds of a data-parallel message if ``behind_s`` of work can hide it."""
         beside = self.code.overlaps_beside_tensor or layout.shape.size("tp") == 1
         overlap = self._overlap if beside else 0.0
-        return message.seconds - overlap * min(message.seconds, behind_s)
+        return message.total - overlap * min(message.total, behind_s)
 
     def _priced(self, part: Passes, groups: dict[str, Group], *, ends: bool = False) -> Priced:
         """Price a part of the model; recomputation precedes the gradients.
@@ -177,13 +142,14 @@ class StagePrices:
         work = Seconds(matmul * self._ratio, attention * self._ratio, memory * self._ratio)
         ring = groups["cp"].ranks if "cp" in groups else 1  # the last step's keys are there before it begins
         free = {"attention": work.attention * (1 - 1 / ring), "matmul": work.matmul}
-        for operation in messages:
-            behind = "attention" if operation.collective == "ring" else "matmul"
-            group = groups.get(operation.axis)
-            message = self.links.seconds(operation.collective, operation.message_bytes, group, operation.calls)
-            hidden = operation.overlap * min(message.seconds, free[behind])
-            free[behind] = max(0.0, free[behind] - message.seconds)
-            work = work.waiting(message, message.seconds - hidden)
+        overlap = {"": 0.0, "attention": 1.0, "products": self.code.tensor_overlap}
+        for sent in messages:
+            behind = "attention" if sent.collective == "ring" else "matmul"
+            group = groups.get(sent.axis)
+            message = self.links.seconds(sent.collective, sent.message_bytes, group, sent.calls)
+            hidden = overlap[sent.beside] * min(message.total, free[behind])
+            free[behind] = max(0.0, free[behind] - message.total)
+            work = work.waiting(message, message.total - hidden)
         return work
 
     def _parts(self, layout: Layout, groups: dict[str, Group]) -> tuple[Priced, Priced]:
@@ -229,10 +195,8 @@ class StagePrices:
             message = self._stage_message(layout, groups)
             priced = [
                 stage._replace(
-                    forward=stage.forward if last else stage.forward.waiting(message, message.seconds),
-                    backward_input=stage.backward_input
-                    if first
-                    else stage.backward_input.waiting(message, message.seconds),
+                    forward=stage.forward if last else stage.forward.plus(message),
+                    backward_input=stage.backward_input if first else stage.backward_input.plus(message),
                 )
                 for stage, (_, _, first, last) in zip(priced, kinds, strict=True)
             ]
@@ -285,7 +249,7 @@ class StagePrices:
         gather, scatter = self.sharded_messages(parameters, layout, groups, routed)
         backward = self._moving(block.backward_input, parameters * code.sharded_bytes)
         gather_waits_s = self.exposed(gather, backward.total + block.backward_weight.total, layout)
-        both = together(gather, scatter)
+        both = gather.plus(scatter)
         waits_s = self.exposed(both, backward.total + block.backward_weight.total, layout)
         hides_s = 0.0 if experts and code.waits_for_routes else block.forward.total
         forward_waits_s = self.exposed(gather, hides_s, layout)
@@ -306,7 +270,7 @@ class StagePrices:
         ranks = groups["shard"].ranks
         moved = parameters * self.code.sharded_bytes / 2  # gathered once
         first_s = self.exposed(nearest.gather, embedding.forward.total + moved * self.second_per_byte, layout)
-        forward = self._moving(NONE, moved * (1 + 1 / ranks)).waiting(gather, gather.seconds)
+        forward = self._moving(NONE, moved * (1 + 1 / ranks)).plus(gather)
         forward = forward.waiting(nearest.gather, max(0.0, first_s - nearest.gather_waits_s))
         backward = NONE if self.code.scattered_bytes else self._last(nearest, embedding, scatter, layout)
         return Priced(forward=forward, backward_input=backward)
@@ -325,26 +289,26 @@ class StagePrices:
         _, scatter = self.sharded_messages(ends, layout, groups)
         return every.plus(self._last(nearest, self._ends_of(layout, groups)[0], scatter, layout))
 
-    def _last(self, nearest: Gathered, embedding: Priced, scatter: Message, layout: Layout) -> Seconds:
+    def _last(self, nearest: Gathered, embedding: Priced, scatter: Seconds, layout: Layout) -> Seconds:
         """Price the wait at the end of the backward pass.
 
         The embedding's backward pass hides the first block's scatter; nothing hides the scatter of embedding and head.
         """
         last_s = self.exposed(nearest.scatter, embedding.backward_s, layout)
         waits = NONE.waiting(nearest.scatter, max(0.0, last_s - nearest.scatter_waits_s))
-        return waits.waiting(scatter, scatter.seconds)
+        return waits.plus(scatter)
 
     def sharded_messages(
         self, parameters: float, layout: Layout, groups: dict[str, Group], routed: float = 0.0
-    ) -> tuple[Message, Message]:
+    ) -> tuple[Seconds, Seconds]:
         """Return (gather, scatter with the sum over replicas); ``routed`` are parameters of this rank's experts."""
-        gather = scatter = Message(0.0, 0.0)
+        gather = scatter = NONE
         for count, group in ((parameters - routed, groups["shard"]), (routed, groups["experts"])):
-            gather = together(gather, self.links.seconds("all_gather", count * self.code.compute_bytes, group))
+            gather = gather.plus(self.links.seconds("all_gather", count * self.code.compute_bytes, group))
             gradients = count * self.code.gradient_bytes
-            scatter = together(scatter, self.links.seconds("reduce_scatter", gradients, group))
+            scatter = scatter.plus(self.links.seconds("reduce_scatter", gradients, group))
             copies = self.links.seconds("all_reduce", gradients / group.ranks, groups.get("dp_replicate"))
-            scatter = together(scatter, copies)
+            scatter = scatter.plus(copies)
         return gather, scatter
 
     def _moving(self, seconds: Seconds, moved_bytes: float) -> Seconds:
@@ -352,17 +316,14 @@ class StagePrices:
 
     # -- between stages ------------------------------------------------------------------------------------------
 
-    def _stage_message(self, layout: Layout, groups: dict[str, Group]) -> Message:
+    def _stage_message(self, layout: Layout, groups: dict[str, Group]) -> Seconds:
         """Return the exposed message from a stage to the next for one micro-batch."""
-        if layout.shape.size("pp") == 1:
-            return Message(0.0, 0.0)
-        share = Share(model=self.model, layout=layout, code=self.code)
-        size = self.code.compute_bytes * share.outer_tokens * self.model.width
+        size = Share(model=self.model, layout=layout, code=self.code).activations().stage_bytes
         if self.code.stage_messages == "split" and not layout.sequence_parallel:
-            size /= share.tp
+            size /= layout.shape.size("tp")
         message = self.links.seconds("send_recv", size, groups["pp"])
         exposed = 1.0 - self.code.stage_overlap
-        return Message(exposed * message.link_s, exposed * message.network_s)
+        return NONE.plus(message, exposed)
 
 
 def _block_key(layout: Layout, groups: dict[str, Group]) -> tuple[object, ...]:
@@ -386,8 +347,3 @@ def _times(priced: Sequence[Priced], order: Sequence[int]) -> StageTimes:
     passes = zip(*((part.total for part in kind[:3]) for kind in priced), strict=True)
     forward, inputs, weights = (tuple([seconds[kind] for kind in order]) for seconds in passes)
     return StageTimes(forward_s=forward, backward_input_s=inputs, backward_weight_s=weights)
-
-
-def together(first: Message, second: Message) -> Message:
-    """Return the sum of two messages."""
-    return Message(first.link_s + second.link_s, first.network_s + second.network_s)

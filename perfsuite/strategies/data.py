@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies.fsdp import fsdp_api, sharder
-from perfsuite.strategies.hybrid_sizes import SHARDED
 from perfsuite.strategies.plan import Plan
+from perfsuite.strategies.traffic import SHARDED
 
 
 class DataParallel:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
@@ -18,25 +19,25 @@ from perfsuite.models.base import Model
 from perfsuite.models.language import LanguageModel, Split
 from perfsuite.models.moe import EXPERT_FEATURES, Moe
 from perfsuite.schedules import Schedule, balance
+from perfsuite.strategies.activations import Activations, Sent
 from perfsuite.strategies.context.places import SPREADS_HEADS, ContextMethod
 from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import (
-    ATTENTION,
     DATA,
-    MLP,
     OTHER,
     PIPELINE,
+    SHARDED,
     Call,
     ParameterShapes,
     Shapes,
     Tally,
+    add_unit,
     find_shapes,
+    joined,
     padded_bytes,
 )
 
-_COUNT_BYTES = 8
 _FP32 = 4
-SHARDED = ("dp", "dp_shard")  # Axes of data parallelism along which parameters are spread; dp_replicate keeps copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class HybridSizes:
     @property
     def spreads(self) -> bool:
         """Whether FSDP2 manages the parameters: if several ranks share them, and in 16 bits always."""
-        return self.plan.half or self.ranks("dp_replicate", *SHARDED, "ep", "cp") > 1
+        return self.plan.half or bool(joined(self.shape, "dp_replicate", *SHARDED, "ep", "cp"))
 
     @property
     def item_bytes(self) -> int:
@@ -96,19 +97,6 @@ class HybridSizes:
     def tokens(self) -> int:
         """Tokens of a micro-batch in one tensor-parallel group: b S / cp."""
         return self.plan.micro_batch_size * self.model.tokens_per_sample // self.cp
-
-    @property
-    def whole_bytes(self) -> int:
-        """Bytes of the activations of a micro-batch in one tensor-parallel group: X = b (S / cp) D i."""
-        return self.tokens * self.model.width * self.item_bytes
-
-    def axis(self, *names: str) -> str:
-        """Return those of ``names`` with several ranks, joined in the mesh's order; "" if there are none."""
-        return "-".join(name for name in self.shape.names if name in names and self.shape.size(name) > 1)
-
-    def ranks(self, *names: str) -> int:
-        """Return the product of the ranks along ``names``."""
-        return math.prod(self.shape.size(name) for name in names)
 
     def stages(self) -> list[tuple[int, range]]:
         """Return this rank's stages and the layers of each."""
@@ -166,8 +154,7 @@ class HybridSizes:
         """Return the calls of all of the rank's stages in one step.
 
         Attention gathers and scatters twice in each layer, and so does the MLP: of two layers of 128 features and one
-        sample
-        of 64 tokens in fp32, X is 32 KiB.
+        sample of 64 tokens in fp32, X is 32 KiB.
 
         >>> from perfsuite.models import find
         >>> from perfsuite.base.mesh import MeshShape
@@ -178,8 +165,7 @@ class HybridSizes:
         [('all_gather', 4, 131072), ('reduce_scatter', 4, 131072)]
 
         In a ring of two, keys and values (8 KiB each here) are sent once in the forward and once in the backward, and
-        their
-        gradients twice:
+        their gradients twice:
 
         >>> form = STRATEGIES["hybrid"].traffic(plan, MeshShape.parse("cp2"), 0)
         >>> [(call.calls, call.message_bytes) for call in form if call.collective == "send"]
@@ -188,90 +174,57 @@ class HybridSizes:
         tally, whole = Tally(), []
         for stage, layers in self.stages():
             for _ in layers:
-                self._add_block(tally)
+                self._add(tally, self.activations.block(), self.repeats)
             first, last = layers.start == 0, layers.stop == self.model.layers
-            self._add_ends(tally, first=first, last=last)
+            if first:
+                positions = "positions.weight" in self.shapes.first
+                self._add(tally, self.activations.embedding(samples=positions * self.plan.micro_batch_size))
+            if last:
+                self._add(tally, self.activations.head(words=0 if self.loss_parallel else self.model.vocabulary))
             whole += self._add_units(tally, layers, first=first, last=last)
             self._add_neighbours(tally, stage)
         for size in whole if self.spreads else [sum(whole)] if whole else []:  # FSDP2 sums them one by one
-            tally.add(self.axis("tp"), "all_reduce", OTHER, 1, size)
+            tally.add(joined(self.shape, "tp"), "all_reduce", OTHER, 1, size)
         self._add_tied(tally)
         if self.plan.dtype == "fp16":
             self._add_scale(tally)
         return tally.calls()
 
-    # -- one block -----------------------------------------------------------------------------------------------
-
-    def _add_block(self, tally: Tally) -> None:
-        times, again = self.plan.accumulation, self.repeats
-        self._add_part(tally, ATTENTION, times, gathers=again, sums=again)
+    @functools.cached_property
+    def activations(self) -> Activations:
+        """Sizes of the activations of a micro-batch."""
+        routed: dict[str, Any] = {}
         if isinstance(self.model, Moe):
-            self._add_experts(tally, self.model, times * (1 + again), backwards=times)
-        else:
-            self._add_part(tally, MLP, times, gathers=again, sums=0)
-        if self.cp > 1:
-            self._add_context(tally, times, again)
+            routing, tokens = self.model.routing, self.tokens // self.tp
+            rows = tokens * routing.top_k
+            if routing.capacity is not None:
+                rows = tokens // routing.group_tokens * routing.capacity * routing.experts
+            loads = self.plan.micro_batch_size * self.model.experts * _FP32 if routing.balance_weight else 0
+            even = routing.capacity is not None
+            routed = {"mlp": False, "experts": self.model.experts, "rows": rows, "even": even, "load_bytes": loads}
+        return Activations(
+            tokens=self.tokens,
+            width=self.model.width,
+            query_features=self.model.width // self.tp,
+            key_features=self.model.key_width // self.tp,
+            item_bytes=self.item_bytes,
+            key_gradient_bytes=_FP32,
+            tp=self.tp,
+            cp=self.cp,
+            sequence_parallel=self.sequence_parallel,
+            ring=self.context not in SPREADS_HEADS,
+            **routed,
+        )
 
-    def _add_part(self, tally: Tally, part: str, times: int, *, gathers: int, sums: int) -> None:
-        """Add a part with one gather before and one sum after it, some of them repeated in the backward."""
-        axis, size = self.axis("tp"), self.whole_bytes
-        if self.sequence_parallel:  # the backward of a gather is a reduce-scatter and vice versa
-            tally.add(axis, "all_gather", part, times * (2 + gathers), size)
-            tally.add(axis, "reduce_scatter", part, times * (2 + sums), size)
-        else:  # no gather; sums of the forward's output and of the input's gradient
-            tally.add(axis, "all_reduce", part, times * (2 + sums), size)
-
-    def _add_context(self, tally: Tally, times: int, again: int) -> None:
-        axis, key_features = self.axis("cp"), self.model.key_width // self.tp
-        if self.context in SPREADS_HEADS:
-            for features in (self.model.width // self.tp, key_features):  # query and output, key and value
-                tally.add(
-                    axis, "all_to_all", ATTENTION, 2 * times * (2 + again), self.tokens * features * self.item_bytes
-                )
-            return
-        both = 2 * self.tokens * key_features
-        for way in ("send", "receive"):
-            tally.add(axis, way, ATTENTION, times * (self.cp - 1) * (2 + again), both * self.item_bytes)
-            tally.add(axis, way, ATTENTION, times * self.cp, both * _FP32)
-
-    def _add_experts(self, tally: Tally, model: Moe, forwards: int, *, backwards: int) -> None:
-        """Add the dispatch of rows in forward and backward; counts are sent first unless all parts are equal."""
-        ep, tp, tokens = self.axis("ep"), self.axis("tp"), self.tokens // self.tp
-        routing = model.routing
-        even = routing.capacity is not None
-        rows = tokens * routing.top_k
-        if routing.capacity is not None:
-            rows = tokens // routing.group_tokens * routing.capacity * routing.experts
-        size, calls = rows * model.width * self.item_bytes, 2 * (forwards + backwards)
-        tally.add(ep, "all_to_all", MLP, calls, size, uneven=not even)
-        tally.add(tp, "all_to_all", MLP, calls, self.tp * size, uneven=not even)
-        if not even:
-            tally.add(ep, "all_to_all", MLP, forwards, model.experts * _COUNT_BYTES)
-            tally.add(tp, "all_gather", MLP, forwards, self.tp * model.experts * _COUNT_BYTES)
-        if routing.balance_weight:
-            for axis in (self.axis("cp"), tp):
-                counts = self.plan.micro_batch_size * model.experts * _FP32
-                tally.add(axis, "all_reduce", MLP, forwards, counts)
+    def _add(self, tally: Tally, messages: Iterable[Sent], repeats: int = 0) -> None:
+        """Add messages of every micro-batch; ``repeats`` of a block's forward are in the backward."""
+        for sent in messages:
+            passes = 1 + repeats if sent.again and not sent.backward else 1
+            for way in ("send", "receive") if sent.collective == "ring" else (sent.collective,):
+                calls, size = self.plan.accumulation * passes * sent.calls, int(sent.message_bytes)
+                tally.add(joined(self.shape, sent.axis), way, sent.part, calls, size, uneven=sent.uneven)
 
     # -- the rest of a stage -------------------------------------------------------------------------------------
-
-    def _add_ends(self, tally: Tally, *, first: bool, last: bool) -> None:
-        axis, times = self.axis("tp"), self.plan.accumulation
-        sizes = [self.whole_bytes] if first else []
-        if first and "positions.weight" in self.shapes.first:
-            sizes.append(self.whole_bytes // self.plan.micro_batch_size)
-        if last:
-            sizes.append(self.whole_bytes)
-        for size in sizes:
-            if self.sequence_parallel:
-                tally.add(axis, "all_gather", OTHER, times, size)
-                tally.add(axis, "reduce_scatter", OTHER, times, size)
-            else:
-                tally.add(axis, "all_reduce", OTHER, times, size)
-        if last and self.loss_parallel:
-            tally.add(axis, "all_reduce", OTHER, 3 * times, self.tokens * _FP32)
-        elif last:
-            tally.add(axis, "all_gather", OTHER, times, self.tokens * self.model.vocabulary * self.item_bytes)
 
     def _add_units(self, tally: Tally, layers: range, *, first: bool, last: bool) -> list[int]:
         """Add the messages of FSDP2; return the bytes of each gradient that the ranks of tp sum."""
@@ -293,26 +246,19 @@ class HybridSizes:
 
     def _add_unit(self, tally: Tally, unit: Shapes, others: tuple[str, ...], gathers: int) -> None:
         axes = (*SHARDED, *others)
-        shapes = list(unit.values())
-        if not shapes:
-            return
-        if self.replicate:
-            whole = padded_bytes(shapes, 1, self.item_bytes)
-            tally.add(self.axis("dp_replicate", *axes), "all_reduce", DATA, 1, whole)
-            return
-        ranks = self.ranks(*axes)
-        size = padded_bytes(shapes, ranks, self.item_bytes)
-        tally.add(self.axis(*axes), "all_gather", DATA, gathers, size)
-        tally.add(self.axis(*axes), "reduce_scatter", DATA, 1, size)
-        tally.add(self.axis("dp_replicate"), "all_reduce", DATA, 1, size // ranks)
+        shapes, item = list(unit.values()), self.item_bytes
+        if shapes and self.replicate:
+            axis = joined(self.shape, "dp_replicate", *axes)
+            tally.add(axis, "all_reduce", DATA, 1, padded_bytes(shapes, 1, item))
+        elif shapes:
+            add_unit(tally, self.shape, axes, shapes, gathers, gathered_bytes=item, reduced_bytes=item)
 
     # -- between stages ------------------------------------------------------------------------------------------
 
     def _add_neighbours(self, tally: Tally, stage: int) -> None:
         if self.schedule is None:
             return
-        places = self.schedule.rank_of_stage
-        size = self.whole_bytes // (self.tp if self.sequence_parallel else 1)
+        places, size = self.schedule.rank_of_stage, int(self.activations.stage_bytes)
         for other in (stage - 1, stage + 1):
             if 0 <= other < len(places) and places[other] != places[stage]:
                 for way in ("send", "receive"):
@@ -332,7 +278,7 @@ class HybridSizes:
 
     def _add_scale(self, tally: Tally) -> None:
         """Add the all-reduce that detects an overflow on any rank of the mesh."""
-        axis = self.axis(*self.shape.names)
+        axis = joined(self.shape)
         names = axis.split("-")
         data = any(name.startswith("dp") for name in names) and not {"pp", "tp"} & set(names)
         part = PIPELINE if names == ["pp"] else DATA if data else OTHER

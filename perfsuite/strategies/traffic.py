@@ -194,6 +194,7 @@ _SHAPES: Mapping[type[Model], Callable[[Any], ParameterShapes]] = MappingProxyTy
 
 # -- data parallelism: DDP, ZeRO's optimizer, FSDP2 ---------------------------------------------------------------
 
+SHARDED = ("dp", "dp_shard")  # Axes of data parallelism along which parameters are spread; dp_replicate keeps copies
 _FP32 = 4
 _HALF = 2
 
@@ -214,8 +215,8 @@ def ddp_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float, item_bytes
     tally = Tally()
     sizes = [math.prod(parameter) for parameter in reversed(_all(shapes, plan.model.layers))]
     calls = buckets([_FP32 * size for size in sizes], bucket_bytes)
-    tally.add(_joined(shape), "all_reduce", DATA, 1, item_bytes * sum(sizes))
-    tally.add(_joined(shape), "all_reduce", DATA, calls - 1, 0)
+    tally.add(joined(shape), "all_reduce", DATA, 1, item_bytes * sum(sizes))
+    tally.add(joined(shape), "all_reduce", DATA, calls - 1, 0)
     return tally
 
 
@@ -224,7 +225,7 @@ def zero_redundancy_traffic(plan: Plan, shape: MeshShape, *, bucket_bytes: float
     tally, shapes = ddp_traffic(plan, shape, bucket_bytes=bucket_bytes), find_shapes(plan.model)
     if tally is not None and shapes is not None:
         for parameter in _all(shapes, plan.model.layers):
-            tally.add(_joined(shape), "broadcast", DATA, 1, _FP32 * math.prod(parameter))
+            tally.add(joined(shape), "broadcast", DATA, 1, _FP32 * math.prod(parameter))
     return tally
 
 
@@ -244,16 +245,30 @@ def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision
     if shapes is None:
         return None
     tally, times = Tally(), plan.accumulation
-    shard, replicate = ("dp_shard", "dp_replicate") if "dp_shard" in shape.names else ("dp", "")
-    ranks = shape.size(shard)
     gathered = _HALF if mixed_precision else _FP32
     root = list(shapes.root(first=True, last=True).values())
     units = [(list(shapes.layer.values()), 2 if reshard else 1)] * plan.model.layers + [(root, 1)]
     for unit, gathers in units:
-        tally.add(_axis(shape, shard), "all_gather", DATA, times * gathers, padded_bytes(unit, ranks, gathered))
-        tally.add(_axis(shape, shard), "reduce_scatter", DATA, 1, padded_bytes(unit, ranks, _FP32))
-        tally.add(_axis(shape, replicate), "all_reduce", DATA, 1, padded_bytes(unit, ranks, _FP32) // ranks)
+        add_unit(tally, shape, SHARDED, unit, times * gathers, gathered_bytes=gathered, reduced_bytes=_FP32)
     return tally.calls()
+
+
+def add_unit(
+    tally: Tally,
+    shape: MeshShape,
+    axes: Sequence[str],
+    parameters: Sequence[tuple[int, ...]],
+    gathers: int,
+    *,
+    gathered_bytes: int,
+    reduced_bytes: int,
+) -> None:
+    """Add a unit of FSDP2 over ``axes``: gathered, its gradient scattered once and summed over ``dp_replicate``."""
+    ranks, axis = math.prod(map(shape.size, axes)), joined(shape, *axes)
+    size = padded_bytes(parameters, ranks, reduced_bytes)
+    tally.add(axis, "all_gather", DATA, gathers, padded_bytes(parameters, ranks, gathered_bytes))
+    tally.add(axis, "reduce_scatter", DATA, 1, size)
+    tally.add(joined(shape, "dp_replicate"), "all_reduce", DATA, 1, size // ranks)
 
 
 def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
@@ -262,9 +277,6 @@ def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
     return [*shapes.first.values(), *list(shapes.layer.values()) * layers, *last.values()]
 
 
-def _axis(shape: MeshShape, name: str) -> str:
-    return name if name and shape.size(name) > 1 else ""
-
-
-def _joined(shape: MeshShape) -> str:
-    return "-".join(name for name, size in shape.axes if size > 1)
+def joined(shape: MeshShape, *names: str) -> str:
+    """Return those of ``names``, by default of all axes, with several ranks, joined in the mesh's order."""
+    return "-".join(name for name, size in shape.axes if size > 1 and (not names or name in names))
