@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -135,3 +136,11 @@ def test_a_forkserver_that_is_given_up_alive_is_ended(tmp_path):
         assert child.ended == "its parent, the forkserver, ended with exit code 0"
     finally:
         transport.close()
+
+
+def test_a_forkserver_that_cannot_start_leaves_no_descriptor(tmp_path, monkeypatch):
+    monkeypatch.setenv(WRAPPER, str(tmp_path / "nothing"))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        ForkServer(tmp_path, ())
+    assert os.listdir("/proc/self/fd") == before

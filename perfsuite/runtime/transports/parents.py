@@ -47,25 +47,29 @@ class ForkServer:
 
     def __init__(self, logs: Path, preload: Iterable[str]) -> None:
         """Start it and return before its imports are done."""
-        ours_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life_r, self._life_w = os.pipe()
         self.mark = secrets.token_hex(8)  # Value of MARK in the environment of all its descendants.
         self._preloaded = tuple(preload)
         arguments = {"control_fd": child_end.fileno(), "life_fd": life_r, "preload": self._preloaded}
         command = boot_command("perfsuite.runtime.transports.forkserver:main", arguments)
-        with (logs / LOG).open("ab") as log:
-            self.process = subprocess.Popen(
-                [*shlex.split(os.environ.get(WRAPPER, "")), *command],
-                pass_fds=(child_end.fileno(), life_r),
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**worker_environment(), MARK: self.mark},
-            )
-        child_end.close()
-        os.close(life_r)
-        self.control = ours_end
+        try:
+            with (logs / LOG).open("ab") as log:
+                self.process = subprocess.Popen(
+                    [*shlex.split(os.environ.get(WRAPPER, "")), *command],
+                    pass_fds=(child_end.fileno(), life_r),
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**worker_environment(), MARK: self.mark},
+                )
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            child_end.close()
+            os.close(life_r)
         self.is_up = False  # Whether its imports are done.
         self._requests = 0
         self._children: dict[int, Child] = {}  # By pid; before the start by the negative request id.
