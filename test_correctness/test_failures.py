@@ -155,6 +155,16 @@ def test_a_rank_that_moves_on_is_at_work_and_one_that_does_not_hangs():
     assert judge(earlier, "").state == "stuck"
 
 
+@pytest.mark.parametrize(
+    ("frames", "ticks", "state"),
+    [(OWN_CODE, 20, "working"), (OWN_CODE, 1, "hung"), (DEVICE, 20, "stuck"), (BACKWARD + OWN_CODE, 20, "stuck")],
+    ids=["computes", "sleeps", "device", "backward"],
+)
+def test_a_rank_that_computes_in_one_place_is_at_work(frames, ticks, state):
+    stack = STACK.format(frames=frames)
+    assert judge(f"Core time: 7\n{stack}", f"Core time: {7 + ticks}\n{stack}").state == state
+
+
 @pytest.mark.parametrize("characters", range(0, len(STACK.format(frames=OWN_CODE)), 7))
 def test_half_a_dump_is_not_taken_for_a_whole_one(characters):
     dump = STACK.format(frames=OWN_CODE)

@@ -303,17 +303,17 @@ def test_a_damaged_line_costs_that_line(tmp_path, name, old, new, line, says):  
 def test_a_log_of_windows_is_read_and_a_compressed_one_refused(tmp_path):
     path, text = tmp_path / "log.txt", (SAMPLES / "megatron/resume.log").read_text()
     path.write_bytes(text.replace("\n", "\r\n").encode("utf-16"))
-    assert values(read("megatron/resume.log"), "loss") == values(read_file(path, Told()), "loss")
+    assert values(read("megatron/resume.log"), "loss") == values(read_file(path, ImportOptions()), "loss")
     path.write_bytes(gzip.compress(text.encode()))
     with pytest.raises(ImportFailed, match="it is compressed; unpack it first"):
-        read_file(path, Told())
+        read_file(path, ImportOptions())
 
 
 def test_the_rest_of_a_wrapped_line_is_refused(tmp_path):
     line = lines_of("megatron/megatron-deepspeed.log")[0]
     at = line.index("| samples per second")
-    read_whole = read_file(written(tmp_path, line), Told())
-    wrapped = read_file(written(tmp_path, line[:at], line[at:], "samples per second: 3.2 |"), Told())
+    read_whole = read_file(written(tmp_path, line), ImportOptions())
+    wrapped = read_file(written(tmp_path, line[:at], line[at:], "samples per second: 3.2 |"), ImportOptions())
     assert [2] == [refused.line for refused in wrapped.refused]
     assert "the line was cut or wrapped" in wrapped.refused[0].why
     lost = {row.metric for row in read_whole.rows} - {row.metric for row in wrapped.rows}

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,20 @@ def test_an_arm_that_cannot_collect_its_cases_says_why(arm):
     with pytest.raises(ArmFailed, match=r"(?s)^base was not measured: its pytest ended with exit code 4; .*nowhere"):
         live.start(600)
     assert live._child.poll() is not None
+
+
+@pytest.mark.parametrize("failing", ["pytest_arguments", "arm_environment", "start"])
+def test_an_arm_that_cannot_start_leaves_no_descriptor_and_no_directory(tmp_path, monkeypatch, failing):
+    def fail(*_):
+        raise OSError("cannot")
+
+    monkeypatch.setattr(arms, failing, fail)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="cannot"):
+        LiveArm(Arm(name="base", root=tmp_path), OPTIONS, NODES).start(600)
+    assert os.listdir("/proc/self/fd") == before
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.extended

@@ -143,7 +143,7 @@ def test_the_acceptance_run_has_the_largest_world_size_and_the_named_size(pytest
 def test_a_size_that_the_test_does_not_have_is_refused(pytester, monkeypatch):
     text = ACCEPTED.replace("acceptance(1024)", "acceptance(2048)")
     found = repository(pytester, monkeypatch, "from perfsuite import acceptance\n" + text).run()
-    found.stdout.fnmatch_lines(["*@acceptance: a size=(2048,) is not among the sizes of @sizes; *"])
+    found.stdout.fnmatch_lines(["*@acceptance: sizes=[[]2048] is not among the sizes of @sizes; *"])
 
 
 PRODUCT_ROW = (

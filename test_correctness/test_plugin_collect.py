@@ -123,7 +123,7 @@ def test_a_run_says_how_many_extended_cases_it_leaves_out(pytester, monkeypatch)
 
 def test_extended_world_sizes_are_among_the_world_sizes(pytester, monkeypatch):
     done = repository(pytester, monkeypatch, EXTENDED.replace("extended=[2]", "extended=[4]")).run()
-    done.stdout.fnmatch_lines(["*@world_sizes(1, 2): extended=(4,) is not among the world sizes;*"])
+    done.stdout.fnmatch_lines(["*@world_sizes(1, 2): extended=[[]4] is not among the world sizes;*"])
 
 
 def test_the_scale_can_be_chosen_and_is_not_in_the_id(pytester, monkeypatch):
@@ -236,7 +236,7 @@ MALFORMED = [
     (
         "@sizes(full=[8], small=[1, 2], extended=[8])",
         "message_bytes",
-        "@sizes: extended=(8,) is not among the sizes of @sizes; choose from 1B, 2B",
+        "@sizes: extended=[8] is not among the sizes of @sizes; choose from 1B, 2B",
     ),
     ("@sizes(full=[1], small=[1], param='no name')", "message_bytes", "@sizes: param='no name' is not the name*"),
     ("@sizes(full=[1], small=[1])", "", "@sizes sets 'message_bytes', which the test does not take*"),

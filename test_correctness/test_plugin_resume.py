@@ -10,6 +10,7 @@ import signal
 import time
 
 import pytest
+from _pytest.pytester import LineMatcher
 
 from perfsuite.base.errors import RanksFailed
 from perfsuite.record.journal import read_journal
@@ -89,6 +90,23 @@ def test_a_case_that_a_signal_ended_is_in_the_journal_and_runs_again(repo, pytes
     repo.driver.script = measurement
     repo.run("--perf-resume=one.jsonl").assert_outcomes(passed=3)
     assert names(repo) == ["second", "third"]
+
+
+@pytest.mark.parametrize(("stopped", "counts"), [("first", "1 interrupted*"), ("second", "1 measured, 1 interrupted*")])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_prints_its_counts_and_its_journal(repo, capsys, number, stopped, counts):
+    def script(job):
+        if job.workload.parameters()["name"] == stopped:
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        return measurement(job)
+
+    repo.driver.script = script
+    with pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else contextlib.nullcontext():
+        repo.run("--perf-journal=one.jsonl", "-q")
+    printed = LineMatcher(capsys.readouterr().out.splitlines())
+    resume = "next * add --perf-resume=one.jsonl to the same command"
+    printed.fnmatch_lines(["*= perfsuite: *", counts, "journal * one.jsonl", resume])
 
 
 def test_a_case_whose_parameters_changed_is_run_again(repo, pytester):

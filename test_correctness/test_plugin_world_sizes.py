@@ -93,7 +93,7 @@ def test_whole_is_a_makers_host_where_the_platform_is_not_here(pytester, monkeyp
 def test_an_unknown_more_is_refused(pytester, monkeypatch):
     tests = "@world_sizes(2, more='all')\ndef test_it(perf, ranks):\n    perf(step, on=ranks)\n"
     done = repository(pytester, monkeypatch, tests).run()
-    done.stdout.fnmatch_lines(["*@world_sizes(2,): more='all' is unknown; choose True, 'whole' or leave it out*"])
+    done.stdout.fnmatch_lines(["*@world_sizes(2): more='all' is unknown; choose True, 'whole' or leave it out*"])
 
 
 def test_further_ones_are_extended_where_any_is(pytester, monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perfsuite.base.errors import InvalidParameter, RanksFailed
+from perfsuite.base.errors import InvalidParameter, PerfsuiteError, RanksFailed
 from perfsuite.record.workload import Budget, CallableStep, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.returned import Iteration, pending
@@ -234,6 +234,17 @@ def test_returned_communication_is_finished_in_each_sample(driver, how):
 def test_communication_that_nobody_waits_for_is_refused(driver, function, told):
     with pytest.raises(InvalidParameter, match=told):
         run(driver, function)
+
+
+@pytest.mark.parametrize("function", [unwaited.kept_send, unwaited.skipped_between])
+def test_ranks_with_unfinished_communication_are_not_used_again(driver, function):
+    run(driver, unwaited.coalesced)
+    before = {slot: child.pid for slot, child in driver._transport._slots.items()}
+    with pytest.raises(PerfsuiteError):
+        run(driver, function)
+    run(driver, unwaited.coalesced)
+    pids = {slot: child.pid for slot, child in driver._transport._slots.items()}
+    assert [slot for slot in before if pids[slot] != before[slot]] == [0, 1]
 
 
 @pytest.mark.parametrize("function", [unwaited.ddp, unwaited.waited_by_future, unwaited.coalesced])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import socket
 import time
@@ -337,6 +338,15 @@ def test_a_hang_is_named_with_its_stack_within_the_limit(driver):
     assert "rank 0 on" in report
     assert "was waiting for the other ranks in all_reduce" in report
     assert driver.run(job(steps.add_up, 3)).world_size == 3
+
+
+def test_a_product_that_outlasts_the_limit_is_slow_and_does_not_hang(driver):
+    budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=1.5)
+    with pytest.raises(RanksFailed) as failure:
+        driver.run(job(steps.computing, 1, budget=budget))
+    first, advice, *_ = str(failure.value).splitlines()
+    assert re.search(r"rank 0 on \S+ was still working at \S+steps.py:\d+ in <lambda> .*limit 1.5 s", first)
+    assert advice == "it works and is slow: choose a longer --perf-timeout or a smaller size"
 
 
 @pytest.mark.extended

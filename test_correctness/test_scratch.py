@@ -222,3 +222,30 @@ def test_an_unwritable_temporary_directory_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(LaunchError, match=r"no key can be written under .*missing \(No such file"):
         keys.offer_meeting(a_launch(), {})
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        (tempfile, "mkdtemp"),
+        (scratch, "hold"),
+        (Path, "rename"),
+        (tempfile, "mkstemp"),
+        (keys, "hold"),
+        (os, "replace"),
+    ],
+    ids=lambda failing: f"{failing[0].__name__}.{failing[1]}",
+)
+def test_a_failed_offer_leaves_no_file_and_no_descriptor(tmp, monkeypatch, failing):
+    (tmp / f"perfsuite-{os.getuid()}").mkdir(mode=0o700)
+    before, descriptors = sorted(tmp.rglob("*")), os.listdir("/proc/self/fd")
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*failing, fail)
+        with pytest.raises(LaunchError, match=r"no key can be written under .* \(No space left on device\)"):
+            keys.offer_meeting(a_launch(), {})
+    assert sorted(tmp.rglob("*")) == before
+    assert os.listdir("/proc/self/fd") == descriptors

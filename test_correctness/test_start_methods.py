@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -108,3 +109,38 @@ def test_a_killed_worker_has_ended_before_the_next_one_of_its_slot_starts(tmp_pa
         monkeypatch.undo()
         transport.close()
     assert [] == alive
+
+
+def test_a_request_may_be_larger_than_the_buffer_of_a_socket(tmp_path):
+    env = {f"PERFSUITE_TEST_{number}": str(number) * 100_000 for number in range(5)}
+    transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
+    try:
+        transport.acquire(1, fresh=False, env=env, deadline_s=60)
+        transport.send(0, {"verb": "unknown"})
+        while not (events := transport.poll(1.0)):
+            pass  # its interpreter starts
+        assert events[0].kind == "message", events
+        pids = processes_with(*(f"{name}={value}" for name, value in env.items()))
+        assert transport._slots[0].pid in pids
+    finally:
+        transport.close()
+
+
+def test_a_forkserver_that_is_given_up_alive_is_ended(tmp_path):
+    transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
+    try:
+        transport.acquire(1, fresh=False, env={}, deadline_s=60)
+        pids, child = [transport._servers[0].process.pid, transport._slots[0].pid], transport._slots[0]
+        transport._lose_server(0)
+        assert gone(pids, within_s=10.0)
+        assert child.ended == "its parent, the forkserver, ended with exit code 0"
+    finally:
+        transport.close()
+
+
+def test_a_forkserver_that_cannot_start_leaves_no_descriptor(tmp_path, monkeypatch):
+    monkeypatch.setenv(WRAPPER, str(tmp_path / "nothing"))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        ForkServer(tmp_path, ())
+    assert os.listdir("/proc/self/fd") == before

@@ -74,7 +74,7 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
         failed={
             case: reason.removeprefix(FAILED)[:_LONGEST]
             for case, reason in missing.items()
-            if reason.startswith(FAILED) and not fails(case)
+            if reason.startswith(FAILED) and case not in run.interrupted and not fails(case)
         },
     )
     run.end(judged, last)
@@ -126,7 +126,7 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
 def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the screen of the run, the last section."""
     run, suite = config.stash[record_key], config.stash[suite_key]
-    if not (run.results or run.failures):
+    if not (run.results or run.failures or run.interrupted):
         return
     out = Out(terminalreporter)
     expecting = config.pluginmanager.get_plugin("perfsuite.expecting")
@@ -155,7 +155,10 @@ _COLOURS: Mapping[str, Mapping[str, bool]] = {
 
 
 def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
-    """Return the page, and as the last the next command: after an acceptance run the comparison with other nodes."""
+    """Return the page; after an interruption the journal and the option that continues it, else the next command.
+
+    The next command after an acceptance run is the comparison with other nodes.
+    """
     session = suite.session
     page = config.stash[outputs_key].written.get("perf_html")
     pages = []
@@ -168,14 +171,16 @@ def links(suite: Suite, config: pytest.Config) -> list[tuple[str, str]]:
     path, here = session.journal.path, config.invocation_params.dir
     if not path.exists():  # no case was measured, so nothing was written
         return pages
+    quoted = shlex.quote(_shown(path, config))
+    if config.stash[record_key].was_interrupted:
+        return [*pages, ("journal", quoted), ("next", f"add --perf-resume={quoted} to the same command")]
     expecting = config.pluginmanager.get_plugin("perfsuite.expecting")
     if expecting is not None and expecting.rows is not None and expecting.is_acceptance:
-        command = f"perfsuite fleet {shlex.quote(_shown(path, config))}  # and the journals of other nodes"
-        return [*pages, ("next", command)]
+        return [*pages, ("next", f"perfsuite fleet {quoted}  # and the journals of other nodes")]
     is_newest = path.parent == here / FOLDER and newest(here) == path
-    place = "" if is_newest else f" {shlex.quote(_shown(path, config))}"
+    place = "" if is_newest else f" {quoted}"
     if page is None and config.stash[level_key] in ("tables", "cases"):
-        return [("next", f"perfsuite report {shlex.quote(_shown(path, config))} --html run.html")]
+        return [("next", f"perfsuite report {quoted} --html run.html")]
     return [*pages, ("next", f"perfsuite show{place} --show=tables")]
 
 

@@ -259,7 +259,7 @@ def _read_sizes(mark: pytest.Mark | None) -> tuple[str, tuple[Size, ...], tuple[
         _refuse_repetition("sizes", [size.id for size in read])
         scales.append(read)
     extended = tuple(_read_size(size, param) for size in mark.kwargs["extended"])
-    _require_among("sizes", "extended", mark.kwargs["extended"], extended, scales[1])
+    _require_among("sizes", "extended", list(mark.kwargs["extended"]), extended, scales[1])
     return param, scales[0], scales[1], extended
 
 
@@ -298,19 +298,18 @@ def _read_world_sizes(mark: pytest.Mark | None) -> tuple[tuple[int, ...], tuple[
     if mark is None:
         return (), ()
     counts: tuple[int, ...] = mark.kwargs["counts"]
+    decorator = f"@world_sizes({', '.join(map(repr, counts))})"
     if not counts or any(type(count) is not int or count < 1 for count in counts):
-        raise ConfigurationError(f"@world_sizes{counts!r}: every world size is a whole number of at least 1")
+        raise ConfigurationError(f"{decorator}: every world size is a whole number of at least 1")
     _refuse_repetition("world_sizes", [str(count) for count in counts])
     extended: tuple[int, ...] = mark.kwargs["extended"]
     if not set(extended) <= set(counts):
         raise ConfigurationError(
-            f"@world_sizes{counts!r}: extended={extended!r} is not among the world sizes; choose from them"
+            f"{decorator}: extended={list(extended)} is not among the world sizes; choose from them"
         )
     more = mark.kwargs["more"]
     if more not in (False, True, "whole"):
-        raise ConfigurationError(
-            f"@world_sizes{counts!r}: more={more!r} is unknown; choose True, 'whole' or leave it out"
-        )
+        raise ConfigurationError(f"{decorator}: more={more!r} is unknown; choose True, 'whole' or leave it out")
     full = mark.kwargs["full"]
     if full and any(type(count) is not int or count < 1 for count in full):
         raise ConfigurationError(f"@world_sizes: full={full!r}: every world size is a whole number of at least 1")
@@ -343,7 +342,7 @@ def _read_acceptance(mark: pytest.Mark | None, param: str, sizes: Sequence[Size]
     if written and not param:
         raise ConfigurationError(f"@acceptance: {written[0]!r} is a size; add @sizes, or leave it out")
     chosen = tuple(_read_size(size, param) for size in written)
-    _require_among("acceptance", "a size", written, chosen, sizes)
+    _require_among("acceptance", "sizes", list(written), chosen, sizes)
     return chosen
 
 

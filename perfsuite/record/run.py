@@ -71,6 +71,9 @@ class GateRecord:
         return self.gate and verdict in self.fail_on
 
 
+_INTERRUPTED = 2  # pytest's exit status.
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
     """How a run ended; a run without one was killed."""
@@ -143,6 +146,11 @@ class RunRecord(Header):
     """Number of results that the journal has of each case."""
     case_errors: Mapping[str, str] = field(default_factory=dict)
     """Whole message of each case that the ranks failed and that was not measured later."""
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether a signal or a lost agent ended the run before its last case."""
+        return bool(self.interrupted) or (self.end is not None and self.end.exit_status == _INTERRUPTED)
 
     @functools.cached_property
     def missing(self) -> Mapping[str, str]:

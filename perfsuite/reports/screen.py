@@ -73,7 +73,8 @@ def screen(
 ) -> list[ScreenLine]:
     """Return the lines below the title.
 
-    ``quiet``: only counts, the gate's counts, LOW and SLOW rows, times that no metric has, and notable cases.
+    ``quiet``: only counts, the gate's counts, LOW and SLOW rows, times that no metric has, and notable cases; the links
+    of an interrupted run too.
     ``full``: everything that concerns trust.  ``stores``: this run updates the baseline itself.
     ``links``: label and command or path; the last is the next step.
     ``expected``: results judged by expectations; None: by the shipped expectations.  ``verdict``: PASS or FAIL of
@@ -96,7 +97,7 @@ def screen(
         if not quiet or line[0] == OTHERS:
             head += [ScreenLine(text=text) for text in _packed(line, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]
-    tail = [*_skips(run, width), *([] if quiet else tail)]
+    tail = [*_skips(run, width), *(tail if run.was_interrupted or not quiet else [])]
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
 
 

@@ -251,28 +251,30 @@ class LiveArm:
 
     def start(self, deadline_s: float) -> None:
         """Start it and wait until it has collected its cases; raise ArmFailed if it stops before."""
-        directory = self._closing.enter_context(scratch.directory("arm"))
-        path = directory / "path"
-        path.mkdir()
-        shutil.copyfile(_PLUGIN, path / f"{_NAME}.py")
-        self._journal, self._output = directory / "journal.jsonl", directory / "output"
-        lines, self._asked = os.pipe()
-        self._answers, answers = os.pipe()
-        self._closing.callback(os.close, self._answers)
-        own = arm_environment(self.arm)
-        environment = {**own, "PYTHONPATH": os.pathsep.join([own["PYTHONPATH"], str(path)])}
-        environment["PERFSUITE_TURNS"] = f"{lines},{answers}"
-        cases = pytest_arguments(self._cases, self.arm.root)
-        command = arm_command(self.arm, self._journal, ["-p", _NAME, *self._arguments, *cases])
-        try:
+        with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as its_ends:
+            on_failure.callback(self.close)
+            directory = self._closing.enter_context(scratch.directory("arm"))
+            path = directory / "path"
+            path.mkdir()
+            shutil.copyfile(_PLUGIN, path / f"{_NAME}.py")
+            self._journal, self._output = directory / "journal.jsonl", directory / "output"
+            lines, self._asked = os.pipe()
+            its_ends.callback(os.close, lines)
+            asked = self._closing.enter_context(contextlib.ExitStack())
+            asked.callback(os.close, self._asked)
+            self._answers, answers = os.pipe()
+            its_ends.callback(os.close, answers)
+            self._closing.callback(os.close, self._answers)
+            own = arm_environment(self.arm)
+            environment = {**own, "PYTHONPATH": os.pathsep.join([own["PYTHONPATH"], str(path)])}
+            environment["PERFSUITE_TURNS"] = f"{lines},{answers}"
+            cases = pytest_arguments(self._cases, self.arm.root)
+            command = arm_command(self.arm, self._journal, ["-p", _NAME, *self._arguments, *cases])
             with self._output.open("wb") as output:
-                child = start(command, self.arm, environment, output, (lines, answers))
-            self._child = child
-            self._closing.callback(end, child)
-        finally:
-            self._closing.callback(os.close, self._asked)  # closed first, so that it waits for no turn
-            os.close(lines)
-            os.close(answers)
+                self._child = start(command, self.arm, environment, output, (lines, answers))
+            self._closing.callback(end, self._child)
+            self._closing.callback(asked.close)  # first, so that it waits for no turn
+            on_failure.pop_all()
         self._await("ready", deadline_s)
 
     def serves(self, cases: Sequence[str]) -> bool:

@@ -152,6 +152,8 @@ def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str
     more = f"; so did {'rank' if len(others) == 1 else 'ranks'} {', '.join(others)}" if others else ""
     lines = [f"{_headline(ordered[0])}{more} ({plural(world_size, 'rank')}{limit})"]
     text = "\n".join(part.lower() for failure in ordered for part in (failure.what, failure.detail))
+    if limit and ordered[0].state == "working":
+        lines.append("it works and is slow: choose a longer --perf-timeout or a smaller size")
     lines += [
         f"known upstream: {fault} (perfsuite docs upstream)" for word, fault in UPSTREAM.items() if word.lower() in text
     ]
@@ -206,6 +208,8 @@ _STATES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Meaning of the states of proc(5) for a process that wrote no stack."""
+_CORE_TIME = re.compile(r"Core time: (\d+)\n")
+_BUSY_TICKS = 3  # Core time between two dumps, in hundredths of a second, that shows a computation.
 _STACK_FRAMES = 25
 _CUT_BY_FAULTHANDLER = "\n  ..."  # faulthandler writes the innermost 100 frames of a thread.
 
@@ -241,10 +245,25 @@ def state_of(pid: int) -> str:
     return f"{_STATE}{_STATES[letter]} (state {letter}{place})\n"
 
 
+def core_time_of(pid: int) -> str:
+    """Return the line that precedes a stack: the core time of the main thread, in ticks; empty if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return ""
+    return f"Core time: {int(fields[11]) + int(fields[12])}\n"
+
+
 def judge(earlier: str, later: str) -> Look:
-    """Return a rank's state from two dumps of its process; a rank that moved in between works and is only slow."""
+    """Return a rank's state from two dumps of its process.
+
+    A rank that moved in between works and is only slow. So does one whose main thread computed in one place, outside
+    communication and waits: one product can take minutes.
+    """
     look, before = judge_stack(later), _frames(earlier)
-    if before and _frames(later) not in ([], before):
+    moved = before and _frames(later) not in ([], before)
+    ticks = [int(match[1]) for dump in (earlier, later) if (match := _CORE_TIME.match(dump))]
+    if moved or (look.state == "hung" and len(ticks) == 2 and ticks[1] - ticks[0] >= _BUSY_TICKS):
         return Look(state="working", where=look.where, stack=look.stack)
     return look
 

@@ -41,10 +41,17 @@ def make_directory(purpose: str) -> tuple[Path, Callable[[], None]]:
     """
     clear()
     draft = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{purpose}-"))
-    lock = os.open(draft / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    hold(lock)
-    # The lock comes before the name that other processes search for: none can remove it as a leftover.
-    directory = draft.rename(draft.with_name(draft.name[1:]))
+    lock = -1
+    try:
+        lock = os.open(draft / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        hold(lock)
+        # The lock comes before the name that other processes search for: none can remove it as a leftover.
+        directory = draft.rename(draft.with_name(draft.name[1:]))
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+        raise
 
     def remove() -> None:
         nonlocal lock

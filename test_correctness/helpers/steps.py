@@ -103,6 +103,11 @@ def stopped(rank, culprit=1):
     return sum_after(rank, culprit, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
+def computing(rank):
+    """Compute in one call for longer than any limit, as a slow product does."""
+    return lambda: pow(3, 3**16)
+
+
 def hanging(rank, culprit=1):
     """One rank never comes to the collective."""
     return sum_after(rank, culprit, lambda: time.sleep(3600))

@@ -134,3 +134,18 @@ def one_sided(rank):
 
     x = torch.ones(16)
     return lambda: dist.all_reduce(x, async_op=True) if rank.rank == 0 else time.sleep(600)
+
+
+def skipped_between(rank):
+    """End the case on all ranks while what they receive is not there yet."""
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    x = torch.ones(16)
+
+    def run():
+        work = dist.irecv(x, 1 - rank.rank)
+        pytest.skip(f"after {work}")
+
+    return run

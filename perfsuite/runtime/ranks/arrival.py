@@ -81,6 +81,7 @@ class Watch:
         """``name`` names the workload in errors."""
         self._code = code
         self._name = name
+        self.unfinished: set[str] = set()  # Operations that the last iteration started and left unfinished.
         self._busy_s: list[float] = []  # Seconds that the device worked after the end of each iteration; 0 if short.
         self.message_bytes: float | None = 0.0
         """Median bytes of the communication calls of the last iteration: 0 without calls, infinite for counted calls,
@@ -91,18 +92,22 @@ class Watch:
         clock, registered = self._code.clock, _registered()
         start, start_s = clock.stamp(), clock.now_s()
         with _Wait() as wait, _Communication(clock.now_s, wait, clock.queues) as seen:
-            run()
+            try:
+                run()
+            except BaseException:
+                self.unfinished = seen.unfinished()
+                raise
         end = clock.stamp()
         clock.wait(end)
         ended_s = clock.now_s()
         self.message_bytes = max(1.0, statistics.median(seen.sizes)) if seen.sizes else 0.0
-        unfinished = seen.unfinished()
+        self.unfinished = seen.unfinished()
         if _registered() > registered:
-            unfinished.add("a functional collective")
-        if unfinished:
+            self.unfinished.add("a functional collective")
+        if self.unfinished:
             raise InvalidParameter(
-                f"an iteration of {self._name} started {', '.join(sorted(unfinished))} and did not wait for it: its "
-                "samples would not include that work; return the handle from the iteration, or call its wait()"
+                f"an iteration of {self._name} started {', '.join(sorted(self.unfinished))} and did not wait for it: "
+                "its samples would not include that work; return the handle from the iteration, or call its wait()"
             )
         self._code.synchronize()
         busy_s = clock.now_s() - ended_s
@@ -113,7 +118,11 @@ class Watch:
     def count(self, run: Callable[[], Any]) -> None:
         """Run an iteration that a mode must not inspect, and find out whether it communicates."""
         before = _calls()
-        run()
+        try:
+            run()
+        except BaseException:
+            self.unfinished |= {"communication"} if _calls() != before else set()
+            raise
         now = _calls()
         self.message_bytes = None if before is None or now is None else math.inf if now > before else 0.0
 

@@ -5,8 +5,9 @@ support fork it starts a new interpreter instead. It is a session of its own, be
 It ends all its children when the *life pipe* closes: only the driver (or agent) holds the write end, so the pipe closes
 however that process ends. Descendants of an ended worker become its children (:mod:`.orphans`) and are killed.
 
-It is single-threaded, sends JSON datagrams over one socket, and passes each worker its command socket by SCM_RIGHTS.
-Requests: ``{"start": id, "method": "fork"|"exec", "log": path, "stacks": path, "env": {...}}`` with one descriptor,
+It is single-threaded and sends JSON datagrams over one socket. A request is a JSON text in a file in memory, because a
+datagram is limited to the socket's buffer; its descriptor, and that of a worker's command socket, travel by SCM_RIGHTS.
+Requests: ``{"start": id, "method": "fork"|"exec", "log": path, "stacks": path, "env": {...}}`` with a command socket,
 ``{"signal": number, "pids": [...]}``, ``{"preload": [names]}``. Messages: ``{"up": pid}``,
 ``{"started": id, "pid": pid}``, ``{"exited": pid, "text": "killed by SIGKILL"}``; the text may add the kernel's count
 of processes killed for memory.
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from perfsuite.platforms.cgroups import Groups, OomKills
 
 _PR_SET_PDEATHSIG = 1
+_REQUEST = b"request"  # Datagram with the descriptors of a request.
 BOOT = (
     "import sys; sys.path[:]=filter(None, sys.path); import json; a=json.loads(sys.argv[1]); "
     "sys.path[:]=a.pop('sys_path'); import {module} as m; m.{function}(**a)"
@@ -53,6 +55,28 @@ def boot_command(function: str, arguments: dict[str, Any]) -> list[str]:
     path = [entry or os.getcwd() for entry in sys.path]
     text = BOOT.format(module=module, function=name)
     return [sys.executable, "-c", text, json.dumps({"sys_path": path, **arguments})]
+
+
+def send_request(control: socket.socket, request: dict[str, Any], *descriptors: int) -> bool:
+    """Send the forkserver a request of any size, with these descriptors; return False if the forkserver has ended."""
+    with os.fdopen(os.memfd_create("request"), "wb", buffering=0) as text:
+        text.write(json.dumps(request).encode())
+        try:
+            socket.send_fds(control, [_REQUEST], [text.fileno(), *descriptors])
+        except ConnectionError:
+            return False
+    return True
+
+
+def _receive_request(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next request and its descriptors; None if the driver has ended."""
+    data, descriptors, _, _ = socket.recv_fds(control, len(_REQUEST), 2)
+    if not data:
+        return None
+    text, *others = descriptors
+    with os.fdopen(text, "rb") as stream:
+        stream.seek(0)  # the position is shared with the sender
+        return json.load(stream), others
 
 
 def main(*, control_fd: int, life_fd: int, preload: list[str]) -> NoReturn:
@@ -143,12 +167,12 @@ class _Server:
                     pass
 
     def _request(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self.control, 1 << 20, 4)
-        if not data:
+        received = _receive_request(self.control)
+        if received is None:
             return False
-        request = json.loads(data)
+        request, descriptors = received
         if "start" in request:
-            self._start(request, fds[0])
+            self._start(request, descriptors[0])
         elif "preload" in request:
             _import(request["preload"])
         else:

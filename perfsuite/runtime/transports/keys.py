@@ -68,15 +68,19 @@ def offer_meeting(launch: Launch, environ: Mapping[str, str]) -> Offer:
     fresh = secrets.token_hex(32)
     try:
         file = _automatic_file(launch)
-        directory, remove = make_directory("driver")
-        socket = directory / "socket"
-        content = json.dumps({"key": None if user_key else fresh, "socket": str(socket)}).encode()
-        # A rename shows agents the whole file or none, and replaces the file of a killed driver.
-        fd, draft = tempfile.mkstemp(dir=file.parent)  # mode 0600
-        hold(fd)
-        stream = os.fdopen(fd, "wb", buffering=0)
-        stream.write(content)
-        os.replace(draft, file)
+        with contextlib.ExitStack() as on_failure:
+            directory, remove = make_directory("driver")
+            on_failure.callback(remove)
+            socket = directory / "socket"
+            content = json.dumps({"key": None if user_key else fresh, "socket": str(socket)}).encode()
+            # A rename shows agents the whole file or none, and replaces the file of a killed driver.
+            fd, draft = tempfile.mkstemp(dir=file.parent)  # mode 0600
+            on_failure.callback(os.unlink, draft)
+            stream = on_failure.enter_context(os.fdopen(fd, "wb", buffering=0))
+            hold(fd)
+            stream.write(content)
+            os.replace(draft, file)
+            on_failure.pop_all()
     except OSError as problem:
         raise LaunchError(
             f"no key can be written under {tempfile.gettempdir()} ({problem.strerror}): processes of a launch need it "

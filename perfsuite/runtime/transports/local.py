@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from perfsuite.base.errors import ConfigurationError, RanksFailed
 from perfsuite.base.text import LOG_BYTES
 from perfsuite.runtime import protocol
-from perfsuite.runtime.failures import is_whole, state_of
+from perfsuite.runtime.failures import core_time_of, is_whole, state_of
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import WRAPPER, Event, Message, Place, Transport
 from perfsuite.runtime.transports.parents import LOG, Child, ForkServer
@@ -148,7 +148,8 @@ class LocalTransport(Transport):
         while not all(map(is_whole, dumps.values())) and time.monotonic() < until:
             time.sleep(_STACK_POLL_S)
             dumps = {slot: _read_from(child.stacks, before[slot]) for slot, child in children.items()}
-        return {slot: dump or state_of(children[slot].pid) for slot, dump in dumps.items()}
+        pids = {slot: child.pid for slot, child in children.items()}
+        return {slot: core_time_of(pids[slot]) + dump if dump else state_of(pids[slot]) for slot, dump in dumps.items()}
 
     def kill(self, slots: Iterable[int]) -> None:
         """See :meth:`Transport.kill`."""

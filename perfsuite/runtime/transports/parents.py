@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -18,7 +17,7 @@ from typing import Any
 
 from perfsuite.runtime.scratch import compiler_variables
 from perfsuite.runtime.transports.base import WRAPPER
-from perfsuite.runtime.transports.forkserver import boot_command
+from perfsuite.runtime.transports.forkserver import boot_command, send_request
 from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.runtime.transports.orphans import MARK, end_marked
 
@@ -48,25 +47,29 @@ class ForkServer:
 
     def __init__(self, logs: Path, preload: Iterable[str]) -> None:
         """Start it and return before its imports are done."""
-        ours_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life_r, self._life_w = os.pipe()
         self.mark = secrets.token_hex(8)  # Value of MARK in the environment of all its descendants.
         self._preloaded = tuple(preload)
         arguments = {"control_fd": child_end.fileno(), "life_fd": life_r, "preload": self._preloaded}
         command = boot_command("perfsuite.runtime.transports.forkserver:main", arguments)
-        with (logs / LOG).open("ab") as log:
-            self.process = subprocess.Popen(
-                [*shlex.split(os.environ.get(WRAPPER, "")), *command],
-                pass_fds=(child_end.fileno(), life_r),
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**worker_environment(), MARK: self.mark},
-            )
-        child_end.close()
-        os.close(life_r)
-        self.control = ours_end
+        try:
+            with (logs / LOG).open("ab") as log:
+                self.process = subprocess.Popen(
+                    [*shlex.split(os.environ.get(WRAPPER, "")), *command],
+                    pass_fds=(child_end.fileno(), life_r),
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**worker_environment(), MARK: self.mark},
+                )
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            child_end.close()
+            os.close(life_r)
         self.is_up = False  # Whether its imports are done.
         self._requests = 0
         self._children: dict[int, Child] = {}  # By pid; before the start by the negative request id.
@@ -86,21 +89,15 @@ class ForkServer:
             "stacks": str(child.stacks),
             "env": child.env,
         }
-        try:
-            if new:
-                self._preloaded += new
-                self.control.send(json.dumps({"preload": new}).encode())
-            socket.send_fds(self.control, [json.dumps(request).encode()], [command.fileno()])
-        except OSError:
-            return False
-        return True
+        self._preloaded += new
+        imported = not new or send_request(self.control, {"preload": new})
+        return imported and send_request(self.control, request, command.fileno())
 
     def signal(self, children: Iterable[Child], number: int) -> None:
         """Send a signal to those of these workers that it started; ignore a forkserver that has ended."""
         pids = [child.pid for child in children if self._children.get(child.pid) is child]
         if pids:
-            with contextlib.suppress(OSError):
-                self.control.send(json.dumps({"signal": int(number), "pids": pids}).encode())
+            send_request(self.control, {"signal": int(number), "pids": pids})
 
     def listen(self) -> bool:
         """Process all its messages; return False if it has ended."""
@@ -125,10 +122,10 @@ class ForkServer:
             child.ended = message["text"]
 
     def lose(self) -> None:
-        """Report the end of its children: they die with the forkserver."""
-        code = self.process.wait(5)
+        """End it if it lives, and report the end of its children: they die with the forkserver."""
         self.let_go()
-        self._end_in_its_place()
+        self.await_end()
+        code = self.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         when = "" if self.is_up else f" while it imported {', '.join(self._preloaded)}"
         for child in self._children.values():

@@ -182,7 +182,7 @@ class LargestBatch(TrainStep):
             )
         if self.builds:
             raise InvalidParameter(
-                f"builds={tuple(self.builds)} of a largest batch are not supported, its memory is always recorded; "
+                f"builds={list(self.builds)} of a largest batch are not supported, its memory is always recorded; "
                 "leave them out"
             )
 
