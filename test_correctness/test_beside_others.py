@@ -9,7 +9,7 @@ import pytest
 
 from perfsuite.cli import main as cli
 from perfsuite.imports.formats import read_file
-from perfsuite.imports.row import Told
+from perfsuite.imports.row import ImportOptions
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
 from perfsuite.reports.tables.case import TableCase
 from test_correctness.helpers.histories import drawn, written
@@ -64,7 +64,7 @@ def test_measured_rows_of_the_same_collective_stand_beside():
         values={"latency_us": 900.0, "busbw_gb_per_s": 1.165},
     )
     half = dataclasses.replace(mine, case="t.py::half", parameters={"message_bytes": 1 << 20, "dtype": "bf16"})
-    (grid,) = imported_grids([read_file(H100, Told(platform="h200"))], [mine, half])
+    (grid,) = imported_grids([read_file(H100, ImportOptions(platform="h200"))], [mine, half])
     assert ["bf16", "fp32"] == [row[2] for row in grid.rows[-2:]]
     assert ("measured: cpu", "all_reduce", "fp32", "2", "1MiB", "900", "", "1.165", "nccl-tests") == grid.rows[-1]
     assert "1MiB" in {row[4] for row in grid.rows[:-1]}
@@ -75,7 +75,7 @@ def test_hostile_text_is_no_markup(tmp_path):
     path = tmp_path / "0003.json"
     hostile = "<img src=x onerror=alert(1)> [click](http://x) | `y`"
     path.write_text((SAMPLES / "pytest-benchmark/0003.json").read_text().replace("tests/test_normal.py", hostile))
-    (grid,) = imported_grids([read_file(path, Told())], [])
+    (grid,) = imported_grids([read_file(path, ImportOptions())], [])
     text = "\n".join(foreign_markdown(grid))
     assert "&lt;img src=x onerror=alert(1)&gt; \\[click\\](http:\\//x) \\| \\`y\\`" in text
     assert "<img" not in text

@@ -19,7 +19,7 @@ from perfsuite.cli import main as cli
 from perfsuite.cli.main import EXIT_USAGE
 from perfsuite.history import file as history_file
 from perfsuite.imports.formats import read_file
-from perfsuite.imports.row import Told
+from perfsuite.imports.row import ImportOptions
 from perfsuite.metrics import read_run
 from perfsuite.projection.calibration import read_calibration
 from perfsuite.record.codec import plain_json
@@ -255,7 +255,7 @@ def test_a_changed_file_of_another_tool_is_read_or_refused(tmp_path, sample):
     for place in places(plain[0]):
         for new in ("", "a") if isinstance(place[-1], tuple) else NASTY:
             path.write_text(text_of([put(plain[0], place, new), *plain[1:]]))
-            assert "\n" not in refusal(lambda: read_file(path, Told())), (place, new)
+            assert "\n" not in refusal(lambda: read_file(path, ImportOptions())), (place, new)
 
 
 def test_what_nobody_expected_is_a_line_and_on_demand_a_traceback(tmp_path, monkeypatch, capsys):

@@ -83,7 +83,7 @@ def test_platforms_lists_peaks_sources_and_presence(
     assert "s4000 (musa): MTT S4000, on this machine\n" in out
     assert "h200 (cuda): NVIDIA H200 SXM\n  not on this machine: no /dev/nvidia* here; run inside" in out
     assert "  not on this machine: this machine has 8 x MTT S4000; run on one that has it" in out
-    assert "  bf16                  989 TFLOPS  NVIDIA H200 data sheet, SXM: half of 1979 with sparsity" in out
+    assert "  bf16                  989 TFLOPS   NVIDIA H200 data sheet, SXM: half of 1979 with sparsity" in out
     assert "cpu (cpu): CPU, on this machine\n  no peaks\n" in out
     assert "  native, but without a published peak: fp16" in out
     assert "\n\nmccx-d800 (machine of s4000): " in out

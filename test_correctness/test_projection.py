@@ -201,7 +201,7 @@ def test_a_calibration_survives_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[: len(text) // 2], r"line \d+: .*truncated"),
+        (lambda text: text[: len(text) // 2], r":\d+: .*truncated"),
         (lambda text: "[]", "no calibration"),
         (lambda text: json.dumps({**json.loads(text), "schema": 99}), "schema 99.*newer"),
         (lambda text: text.replace("a100", "h100", 1), "checksum"),

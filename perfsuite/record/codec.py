@@ -60,7 +60,7 @@ def read_json(
     except UnicodeDecodeError as error:
         reason = f" is not UTF-8 at byte {error.start}"
     except json.JSONDecodeError as error:
-        reason = f":{error.lineno}: not JSON ({error.msg})"
+        reason = f":{error.lineno}: not JSON ({error.msg}): truncated or damaged"
     except ValueError as error:
         reason = f": {error}"
     raise failure(f"{kind}{path}{reason}; {remedy}")
