@@ -7,7 +7,9 @@ import contextlib
 import copy
 import ctypes
 import faulthandler
+import functools
 import gc
+import importlib
 import json
 import logging
 import multiprocessing
@@ -163,6 +165,31 @@ def test_copies_loggers_and_finished_threads_are_not_changes():
         return before.changed()
 
     assert in_a_fork(look) == ["random numbers of torch"]
+
+
+def test_an_optimizer_and_the_compiler_that_wrap_functions_of_torch_change_nothing():
+    def look():
+        before = read()
+        weight = torch.nn.Parameter(torch.ones(2))
+        for each in (torch.optim.AdamW([weight]), torch.optim.Adam([weight])):
+            weight.sum().backward()
+            each.step()
+        importlib.import_module("torch._dynamo")
+        return before.changed()
+
+    assert "functions of torch and Python" not in in_a_fork(look)
+
+
+def test_a_function_that_replaces_a_wrapped_one_is_a_change():
+    def look():
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.sum().backward()
+        torch.optim.Adam([weight]).step()
+        before, step = read(), torch.optim.Adam.step
+        torch.optim.Adam.step = functools.wraps(step)(lambda self: None)
+        return before.changed()
+
+    assert "functions of torch and Python" in in_a_fork(look)
 
 
 def test_no_setting_of_this_torch_is_unreadable():

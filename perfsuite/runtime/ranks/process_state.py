@@ -12,6 +12,7 @@ import contextlib
 import decimal
 import faulthandler
 import gc
+import inspect
 import locale
 import logging
 import multiprocessing
@@ -45,8 +46,6 @@ from perfsuite.runtime.transports.orphans import children
 _TINY = 5e-324  # A denormal number: zero if the processor flushes them.
 _OWN_NAMES = {"__abstractmethods__", "_abc_impl", "__annotations__", "__warningregistry__", "__slotnames__", "_"}
 """Names that Python itself sets in classes and modules."""
-_WRAPPED = ("hooked", "_torchdynamo_disable")
-"""Attributes of functions that torch itself wraps, for example ``step`` of an optimizer's class at its first use."""
 _FLAGS = re.compile(
     r"_(get|is)_\w*(enabled|disabled|allow\w*|deterministic\w*|order|backend|precision|optimize|warnAlways|memory)"
 )
@@ -82,13 +81,19 @@ class _Names:
 def _are_same(owner: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     if [*before] == [*now] and all(map(operator.is_, before.values(), now.values())):
         return True
-    if isinstance(owner, type) and (before.keys() ^ now.keys()) - _OWN_NAMES:
-        return False
-    pairs = [(before[name], now[name]) for name in (before.keys() & now.keys()) - _OWN_NAMES]
+    names = before.keys() | now.keys() if isinstance(owner, type) else before.keys() & now.keys()
+    pairs = [(before.get(name, _OWN_NAMES), now.get(name, _OWN_NAMES)) for name in names - _OWN_NAMES]
     changed = [pair for pair in pairs if pair[0] is not pair[1]]
     if isinstance(owner, ModuleType):
         changed = [pair for pair in changed if any(map(callable, pair))]  # others count calls or keep settings
-    return all(any(hasattr(each, mark) for each in pair for mark in _WRAPPED) for pair in changed)
+    return all(_is_wrapped(*pair) or _is_wrapped(*pair[::-1]) for pair in changed)
+
+
+def _is_wrapped(old: Any, new: Any) -> bool:
+    """Return whether ``new`` is torch's own wrapper of ``old`` or of an inherited function, as around ``step``."""
+    if not getattr(getattr(new, "__code__", None), "co_filename", "").startswith(torch.__path__[0]):
+        return False
+    return hasattr(new, "__wrapped__") and (old is _OWN_NAMES or inspect.unwrap(new, stop=lambda f: f is old) is old)
 
 
 def _functions() -> _Names:
