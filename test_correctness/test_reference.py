@@ -22,6 +22,14 @@ def test_a_page_is_current(page):
     assert text.splitlines() == generated(page, text).splitlines(), f"the page is out of date; run: {COMMAND}"
 
 
+@pytest.mark.parametrize("page", ["api", "files"])
+def test_every_field_has_its_meaning(page):
+    text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `\w+` \| `.*` \| .*\|$", text, re.M)
+    assert len(rows) > 15
+    assert [] == [row for row in rows if row.endswith("|  |")]
+
+
 def test_every_part_has_its_place_on_its_page():
     for page, part in PARTS:
         text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")

@@ -37,10 +37,11 @@ class OwnMetric:
     unit: str = ""
     """As printed: ``GiB``, ``GB/s``; empty for a pure number."""
     better: Better = "neither"
-    """Which direction is an improvement; ``neither`` is shown and stored, and judged only where it is exact."""
+    """Direction of an improvement: higher, lower or neither. ``neither`` is stored, and judged only if it is exact."""
     reduce: Reduce | Literal[""] = ""
-    """Left out: the worst rank, which is the minimum where higher is better, else the maximum."""
+    """How the values of the ranks become one: max, min, mean, sum, equal or only; default: the worst rank counts."""
     over: Over = "last"
+    """How the values of a rank become one: last, mean, max, min or sum."""
     exact: bool = False
     """The same in every run of the same code: one run decides.  False: it scatters and is judged by statistics."""
     tolerance: float | None = None

@@ -99,6 +99,7 @@ class Header:
     fingerprint: str
     """Key of the hardware; a run resumes only on the same."""
     platform: str
+    """Name of the platform that ran the cases."""
     started_at: str
     """UTC, ISO 8601."""
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -112,6 +113,7 @@ class Header:
     boot: str = ""
     """Boot of that host, see :func:`perfsuite.platforms.host.boot_of`; host names may repeat, boots do not."""
     schema: int = SCHEMA
+    """Version of the journal's form."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,8 +138,11 @@ class Rank(Protocol):
     device: torch.device
     """The device this rank computes on."""
     rank: int
+    """Number of this rank, from 0."""
     local_rank: int
+    """Number of this rank on its host, from 0."""
     world_size: int
+    """Number of ranks."""
     purpose: Purpose
     """Purpose of this build; memory, FLOPs, exposed communication and losses come from separate builds."""
     shape: MeshShape
