@@ -142,10 +142,8 @@ class ClockFacts:
 class RankFacts:
     """The report of one rank about itself and its timings."""
 
-    rank: int
-    """Number of the rank, from 0."""
-    host: str
-    """Name of its host."""
+    rank: int  # Number of the rank, from 0.
+    host: str  # Name of its host.
     device: str
     """Device as torch names it, e.g. ``cpu`` or ``musa:3``."""
     threads: int
@@ -154,10 +152,8 @@ class RankFacts:
     """Cores the rank is pinned to; None when it may run anywhere."""
     median_s: float
     """Median seconds per iteration of this rank alone."""
-    min_s: float
-    """Shortest seconds per iteration of a sample of this rank."""
-    max_s: float
-    """Longest seconds per iteration of a sample of this rank."""
+    min_s: float  # Shortest seconds per iteration of a sample of this rank.
+    max_s: float  # Longest seconds per iteration of a sample of this rank.
     cpu_share: float
     """Thread CPU time over wall time inside the samples; below 0.98 for pure computation the core was shared."""
     max_rss_bytes: int
@@ -209,32 +205,26 @@ class Measurement:
     """k: iterations in each sample."""
     control: str = ""
     """Kind of the control that was timed after each sample; empty without one."""
-    warmup_iterations: int
-    """Iterations of the warm-up."""
+    warmup_iterations: int  # Iterations of the warm-up.
     warmup_steady: bool
     """Whether the warm-up reached a steady time before its limit."""
     warmup_s: float = 0.0
     """Seconds the warm-up took on rank 0."""
     aligned: bool
     """Ranks were aligned by a barrier before each sample (kernels, collectives) or ran free (training steps)."""
-    clock: ClockFacts
-    """The clock that took the samples."""
-    ranks: tuple[RankFacts, ...]
-    """One report for each rank, in order."""
+    clock: ClockFacts  # The clock that took the samples.
+    ranks: tuple[RankFacts, ...]  # One report for each rank, in order.
     backend: str
     """Process-group backend: gloo, nccl, mccl."""
     process: Literal["fresh", "reused"]
     """Whether the rank processes were started for this run alone."""
     transport: str
     """local, torchrun, openmpi or slurm."""
-    arrival: Arrival | None = None
-    """Which rank comes last to the first communication; None if this was not measured."""
+    arrival: Arrival | None = None  # Which rank comes last to the first communication; None if this was not measured.
     looks: tuple[DeviceLook, ...] = ()
     """Looks at the devices of the driver's host during timing; empty on a CPU."""
-    spans: tuple[SpanTotal, ...] = ()
-    """Times of the spans that the step recorded."""
-    records: tuple[Record, ...] = ()
-    """Numbers that the step recorded with ``rank.record``."""
+    spans: tuple[SpanTotal, ...] = ()  # Times of the spans that the step recorded.
+    records: tuple[Record, ...] = ()  # Numbers that the step recorded with ``rank.record``.
     timeline: Timeline | None = None
     """The pipeline's step nearest to the median, for workloads that have a pipeline."""
     traffic: tuple[Traffic, ...] = ()
@@ -296,16 +286,13 @@ class Metric:
     """Name in the metric registry; ends in the unit."""
     value: float | None
     """None where it cannot be known; ``note`` then says why."""
-    unit: str
-    """Unit of the value, such as ``GB/s``; empty for a pure number."""
-    better: Better
-    """Direction of an improvement: higher, lower or neither."""
+    unit: str  # Unit of the value, such as ``GB/s``; empty for a pure number.
+    better: Better  # Direction of an improvement: higher, lower or neither.
     convention: str = ""
     """How it was counted, e.g. ``exact`` FLOPs or ``nccl-tests`` bandwidth."""
     peak: Peak | None = None
     """The peak that the share, or a utilisation in percent, is of."""
-    note: str = ""
-    """Why the value is unknown or needs care; empty otherwise."""
+    note: str = ""  # Why the value is unknown or needs care; empty otherwise.
 
     @property
     def share_of_peak(self) -> float | None:
@@ -340,16 +327,11 @@ class Result:
     """``module:Class`` or ``module:function``."""
     parameters: Mapping[str, Any]
     """Fields of the workload, or keyword arguments of the function, as :func:`perfsuite.runtime.values.recorded`."""
-    platform: str
-    """Name of the platform that ran the case, such as ``s4000``."""
-    world_size: int
-    """Number of ranks."""
-    outcome: Literal["measured", "out_of_memory", "smoke"]
-    """How the case ended; smoke: it ran once without a time."""
-    work: Work
-    """FLOPs, bytes and messages of one iteration."""
-    metrics: tuple[Metric, ...] = ()
-    """The figures that follow from times and work."""
+    platform: str  # Name of the platform that ran the case, such as ``s4000``.
+    world_size: int  # Number of ranks.
+    outcome: Literal["measured", "out_of_memory", "smoke"]  # How the case ended; smoke: it ran once without a time.
+    work: Work  # FLOPs, bytes and messages of one iteration.
+    metrics: tuple[Metric, ...] = ()  # The figures that follow from times and work.
     measurement: Measurement | None = None
     """None when the case ran out of memory."""
     detail: str = ""
@@ -368,8 +350,7 @@ class Result:
     """Default values of the parameters, also of those that ``parameters`` leaves out."""
     took_s: float = 0.0
     """Seconds of the case with all its builds; 0 if unknown."""
-    schema: int = SCHEMA
-    """Version of this form."""
+    schema: int = SCHEMA  # Version of this form.
 
     def __repr__(self) -> str:  # a failed assertion of a test prints it
         return f"Result(case={self.case!r}, outcome={self.outcome!r}, values={dict(self.values)})"
