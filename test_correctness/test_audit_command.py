@@ -305,8 +305,12 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
             "latency",
             "row 2, step: '1.4 s' is in s, but the column in ms; write one unit in all rows",
         ),
-        ("length", ["4K", "8K"], "sequence_length", "row 1, length: '4K' is a count with a suffix; write it in full"),
-        ("step", ["10,5", "20,5"], "latency", "row 1, step: '10,5' has a decimal comma, or is two numbers"),
+        ("length", ["4K", "8K"], "sequence_length", "row 1, length: '4K' has a suffix that its column cannot have"),
+        ("step", ["95%", "90%"], "latency", "row 1, step: '95%' has a suffix that its column cannot have"),
+        *(
+            ("step", [text, "20.5"], "latency", f"row 1, step: {text!r} can be read in more than one way")
+            for text in ("10,5", "2,5 s", "1.234,5", "1.234.567", "12 500", "1h20m", "1m 30s", "00:01:30", "1:30")
+        ),
     ],
 )
 def test_units_and_suffixes_in_cells_are_read_or_refused(tmp_path, header, rows, role, expected):

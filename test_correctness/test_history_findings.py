@@ -16,7 +16,7 @@ import pytest
 from benchmarks import history_drift
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.cli import main as cli
-from perfsuite.history.describe import commits_told, steps_told
+from perfsuite.history.describe import commit_lines, steps_between
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, findings_of
 from perfsuite.history.order import in_order
@@ -100,16 +100,16 @@ def test_a_step_that_may_be_several_says_among_which_commits_they_would_be():
     (change,) = findings.changes
     first, last = change.at_most
     assert (False, True) == (change.is_drift, first <= change.before < change.after <= last < 50)
-    told = steps_told(findings.ordered, change)
+    told = steps_between(findings.ordered, change)
     assert told.startswith(f"several small steps would look the same among {last - first} commits after ")
     sharp = found(drawn(50, CASES, slower, noise=0.0002))
-    assert "" == steps_told(sharp.ordered, sharp.changes[0])
+    assert "" == steps_between(sharp.ordered, sharp.changes[0])
 
 
 def test_of_many_commits_the_likely_ones_are_told():
     findings = found(drawn(50, CASES, lambda *at: slower_by_merges(*at, range(20, 29, 2)), seed=2))
     (change,) = findings.changes
-    earlier, *commits, later = commits_told(findings.ordered, change, 10)
+    earlier, *commits, later = commit_lines(findings.ordered, change, 10)
     assert {f"commit {number}" for number in range(20, 29, 2)} <= {told.partition("  ")[2] for told in commits}
     counts = [int(told.split()[0]) for told in (earlier, later)]
     assert len(change.commits) == 10 + sum(counts)

@@ -120,7 +120,7 @@ def _architecture(row: Mapping[str, Any]) -> Architecture:
 
 
 def _layout(row: Mapping[str, Any]) -> Layout:
-    """As printed; ranks of ep are taken from those of dp, which has ``copies`` groups that shard state."""
+    """The mesh as printed.  The ranks of ep are also ranks of dp.  State is sharded in ``copies`` groups of dp."""
     replicas, copies = row["dp"] // row["ep"], row.get("copies", 1)
     data = {"dp": replicas} if copies == 1 else {"dp_replicate": copies, "dp_shard": replicas // copies}
     sizes = {"pp": row["pp"], **data, "ep": row["ep"], "cp": row["cp"], "tp": row["tp"]}

@@ -16,7 +16,11 @@ _GROUP = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")
 """Separators of thousands other than the comma."""
 _SIGN = str.maketrans("\u2212\u00b5\u03bc", "-uu")
 """The minus sign, and two letters that are the ``u`` of microseconds."""
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,(?:\d{1,2}|\d{4,})(?![\d,])")
+_AMBIGUOUS = re.compile(
+    r"(?<![\d.,])\d+,(?:\d{1,2}|\d{4,})(?![\d,])|\d\.\d+[.,]\d|(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.])"
+    r"|\d:\d|\d\s?[hm]\w*\s?\d"
+)
+"""Decimal commas, points and spaces between thousands, and times such as 1:30 and 1h20m."""
 _FIRST = re.compile(r"(?P<number>\d[\d.,]*)(?:[eE][-+]?\d+)?\s?(?P<unit>[A-Za-z%]+(?:/s)?)(?![\w/])")
 """The first number of a cell, directly with a unit or a suffix."""
 _BEFORE = "~≈<>=≤≥+-* "
@@ -35,7 +39,7 @@ def _suffix(text: str) -> str:
 
 
 def with_unit(column: AuditColumn, cells: Sequence[str]) -> AuditColumn:
-    """Return a column with its unit: its own, else the one in brackets in its title, else that of its cells."""
+    """Return a column with a unit: the given one, else the unit in brackets in the title, else the unit of a cell."""
     if column.unit or column.meaning.dimension not in DEFAULT_UNITS:
         return column
     header = _HEADER.search(column.name.translate(_SIGN))
@@ -53,8 +57,9 @@ def cell(text: str, column: AuditColumn, place: str) -> Printed:
     plain = _GROUP.sub("", _TAG.sub("", text).translate(_SIGN)).strip()
     if column.meaning.dimension == "text":
         return printed(plain)
-    if _DECIMAL_COMMA.fullmatch(plain):
-        raise ConfigurationError(f"{place}: {text!r} has a decimal comma, or is two numbers; write a decimal point")
+    if _AMBIGUOUS.search(plain):
+        why = "can be read in more than one way; write one number, with a decimal point and without other separators"
+        raise ConfigurationError(f"{place}: {text!r} {why}")
     match = _FIRST.match(plain.lstrip(_BEFORE))
     if not match:
         return printed(plain)
@@ -64,8 +69,10 @@ def cell(text: str, column: AuditColumn, place: str) -> Printed:
         raise ConfigurationError(f"{place}: {text!r} is in {unit}, but the column in {own}; write one unit in all rows")
     if not unit and suffix in _SUFFIXES and column.meaning.dimension in ("rate", "number"):
         return printed(plain.replace(match[0], match["number"] + _SUFFIXES[suffix], 1))
-    if suffix in _SUFFIXES and column.meaning.exact:
-        raise ConfigurationError(f"{place}: {text!r} is a count with a suffix; write it in full, for example 4096")
+    if not unit and suffix in (*_SUFFIXES, "%") and column.meaning.dimension != "share":
+        raise ConfigurationError(
+            f"{place}: {text!r} has a suffix that its column cannot have; write the number in full"
+        )
     return printed(plain)
 
 

@@ -102,9 +102,9 @@ def _change_lines(findings: Findings) -> Iterator[str]:
         faster = "slower" if change.ratio.value > 1 else "faster"
         yield f"{change.ratio} {faster}  {escaped(change.case)}"
         yield f"    {where(findings.ordered, change)}"
-        if steps := steps_told(findings.ordered, change):
+        if steps := steps_between(findings.ordered, change):
             yield f"    {steps}"
-        for commit in commits_told(findings.ordered, change, SHOWN_COMMITS):
+        for commit in commit_lines(findings.ordered, change, SHOWN_COMMITS):
             yield f"      {commit}"
         for phrase in change.environment:
             yield f"    environment changed there: {escaped(phrase)}"
@@ -112,7 +112,7 @@ def _change_lines(findings: Findings) -> Iterator[str]:
             yield "    caused by the host, or by code of all cases; subtracted from every other case"
 
 
-def commits_told(ordered: OrderedSessions, change: HistoryChange, most: int) -> Iterator[str]:
+def commit_lines(ordered: OrderedSessions, change: HistoryChange, most: int) -> Iterator[str]:
     """Yield the commits of a change: at most ``most`` likely ones, with the number of commits before and after."""
     places = [ordered.places[index] for index in (change.before, change.at, change.until)]
     before, *likely = [place for place in places if place is not None] or [0]
@@ -142,7 +142,7 @@ def where(ordered: OrderedSessions, change: HistoryChange) -> str:
     return f"between {times}, {old} and {new}"
 
 
-def steps_told(ordered: OrderedSessions, change: HistoryChange) -> str:
+def steps_between(ordered: OrderedSessions, change: HistoryChange) -> str:
     """Return the likely steps of a drift, or the commits of several small steps that look like one; else empty."""
     sessions = ordered.sessions
     if change.is_drift:

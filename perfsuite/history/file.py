@@ -50,7 +50,7 @@ def _content(path: Path) -> bytes:
 
 
 def _add(sessions: dict[str, HistorySession], session: HistorySession, where: object) -> bool:
-    """Add a session to those of a file; return whether it is new.
+    """Add a session to the sessions of a file; return whether it is new.
 
     Raises BaselineError, which begins with ``where``, for other hardware or other values.
     """

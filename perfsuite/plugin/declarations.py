@@ -111,8 +111,8 @@ _CHECK: _Options = (
     (
         "--perf-expect-devices",
         "N",
-        "fail unless every host of the run has N devices, e.g. 8 (default: any number; with -m acceptance and "
-        "--perf-expect that of the platform's row)",
+        "fail unless every host of the run has N devices, e.g. 8 (default: any number; an acceptance run with "
+        "--perf-expect needs the number of the platform's row)",
     ),
     ("--perf-allow-unjudged", "", "pass with --perf-expect even if no case has a row"),
 )

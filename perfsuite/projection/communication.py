@@ -64,7 +64,7 @@ class Links:
         self._link, self._link_s = value("link_gb_per_s") * 1e9, value("link_us") * 1e-6
         self._network, self._network_s = value("network_gb_per_s") * 1e9, value("network_us") * 1e-6
         self._by_size = {ranks: value(f"link_{ranks}_gb_per_s") * 1e9 or self._link for ranks in (2, 4, 8)}
-        self._told: dict[object, Seconds] = {}
+        self._priced: dict[object, Seconds] = {}
         self._lines: dict[str, list[CollectiveLine]] = {}
         for line in self.calibration.collectives:
             self._lines.setdefault(line.collective, []).append(line)
@@ -74,9 +74,9 @@ class Links:
         if group is None or group.ranks == 1 or not message_bytes:
             return NONE
         key = (collective, message_bytes, group)
-        if key not in self._told:
-            self._told[key] = self._seconds(collective, message_bytes, group)
-        one = self._told[key]
+        if key not in self._priced:
+            self._priced[key] = self._seconds(collective, message_bytes, group)
+        one = self._priced[key]
         return one if calls == 1 else NONE.plus(one, calls)
 
     def _seconds(self, collective: str, message_bytes: float, group: Group) -> Seconds:

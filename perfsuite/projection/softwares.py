@@ -77,7 +77,7 @@ def constants_for(software: str, device: DeviceModel, tables: Sequence[Fitted] |
 
     A table of the same software and device gives all constants except the network, which belongs to its cluster.
     Otherwise traits come from the device with the nearest peak. Shares of peaks are then the median of the tables of
-    the same chip (with the same peak or name), those of the software if there are any, or typical.
+    the same chip (equal peak or name), of this software if it has any; without tables they are typical.
     Raises ConfigurationError with the known softwares.
     """
     tables = fitted_constants() if tables is None else tables

@@ -294,7 +294,7 @@ def _flags(
     if standing:
         name = "rates" if by_software and any("matmul" in name for name in standing) else "stand-in"
         flags.append(Flag(name=name, text=f"not measured here, typical of other devices: {', '.join(standing)}"))
-    dense = "fitted to dense models; 11 steps with experts on h100 took 0.58 to 2.32 times the projected time"
+    dense = "the constants of this software are fitted to dense models; the band is of steps with experts"
     plain = "no published step of the back-test has blocks of torch.compile"
     flags += [Flag(name="experts", text=dense)] * (by_software and job.architecture.experts > 0)
     flags += [Flag(name="compiled", text=plain)] * (calibration.regime == "platform row only" and job.training.compiled)

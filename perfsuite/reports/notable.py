@@ -39,7 +39,7 @@ class SlowRank:
     of: int
     """Cases with this rank."""
     excess: float
-    """Median over its slowest places of its time over that of the other ranks, less 1."""
+    """Relative excess of its time over the median of the other ranks: the median over the cases where it is slowest."""
     worst_case: str
     """Where the excess is largest."""
     cases: tuple[str, ...]
@@ -55,7 +55,7 @@ def slowest_everywhere(results: Iterable[Result]) -> list[SlowRank]:
             names = _names(ranks)
             slowest, excess = _slowest(ranks, measurement)
             places[names].append((names[slowest], result.case, excess))
-    found = (_told(names, members) for names, members in places.items())
+    found = (_slow_rank(names, members) for names, members in places.items())
     return [slow for slow in found if slow is not None]
 
 
@@ -77,7 +77,7 @@ def _slowest(ranks: Sequence[RankFacts], measurement: Measurement) -> tuple[int,
     return slowest, times[slowest] / others - 1 if others > 0 else 0.0
 
 
-def _told(names: tuple[str, ...], members: list[tuple[str, str, float]]) -> SlowRank | None:
+def _slow_rank(names: tuple[str, ...], members: list[tuple[str, str, float]]) -> SlowRank | None:
     counts: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for name, case, excess in members:
         counts[name].append((excess, case))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perfsuite.base.text import escaped
-from perfsuite.history.describe import commits_told, head_lines, steps_told, where
+from perfsuite.history.describe import commit_lines, head_lines, steps_between, where
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import Findings
 from perfsuite.history.git import short
@@ -41,8 +41,8 @@ def _changes(history: HistoryFile, findings: Findings) -> Grid:
     rows, names = [], {session.host.name for session in history.sessions} - {""}
     hide = numbered(sorted(names, key=lambda name: (-len(name), name)))
     for change in findings.changes:
-        commits = commits_told(findings.ordered, change, NAMED)
-        place = [where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change)]
+        commits = commit_lines(findings.ordered, change, NAMED)
+        place = [where(findings.ordered, change).rstrip(":"), steps_between(findings.ordered, change)]
         text = "; ".join(filter(None, (*place, *commits, *change.environment)))
         rows.append((escaped(change.case), str(change.ratio), escaped(text)))
     return Grid(

@@ -153,7 +153,7 @@ def compose(world_size: int, failures: Sequence[RankFailure], limit: str) -> str
     lines = [f"{_headline(ordered[0])}{more} ({plural(world_size, 'rank')}{limit})"]
     text = "\n".join(part.lower() for failure in ordered for part in (failure.what, failure.detail))
     if limit and ordered[0].state == "working":
-        lines.append("it works and is slow: choose a longer --perf-timeout or a smaller size")
+        lines.append("it computes: if it is only slow, choose a longer --perf-timeout or a smaller size")
     lines += [
         f"known upstream: {fault} (perfsuite docs upstream)" for word, fault in UPSTREAM.items() if word.lower() in text
     ]

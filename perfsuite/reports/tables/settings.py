@@ -43,8 +43,10 @@ def settings_of(parameters: Mapping[str, Any], platform: str, ranks: int, hosts:
         settings["split_order"] = list(SPLITS).index(settings["split"]) if settings["split"] in SPLITS else len(SPLITS)
     if hosts and ranks % hosts == 0:
         settings["devices_per_node"] = ranks // hosts
-    settings["fix_hp"] = _told(parameters.get("overrides")) or "/"
-    settings["variant"] = ", ".join(filter(None, map(_told, (parameters.get("overrides"), parameters.get("program")))))
+    settings["fix_hp"] = _listed(parameters.get("overrides")) or "/"
+    settings["variant"] = ", ".join(
+        filter(None, map(_listed, (parameters.get("overrides"), parameters.get("program"))))
+    )
     settings["options"] = _options(parameters)
     if "loss" not in (parameters.get("builds") or ()):
         settings.pop("loss_steps", None)
@@ -79,7 +81,7 @@ def _size(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def _options(parameters: Mapping[str, Any]) -> str:
     """Return the settings other than model, strategy and batch: ``overlap=False, accumulation=4``."""
     options = {name: value for name, value in _mapping(parameters, "options").items() if name not in _OF_STAGES}
-    chosen = [_told(options), _told(parameters.get("environment"))]
+    chosen = [_listed(options), _listed(parameters.get("environment"))]
     if parameters.get("accumulation", 1) != 1:
         chosen.append(f"accumulation={parameters['accumulation']}")
     if parameters.get("checkpointing", "none") != "none":
@@ -93,7 +95,7 @@ def _mapping(parameters: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return values if isinstance(values, Mapping) else {}
 
 
-def _told(values: Any) -> str:
+def _listed(values: Any) -> str:
     if not isinstance(values, Mapping):
         return ""
     texts = {name: significant(value) if isinstance(value, float) else value for name, value in sorted(values.items())}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.units import plural
-from perfsuite.history.describe import steps_told, where
+from perfsuite.history.describe import steps_between, where
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid
@@ -138,7 +138,7 @@ def _commits(series: _Series, change: HistoryChange) -> str:
 
 
 def _tip(findings: Findings, change: HistoryChange) -> str:
-    place = (where(findings.ordered, change).rstrip(":"), steps_told(findings.ordered, change))
+    place = (where(findings.ordered, change).rstrip(":"), steps_between(findings.ordered, change))
     return f"{change.ratio} {'; '.join(filter(None, place))}"
 
 
