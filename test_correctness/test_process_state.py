@@ -81,6 +81,14 @@ def test_what_has_a_setter_is_put_back(change):
     assert in_a_fork(look) == [True, []]
 
 
+def switch_faulthandler():
+    """Asked when the test runs: tests before it in this process may have switched it."""
+    if faulthandler.is_enabled():
+        faulthandler.disable()
+    else:
+        faulthandler.enable(2)
+
+
 def replace_a_kernel():
     library = torch.library.Library("aten", "IMPL")
     library.impl("relu", lambda x: x, "CPU")
@@ -126,7 +134,7 @@ def set_precision_of_convolutions():
         ("levels of loggers", lambda: logging.getLogger("torch").setLevel(1)),
         ("timers", lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 1000)),
         ("interpreter", lambda: threading.setprofile(print)),
-        ("interpreter", faulthandler.disable if faulthandler.is_enabled() else faulthandler.enable),
+        ("interpreter", switch_faulthandler),
         ("interpreter", tracemalloc.start),
         ("attributes of the process", lambda: ctypes.CDLL(None).prctl(29, 1_000_000)),  # PR_SET_TIMERSLACK
         ("attributes of the process", lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1)),
