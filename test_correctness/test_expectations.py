@@ -11,8 +11,7 @@ import pytest
 
 import perfsuite.workloads
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.expectations.judge import judge_one, software_of
-from perfsuite.expectations.lines import answer_lines, unused_line, verdict_of
+from perfsuite.expectations.judge import answer_lines, judge_one, software_of, unused_line, verdict_of
 from perfsuite.expectations.rows import SHIPPED, AtLeast, Expectation, load_expectations, shipped_rows
 from perfsuite.metrics import REGISTRY
 from perfsuite.platforms import load_catalog

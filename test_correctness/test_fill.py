@@ -16,9 +16,8 @@ from perfsuite.cli import main as cli
 from perfsuite.published.lookup import shipped
 from perfsuite.published.recipes import find
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.projected import Projected
 from perfsuite.record.result import Metric
-from perfsuite.record.run import NOT_QUIET, Header, Revision, RunEnd
+from perfsuite.record.run import NOT_QUIET, Header, Projected, Revision, RunEnd
 from perfsuite.reports.fill import filled
 from test_correctness.helpers.report_runs import MEMORY, run, trained
 

@@ -21,7 +21,7 @@ from perfsuite.reports.page.page import renderer
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.cases import section as all_cases
 from perfsuite.reports.page.sections.verdict import sentence, title_of
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from test_correctness.helpers.pages import Read, everything, gpt, many, material, product, record, rendered
 
 HOSTILE = "<script>alert(1)</script>\"'>]]>javascript:x \x1b[31m \u202eevil\ud800 &amp; {{ 7 * 7 }}"

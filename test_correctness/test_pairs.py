@@ -20,7 +20,7 @@ from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
 from perfsuite.reports.pairs import VISIBLE, links, pair_grids, pair_matrices
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES

@@ -17,8 +17,8 @@ from perfsuite.projection.job import Job
 from perfsuite.projection.step import project
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.journal import read_journal
-from perfsuite.record.projected import Projected
 from perfsuite.record.result import Metric, Peaks
+from perfsuite.record.run import Projected
 from perfsuite.reports.projected import as_json, beside, projected_grids
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.report_runs import run, style, table, trained

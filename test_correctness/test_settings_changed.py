@@ -25,7 +25,7 @@ from perfsuite.record.workload import FunctionWorkload
 from perfsuite.reports.changes import changes_between, joined, timed_result
 from perfsuite.reports.material import material_of
 from perfsuite.reports.page.sections.verdict import comparison, sentence
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from perfsuite.run import settling
 from perfsuite.runtime.values import recorded_defaults
 from perfsuite.workloads import AllReduce

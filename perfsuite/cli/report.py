@@ -27,8 +27,7 @@ from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import fit_markdown
 from perfsuite.reports.over_time import OverTime, history_grids
-from perfsuite.reports.recording import Recording
-from perfsuite.reports.stored import record_of_baseline
+from perfsuite.reports.stored import Recording, record_of_baseline
 from perfsuite.reports.tables.recording import table_cases
 from perfsuite.reports.tables.report import best_style, find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES

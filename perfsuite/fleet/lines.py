@@ -12,8 +12,7 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import bare_name, listed, printable
 from perfsuite.base.units import format_bytes, percent, plural, significant
-from perfsuite.expectations.judge import Expected
-from perfsuite.expectations.lines import AnswerLine
+from perfsuite.expectations.judge import AnswerLine, Expected
 from perfsuite.fleet.nodes import Fleet, FleetQuantity
 from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
 from perfsuite.fleet.standing import NodeStanding, Standings

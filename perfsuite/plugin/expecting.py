@@ -13,8 +13,15 @@ import pytest
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError, first_line
 from perfsuite.base.text import bare_name
 from perfsuite.base.units import percent, plural
-from perfsuite.expectations.judge import Expected, judge_one
-from perfsuite.expectations.lines import AnswerLine, answer_lines, soak_lines, unused_line, verdict_of
+from perfsuite.expectations.judge import (
+    AnswerLine,
+    Expected,
+    answer_lines,
+    judge_one,
+    soak_lines,
+    unused_line,
+    verdict_of,
+)
 from perfsuite.expectations.rows import Expectation, load_expectations
 from perfsuite.fleet.nodes import PRIORS, quantity_of
 from perfsuite.fleet.rounds import slow_links

@@ -203,7 +203,7 @@ def _write_report(config: pytest.Config, path: Path) -> str:
     if record is None or not (record.results or missing):
         return ""
     from perfsuite.base.files import write_file
-    from perfsuite.reports.recording import Recording
+    from perfsuite.reports.stored import Recording
     from perfsuite.reports.tables.report import find_style, fitting_styles, report
 
     run = Recording(run=record, device=config.stash[suite_key].machine.model)
@@ -330,7 +330,7 @@ def _write_page(config: pytest.Config, path: Path) -> str | None:
         return None
     from perfsuite.reports.material import material_of
     from perfsuite.reports.page.page import page_line, write_page
-    from perfsuite.reports.recording import Recording
+    from perfsuite.reports.stored import Recording
 
     suite = config.stash[suite_key]
     journal = suite.session.journal if suite.session else None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from perfsuite.platforms import MachineModel
     from perfsuite.plugin.suite import Suite
     from perfsuite.projection.calibration import Calibration
-    from perfsuite.record.projected import Projected
     from perfsuite.record.result import Result, Work
+    from perfsuite.record.run import Projected
     from perfsuite.run.session import Case
 
 NO_TRAINING = "only training steps are projected"
@@ -70,7 +70,7 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
         return
     from perfsuite.base.masking import masked_value
     from perfsuite.base.mesh import MeshShape
-    from perfsuite.record.projected import Projected
+    from perfsuite.record.run import Projected
     from perfsuite.runtime.values import recorded
 
     work, reason = None, ""
@@ -92,7 +92,7 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
 
 
 def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result]) -> None:
-    from perfsuite.record.projected import Projected
+    from perfsuite.record.run import Projected
 
     for case, result in results.items():
         if case not in state.records and result.work.training is not None and result.outcome != "smoke":

@@ -7,8 +7,8 @@ from perfsuite.metrics.flop_conventions import Transformer, count_all
 from perfsuite.models import Model
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.step import Projection
-from perfsuite.record.projected import Projected
 from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Work
+from perfsuite.record.run import Projected
 
 _TOTALS = ("tokens_per_s", "samples_per_s")
 _PER_DEVICE = (

@@ -33,9 +33,8 @@ from typing import Any
 from perfsuite.base.errors import JournalError
 from perfsuite.base.files import open_regular, why
 from perfsuite.record.codec import from_json, plain_json
-from perfsuite.record.projected import Projected
 from perfsuite.record.result import SCHEMA, Peaks, Result
-from perfsuite.record.run import GateRecord, Header, RunEnd, RunRecord
+from perfsuite.record.run import GateRecord, Header, Projected, RunEnd, RunRecord
 
 _LONGEST_LINE = 1 << 28
 """Bytes: the timeline of a pipeline of 1,000 ranks is less."""

@@ -15,9 +15,8 @@ from perfsuite.base.errors import JournalError
 from perfsuite.base.files import why, write_all
 from perfsuite.base.units import plural
 from perfsuite.record.codec import to_json
-from perfsuite.record.projected import Projected
 from perfsuite.record.result import Peaks, Result
-from perfsuite.record.run import GateRecord, Header, RunEnd
+from perfsuite.record.run import GateRecord, Header, Projected, RunEnd
 
 _CHANGED = "another program removed, replaced or changed it during the run"
 _ASIDE = ("header", "skip", "peaks", "environment")

@@ -1,4 +1,7 @@
-"""One run of the suite as reports see it, whether it just ended or is read from a journal or a baseline file."""
+"""One run of the suite as reports see it, whether it just ended or is read from a journal or a baseline file.
+
+The projection of a case is a record of its own kind that baselines, the gate and A/B do not use.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,60 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perfsuite.base.errors import first_line
 from perfsuite.base.text import listed
 from perfsuite.base.units import plural
-from perfsuite.record.projected import Projected
-from perfsuite.record.result import SCHEMA, Peaks, RankFacts, Result, Work
+from perfsuite.record.result import SCHEMA, Metric, Peaks, RankFacts, Result, Training, Work
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from perfsuite.record.verdict import Verdict, VerdictName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projected:
+    """The projected figures of a case, or the reason why there are none."""
+
+    kind: Literal["projected"]
+    case: str
+    """pytest node id: a measured and a projected one of a case have the same."""
+    platform: str
+    world_size: int
+    workload: str = ""
+    """``package.module:TrainStep``."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the workload, as a result has them."""
+    reason: str = ""
+    """Why nothing is projected; empty for a projection."""
+    not_measured: str = ""
+    """Why the case was skipped; empty where it was measured."""
+    training: Training | None = None
+    step_time_s: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+    """Ends of the 80 % band."""
+    metrics: tuple[Metric, ...] = ()
+    memory_bytes: float = 0.0
+    """Allocated at most, on the fullest rank."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the step by the resource that it waits for."""
+    binding: str = ""
+    """The resource that most of the step waits for."""
+    regime: str = ""
+    band_source: str = ""
+    """Where the band comes from."""
+    calibration: str = ""
+    """Where the constants come from."""
+    flags: tuple[str, ...] = ()
+    lower_bound: bool = False
+    """The step takes this long or longer."""
+    simulated: bool = False
+    """Of a simulated device."""
+
+    def value(self, metric: str) -> float | None:
+        """Return the value of a metric by name; None if it is not projected."""
+        return next((one.value for one in self.metrics if one.name == metric), None)
+
 
 XFAILED = "xfailed: "
 INSTRUMENTED = "the ranks were instrumented: "

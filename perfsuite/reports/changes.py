@@ -18,8 +18,7 @@ from perfsuite.record.result import Result
 from perfsuite.record.verdict import FAILING, TIME, Verdict
 from perfsuite.reports.document import Tone
 from perfsuite.reports.ids import name_of
-from perfsuite.reports.recording import Recording
-from perfsuite.reports.stored import StoredResult
+from perfsuite.reports.stored import Recording, StoredResult
 from perfsuite.statistics.student import t_quantile
 
 

@@ -16,7 +16,7 @@ from perfsuite.platforms import DeviceModel
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.registry import family_class
 from perfsuite.reports.ids import token_of
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.recording import gathered
 from perfsuite.suite import runnable

@@ -20,7 +20,7 @@ from perfsuite.published.records import PublishedColumn, PublishedReport, Publis
 from perfsuite.published.roles import ROLES
 from perfsuite.published.selection import recipes_of, table_of
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.grids import why_empty
 from perfsuite.reports.tables.markdown import escape

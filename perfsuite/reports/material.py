@@ -24,7 +24,7 @@ from perfsuite.reports.document import Grid
 from perfsuite.reports.ids import anchor_of, hosts_of
 from perfsuite.reports.notable import Notable, notable
 from perfsuite.reports.over_time import OverTime
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from perfsuite.base.units import GIB, plural
 from perfsuite.metrics import find
 from perfsuite.published.lookup import PublishedFigure, lookup
-from perfsuite.record.projected import Projected
 from perfsuite.record.result import Result
+from perfsuite.record.run import Projected
 from perfsuite.reports.document import Grid
 from perfsuite.reports.ids import name_of
 

@@ -1,15 +1,30 @@
-"""A baseline file as a run: the newest stored run of each of its cases."""
+"""Runs as the input of reports, with the row of their platform; a baseline file gives its newest stored results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from perfsuite.baselines.baseline import Baseline, Entry, Hardware
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.result import Metric, Result, Work
 from perfsuite.record.run import Revision, RunRecord
 from perfsuite.reports.ids import kernel_of
+
+if TYPE_CHECKING:
+    from perfsuite.platforms import DeviceModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A run of a journal, of a baseline file or of a session, and the row of its platform."""
+
+    run: RunRecord
+    device: DeviceModel | None = None
+    """None for an unknown platform."""
+    times_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Median seconds of all runs of a case by node id, the newest last; empty if there is one run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,8 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive, rederive
 from perfsuite.platforms import Machine
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.projected import Projected
 from perfsuite.record.result import Measurement, Peaks, Record, Result, Work
-from perfsuite.record.run import GateRecord, RunEnd, RunRecord
+from perfsuite.record.run import GateRecord, Projected, RunEnd, RunRecord
 from perfsuite.record.workload import Budget, Purpose, Workload
 from perfsuite.run.builds import UntimedBuilds, deadline_s
 from perfsuite.run.measured_peaks import MeasuredPeaks

@@ -10,7 +10,7 @@ from perfsuite.record.result import Metric, Peak, Result, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.reports.material import material_of
 from perfsuite.reports.page import page
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from perfsuite.schedules import make_schedule
 from test_correctness.helpers.pipelines import measured as timeline_of
 from test_correctness.helpers.report_runs import gpt, llama, measurement, opensora

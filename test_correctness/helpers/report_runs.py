@@ -11,7 +11,7 @@ from perfsuite.record.codec import to_json
 from perfsuite.record.result import ClockFacts, Metric, Peak, Peaks, Record, Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.report import report
 from perfsuite.reports.tables.styles import STYLES
 from perfsuite.workloads.training.train_step import TrainStep

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.reports.ids import without_ranks
-from perfsuite.reports.recording import Recording
 from perfsuite.reports.scaling import Point, Scaling, scale, series_of
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase, from_projection, from_result, unmeasured
 
 

@@ -9,7 +9,7 @@ from perfsuite.base.text import code_text, listed, without_paths
 from perfsuite.base.units import plural
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.projected import remarks
-from perfsuite.reports.recording import Recording
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
 from perfsuite.reports.tables.grids import grids_of

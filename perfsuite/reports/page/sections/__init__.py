@@ -15,7 +15,6 @@ from perfsuite.reports.page.sections import (
     device,
     history,
     options,
-    pipelines,
     training,
     verdict,
 )
@@ -29,7 +28,7 @@ SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     training.section,
     training.scaling,
     options.section,
-    pipelines.section,
+    training.pipelines,
     cases.checklist,
     cases.other_tools,
     cases.section,
