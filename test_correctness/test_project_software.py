@@ -12,9 +12,14 @@ from benchmarks.backtest.leave_one_out import summary
 from benchmarks.backtest.rows import published_steps
 from benchmarks.backtest.tables import TABLES, held_out, kept, platform_of
 from perfsuite.cli.main import main
+from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection import softwares
+from perfsuite.projection.advisor import job_of
+from perfsuite.projection.job import Job
+from perfsuite.projection.layout import Layout
 from perfsuite.projection.step import find_band, kinds_of
+from perfsuite.record.result import Training
 
 SOFTWARE = {row.id: table.software for table in TABLES.values() for row in (*kept(table), *held_out(table))}
 JOB = ("--model", "gpt3-13b", "--world", "8", "--global-batch", "8")
@@ -140,6 +145,50 @@ def test_the_list_has_every_software_with_its_source(capsys):
     assert all(f"{name}: " in out for name in softwares.choices())
     assert "  release: 24.09 and 24.12; 77 public steps of 25.02 to 26.06 on h100 took 0.75 to 1.08 times" in out
     assert "arXiv:2205.05198" in out
+
+
+def test_advise_prices_the_code_of_the_software_as_project_does():
+    """Every layout has the traits of the software; those of perfsuite's own modules depend on the layout."""
+    training = Training(model="gpt3-13b", layout="dp8", strategy="hybrid", dtype="bf16", narrow=True)
+    device, layout = load_catalog(()).find("h100"), Layout.parse("dp4-tp2", global_batch=8)
+    code = softwares.software_implementation("nemo", find("gpt3-13b"), dtype="bf16", device=device)
+    assert job_of(Job.of(training, device, implementation=code), layout).implementation == code
+    assert job_of(Job.of(training, device), layout).implementation != code
+
+
+def test_torchtitan_recomputes_selectively_between_nothing_and_everything(capsys):
+    """Its selective recomputation keeps attention and most products, so it costs time and saves memory."""
+    steps = [
+        projected(capsys, "--platform", "h100", "--layout", "dp8", "--sharding", "parameters", "--software",
+                  "torchtitan", "--checkpointing", way)
+        for way in ("none", "selective", "full")
+    ]  # fmt: skip
+    assert [step["step_time_s"] for step in steps] == sorted(step["step_time_s"] for step in steps)
+    assert [any(one["name"] == "hfu_percent" for one in step["metrics"]) for step in steps] == [True, False, True]
+    memory = [step["memory_total_bytes"] for step in steps]
+    assert memory == sorted(memory, reverse=True)
+    assert len(set(memory)) == 3
+
+
+def test_a_table_of_a_variant_gives_traits_and_no_shares_of_peaks(capsys):
+    """torchtitan's table is of an H100 with other figures: the rates come from other programs on the real chip."""
+    found, regime = softwares.constants_for("torchtitan", load_catalog(()).find("h100"))
+    assert regime == "software, another device"
+    shares = [one.values["matmul"] for one in softwares.fitted_constants() if one.device == "h100" and not one.variant]
+    assert min(shares) <= found.values["matmul"] <= max(shares)
+    assert main(["project", *JOB, "--platform", "h100", "--layout", "dp8", "--software", "torchtitan"]) == 0
+    assert "whose peak its authors do not know" in capsys.readouterr().out
+
+
+def test_published_steps_of_torchtitan_lie_in_the_printed_band():
+    """Its steps on H200 and A100 are in no fit and in no band."""
+    errors = runs.run_torchtitan()
+    assert len(errors) == 6
+    for error in errors:
+        nodes = -(-error.row.layout.world_size // error.row.devices_per_node)
+        kind = (platform_of(error.row).name, error.row.dtype, "torchtitan", 0)
+        band = find_band("software, another device", nodes=nodes, octaves=0.0, kind=kind)
+        assert band.low <= error.row.step_time_s / error.predicted_s <= band.high
 
 
 @pytest.mark.extended

@@ -22,6 +22,7 @@ from benchmarks.backtest.tables import (
     CLUSTER,
     KERNEL,
     TABLES,
+    TORCHTITAN,
     TRAFFIC,
     BacktestTable,
     held_out,
@@ -225,13 +226,14 @@ def _constants_of(table: BacktestTable, rows: Sequence[PublishedStep]) -> Fitted
         rows=len(rows),
         world=max(row.layout.world_size for row in rows),
         values={name: round(value, 4) for name, value in fitted(table, rows).items()},
+        variant=table.variant,
     )
 
 
 @functools.lru_cache(maxsize=1)
 def all_constants() -> tuple[Fitted, ...]:
     """Return the constants of every table, as ``perfsuite project --software`` uses them."""
-    return tuple(_constants_of(table, kept(table)) for table in TABLES.values())
+    return tuple(_constants_of(table, kept(table)) for table in (*TABLES.values(), TORCHTITAN))
 
 
 def _as_commanded(table: BacktestTable, own: Sequence[PublishedStep], tables: Sequence[Fitted]) -> list[Error]:
@@ -278,6 +280,14 @@ def shipped_constants() -> tuple[Fitted, ...]:
     errors = run_held_out()
     shipped = []
     for one in all_constants():
+        if one.variant:
+            away = sorted(error.row.step_time_s / error.predicted_s for error in run_torchtitan())
+            text = (
+                f"their device is an {one.variant}; {len(away)} public steps on a100 and h200 took {away[0]:.2f} to "
+                f"{away[-1]:.2f} times the projected time, median {statistics.median(away):.2f}"
+            )
+            shipped.append(dataclasses.replace(one, release=TORCHTITAN.release, later=text))
+            continue
         table = TABLES[one.table]
         newest = table.release.split()[-1]
         own = {row.id for row in held_out(table) if row.release > newest}
@@ -300,6 +310,18 @@ def run_other_device() -> tuple[Error, ...]:
     return tuple(error for table in tables for error in _as_commanded(table, kept(table), _without(table)))
 
 
+def run_torchtitan() -> tuple[Error, ...]:
+    """Steps of torchtitan on H200 and A100, which no constant is fitted to, as the command projects them."""
+    rows = [*held_out(TORCHTITAN), *(row for row in published_steps("other-programs") if "torchtitan" in row.id)]
+    return tuple(error for row in rows for error in _as_commanded(TORCHTITAN, [row], all_constants()))
+
+
+def run_torchtitan_others() -> tuple[Error, ...]:
+    """Steps on the H100 of torchtitan's table that are in no fit: another size, AsyncTP, no torch.compile."""
+    rows, values = published_steps("torchtitan-h100-96-others"), fitted(TORCHTITAN, kept(TORCHTITAN))
+    return tuple(map(Error, rows, predict(rows, TORCHTITAN.software, values)))
+
+
 def run_own_modules() -> tuple[Error, ...]:
     """Every row by its platform's row and perfsuite's own modules, as the command projects it without --software."""
     rows = [row for table in TABLES.values() for row in (*kept(table), *held_out(table))]
@@ -318,6 +340,8 @@ def run_software() -> tuple[Backtested, ...]:
         for name, title, errors, budget in (
             ("software: other sizes", "constants fitted to other sizes", run_other_sizes(), (4.0, 10.0, 25.0)),
             ("software: another device", "constants of another device", run_other_device(), (7.0, 20.0, 40.0)),
+            ("software: torchtitan", "torchtitan on H200 and A100", run_torchtitan(), (7.0, 20.0, 40.0)),
+            ("torchtitan's own H100", "its other steps there", run_torchtitan_others(), (12.0, 20.0, 25.0)),
             ("software: experts", "constants of dense models", run_experts(), (60.0, 75.0, 80.0)),
             ("no software", "platform's row, perfsuite's own modules", own[0], (20.0, 35.0, 60.0)),
             ("no software: experts", "the same for models with experts", own[1], (40.0, 90.0, 115.0)),

@@ -312,7 +312,7 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
         controls.append("unattributed: no control moved along")
     effect, (low, high) = math.expm1(shift.effect), shift.interval
     line = (
-        f"the suite is {percent(effect, signed=True)} slower than stored "
+        f"the suite is {percent(effect)} slower than stored "
         f"(95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}; "
         f"{shift.slower} of {plural(shift.cases, 'case')} by more than {percent(settings.tolerance)}); "
         + "; ".join(controls)

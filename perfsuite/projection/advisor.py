@@ -159,7 +159,7 @@ def _choices(base: Job, world_size: int, global_batch: int) -> Layouts:
         world_size=world_size,
         global_batch=global_batch,
         devices_per_node=base.node.devices or world_size,
-        fused_attention=not any(base.implementation.score_bytes),
+        fused_attention=not any((*base.implementation.score_bytes, *base.implementation.selective)),
     )
 
 
@@ -207,7 +207,8 @@ def job_of(base: Job, layout: Layout) -> Job:
         checkpointing=layout.checkpointing,
         sequence_parallel=layout.sequence_parallel,
     )
-    return Job.of(training, base.device, node=base.node)
+    code = base.implementation if base.published_software else None
+    return Job.of(training, base.device, node=base.node, implementation=code)
 
 
 def errors_of(calibration: Calibration) -> dict[str, float]:

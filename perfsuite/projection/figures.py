@@ -23,7 +23,12 @@ _PER_DEVICE = (
 
 
 def figures(projection: Projection, model: Model, device: DeviceModel, samples: int) -> tuple[Metric, ...]:
-    """Return throughput and utilisation of a projected step."""
+    """Return throughput and utilisation of a projected step.
+
+    HFU is left out under selective recomputation, because each software runs other operations again.
+    """
+    selective = projection.training.checkpointing == "selective"
+    per_device = tuple(name for name in _PER_DEVICE if not (selective and name == "hfu_percent"))
     whole = _work(projection, model, samples)
     devices = projection.world_size  # peaks are per device, and dividing needs no list of all ranks
     flops = {name: count / devices for name, count in whole.flops.items()}
@@ -32,7 +37,7 @@ def figures(projection: Projection, model: Model, device: DeviceModel, samples: 
     measurement = _as_if_measured(projection.step_time_s)
     return (
         *derive(_TOTALS, work=whole, measurement=measurement, peaks=peaks),
-        *derive(_PER_DEVICE, work=each, measurement=measurement, peaks=peaks),
+        *derive(per_device, work=each, measurement=measurement, peaks=peaks),
     )
 
 

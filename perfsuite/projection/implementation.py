@@ -108,6 +108,9 @@ class Implementation:
     """Bytes per weight of a block for a gradient before it is accumulated."""
     buffer_bytes: float = 0.0
     """Bytes of buckets and of the communication library."""
+    selective: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Selective recomputation that keeps attention: recomputed share of a block's products, bytes kept per token and
+    width, and per token and hidden feature. Zeros: it recomputes the written scores of attention."""
     gathers_again: bool = False
     """The backward pass gathers tokens again for weight gradients under sequence parallelism (Megatron)."""
     splits_positions: bool = False

@@ -49,6 +49,8 @@ class Job:
     architecture: Architecture
     """The model in plain numbers; published rows have models that perfsuite does not build."""
     implementation: Implementation
+    published_software: bool = False
+    """The code is a published software's, the same for every layout; otherwise perfsuite's own, which depends on it."""
 
     @classmethod
     def of(
@@ -66,7 +68,7 @@ class Job:
         model = find_projected(training.model, training.overrides)
         layout = Layout.of(training)
         layout.check(model)
-        node = node or Node.of(device)
+        node, published_software = node or Node.of(device), implementation is not None
         if implementation is None:
             implementation = on_family(implementation_of(model, training), model, training, device.family)
         return cls(
@@ -75,6 +77,7 @@ class Job:
             node=node,
             architecture=Architecture.of(model.built_for(layout.shape.size("tp"))),
             implementation=implementation,
+            published_software=published_software,
         )
 
     @functools.cached_property

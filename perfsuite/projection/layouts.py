@@ -33,7 +33,7 @@ class Layouts:
     across_nodes: bool = False
     """Tensor parallelism may span several nodes."""
     fused_attention: bool = False
-    """Scores are never kept, so selective recomputation changes nothing."""
+    """Scores are never kept and nothing else is recomputed selectively: selective recomputation changes nothing."""
     rejected: Counter[str] = field(default_factory=Counter)
 
     def legal(self) -> Iterator[Layout]:

@@ -262,16 +262,20 @@ def _parameters(model: Architecture, layout: Layout, stages: Iterable[int]) -> t
     return dense + ends, sparse * routed
 
 
-def block_bytes(share: Share, *, experts: bool) -> float:
-    """Return the bytes that one block keeps of one micro-batch for its backward pass."""
+def block_bytes(share: Share, *, experts: bool, whole_block: bool = False) -> float:
+    """Return the bytes that one block keeps of one micro-batch for its backward pass.
+
+    ``whole_block``: after its recomputation.
+    """
     model, code, tp = share.model, share.code, share.tp
     features = (model.top_k * model.expert_hidden + model.shared_hidden) if experts else model.hidden
     of_keys = model.heads if code.repeats_keys else model.key_heads
     heads = code.kept_head_bytes * (model.features + model.value_features) * (model.heads + of_keys)
-    whole = code.kept_whole_bytes * share.outer_tokens * model.width
-    if not share.layout.sequence_parallel:
-        whole = code.kept_whole_bytes * share.tokens * model.width
-    split = share.tokens / tp * (heads + 4.0 * model.heads + code.kept_hidden_bytes * features)
+    kept_whole, kept_hidden = code.kept_whole_bytes, code.kept_hidden_bytes
+    if share.layout.checkpointing == "selective" and code.selective[0] and not whole_block:
+        _, kept_whole, kept_hidden = code.selective
+    whole = kept_whole * (share.outer_tokens if share.layout.sequence_parallel else share.tokens) * model.width
+    split = share.tokens / tp * (heads + 4.0 * model.heads + kept_hidden * features)
     pairs = share.layout.micro_batch_size * model.heads / tp * model.tokens**2 / share.layout.shape.size("cp")
     kept = whole + split + code.kept_score_bytes * pairs * (share.layout.checkpointing != "selective")
     if experts:
@@ -284,7 +288,11 @@ def _kept(share: Share) -> tuple[float, float, float]:
     if share.layout.checkpointing == "full":
         whole = share.code.compute_bytes * share.outer_tokens * share.model.width
         return whole, whole, block_bytes(share, experts=bool(share.model.expert_layers))
-    return block_bytes(share, experts=False), block_bytes(share, experts=True) if share.model.experts else 0.0, 0.0
+    dense, sparse = block_bytes(share, experts=False), block_bytes(share, experts=True) if share.model.experts else 0.0
+    if share.layout.checkpointing == "selective" and share.code.selective[0]:
+        experts = bool(share.model.expert_layers)
+        return dense, sparse, block_bytes(share, experts=experts, whole_block=True) - (sparse if experts else dense)
+    return dense, sparse, 0.0
 
 
 def _activations(layout: Layout, sizes: Sequence[float], rank: int) -> float:

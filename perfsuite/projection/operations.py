@@ -5,6 +5,7 @@ t tokens of a rank, D width, F hidden features. Every product is (m, n, k): m x 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -152,6 +153,9 @@ def block(share: Share, *, experts: bool) -> Passes:
     if checkpointing == "full":
         left_out = (products[-1], *(one for one in sent if not one.again)) if code.stops_early else ()
         recompute = tuple(one for one in forward if not any(one is other for other in left_out))
+    elif checkpointing == "selective" and code.selective[0]:
+        again = (dataclasses.replace(product, n=code.selective[0] * product.n) for product in products)
+        recompute = (*again, *_elementwise(share, experts=experts, backward=False))
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
     elementwise = _elementwise(share, experts=experts, backward=True)

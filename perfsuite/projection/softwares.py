@@ -57,6 +57,9 @@ class Fitted:
     """Shares of the device's peaks (matmul, matmul_fp8, attention, link, network), and traits by name."""
     release: str = ""
     """Releases of the software that the table is of."""
+    variant: str = ""
+    """A device with the chip of ``device`` but other figures, on which the steps ran: its shares of peaks are not used
+    elsewhere. Empty: ``device`` itself."""
     later: str = ""
     """Measured over projected times of public steps of later releases, in words."""
 
@@ -84,14 +87,16 @@ def constants_for(software: str, device: DeviceModel, tables: Sequence[Fitted] |
     own = [one for one in tables if one.software == software]
     if not own:
         raise ConfigurationError(f"software {software!r} is unknown; {did_you_mean(software, choices())}")
-    exact = next((one for one in own if one.device == device.name), None)
+    exact = next((one for one in own if one.device == device.name and not one.variant), None)
     if exact is not None:
         kept = {name: value for name, value in exact.values.items() if name != "network"}
         return dataclasses.replace(exact, values=kept), "software and device"
     peaks, peak = _peaks_of_tables(), _peak(device)
     nearest = min(own, key=lambda one: abs(math.log(peaks[one.device] / peak)) if peak else 0.0)
     name = device.name.split("_")[0]
-    chip = [one for one in tables if peaks[one.device] == peak or one.device.split("_")[0] == name]
+    chip = [
+        one for one in tables if not one.variant and (peaks[one.device] == peak or one.device.split("_")[0] == name)
+    ]
     chip = [one for one in chip if one.software == software] or chip
     values = {name: value for name, value in nearest.values.items() if name not in (*_SHARES, "network")}
     for share in (share for share in _SHARES if share != "matmul_fp8" or share in nearest.values):
@@ -178,6 +183,14 @@ def software_of(software: str, *, dtype: str, gated: bool, gradients_in_fp32: bo
         # have Composer's BACKWARD_POST, but two gathers may be under way: the host asks for the next block's while the
         # device computes the one behind.
         return code if gradients_in_fp32 else SOFTWARES[f"{software} pure"]
+    if software == "torchtitan" and dtype == "fp8":  # amax and cast of inputs, weights and gradients
+        return dataclasses.replace(
+            code,
+            forward_width_bytes=code.forward_width_bytes + 10.0,
+            forward_hidden_bytes=code.forward_hidden_bytes + 5.0,
+            backward_width_bytes=code.backward_width_bytes + 10.0,
+            backward_hidden_bytes=code.backward_hidden_bytes + 10.0,
+        )
     if software in ("nemo", "simumax"):
         casts = 16.0 if dtype == "fp8" else 0.0
         return dataclasses.replace(
