@@ -19,8 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfsuite.fleet.rounds import slow_in_pairs
-from perfsuite.fleet.rule import Outliers, compare, two_groups
+from perfsuite.fleet.rule import Outliers, compare, slow_in_pairs, two_groups
 from perfsuite.metrics.pairs import SLOW_LINK, beyond_ends
 from perfsuite.workloads.pair_rounds import AGAIN, tournament
 

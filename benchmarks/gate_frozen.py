@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.gate_simulation import HOSTS, Session, traits_of
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from perfsuite.gate.budget import Costs, Spending
-from perfsuite.gate.control import UNLIKE
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.gate import Gate
+from perfsuite.gate.shift import UNLIKE
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.verdict import GateSettings, Request
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from perfsuite.cli.main import main
-from perfsuite.fleet.rounds import slow_links
+from perfsuite.fleet.rule import slow_links
 from perfsuite.plugin.expecting import slow_members
 from perfsuite.run.session import Case
 from perfsuite.workloads.memory_bandwidth import MemoryTriad

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from benchmarks.gate_kinds import Plan, outcome
 from perfsuite.base.errors import RanksFailed
-from perfsuite.gate.control import Moved, comparable, moved, stored_control
 from perfsuite.gate.gate import Gate
+from perfsuite.gate.shift import Moved, comparable, moved, stored_control
 from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.record.result import UNLIKE
 from perfsuite.record.verdict import GateSettings

@@ -15,8 +15,7 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.cli.main import main
 from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.nodes import read_nodes, several_hosts
-from perfsuite.fleet.rounds import slow_in_pairs
-from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of
+from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of, slow_in_pairs
 from perfsuite.fleet.standing import judge_fleet
 from perfsuite.metrics import derive
 from perfsuite.metrics.pairs import message_times_s, name_again, name_of

@@ -19,8 +19,7 @@ from perfsuite.cli import main as cli
 from perfsuite.history.describe import commit_lines, steps_between
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, findings_of
-from perfsuite.history.order import in_order
-from perfsuite.history.series import table_of
+from perfsuite.history.order import in_order, table_of
 from perfsuite.reports.document import Charts
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.sections.history import history_section

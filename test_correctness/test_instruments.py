@@ -16,8 +16,8 @@ import torch
 from perfsuite.platforms import families
 from perfsuite.platforms.cpu import CpuDevice
 from perfsuite.platforms.cuda import CudaDevice
-from perfsuite.platforms.instruments import instruments
 from perfsuite.platforms.musa import MusaDevice
+from perfsuite.platforms.quiet import instruments
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
@@ -153,13 +153,13 @@ def test_preloaded_debug_libraries_are_seen_in_what_is_mapped(plain, tmp_path, l
         "/proc/self/maps": f"7f00-7f01 r--p 00000000 08:01 1 {library}\n7f02-7f03 r--p 0 08:01 2 /usr/lib/libc.so.6\n",
         "/proc/self/status": "Name:\tpython\nTracerPid:\t0\n",
     }
-    plain.setattr("perfsuite.platforms.instruments.Path", lambda path: Fake(files[path]))
+    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: Fake(files[path]))
     assert any("(unset LD_PRELOAD)" in text for text in instruments(CpuDevice())) == seen
 
 
 def test_a_process_that_traces_the_rank_is_named(plain):
     files = {"/proc/self/maps": "", "/proc/self/status": "TracerPid:\t77\n", "/proc/77/comm": "strace\n"}
-    plain.setattr("perfsuite.platforms.instruments.Path", lambda path: Fake(files[path]))
+    plain.setattr("perfsuite.platforms.quiet.Path", lambda path: Fake(files[path]))
     assert "tracer strace (detach it)" in instruments(CpuDevice())
 
 

@@ -18,10 +18,9 @@ from perfsuite.base.units import GIB
 from perfsuite.cli.main import EXIT_OK, Command, print_json, print_lines
 from perfsuite.models.dit import Dit, Stdit
 from perfsuite.platforms import load_catalog
-from perfsuite.published.lookup import PublishedFigure, figures, shipped
+from perfsuite.published.lookup import PublishedFigure, chosen, figures, shipped
 from perfsuite.published.recipes import recipe_of
 from perfsuite.published.recipes.recipe import Recipe
-from perfsuite.published.selection import chosen
 from perfsuite.workloads.training.estimate import estimate, held
 from perfsuite.workloads.training.train_step import TrainStep
 

@@ -13,9 +13,9 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.cli.main import EXIT_OK, Command, platform_file_argument, print_json, print_lines, screen_width
 from perfsuite.platforms import load_catalog
+from perfsuite.published.lookup import Tables, chosen
 from perfsuite.published.records import PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.published.roles import ROLES
-from perfsuite.published.selection import Tables, chosen
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.tables.markdown import markdown

@@ -16,12 +16,11 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import plural
 from perfsuite.platforms import Catalog, Machine, detect_machine
 from perfsuite.platforms.detection import too_few_devices
-from perfsuite.published.lookup import PublishedRun, shipped
+from perfsuite.published.lookup import PublishedRun, recipes_of, rows_of, shipped, table_of, tables_of_runs
 from perfsuite.published.recipes import Recipe, why_none
 from perfsuite.published.recipes.recipe import DEVICES_PER_NODE
 from perfsuite.published.records import PublishedTable
 from perfsuite.published.roles import ROLES
-from perfsuite.published.selection import recipes_of, rows_of, table_of, tables_of_runs
 from perfsuite.record.workload import Workload
 from perfsuite.reports.document import Grid
 from perfsuite.suite import runnable

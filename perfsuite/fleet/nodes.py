@@ -17,7 +17,7 @@ from perfsuite.base.units import plural
 from perfsuite.baselines.hosts import UUID, HostIdentity, host_of
 from perfsuite.expectations.judge import Expected, headline, judge_one, software_of
 from perfsuite.expectations.rows import Expectation
-from perfsuite.fleet.rounds import NodePair, SlowLink, node_pairs, slow_links
+from perfsuite.fleet.rule import NodePair, SlowLink, node_pairs, slow_links
 from perfsuite.metrics import read_run
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.record.result import RankFacts, Result

@@ -13,8 +13,7 @@ from perfsuite.base.units import plural
 from perfsuite.expectations.judge import Expected, differences_of
 from perfsuite.expectations.rows import Expectation
 from perfsuite.fleet.nodes import PRIORS, Fleet, FleetQuantity, NodeRun
-from perfsuite.fleet.rounds import SlowLink, slow_in_pairs
-from perfsuite.fleet.rule import FEWEST_GROUPS, Position, Slow, compare, level_of, two_groups
+from perfsuite.fleet.rule import FEWEST_GROUPS, Position, Slow, SlowLink, compare, level_of, slow_in_pairs, two_groups
 from perfsuite.statistics.robust import median
 
 Standing = Literal["absent", "below", "slow", "incomplete", "look", "not judged", "pass"]

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfsuite.base.units import percent, plural
-from perfsuite.gate.control import Moved, Says, comparable, explains
 from perfsuite.gate.evidence import CaseWork
 from perfsuite.gate.judge import ENOUGH_SESSIONS
 from perfsuite.gate.noise import STEEPEST
 from perfsuite.gate.question import MIN_PAIRS, Question, flagged
-from perfsuite.gate.shift import Estimate
+from perfsuite.gate.shift import Estimate, Moved, Says, comparable, explains
 from perfsuite.record.verdict import ALL, Finding, VerdictName
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 

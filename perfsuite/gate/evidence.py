@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary, is_dirty
-from perfsuite.gate.control import Moved, comparable, moved
 from perfsuite.gate.noise import History, Level, levels
 from perfsuite.gate.quantity import Quantity, all_samples, more_disturbed, quantities
-from perfsuite.gate.shift import Seen
+from perfsuite.gate.shift import Moved, Seen, comparable, moved
 from perfsuite.record.verdict import ALL, TIME, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 

@@ -25,10 +25,9 @@ from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
 from perfsuite.gate import findings
 from perfsuite.gate.budget import SCREENING_SHARE, Spending, Wanted, round_robin
-from perfsuite.gate.control import moved
 from perfsuite.gate.evidence import CaseWork, GateCase, Judged, case_works
 from perfsuite.gate.question import Need, Question, View, suspected, suspects
-from perfsuite.gate.shift import Seen, Shares, Today, knows_shift, look, shares
+from perfsuite.gate.shift import Seen, Shares, Today, knows_shift, look, moved, shares
 from perfsuite.gate.suite import Drift, suite_shift, usual_drift
 from perfsuite.record.verdict import MEAN, P95, GateSettings, Request, RequestKind, SuiteVerdict, Verdict
 from perfsuite.statistics.robust import median

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSummary, mostly, usually_clean
-from perfsuite.gate.control import Control, stored_control
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
+from perfsuite.gate.shift import Control, stored_control
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import ALL, MEAN, P95, TIME
 from perfsuite.statistics.robust import median

@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from perfsuite.base.units import percent
 from perfsuite.baselines.runs import RunSummary
-from perfsuite.gate.control import Moved
 from perfsuite.gate.evidence import CaseWork, Judged, Pair
 from perfsuite.gate.judge import Judge
 from perfsuite.gate.quantity import Quantity
-from perfsuite.gate.shift import CONFIRM_ALPHA, SURELY_ALPHA, Bounds, Estimate, Shares, Today, own_inside
+from perfsuite.gate.shift import CONFIRM_ALPHA, SURELY_ALPHA, Bounds, Estimate, Moved, Shares, Today, own_inside
 from perfsuite.gate.suite import SuiteShift
 from perfsuite.record.verdict import ALL, FAILING, TIME, Effect, Finding, GateSettings, VerdictName
 from perfsuite.statistics.robust import median

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.units import plural
-from perfsuite.gate.control import EXPLAINED, Moved, Says
 from perfsuite.gate.judge import UNKNOWN_SESSION_SIGMA
 from perfsuite.gate.noise import History, Level
-from perfsuite.gate.shift import SURELY_ALPHA, Estimate, Seen
+from perfsuite.gate.shift import EXPLAINED, SURELY_ALPHA, Estimate, Moved, Says, Seen
 from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import median, median_of_most
 from perfsuite.statistics.student import t_quantile

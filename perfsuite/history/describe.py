@@ -9,8 +9,7 @@ from perfsuite.base.units import plural, significant
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
-from perfsuite.history.order import OrderedSessions
-from perfsuite.history.series import MIN_SUITE
+from perfsuite.history.order import MIN_SUITE, OrderedSessions
 from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import SIDE
 

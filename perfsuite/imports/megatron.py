@@ -141,7 +141,7 @@ def _read(source: Source) -> Imported:
     found = found_in(source, PROGRAM)
     found.add(found_in(source, _BAR))
     found.add(figures_of(source, list(_bridge(source)), _BRIDGE_FIGURES))
-    found.add(deepspeed.found_in(source))
+    found.add(deepspeed.all_figures(source))
     return imported(source, found)
 
 

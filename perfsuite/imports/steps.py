@@ -16,9 +16,8 @@ from functools import cache
 from types import MappingProxyType
 
 from perfsuite.base.units import plural
-from perfsuite.imports.lines import split_lines
+from perfsuite.imports.lines import Runs, StepSeen, seconds, split_lines
 from perfsuite.imports.row import Imported, ImportedRow, Meaning, Refused, Source
-from perfsuite.imports.runs import Runs, StepSeen, seconds
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, MachineModel
 from perfsuite.platforms.catalog import Catalog, load_catalog
-from perfsuite.platforms.environment import Environment, read_environment
-from perfsuite.platforms.fingerprint import Fingerprint, fingerprint
+from perfsuite.platforms.detection import device_code, families
+from perfsuite.platforms.environment import Environment, Fingerprint, fingerprint, read_environment
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.machine import Machine, detect_machine, why_absent
-from perfsuite.platforms.registry import device_code, families
 
 __all__ = [
     "Catalog", "Clock", "DetectedDevice", "DeviceCode", "DeviceModel", "Environment", "Family", "Fingerprint", "Host",

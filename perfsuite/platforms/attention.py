@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from perfsuite.platforms.registry import family_class, family_names, import_object
+from perfsuite.platforms.detection import family_class, family_names, import_object
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, UnknownPlatform, did_you_mean, nearest
 from perfsuite.platforms.base import DeviceModel, MachineModel
-from perfsuite.platforms.registry import SHIPPED, family_names
+from perfsuite.platforms.detection import SHIPPED, family_names
 from perfsuite.record.result import Peak
 from perfsuite.record.workload import DTYPES
 

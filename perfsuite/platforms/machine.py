@@ -10,9 +10,9 @@ from typing import Literal
 from perfsuite.platforms.base import DetectedDevice, DeviceModel, Family
 from perfsuite.platforms.catalog import Catalog
 from perfsuite.platforms.detection import DOCS, describe
+from perfsuite.platforms.detection import families as all_families
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.quirks import architecture_note
-from perfsuite.platforms.registry import families as all_families
 from perfsuite.record.result import Peaks
 
 

@@ -24,8 +24,7 @@ from perfsuite.expectations.judge import (
 )
 from perfsuite.expectations.rows import Expectation, load_expectations
 from perfsuite.fleet.nodes import PRIORS, quantity_of
-from perfsuite.fleet.rounds import slow_links
-from perfsuite.fleet.rule import compare
+from perfsuite.fleet.rule import compare, slow_links
 from perfsuite.metrics.pairs import SlowPair
 from perfsuite.metrics.spec import on_every_device
 from perfsuite.plugin import collisions

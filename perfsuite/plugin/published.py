@@ -39,7 +39,7 @@ def configure(config: pytest.Config) -> None:
     names = [name for name in (part.strip() for part in text.split(",")) if name] or [text] * bool(text)
     where, tables = "ini perf_published" if option is None else "--perf-published", frozenset[str]()
     if names:
-        from perfsuite.published.selection import tables_of_runs
+        from perfsuite.published.lookup import tables_of_runs
 
         try:
             tables = frozenset(tables_of_runs(names))
@@ -53,7 +53,7 @@ def platforms(config: pytest.Config) -> frozenset[str]:
     tables = config.stash[asked_key].tables
     if not tables:
         return frozenset()
-    from perfsuite.published.selection import rows_of
+    from perfsuite.published.lookup import rows_of
 
     return frozenset(platform for row in rows_of(tables) for platform in row.platforms)
 
@@ -84,7 +84,7 @@ def select(
 
 
 def _mark(case: pytest.Item, chosen: Collection[str]) -> frozenset[str]:
-    from perfsuite.published.selection import rows_of, table_of
+    from perfsuite.published.lookup import rows_of, table_of
     from perfsuite.reports.tables.published import rows_of_case
 
     own = rows_of_case(case.nodeid)
@@ -100,7 +100,7 @@ def _mark(case: pytest.Item, chosen: Collection[str]) -> frozenset[str]:
 
 def _nothing(asked: Asked, count: int) -> str:
     from perfsuite.base.text import listed
-    from perfsuite.published.selection import recipes_of, rows_of
+    from perfsuite.published.lookup import recipes_of, rows_of
 
     tests = list(dict.fromkeys(recipe.test for row in rows_of(asked.tables) for recipe in recipes_of(row)))
     return (

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural, significant
 from perfsuite.platforms import DeviceModel
+from perfsuite.platforms.detection import family_class
 from perfsuite.platforms.quirks import numbers
-from perfsuite.platforms.registry import family_class
 from perfsuite.reports.ids import token_of
 from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase

@@ -26,7 +26,7 @@ from perfsuite.platforms.accelerator import captured_kernel_s
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.platforms.cgroups import read_throttling, throttled_share
 from perfsuite.platforms.host import Host
-from perfsuite.platforms.instruments import instruments
+from perfsuite.platforms.quiet import instruments
 from perfsuite.record.codec import to_json
 from perfsuite.record.own_metrics import OwnMetric
 from perfsuite.record.result import ClockFacts

@@ -16,7 +16,7 @@ from perfsuite import models, strategies
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import AttentionMethod, Checkpointing
-from perfsuite.platforms.registry import family_class
+from perfsuite.platforms.detection import family_class
 from perfsuite.record.result import Work
 from perfsuite.record.workload import DTYPES, Process, Rank, Step, Workload
 from perfsuite.strategies import Plan, Strategy
