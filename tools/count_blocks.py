@@ -33,9 +33,7 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.models import Model, find, moe_module
 from perfsuite.models.build import build
 from perfsuite.models.dit import Dit
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.language import LanguageModel
-from perfsuite.models.llama import Llama
+from perfsuite.models.language import Gpt, LanguageModel, Llama
 from perfsuite.models.moe import Moe
 from perfsuite.models.moe_module import MoeMlp
 from perfsuite.projection.counted import COMPILED, COUNTED, COUNTED_OF, KEPT_END_BYTES, BlockCounts

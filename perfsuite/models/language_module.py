@@ -12,10 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from perfsuite.models.base import AttentionMethod, Checkpointing
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.language import LanguageModel
+from perfsuite.models.language import Gpt, LanguageModel, Llama
 from perfsuite.models.layers import Block, Core, TrainingModule, cross_entropy
-from perfsuite.models.llama import Llama
 
 
 class Transformer(Block):

@@ -16,8 +16,7 @@ from typing import ClassVar
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import divisors, require_sizes
-from perfsuite.models.language import Split, multiple
-from perfsuite.models.llama import Llama
+from perfsuite.models.language import Llama, Split, multiple
 
 SKEW_TOLERANCE = 0.01
 """Largest relative difference between the imbalance asked for and the nearest one that the tokens allow."""

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from perfsuite.models.language import Llama
 from perfsuite.models.language_module import LlamaModule
 from perfsuite.models.layers import fill, local
-from perfsuite.models.llama import Llama
 from perfsuite.models.moe import EXPERT_FEATURES, Moe, Routing
 
 
