@@ -16,11 +16,9 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.flop_conventions import EXACT, SIX_N
 from perfsuite.models import find
 from perfsuite.models import moe as configurations
-from perfsuite.models.experts_module import Experts
 from perfsuite.models.layers import materialize
-from perfsuite.models.moe import EXPERT_FEATURES
-from perfsuite.models.moe_module import MoeMlp, imposed, router_figures, set_loss_factor
-from perfsuite.models.routing import nearest_skew
+from perfsuite.models.moe import EXPERT_FEATURES, nearest_skew
+from perfsuite.models.moe_module import Experts, MoeMlp, imposed, router_figures, set_loss_factor
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training.parity import TrainParity
@@ -139,7 +137,7 @@ def plain(layer, x):
 @pytest.mark.parametrize("group_tokens", [0, 4])
 def test_a_layer_is_a_loop_over_its_experts(monkeypatch, grouped, capacity_factor, top_k, group_tokens):
     if not grouped:
-        monkeypatch.setattr("perfsuite.models.experts_module._grouped_product", lambda *_: None)
+        monkeypatch.setattr("perfsuite.models.moe_module._grouped_product", lambda *_: None)
     config = dataclasses.replace(
         SMALL, top_k=top_k, capacity_factor=capacity_factor, group_tokens=group_tokens, balance_weight=0.0
     )

@@ -163,7 +163,7 @@ def test_initial_values_depend_on_the_name_alone():
 
 
 def test_rotary_positions_see_distances_only():
-    from perfsuite.models.llama_module import _turn, rotary_angles
+    from perfsuite.models.language_module import _turn, rotary_angles
 
     cosines, sines = rotary_angles(torch.arange(12), 8)
     query, key = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)

@@ -20,8 +20,7 @@ from perfsuite.schedules import SCHEDULES, make_schedule, split_costs
 from perfsuite.strategies import hybrid_sizes
 from perfsuite.strategies.hybrid_sizes import split_layers
 from perfsuite.strategies.pipeline import pipeline as pipeline_module
-from perfsuite.strategies.pipeline.pipeline import torch_order
-from perfsuite.strategies.pipeline.watch import Watch
+from perfsuite.strategies.pipeline.pipeline import Watch, torch_order
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.pipelines import staged

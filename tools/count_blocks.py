@@ -30,12 +30,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.models import Model, experts_module, find
+from perfsuite.models import Model, find, moe_module
 from perfsuite.models.build import build
 from perfsuite.models.dit import Dit
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.language import LanguageModel
-from perfsuite.models.llama import Llama
+from perfsuite.models.language import Gpt, LanguageModel, Llama
 from perfsuite.models.moe import Moe
 from perfsuite.models.moe_module import MoeMlp
 from perfsuite.projection.counted import COMPILED, COUNTED, COUNTED_OF, KEPT_END_BYTES, BlockCounts
@@ -215,12 +213,12 @@ def count_block(model: Model, way: Way) -> BlockCounts:
 
 @contextmanager
 def _each_expert() -> Iterator[None]:
-    before = experts_module._grouped_product
-    experts_module._grouped_product = lambda device, dtype: None  # type: ignore[assignment] # it is cached
+    before = moe_module._grouped_product
+    moe_module._grouped_product = lambda device, dtype: None  # type: ignore[assignment] # it is cached
     try:
         yield
     finally:
-        experts_module._grouped_product = before
+        moe_module._grouped_product = before
 
 
 def _count_block(model: Model, way: Way) -> BlockCounts:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
-from perfsuite.models import decoder, dit, gpt, llama, moe
+from perfsuite.models import decoder, dit, language, moe
 from perfsuite.models.base import Model, SampleTensor
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 MODELS: Mapping[str, Model] = MappingProxyType(
-    {model.name: model for model in (*gpt.MODELS, *llama.MODELS, *moe.MODELS, *dit.MODELS)}
+    {model.name: model for model in (*language.GPTS, *language.LLAMAS, *moe.MODELS, *dit.MODELS)}
 )
 """Models that the suite trains, by name, in their published or small sizes."""
 PROJECTED: Mapping[str, Model] = MappingProxyType({model.name: model for model in decoder.MODELS})

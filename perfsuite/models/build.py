@@ -5,12 +5,9 @@ from __future__ import annotations
 from perfsuite.models.base import AttentionMethod, Checkpointing, Model
 from perfsuite.models.dit import Latte, Stdit
 from perfsuite.models.dit_module import LatteModule, StditModule
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.gpt_module import GptModule
-from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.language import Gpt, Llama
+from perfsuite.models.language_module import GptModule, LanguageModule, LlamaModule
 from perfsuite.models.layers import TrainingModule
-from perfsuite.models.llama import Llama
-from perfsuite.models.llama_module import LlamaModule
 from perfsuite.models.moe import Moe
 from perfsuite.models.moe_module import MoeModule
 

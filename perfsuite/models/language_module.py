@@ -1,14 +1,18 @@
-"""A language model in torch, whole or a range of its layers.  Shapes: B batch, S tokens, D width, V vocabulary."""
+"""Language models in torch, whole or a range of their layers.
+
+Shapes: B batch, S tokens, H heads, E features of a head, D = H x E width, V vocabulary.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from perfsuite.models.base import AttentionMethod, Checkpointing
-from perfsuite.models.language import LanguageModel
+from perfsuite.models.language import Gpt, LanguageModel, Llama
 from perfsuite.models.layers import Block, Core, TrainingModule, cross_entropy
 
 
@@ -99,3 +103,191 @@ class LanguageModule(TrainingModule):
         for block in self.blocks.children():
             x = block(x, *extra_inputs)
         return self.head(x) if self.last else x
+
+
+class TiedEmbedding(nn.Embedding):
+    """Token embedding and output projection in one module: strategies gather parameters when it is called."""
+
+    def forward(self, inputs: torch.Tensor, *, project: bool = False) -> torch.Tensor:
+        """Return (B, S, D) for (B, S) tokens, or (B, S, V) logits for (B, S, D) features."""
+        return F.linear(inputs, self.weight) if project else super().forward(inputs)
+
+
+class GptAttention(Attention):
+    """One matrix has queries, keys and values of a head in adjacent rows, so that ranks can share it by heads."""
+
+    def __init__(self, config: Gpt, attention: AttentionMethod) -> None:
+        super().__init__(attention)
+        self.head_features = config.width // config.heads
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.project = nn.Linear(config.width, config.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, D) to (B, S, D)."""
+        query, key, value = self.qkv(x).unflatten(-1, (-1, 3, self.head_features)).unbind(-2)
+        return self.attend(query, key, value)
+
+
+class GptMlp(nn.Module):
+    """Two matrices with a GELU between them."""
+
+    def __init__(self, config: Gpt) -> None:
+        super().__init__()
+        self.expand = nn.Linear(config.width, 4 * config.width)
+        self.contract = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, D) to (B, S, D)."""
+        result: torch.Tensor = self.contract(F.gelu(self.expand(x), approximate="tanh"))
+        return result
+
+
+class GptBlock(Transformer):
+    """A layer of a GPT."""
+
+    def __init__(self, config: Gpt, checkpointing: Checkpointing, attention: AttentionMethod) -> None:
+        super().__init__(checkpointing)
+        self.norm1 = nn.LayerNorm(config.width)
+        self.attention = GptAttention(config, attention)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.mlp = GptMlp(config)
+
+
+class GptModule(LanguageModule):
+    """A GPT; the first and the last stage of a pipeline hold a copy of the embedding each."""
+
+    config: Gpt
+
+    def __init__(
+        self, config: Gpt, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
+    ) -> None:
+        super().__init__(config, checkpointing, attention, layers)
+        if self.first or self.last:
+            self.tokens = TiedEmbedding(config.vocabulary, config.width)
+        if self.first:
+            self.positions = nn.Embedding(config.context, config.width)
+        if self.last:
+            self.norm = nn.LayerNorm(config.width)
+
+    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
+        """Return a new layer."""
+        return GptBlock(self.config, checkpointing, attention)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the sum of word and position embeddings."""
+        x: torch.Tensor = self.tokens(tokens) + self.positions(self.positions_of_tokens(tokens.device))
+        return x
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits from the last norm and the tied projection."""
+        logits: torch.Tensor = self.tokens(self.norm(x), project=True)
+        return logits
+
+
+_ROTARY_BASE = 10000.0
+_EPSILON = 1e-5
+
+
+class LlamaAttention(Attention):
+    """Attention with rotary positions; heads of queries may share keys."""
+
+    def __init__(self, config: Llama, attention: AttentionMethod) -> None:
+        super().__init__(attention)
+        self.head_features = config.width // config.heads
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key = nn.Linear(config.width, config.key_width, bias=False)
+        self.value = nn.Linear(config.width, config.key_width, bias=False)
+        self.project = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D) for (B, S, D) and the (S, E / 2) cosines and sines of the positions."""
+        # The size of the projection gives the number of heads: a rank may have some of them.
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_features)) for project in (self.query, self.key, self.value)
+        )
+        return self.attend(_turn(query, cosines, sines), _turn(key, cosines, sines), value)
+
+
+class LlamaMlp(nn.Module):
+    """A SwiGLU MLP."""
+
+    def __init__(self, config: Llama) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.hidden, bias=False)
+        self.expand = nn.Linear(config.width, config.hidden, bias=False)
+        self.contract = nn.Linear(config.hidden, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, D) to (B, S, D)."""
+        result: torch.Tensor = self.contract(F.silu(self.gate(x)) * self.expand(x))
+        return result
+
+
+class LlamaBlock(Transformer):
+    """A layer of a LLaMA."""
+
+    def __init__(self, config: Llama, checkpointing: Checkpointing, attention: AttentionMethod, mlp: nn.Module) -> None:
+        super().__init__(checkpointing)
+        self.norm1 = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.attention = LlamaAttention(config, attention)
+        self.norm2 = nn.RMSNorm(config.width, eps=_EPSILON)
+        self.mlp = mlp
+
+
+class LlamaModule(LanguageModule):
+    """A LLaMA."""
+
+    config: Llama
+    extra_inputs = 2
+
+    def __init__(
+        self, config: Llama, checkpointing: Checkpointing, attention: AttentionMethod, layers: range | None
+    ) -> None:
+        super().__init__(config, checkpointing, attention, layers)
+        if self.first:
+            self.tokens = nn.Embedding(config.words, config.width)
+        if self.last:
+            self.norm = nn.RMSNorm(config.width, eps=_EPSILON)
+            self.output = nn.Linear(config.width, config.words, bias=False)
+        # Computed at the first forward and not a buffer: a model on the meta device has no values to keep.
+        self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
+        """Return a new layer."""
+        return LlamaBlock(self.config, checkpointing, attention, self.new_mlp(self.config))
+
+    def new_mlp(self, config: Llama) -> nn.Module:
+        """Return the MLP of a layer."""
+        return LlamaMlp(config)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the word embeddings; blocks apply the positions."""
+        x: torch.Tensor = self.tokens(tokens)
+        return x
+
+    def block_inputs(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return the cosines and sines of the positions."""
+        if self._angles is None:
+            features = self.config.width // self.config.heads
+            self._angles = rotary_angles(self.positions_of_tokens(device), features)
+        return self._angles
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits from the last norm and the output projection."""
+        logits: torch.Tensor = self.output(self.norm(x))
+        return logits
+
+
+def rotary_angles(positions: torch.Tensor, features: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cosines and sines, (S, features / 2) each, of Su et al. 2021 (RoFormer) at (S,) positions."""
+    turns = torch.arange(0, features, 2, device=positions.device, dtype=torch.float32) / features
+    angles = positions.float()[:, None] * _ROTARY_BASE**-turns
+    return angles.cos(), angles.sin()
+
+
+def _turn(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotate the halves of each head of (B, S, H, E) by the angles of its position, in fp32."""
+    first, second = x.float().chunk(2, dim=-1)
+    cosines, sines = cosines[:, None], sines[:, None]  # the same for all heads
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return turned.type_as(x)

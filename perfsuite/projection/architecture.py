@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 from perfsuite.models import Model
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.dit import Dit, Stdit
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.llama import Llama
+from perfsuite.models.language import Gpt, Llama
 from perfsuite.models.moe import Moe
 
 

@@ -14,8 +14,7 @@ from typing import Literal
 from perfsuite.models import Model
 from perfsuite.models.decoder import Decoder
 from perfsuite.models.dit import Latte, Stdit
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.llama import Llama
+from perfsuite.models.language import Gpt, Llama
 from perfsuite.record.result import Training
 
 Way = Literal["plain", "autocast", "narrow"]

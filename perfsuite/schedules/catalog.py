@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, nearest
-from perfsuite.schedules import alternating, v_shaped
+from perfsuite.schedules import orders
 from perfsuite.schedules.schedule import Order, Placement, Schedule
 
 _KEPT = 8
@@ -85,15 +85,13 @@ _V_SHAPED: Mapping[str, Any] = {
     "splits_backward": True,
 }
 _SPECS = (
-    ScheduleSpec(name="naive", title="Naive", generate=alternating.naive, bubble=naive_bubble),
-    ScheduleSpec(name="gpipe", title="GPipe", generate=alternating.gpipe, bubble=fill_drain_bubble, torch_name="GPipe"),
-    ScheduleSpec(
-        name="1f1b", title="1F1B", generate=alternating.one_f_one_b, bubble=fill_drain_bubble, torch_name="1F1B"
-    ),
+    ScheduleSpec(name="naive", title="Naive", generate=orders.naive, bubble=naive_bubble),
+    ScheduleSpec(name="gpipe", title="GPipe", generate=orders.gpipe, bubble=fill_drain_bubble, torch_name="GPipe"),
+    ScheduleSpec(name="1f1b", title="1F1B", generate=orders.one_f_one_b, bubble=fill_drain_bubble, torch_name="1F1B"),
     ScheduleSpec(
         name="interleaved_1f1b",
         title="Interleaved 1F1B",
-        generate=alternating.interleaved_1f1b,
+        generate=orders.interleaved_1f1b,
         **_IN_ROUNDS,
         bubble=fill_drain_bubble,
         torch_name="Interleaved1F1B",
@@ -101,7 +99,7 @@ _SPECS = (
     ScheduleSpec(
         name="looped_bfs",
         title="Looped BFS",
-        generate=alternating.looped_bfs,
+        generate=orders.looped_bfs,
         fewest_stages_per_rank=2,
         most_stages_per_rank=None,
         bubble=fill_drain_bubble,
@@ -110,7 +108,7 @@ _SPECS = (
     ScheduleSpec(
         name="interleaved_zero_bubble",
         title="Interleaved zero-bubble",
-        generate=alternating.interleaved_zero_bubble,
+        generate=orders.interleaved_zero_bubble,
         **_IN_ROUNDS,
         splits_backward=True,
         torch_name="InterleavedZeroBubble",
@@ -118,14 +116,14 @@ _SPECS = (
     ScheduleSpec(
         name="zbv",
         title="ZBV",
-        generate=v_shaped.zbv,
+        generate=orders.zbv,
         **_V_SHAPED,
         torch_name="ZBVZeroBubble",
     ),
     ScheduleSpec(
         name="dualpipev",
         title="DualPipeV",
-        generate=v_shaped.dualpipev,
+        generate=orders.dualpipev,
         **_V_SHAPED,
         legal_count=lambda ranks, num_micro_batches: num_micro_batches >= 2 * ranks,
         count_rule="at least 2 x ranks, one per stage",

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from perfsuite.models.experts_module import Experts
-    from perfsuite.models.moe_module import MoeMlp
+    from perfsuite.models.moe_module import Experts, MoeMlp
 
 
 def require(model: Model, shape: MeshShape, *, sequence_parallel: bool = True, zigzag: bool = True) -> None:

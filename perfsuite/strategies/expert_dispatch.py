@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from perfsuite.models.experts_module import Experts
+from perfsuite.models.moe_module import Experts
 
 
 @dataclass(frozen=True, kw_only=True)

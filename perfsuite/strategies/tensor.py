@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor import parallel as styles
 
 from perfsuite.base.errors import UnsupportedCase
-from perfsuite.models.gpt_module import TiedEmbedding
 from perfsuite.models.language import Split
-from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.language_module import LanguageModule, TiedEmbedding
 
 _BLOCK = "blocks.*."
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import Model
-from perfsuite.models.gpt import Gpt
-from perfsuite.models.llama import Llama
+from perfsuite.models.language import Gpt, Llama
 from perfsuite.strategies.plan import Plan
 
 ATTENTION = "attention"  # Part of a step: attention of all blocks, forward and backward

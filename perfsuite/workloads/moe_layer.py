@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.moe import Moe
-from perfsuite.models.routing import nearest_skew
+from perfsuite.models.moe import Moe, nearest_skew
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
 from perfsuite.strategies import expert

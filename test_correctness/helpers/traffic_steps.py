@@ -16,9 +16,8 @@ ROWS = 12
 def known_collectives(rank):
     """Every kind of collective along tp of dp2-tp2, once as torch.distributed has it, once as DTensor uses it."""
     from perfsuite.platforms.clocks import PerfCounterClock
-    from perfsuite.strategies.traffic_count import Counting
+    from perfsuite.strategies.traffic_count import Counting, Replay
     from perfsuite.strategies.traffic_parts import Parts
-    from perfsuite.strategies.traffic_replay import Replay
     from perfsuite.workloads.training.traffic import traffic_of
 
     parts = Parts(PerfCounterClock())

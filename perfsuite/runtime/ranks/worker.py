@@ -37,7 +37,6 @@ from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import Watch, has_compiled, iterations_within
 from perfsuite.runtime.ranks.placement import read_cores
 from perfsuite.runtime.ranks.process_state import ProcessState
-from perfsuite.runtime.ranks.raised import DESTROYED, describe
 from perfsuite.runtime.ranks.rank import Membership, Meshes, RecordKeeper, WorkerRank
 from perfsuite.runtime.ranks.rendezvous import (
     GROUP_TIMEOUT,
@@ -47,7 +46,7 @@ from perfsuite.runtime.ranks.rendezvous import (
     serve_store,
     wait_as_long_in_every_group,
 )
-from perfsuite.runtime.ranks.returned import Iteration
+from perfsuite.runtime.ranks.returned import DESTROYED, Iteration, describe
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
 from perfsuite.runtime.transports.base import WRAPPER, Message

@@ -2,7 +2,7 @@
 
 One step after warm ones is counted (:mod:`perfsuite.strategies.traffic_count`) and compared with the strategy's closed
 form.  A few more have a time per part (:mod:`perfsuite.strategies.traffic_parts`).  Then the counted messages are
-posted again without computation (:mod:`perfsuite.strategies.traffic_replay`).
+posted again without computation (:mod:`perfsuite.strategies.traffic_count`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class TrafficStep(Observed):
 
     def run(self) -> None:
         """Build, count, compare, time, replay, and record."""
-        from perfsuite.strategies.traffic_count import Counting
+        from perfsuite.strategies.traffic_count import Counting, Replay
         from perfsuite.strategies.traffic_parts import MarkedRank, Parts, mark
-        from perfsuite.strategies.traffic_replay import Replay
 
         clock = self.clock
         parts = Parts(clock)
