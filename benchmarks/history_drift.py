@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.base.git import without_git
 from perfsuite.cli.main import main as perfsuite
 from perfsuite.history import file
+from perfsuite.history.file import CasePoint, HistorySession
 from perfsuite.history.git import Repository
-from perfsuite.history.session import CasePoint, HistorySession
 from perfsuite.record.run import Revision
 
 COMMITS = 40

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from perfsuite.history import file
+from perfsuite.history.file import CasePoint, HistorySession, line_of
 from perfsuite.history.findings import Findings, findings_of
 from perfsuite.history.order import OrderedSessions
-from perfsuite.history.session import CasePoint, HistorySession, line_of
 from perfsuite.record.run import Revision
 from perfsuite.statistics.change_points import find_changes
 from perfsuite.statistics.robust import median

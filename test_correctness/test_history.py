@@ -11,9 +11,9 @@ import pytest
 from perfsuite.base.errors import BaselineError
 from perfsuite.cli import main as cli
 from perfsuite.history import file
+from perfsuite.history.file import line_of
 from perfsuite.history.git import Repository
 from perfsuite.history.order import in_order
-from perfsuite.history.session import line_of
 from perfsuite.record.run import Revision
 from test_correctness.helpers.histories import BEGIN, ScriptedRepository, commit, session, written
 from test_correctness.helpers.report_runs import latte

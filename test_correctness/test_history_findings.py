@@ -24,8 +24,7 @@ from perfsuite.reports.document import Charts
 from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.sections.history import history_section
 from perfsuite.statistics import change_points
-from perfsuite.statistics.change_points import find_changes
-from perfsuite.statistics.ramps import ramps
+from perfsuite.statistics.change_points import find_changes, ramps
 from test_correctness.helpers.histories import ScriptedRepository, commit, drawn, written
 
 CASES = tuple(f"t.py::test_{number:02d}" for number in range(24))

@@ -15,9 +15,9 @@ from perfsuite.baselines.hosts import HostIdentity, by_host, host_of
 from perfsuite.cli.main import main
 from perfsuite.gate.comparable import gate_case
 from perfsuite.history import file
+from perfsuite.history.file import line_of, read_line
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
-from perfsuite.history.session import line_of, read_line
 from perfsuite.platforms.host import Host
 from perfsuite.reports.over_time import OverTime, history_grids
 from test_correctness.helpers.histories import ScriptedRepository, drawn, session, written

@@ -19,7 +19,7 @@ from perfsuite.gate.comparable import gate_case
 from perfsuite.gate.evidence import GateCase
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.gate import Gate
-from perfsuite.history.session import CasePoint, HistorySession, line_of, read_line
+from perfsuite.history.file import CasePoint, HistorySession, line_of, read_line
 from perfsuite.metrics import REGISTRY, derive
 from perfsuite.plugin.benchmark import extra_info
 from perfsuite.record.codec import from_json, to_json

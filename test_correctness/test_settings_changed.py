@@ -17,9 +17,9 @@ from perfsuite.baselines.summarise import case_of, changed_settings, summarise
 from perfsuite.cli import ab
 from perfsuite.cli import main as cli
 from perfsuite.gate.comparable import find
+from perfsuite.history.file import have_equal_settings, line_of, read_line, session_of
 from perfsuite.history.findings import findings_of
 from perfsuite.history.order import OrderedSessions
-from perfsuite.history.session import have_equal_settings, line_of, read_line, session_of
 from perfsuite.record.run import Revision
 from perfsuite.record.workload import FunctionWorkload
 from perfsuite.reports.changes import changes_between, joined, timed_result

@@ -13,9 +13,9 @@ from perfsuite.baselines.runs import days_before
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, print_lines
 from perfsuite.history import file
 from perfsuite.history.describe import list_lines, show_lines
+from perfsuite.history.file import session_of
 from perfsuite.history.findings import Findings, searched
 from perfsuite.history.git import Repository
-from perfsuite.history.session import session_of
 from perfsuite.metrics import read_run
 from perfsuite.record.run import Revision
 from perfsuite.reports.over_time import OverTime

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from perfsuite.base.text import escaped
 from perfsuite.base.units import plural, significant
-from perfsuite.history.file import HistoryFile
+from perfsuite.history.file import HistoryFile, HistorySession
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
 from perfsuite.history.order import MIN_SUITE, OrderedSessions
-from perfsuite.history.session import HistorySession
 from perfsuite.statistics.change_points import SIDE
 
 SHOWN_COMMITS = 10

@@ -2,23 +2,235 @@
 
 Lines are independent, so git's ``merge=union`` merges the histories of two branches; a reader sorts them.  An error
 prints the line and the reason; a damaged file is never written.
+
+A line is so short that a repository can hold years of sessions.
+
+::
+
+{"schema": 2, "session": "...", "time": "...", "platform": "cpu", "fingerprint": "...", "simulated": false,
+ "commit": "...", "dirty": false, "branch": "main", "subject": "...", "environment": {...}, "boot": "...",
+ "fields": {"key": {"parameter": digest of its default or 0, ...}, ...}, "own": {"memory": ["GiB", "lower"]},
+ "cases": {"test_perf/...": [ln time in seconds, clean share, {"metric": value, ...}, "sum-key"], ...}}
+
+A case's settings are the sum of the digests of its parameters, and the key of its workload's fields.  If one of two
+workloads has an additional field, the digest of the field's default is subtracted before the sums are compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from perfsuite.base.errors import BaselineError
 from perfsuite.base.files import MOST_BYTES
+from perfsuite.base.text import escaped_json
 from perfsuite.base.units import plural
 from perfsuite.baselines.document import CONFLICT_MARKERS
 from perfsuite.baselines.files import content, locked, refuse_foreign, replace
-from perfsuite.baselines.runs import is_named, moment
-from perfsuite.history.session import HistorySession, joined, line_of, read_line
+from perfsuite.baselines.hosts import HostIdentity, host_of
+from perfsuite.baselines.runs import MetricMeaning, is_named, moment, rounded
+from perfsuite.baselines.summarise import case_of, summarise
+from perfsuite.metrics import is_headline
+from perfsuite.record.codec import from_json, plain_json, to_json
+from perfsuite.record.result import Result
+from perfsuite.record.run import Revision
+
+SCHEMA = 2
+"""Version of a line; a reader refuses a higher one."""
+_BULKY = frozenset({"topology", "notes"})
+"""Parts of an environment that are long and do not change the speed of a case."""
+_LARGEST_LOG = 700.0
+"""Largest ln of a time that is read; a float can hold the time."""
+_DIGESTS = 1 << 32
+"""Number of digests; sums of digests are taken modulo this number."""
+_OF_REVISION = ("commit", "dirty", "branch", "subject")
+"""Fields of a line that belong to the revision."""
+_SETTINGS = re.compile(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?")
+
+
+class CasePoint(NamedTuple):
+    """One case in one session; a tuple, because a history has hundreds of thousands of them."""
+
+    log_time: float
+    """ln of the median seconds of the clean samples, or of all samples if too few are clean."""
+    clean_share: float
+    """Share of samples without an involuntary context switch of a rank."""
+    metrics: Mapping[str, float]
+    """Headline metrics and own metrics by name."""
+    settings: str = ""
+    """Sum of the digests of parameters, ranks and backend, and the key of the workload's fields; empty if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistorySession:
+    """One session of a history."""
+
+    session: str
+    """Identifier of the pytest session."""
+    time: str
+    """Start, UTC, ISO 8601."""
+    platform: str
+    fingerprint: str
+    """Key of the hardware; equal for all sessions of a history."""
+    simulated: bool = False
+    """Whether the device is simulated; such sessions are never compared with real ones."""
+    revision: Revision = field(default_factory=Revision)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that may differ between runs on the same hardware."""
+    boot: str = ""
+    """Boot of the host; empty if the line has none."""
+    cases: Mapping[str, CasePoint] = field(default_factory=dict)
+    """By node id."""
+    fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By key: the parameters of a workload, each with the digest of its default; 0 without a default."""
+    own: Mapping[str, MetricMeaning] = field(default_factory=dict)
+    """Unit and direction of each own metric by name; the last one if a session has two."""
+
+    @property
+    def host(self) -> HostIdentity:
+        """The host of the session."""
+        return host_of(self.environment, self.boot)
+
+    @property
+    def hardware(self) -> tuple[str, str, bool]:
+        """Platform, fingerprint and whether it is simulated: equal for all sessions of a history."""
+        return self.platform, self.fingerprint, self.simulated
+
+
+def joined(one: HistorySession, other: HistorySession) -> HistorySession | None:
+    """Return one of two lines for one session, preferring the one with a commit; None if their values differ.
+
+    A journal that is added later may lack the commit.
+    """
+    times, others = ({case: point[:3] for case, point in line.cases.items()} for line in (one, other))
+    if one.hardware != other.hardware or times != others:
+        return None
+    commits = {one.revision.commit, other.revision.commit} - {""}
+    if len(commits) > 1 or (one.revision.commit == other.revision.commit and one.revision != other.revision):
+        return None
+    return one if one.revision.commit or not other.revision.commit else other
+
+
+def have_equal_settings(case: str, one: HistorySession, other: HistorySession) -> bool:
+    """Return whether a case ran with equal settings in two sessions; True if they are not known in both.
+
+    As in :meth:`CaseIdentity.changed`, a parameter of only one side with its default is equal.
+    """
+    left, right = one.cases[case].settings, other.cases[case].settings
+    if left == right or "-" not in left or "-" not in right:
+        return True
+    (total, _, key), (total_there, _, key_there) = left.partition("-"), right.partition("-")
+    fields, fields_there = one.fields.get(key, {}), other.fields.get(key_there, {})
+    rest = sum(digest for name, digest in fields.items() if name not in fields_there)
+    rest_there = sum(digest for name, digest in fields_there.items() if name not in fields)
+    return (int(total, 16) - rest - int(total_there, 16) + rest_there) % _DIGESTS == 0
+
+
+def session_of(
+    results: Iterable[Result], *, session: str, time: str, platform: str, fingerprint: str, revision: Revision
+) -> HistorySession:
+    """Return the session of these results, without those out of memory and smoke runs."""
+    measured = [result for result in results if result.outcome == "measured" and result.measurement is not None]
+    environment = measured[-1].environment if measured else {}
+    fields: dict[str, Mapping[str, int]] = {}
+    plain = json.loads(json.dumps(to_json(environment), default=str))
+    first = measured[0].measurement.ranks[0].identity if measured and measured[0].measurement else None
+    return HistorySession(
+        session=session,
+        time=time,
+        platform=platform,
+        fingerprint=fingerprint,
+        simulated=any(result.simulated for result in measured),
+        revision=dataclasses.replace(revision, problem=""),
+        environment={name: value for name, value in plain.items() if name not in _BULKY},
+        boot=first.boot if first is not None else "",
+        cases={result.case: point for result in measured if (point := _point(result, fields))},
+        fields=fields,
+        own={
+            record.name: MetricMeaning(unit=record.metric.unit, better=record.metric.better)
+            for result in measured
+            for record in (result.measurement.records if result.measurement else ())
+            if record.metric is not None
+        },
+    )
+
+
+def _point(result: Result, fields: dict[str, Mapping[str, int]]) -> CasePoint | None:
+    """Return a case's point and add its workload to ``fields``; None for a time below the resolution of the clock."""
+    if not result.measurement or min(result.measurement.times_s) <= 0:
+        return None
+    run = summarise(result)
+    return CasePoint(
+        log_time=(run.location if run.has_clean and run.location is not None else round(math.log(run.median_s), 5)),
+        clean_share=round(run.clean / run.samples, 3),
+        metrics={name: rounded(value, 6) for name, value in run.metrics.items() if is_headline(name)},
+        settings=_settings(result, fields),
+    )
+
+
+def _settings(result: Result, fields: dict[str, Mapping[str, int]]) -> str:
+    case = case_of(result)
+    filled = {**case.unsaid, **case.parameters}
+    named = {name: _digest(name, case.defaults[name]) if name in case.defaults else 0 for name in sorted(filled)}
+    key = f"{_digest(named):08x}"
+    fields[key] = named
+    total = _digest(case.workload.rpartition(":")[2], case.world_size, case.backend)
+    total += sum(_digest(name, value) for name, value in filled.items())
+    return f"{total % _DIGESTS:08x}-{key}"
+
+
+def _digest(*values: object) -> int:
+    return int(hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8], 16)
+
+
+def line_of(session: HistorySession) -> str:
+    """Return the JSON of a session, without the end of the line; fields with their default are left out."""
+    plain = to_json(dataclasses.replace(session, cases={}))
+    plain.update(plain.pop("revision", {}))
+    if session.own:
+        plain["own"] = {name: [meaning.unit, meaning.better] for name, meaning in sorted(session.own.items())}
+    plain["cases"] = {
+        case: [*point[:3], *filter(None, [point.settings])] for case, point in sorted(session.cases.items())
+    }
+    return escaped_json(json.dumps({"schema": SCHEMA, **plain}, separators=(",", ":"), ensure_ascii=False))
+
+
+def read_line(line: bytes) -> HistorySession:
+    """Return the session of a line.  Raises ValueError with the broken rule."""
+    plain = plain_json(line, strict=True)
+    schema = plain.pop("schema", None) if isinstance(plain, dict) else None
+    if type(schema) is not int:
+        raise ValueError("this is not a line of a perfsuite history")
+    if not 1 <= schema <= SCHEMA:
+        rule = (
+            f"newer than {SCHEMA}, the newest that this perfsuite reads" if schema > 0 else "not valid: 1 is the first"
+        )
+        raise ValueError(f"schema {schema} is {rule}")
+    own = plain.get("own")
+    if isinstance(own, dict):
+        plain["own"] = {
+            name: dict(zip(("unit", "better"), pair, strict=False)) if isinstance(pair, list) else pair
+            for name, pair in own.items()
+        }
+    plain["revision"] = {name: plain.pop(name) for name in _OF_REVISION if name in plain}
+    session = from_json(HistorySession, plain)
+    try:
+        moment(session.time)
+    except ValueError:
+        raise ValueError(f"time {session.time!r:.60} is not ISO 8601") from None
+    for case, point in session.cases.items():
+        fits = abs(point.log_time) <= _LARGEST_LOG and 0 <= point.clean_share <= 1
+        if not (fits and all(map(math.isfinite, point.metrics.values())) and _SETTINGS.fullmatch(point.settings)):
+            raise ValueError(f"case {case:.80} has values out of range: {point!r:.200}")
+    return session
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,10 @@ from itertools import accumulate
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.gate.comparable import causes
+from perfsuite.history.file import HistorySession
 from perfsuite.history.git import Repository
 from perfsuite.history.order import OrderedSessions, SeriesTable, in_order, of_one_host, table_of, with_one_setting
-from perfsuite.history.session import HistorySession
-from perfsuite.statistics.change_points import LEAST_CHANGE, Levels, find_changes
-from perfsuite.statistics.ramps import Ramp, ramps
+from perfsuite.statistics.change_points import LEAST_CHANGE, Levels, Ramp, find_changes, ramps
 from perfsuite.statistics.robust import median
 from perfsuite.statistics.student import t_quantile
 

@@ -16,8 +16,8 @@ from perfsuite.base.text import escaped, listed
 from perfsuite.base.units import plural
 from perfsuite.baselines.hosts import NAMED_HOSTS, host_numbers, named
 from perfsuite.baselines.runs import moment
+from perfsuite.history.file import HistorySession, have_equal_settings
 from perfsuite.history.git import Repository, Tag
-from perfsuite.history.session import HistorySession, have_equal_settings
 from perfsuite.statistics.change_points import LEAST_VALUES
 
 if TYPE_CHECKING:

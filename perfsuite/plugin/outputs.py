@@ -267,7 +267,7 @@ def _begin_history(session: pytest.Session, path: Path) -> Path | None:
     if hasattr(session.config, "workerinput") or suite.session is None or suite.settings.budget.smoke:
         return None
     from perfsuite.history import file
-    from perfsuite.history.session import HistorySession
+    from perfsuite.history.file import HistorySession
 
     machine, fingerprint = suite.machine, suite.session.fingerprint
     if path.is_dir():
@@ -291,7 +291,7 @@ def _write_history(config: pytest.Config, path: Path) -> str:
     suite = config.stash[suite_key]
     assert suite.session is not None
     from perfsuite.history import file
-    from perfsuite.history.session import session_of
+    from perfsuite.history.file import session_of
     from perfsuite.record.run import instrumented_line
 
     if slowed := instrumented_line(suite.session.results.values()):

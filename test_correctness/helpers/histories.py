@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
-from perfsuite.history.session import CasePoint, HistorySession, line_of
+from perfsuite.history.file import CasePoint, HistorySession, line_of
 from perfsuite.record.run import Revision
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -23,7 +23,7 @@ from perfsuite import metrics
 from perfsuite.audit.audit import RULES
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
-from perfsuite.history.session import CasePoint
+from perfsuite.history.file import CasePoint
 from perfsuite.platforms import load_catalog
 from perfsuite.plugin import declarations, fixtures, gate_options, hooks, options
 from perfsuite.published import records
