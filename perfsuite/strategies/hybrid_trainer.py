@@ -23,9 +23,9 @@ from perfsuite.models.build import build_layers
 from perfsuite.models.language_module import LanguageModule
 from perfsuite.models.layers import cross_entropy, local, materialize
 from perfsuite.record.workload import DTYPES, Rank
-from perfsuite.strategies import data, expert
+from perfsuite.strategies import expert
 from perfsuite.strategies.context.apply import apply as apply_context
-from perfsuite.strategies.fsdp import reduce_in_last
+from perfsuite.strategies.fsdp import DataParallel, reduce_in_last
 from perfsuite.strategies.hybrid_sizes import HybridSizes
 from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
 from perfsuite.strategies.tensor import TensorParallel, overlap_messages
@@ -263,7 +263,7 @@ def _build(rank: Rank, sizes: HybridSizes, layers: range) -> LanguageModule:
     plan = sizes.plan
     with torch.device("meta"):
         module = build_layers(plan.model, plan.checkpointing, plan.attention, layers)
-    spreader = data.DataParallel(rank, plan, replicate=sizes.replicate, reshard=sizes.reshard)
+    spreader = DataParallel(rank, plan, replicate=sizes.replicate, reshard=sizes.reshard)
     parallel = None
     if sizes.tp > 1:
         mesh = rank.submesh("tp")

@@ -32,7 +32,7 @@ _PRELOAD = (
     "perfsuite.workloads.training.builds",
     "perfsuite.workloads.training.parity",
     "perfsuite.models.build",
-    "perfsuite.strategies.data",
+    "torch.distributed.device_mesh",
 )
 """Modules that every rank process would import anyway: torch's compiler, the models, the builds."""
 _DTYPES = ("fp32", "tf32", "bf16", "fp16")
