@@ -30,7 +30,7 @@ class Point:
     devices: int | None = None
     """Distinct devices behind the ranks; None if it is unknown."""
     disturbed: str = ""
-    """Why its time is disturbed, see :func:`perfsuite.platforms.quiet.disturbance`; empty if it is not."""
+    """Why its time is disturbed, see :func:`perfsuite.metrics.disturbance`; empty if it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
