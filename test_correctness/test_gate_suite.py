@@ -71,7 +71,7 @@ def test_a_suite_that_is_slower_as_a_whole_does_not_pass_in_silence():
     assert one.hidden > (0.08, ""), "what is taken off the cases may hide there too"
     assert one.decisive.level.change == one.decisive.effect == pytest.approx(0.08, abs=0.03)
     assert gate.suite().name == "drifted"
-    assert gate.suite().line.startswith("the suite is +8")
+    assert gate.suite().line.startswith("the suite is 8")
     assert "30 of 30 cases by more than 3 %" in gate.suite().line
 
 

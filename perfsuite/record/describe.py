@@ -213,8 +213,8 @@ def _nothing_compared(verdicts: Mapping[str, Verdict], gate: bool) -> bool:
 def suite_lines(suite: SuiteVerdict | None, fail_on: Collection[str]) -> Iterator[str]:
     """Yield one line on the session if its cases are slower together.
 
-    >>> list(suite_lines(SuiteVerdict(name="drifted", effect=0.1, line="the suite is +10 % slower"), ["drifted"]))
-    ['SUITE DRIFTED: the suite is +10 % slower']
+    >>> list(suite_lines(SuiteVerdict(name="drifted", effect=0.1, line="the suite is 10 % slower"), ["drifted"]))
+    ['SUITE DRIFTED: the suite is 10 % slower']
     """
     if suite is not None:
         name = f"{SUITE_FAILS}{suite.name.upper()}" if suite.name in fail_on else f"suite {suite.name}"
