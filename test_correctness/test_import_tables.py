@@ -189,7 +189,7 @@ def test_hccl_takes_its_bandwidth_from_size_and_time(tmp_path):
     assert [round(value * 1.75, 4) for value in algbw] == [
         round(value, 4) for value in values(imported, "busbw_gb_per_s")
     ]
-    assert "the values of 1 rows were not checked" in imported.notes
+    assert "the values of 1 row were not checked" in imported.notes
     failed = read(tmp_path, HCCL.replace("0.00998        | success", "0.00998        | failed"))
     assert ["the check says 'failed': the result is wrong, or the row is cut"] == [one.why for one in failed.refused]
     unnamed = HCCL.partition("\n")[2]

@@ -148,7 +148,7 @@ def test_the_list_has_every_software_with_its_source(capsys):
 
 
 def test_advise_prices_the_code_of_the_software_as_project_does():
-    """Every layout has the traits of the software; those of perfsuite's own modules depend on the layout."""
+    """Every layout keeps the traits of the software; only perfsuite's own modules have other traits in each layout."""
     training = Training(model="gpt3-13b", layout="dp8", strategy="hybrid", dtype="bf16", narrow=True)
     device, layout = load_catalog(()).find("h100"), Layout.parse("dp4-tp2", global_batch=8)
     code = softwares.software_implementation("nemo", find("gpt3-13b"), dtype="bf16", device=device)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
-from perfsuite.base.units import gb_per_s
+from perfsuite.base.units import gb_per_s, plural
 from perfsuite.imports.factors import KINDS, collective_named, factor
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
 from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
@@ -53,7 +53,7 @@ def _read(source: Source) -> Imported:
     figures = partial(_figures, source)
     rows = figures_of_tables(source, tables, refused, untitled=untitled, why_refused=_why_refused, figures=figures)
     unchecked = sum(row.cells[3] == "NULL" for table in tables for row in table.rows)
-    notes = [f"the values of {unchecked} rows were not checked"] if unchecked else []
+    notes = [f"the values of {plural(unchecked, 'row')} were not checked"] if unchecked else []
     return source.imported(rows, refused=refused, notes=notes)
 
 

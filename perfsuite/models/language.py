@@ -259,7 +259,7 @@ GPTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Llama(GroupedModel):
-    """A LLaMA configuration; the published context is 4096 tokens, that of LLaMA 3 8192.
+    """A LLaMA configuration. LLaMA 2 is published with 4096 tokens of context, and LLaMA 3 with 8192.
 
     >>> Llama(name="llama2-7b", layers=32, width=4096, heads=32, kv_heads=32, hidden=11008).parameters
     6738415616

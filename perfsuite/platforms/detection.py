@@ -1,4 +1,4 @@
-"""Device families: the built-in ones, those of installed packages, and the common driver side of all accelerators.
+"""Device families, built in or from installed packages, and the driver code that all accelerators share.
 
 A package adds a family by an entry point of the group ``perfsuite.families``: its name is the family's, its object is
 the Family class. Every process of the interpreter sees entry points, so a rank worker finds the device code by the

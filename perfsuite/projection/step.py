@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perfsuite.base.errors import ConfigurationError, InvalidParameter
+from perfsuite.base.units import plural
 from perfsuite.models.program import Program
 from perfsuite.platforms.quirks import architecture_number, quirks
 from perfsuite.projection.calibration import Calibration, Regime
@@ -369,10 +370,11 @@ def find_band(regime: Regime, *, nodes: int, octaves: float, doubts: int = 0, ki
     middle = 1.0 if low <= 1 <= high else math.sqrt(low * high)
     place = "one node" if nodes == 1 else f"{nodes} nodes"
     beyond = f", {octaves:.1f} doublings beyond the measured devices" if octaves >= 0.05 else ""
+    assumed = f", {plural(doubts, 'figure')} assumed or missing" if doubts else ""
     return Band(
         low=middle / (1 + wide * (middle / low - 1)),
         high=middle * (1 + wide * (high / middle - 1)),
-        regime=f"{regime}, {place}{beyond}{f', {doubts} figures assumed or missing' if doubts else ''}",
+        regime=f"{regime}, {place}{beyond}{assumed}",
         source=f"80 % of {stored['rows']} rows of the back-test ({stored['tables']})",
     )
 

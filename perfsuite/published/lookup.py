@@ -281,7 +281,7 @@ def _unknown(name: str, legal: Collection[str]) -> str:
 
 
 def tables_of_runs(names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of these tables with rows that are runs, in order; ConfigurationError for other names."""
+    """Return the named tables that have rows of runs, in order. Raises ConfigurationError for other names."""
     having = list(dict.fromkeys(map(table_of, rows(shipped()))))
     for name in names:
         if all(f"{report.report}/{table.id}" not in having for report, table in chosen([name])):
