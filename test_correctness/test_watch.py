@@ -11,9 +11,9 @@ from perfsuite.platforms.telemetry import Reading
 from perfsuite.record.step import DeviceLook
 from perfsuite.record.workload import Budget
 from perfsuite.reports.devices import sustained_lines, throttled_lines
+from perfsuite.runtime.assembly import Deadline, DeviceWatch
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks.timer import Timer
-from perfsuite.runtime.watch import Deadline, DeviceWatch
 from test_correctness.test_metrics import measured
 
 

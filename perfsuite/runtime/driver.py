@@ -24,11 +24,10 @@ from perfsuite.record.result import Measurement
 from perfsuite.record.step import DeviceLook
 from perfsuite.record.workload import Budget, Pin, Process, Purpose, Workload
 from perfsuite.runtime import protocol
-from perfsuite.runtime.assembly import assemble
+from perfsuite.runtime.assembly import Deadline, DeviceWatch, assemble
 from perfsuite.runtime.failures import RankFailure, exception_of, judge
 from perfsuite.runtime.transports.base import Message, Transport, share_devices
 from perfsuite.runtime.values import refer
-from perfsuite.runtime.watch import Deadline, DeviceWatch
 
 START_TIMEOUT_S = 120.0  # Time limit for workers to start: torch from a cold disk can take most of a minute.
 JOIN_S = 10.0  # Least time limit for joining a process group, in which devices are opened.
