@@ -22,7 +22,7 @@ Any verb may answer ``{"error": {"kind", "message", "traceback", "phase", "types
 ``binds``: the backend belongs to the device and may bind to it from the start. ``shares``: ranks share devices.
 ``beside`` lists the ranks that may use the same ``cores``; this rank has position ``share`` among them.
 ``checks_twin``: check the workload's twin first. ``metrics``: registered metrics by field. ``timeout_s``: time limit
-for joining the process group; the group itself has a longer one (:mod:`perfsuite.runtime.ranks.rendezvous`).
+for joining the process group; the group itself has a longer one (:mod:`perfsuite.runtime.ranks.arrival`).
 """
 
 from __future__ import annotations

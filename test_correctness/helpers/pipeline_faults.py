@@ -84,7 +84,7 @@ class ClockStep(Step):
         self.rank = rank
 
     def run(self):
-        from perfsuite.runtime.ranks.rendezvous import offset_to_rank0_s
+        from perfsuite.runtime.ranks.arrival import offset_to_rank0_s
 
         def now_s():
             return time.perf_counter() + 1000 * self.rank.rank

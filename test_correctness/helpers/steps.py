@@ -384,7 +384,7 @@ def unplugged(rank):
 
     import pytest
 
-    from perfsuite.runtime.ranks.rendezvous import require_loopback
+    from perfsuite.runtime.ranks.arrival import require_loopback
 
     require_loopback()
     if ctypes.CDLL(None).unshare(0x40000000):

@@ -34,18 +34,20 @@ from perfsuite.record.workload import Budget, Step, Workload, as_step
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
-from perfsuite.runtime.ranks.arrival import Watch, has_compiled, iterations_within
-from perfsuite.runtime.ranks.placement import read_cores
-from perfsuite.runtime.ranks.process_state import ProcessState
-from perfsuite.runtime.ranks.rank import Membership, Meshes, RecordKeeper, WorkerRank
-from perfsuite.runtime.ranks.rendezvous import (
+from perfsuite.runtime.ranks.arrival import (
     GROUP_TIMEOUT,
+    Watch,
+    has_compiled,
+    iterations_within,
     offset_to_rank0_s,
     reach_store,
     require_loopback,
     serve_store,
     wait_as_long_in_every_group,
 )
+from perfsuite.runtime.ranks.placement import read_cores
+from perfsuite.runtime.ranks.process_state import ProcessState
+from perfsuite.runtime.ranks.rank import Membership, Meshes, RecordKeeper, WorkerRank
 from perfsuite.runtime.ranks.returned import DESTROYED, Iteration, describe
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from perfsuite.runtime.ranks.timer import Samples, Timer
