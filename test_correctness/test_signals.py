@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite.base.errors import CaseStopped
 from perfsuite.plugin import signals
-from perfsuite.plugin.signals import Signals
+from perfsuite.plugin.launch import Signals
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 

@@ -38,9 +38,9 @@ from perfsuite.platforms.host import boot_of
 from perfsuite.platforms.quiet import HostLoad, read_host_load
 from perfsuite.plugin import collisions, launch, published
 from perfsuite.plugin.gate_options import gate_options_key
+from perfsuite.plugin.launch import Signals
 from perfsuite.plugin.options import Settings, bare_compare_key, file_of, runs_tests, settings_key, timed_options
 from perfsuite.plugin.revision import revision_of
-from perfsuite.plugin.signals import Signals
 from perfsuite.plugin.sweep import LaunchSizes
 from perfsuite.record.journal_places import other_places, usable_folder
 from perfsuite.record.journal_writer import JournalWriter
