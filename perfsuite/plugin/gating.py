@@ -26,7 +26,6 @@ from perfsuite.plugin import verdict_reports
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.ending import Out, level_key
 from perfsuite.plugin.fixtures import state_key
-from perfsuite.plugin.gate_arms import base_of, telemetry_of
 from perfsuite.plugin.gate_options import GateOptions, gate_options_key, tolerances_of
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
@@ -34,6 +33,7 @@ from perfsuite.plugin.outcome import keep_first_tries
 from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
+from perfsuite.plugin.verdict_reports import base_of, telemetry_of
 from perfsuite.record.describe import SUITE_FAILS, describe, gate_lines, phrases, suite_lines, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
