@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
+from perfsuite.history.git import revision_of, stamp
 from perfsuite.plugin import gate_arms
-from perfsuite.plugin.revision import revision_of, stamp
 from perfsuite.run.gatekeeper import Gatekeeper
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 

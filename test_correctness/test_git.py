@@ -17,8 +17,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.git import GitTimeout, git, refusal, why_missing, without_git
 from perfsuite.cli import main as cli
 from perfsuite.history import file
-from perfsuite.history.git import Repository
-from perfsuite.plugin.revision import revision_of
+from perfsuite.history.git import Repository, revision_of
 from perfsuite.plugin.verdict_reports import tell_next_steps
 from perfsuite.record.describe import phrases
 from perfsuite.record.journal import read_journal

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.git import GitFailed, GitTimeout, git, refusal, why_missing
+from perfsuite.baselines.runs import DIRTY
 from perfsuite.record.run import Revision
 
 _SHORT = 10
@@ -106,3 +108,47 @@ class Repository:
 def short(commit: str) -> str:
     """Return the first characters of a commit id, or ``no commit``."""
     return commit[:_SHORT] or "no commit"
+
+
+_DEADLINE_S = 10.0
+_BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "CHANGE_BRANCH", "BRANCH_NAME")
+"""Variables with the branch on CI services, which check out a detached head: GitHub, GitLab, Jenkins."""
+
+
+def revision_of(root: Path, *written: Path) -> Revision:
+    """Return the revision of the root directory; dirty if tracked files differ from it, or if git is too slow.
+
+    Files and folders ``written`` by perfsuite are ignored: a stored baseline changes no code.  The message of a failed
+    git command becomes the revision's ``problem``.
+    """
+    run = functools.partial(git, root, deadline_s=_DEADLINE_S)
+    try:
+        head = run("rev-parse", "--show-toplevel", "HEAD^{commit}", "--abbrev-ref", "HEAD")
+    except GitFailed as failed:
+        return Revision(problem="" if failed.outside else str(failed))
+    top, commit, branch = head.splitlines()
+    clean, problem, subject = False, "", ""
+    try:
+        changed = run("status", "--porcelain", "--untracked-files=no", "-z")
+        own = [path.resolve() for path in written]
+        clean = all(
+            any((Path(top) / entry[3:]).resolve().is_relative_to(path) for path in own)
+            for entry in changed.split("\0")
+            if entry
+        )
+        subject = run("log", "-1", "--format=%s")
+    except GitFailed as failed:
+        problem = str(failed)
+    named = next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), "")
+    return Revision(
+        commit=commit,
+        branch=named if branch == "HEAD" else branch,
+        dirty=not clean,
+        subject=subject.strip(),
+        problem=problem,
+    )
+
+
+def stamp(revision: Revision) -> str:
+    """Return the commit in the form that baselines store."""
+    return revision.commit + (DIRTY if revision.commit and revision.dirty else "")

@@ -20,6 +20,7 @@ from perfsuite.base.errors import CaseStopped, PerfsuiteError, first_line
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import usable, why_unusable
 from perfsuite.gate.comparable import nearest_hardware
+from perfsuite.history.git import stamp
 from perfsuite.platforms import fingerprint
 from perfsuite.platforms.host import Host, boot_of
 from perfsuite.plugin import verdict_reports
@@ -30,7 +31,6 @@ from perfsuite.plugin.gate_options import GateOptions, gate_options_key, toleran
 from perfsuite.plugin.hooks import Judgement
 from perfsuite.plugin.options import runs_tests
 from perfsuite.plugin.outcome import keep_first_tries
-from perfsuite.plugin.revision import stamp
 from perfsuite.plugin.state import suite_of
 from perfsuite.plugin.suite import Suite
 from perfsuite.plugin.verdict_reports import base_of, telemetry_of

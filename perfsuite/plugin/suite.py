@@ -19,6 +19,7 @@ import pytest
 import perfsuite
 from perfsuite.base.errors import ConfigurationError, PerfsuiteError
 from perfsuite.base.masking import masked_words
+from perfsuite.history.git import revision_of
 from perfsuite.metrics import read_run
 from perfsuite.platforms import (
     Catalog,
@@ -40,7 +41,6 @@ from perfsuite.plugin import collisions, launch, published
 from perfsuite.plugin.gate_options import gate_options_key
 from perfsuite.plugin.launch import Signals
 from perfsuite.plugin.options import Settings, bare_compare_key, file_of, runs_tests, settings_key, timed_options
-from perfsuite.plugin.revision import revision_of
 from perfsuite.plugin.sweep import LaunchSizes
 from perfsuite.record.journal_places import other_places, usable_folder
 from perfsuite.record.journal_writer import JournalWriter

@@ -18,13 +18,12 @@ from perfsuite.base.errors import VerdictFailed
 from perfsuite.base.git import GitFailed
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import TELEMETRY_UNKNOWN
-from perfsuite.history.git import Repository
+from perfsuite.history.git import Repository, revision_of, stamp
 from perfsuite.platforms.telemetry import disturbance, family_of_processes
 from perfsuite.plugin import collisions
 from perfsuite.plugin.ending import Out, keep_reason, level_key
 from perfsuite.plugin.gate_options import GateOptions
 from perfsuite.plugin.outcome import covers_verdict, failure
-from perfsuite.plugin.revision import revision_of, stamp
 from perfsuite.plugin.suite import Suite
 from perfsuite.record.describe import headline
 from perfsuite.record.verdict import Verdict
