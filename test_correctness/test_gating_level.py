@@ -10,7 +10,7 @@ import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.history.git import revision_of, stamp
-from perfsuite.plugin import gate_arms
+from perfsuite.plugin import verdict_reports
 from perfsuite.run.gatekeeper import Gatekeeper
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 
@@ -184,14 +184,14 @@ class TestAnchor:
     @pytest.mark.parametrize("failure", ["arm", "tree"])
     def test_where_it_cannot_run_that_is_said(self, repo, arms, monkeypatch, failure):
         arms.factors["stored commit"] = None
-        original = gate_arms.arm_of
+        original = verdict_reports.arm_of
 
         def arm_of(root, revision, name):
             if failure == "tree" and name.startswith("stored"):
                 raise ConfigurationError(f"revision {revision!r} is not a commit of here")
             return original(root, revision, name)
 
-        monkeypatch.setattr(gate_arms, "arm_of", arm_of)
+        monkeypatch.setattr(verdict_reports, "arm_of", arm_of)
         done = repo.run("--perf-gate", "--perf-against=HEAD", "-k", "cpu-1")
         done.assert_outcomes(failed=1)
         said = "is not a commit of here; *" if failure == "tree" else "was not measured: its pytest*"

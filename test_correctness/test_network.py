@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfsuite.base.errors import LaunchError
-from perfsuite.runtime.ranks import rendezvous
+from perfsuite.runtime.ranks import arrival
 from perfsuite.runtime.transports import door, star
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.star import AgentFacts
@@ -31,10 +31,10 @@ PICKLING_CALLS = {
 def test_a_store_listens_on_its_address_alone(host):
     if host == "::1" and not _has_ipv6():
         pytest.skip("no IPv6 loopback here")
-    served = rendezvous.serve_store(host)
+    served = arrival.serve_store(host)
     assert listening_on(os.getpid())[served.port] == host
     served.set("a", "b")
-    assert rendezvous.TCPStore(host, served.port).get("a") == b"b"
+    assert arrival.TCPStore(host, served.port).get("a") == b"b"
 
 
 @pytest.mark.parametrize("waited_for", [True, False])
@@ -50,7 +50,7 @@ def test_a_process_that_has_ended_listens_on_nothing(waited_for):
 
 def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypatch):
     """torch 2.5 to 2.7 say so by a NotImplementedError."""
-    real, tried = rendezvous.TCPStore, []
+    real, tried = arrival.TCPStore, []
 
     def before_2_8(*arguments, **options):
         tried.append(options.get("use_libuv", True))
@@ -58,8 +58,8 @@ def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypat
             raise NotImplementedError("The libuv TCPStore backend does not support initialization with an listen fd.")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(rendezvous, "TCPStore", before_2_8)
-    served = rendezvous.serve_store("127.0.0.1")
+    monkeypatch.setattr(arrival, "TCPStore", before_2_8)
+    served = arrival.serve_store("127.0.0.1")
     assert tried == [True, False]
     assert listening_on(os.getpid())[served.port] == "127.0.0.1"
     assert real("127.0.0.1", served.port).add("n", 2) == 2

@@ -174,7 +174,7 @@ def test_signals_end_a_stuck_run_with_its_reports_and_nothing_left(theirs, numbe
         output, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert_no_traceback(output)
-    assert "signals.py" not in output, "where the run was is of interest"
+    assert "launch.py" not in output, "where the run was is of interest"
     cases = {case.get("name"): case for case in ElementTree.parse(theirs / "junit.xml").iter("testcase")}
     assert cases["test_decorated[cpu-ws2-4KiB]"].find("failure") is None
     if name != "SIGINT":

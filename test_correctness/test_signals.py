@@ -9,7 +9,7 @@ import types
 import pytest
 
 from perfsuite.base.errors import CaseStopped
-from perfsuite.plugin import signals
+from perfsuite.plugin import launch
 from perfsuite.plugin.launch import Signals
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -29,7 +29,7 @@ class Config:
 def killed(monkeypatch):
     """Signals that the run sends itself after it has given the handlers back; they would end this process."""
     numbers = []
-    monkeypatch.setattr(signals.os, "kill", lambda _, number: numbers.append(number))
+    monkeypatch.setattr(launch.os, "kill", lambda _, number: numbers.append(number))
     return numbers
 
 
@@ -37,7 +37,7 @@ def killed(monkeypatch):
 def clock(monkeypatch):
     """Seconds, set by the test."""
     now = [100.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -140,7 +140,7 @@ def test_a_signal_waits_until_a_line_is_written(run):
 
 
 def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, clock, killed, monkeypatch):
-    monkeypatch.setattr(signals, "is_command", lambda: True)
+    monkeypatch.setattr(launch, "is_command", lambda: True)
     with pytest.raises(KeyboardInterrupt):
         send(INT)
     clock[0] += 5
@@ -155,7 +155,7 @@ def test_handlers_go_back_after_the_run_after_a_burst_that_outlasts_it(run, cloc
 
 
 def test_handlers_go_back_at_once_in_a_program_that_goes_on(run, monkeypatch):
-    monkeypatch.setattr(signals, "is_command", lambda: False)
+    monkeypatch.setattr(launch, "is_command", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         send(INT)
     (restore,) = run.config.cleanups

@@ -19,7 +19,7 @@ from perfsuite.platforms.cuda import NvmlTelemetry
 from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
-from perfsuite.plugin import gate_arms
+from perfsuite.plugin import verdict_reports
 from perfsuite.record.result import Measurement, Result, Work
 from perfsuite.record.run import held_down
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
@@ -275,13 +275,13 @@ def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
 def test_the_hosts_processes_are_listed_only_where_devices_have_some(monkeypatch, listed, walks, word):
     telemetry, walked = Unread(count=1), []
     monkeypatch.setattr(telemetry, "read", lambda: (Reading(index=0, throttle=(), processes=listed),))
-    monkeypatch.setattr(gate_arms, "family_of_processes", lambda roots: walked.append(roots) or {*roots, 8})
+    monkeypatch.setattr(verdict_reports, "family_of_processes", lambda roots: walked.append(roots) or {*roots, 8})
     suite = SimpleNamespace(
         machine=SimpleNamespace(family=SimpleNamespace(name="cuda", telemetry=lambda: telemetry)),
         session=SimpleNamespace(driver=SimpleNamespace(contexts=lambda: {0: 2})),
         own_processes=lambda: {7},
     )
-    assert word == gate_arms.telemetry_of(suite)()
+    assert word == verdict_reports.telemetry_of(suite)()
     assert walks == len(walked)
 
 

@@ -1,4 +1,4 @@
-"""Read a repository's commits from git; every method also works without a repository."""
+"""Read a repository's commits and the measured revision from git, also without a repository."""
 
 from __future__ import annotations
 

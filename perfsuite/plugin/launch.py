@@ -1,6 +1,7 @@
 """Under torchrun, mpirun or srun: if there are perf cases, process 0 is the driver and every other one serves a rank.
 
-Every process collects first.  Without perf cases this module does nothing, and every process runs its own pytest.
+Every process collects first. Without perf cases every process runs its own pytest. The driver also handles the signals
+of a run (:class:`Signals`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ _BURST_S = 1.0
 
 
 class Signals:
-    """The handlers of one pytest run."""
+    """The handlers of one pytest run with perf cases; they end all processes, complete the reports, print no traceback.
+
+    A run *collects*, *tests* and *ends*. While it collects or tests, Ctrl-C raises KeyboardInterrupt as without
+    perfsuite. SIGTERM and SIGHUP (a closed terminal) fail the running case and leave time for all reports: torchrun
+    sends SIGTERM to all processes when one dies. While the run ends, Ctrl-C only sets the exit status to 2.
+
+    Launchers, shells and users may send a signal several times. A repetition within a second is ignored, except during
+    a test that is not a perf case: it may send signals to itself. If no ranks are working, in a fixture or in such a
+    test, a second SIGTERM or SIGHUP kills the run.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

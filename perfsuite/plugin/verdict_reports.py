@@ -1,4 +1,4 @@
-"""Put the gate's verdicts into pytest's reports."""
+"""Start the arms of a gated run, read the devices' telemetry, and put the verdicts into pytest's reports."""
 
 from __future__ import annotations
 

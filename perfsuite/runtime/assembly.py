@@ -1,4 +1,4 @@
-"""Combine the reports of the ranks of a case into one Measurement."""
+"""Keep the deadline of a case, read its devices, and combine the reports of its ranks into one Measurement."""
 
 from __future__ import annotations
 

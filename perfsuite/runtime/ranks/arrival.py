@@ -1,4 +1,4 @@
-"""Watch iterations that are not timed: find the rank that comes late, and work that an iteration leaves unfinished.
+"""The store through which ranks find each other; which rank comes late; work that an iteration leaves unfinished.
 
 Ranks that wait for each other show the same step time, which hides the slowest one. But the slowest rank enters the
 communication last. torch sends every collective through its dispatcher, also those of DDP and of functional
