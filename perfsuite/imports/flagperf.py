@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfsuite.base.units import GIB, plural
-from perfsuite.imports.factors import factor
+from perfsuite.imports.nccl_table import factor
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
 
 _TAG = re.compile(r"(?=\[FlagPerf Result\]|\[PerfLog\])")

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import partial
 
 from perfsuite.base.units import gb_per_s, plural
-from perfsuite.imports.factors import KINDS, collective_named, factor
+from perfsuite.imports.nccl_table import KINDS, collective_named, factor
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
 from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
 from perfsuite.published.numbers import Interval, printed

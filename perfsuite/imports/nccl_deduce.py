@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from perfsuite.base.units import plural
-from perfsuite.imports.factors import KINDS, collective_named, factor, possible
-from perfsuite.imports.nccl_table import LogPoint
+from perfsuite.imports.nccl_table import KINDS, LogPoint, collective_named, factor, possible
 from perfsuite.imports.nccl_text import Log
 from perfsuite.imports.row import Source
 from perfsuite.published.numbers import Interval, printed

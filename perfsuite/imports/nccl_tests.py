@@ -16,9 +16,8 @@ from typing import Any
 from perfsuite.base.errors import ImportFailed
 from perfsuite.base.masking import is_secret_name, masked
 from perfsuite.base.units import gb_per_s, plural
-from perfsuite.imports.factors import factor
 from perfsuite.imports.nccl_deduce import BYTES, Found, decide, figure, from_time, meets
-from perfsuite.imports.nccl_table import LogPoint, is_row, is_table
+from perfsuite.imports.nccl_table import LogPoint, factor, is_row, is_table
 from perfsuite.imports.nccl_text import BEGIN, Log, read_runs
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
 from perfsuite.published.numbers import Interval, printed

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfsuite.base.units import plural
-from perfsuite.imports.factors import collective_named
+from perfsuite.imports.nccl_table import collective_named
 from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
 
 _KEY = re.compile(r"^(?P<benchmark>[^/\s]+(?:/[^/\s]+)*)/(?P<metric>[^/\s]+?)(?::(?P<rank>\d+))?$")
