@@ -15,8 +15,17 @@ from functools import partial
 
 from perfsuite.base.units import gb_per_s, plural
 from perfsuite.imports.nccl_table import KINDS, collective_named, factor
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
-from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
+from perfsuite.imports.row import (
+    Format,
+    Imported,
+    ImportedRow,
+    LogRow,
+    LogTable,
+    Meaning,
+    Source,
+    figures_of_tables,
+    read_tables,
+)
 from perfsuite.published.numbers import Interval, printed
 
 _NAMES = re.compile(r"data_size\(Bytes\):?|(?:aveg|avg)_time\(us\):?|alg_bandwidth\(GB/s\):?|check_result:?")

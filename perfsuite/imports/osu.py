@@ -11,8 +11,17 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
-from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
+from perfsuite.imports.row import (
+    Format,
+    Imported,
+    ImportedRow,
+    LogRow,
+    LogTable,
+    Meaning,
+    Source,
+    figures_of_tables,
+    read_tables,
+)
 
 _TITLE = re.compile(r"#?\s*OSU (?P<test>\w[\w/ -]*?)(?: Test)? v\d[\w.]*\s*$")
 _COLUMNS: Mapping[str, tuple[Meaning | None, float]] = MappingProxyType(

@@ -13,8 +13,17 @@ from functools import partial
 from types import MappingProxyType
 
 from perfsuite.base.units import MIB
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Source
-from perfsuite.imports.tables import LogRow, LogTable, figures_of_tables, read_tables
+from perfsuite.imports.row import (
+    Format,
+    Imported,
+    ImportedRow,
+    LogRow,
+    LogTable,
+    Meaning,
+    Source,
+    figures_of_tables,
+    read_tables,
+)
 from perfsuite.published.numbers import Interval, printed
 
 _TITLE = re.compile(
