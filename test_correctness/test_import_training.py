@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
+from perfsuite.cli.exchange import doubts
 from perfsuite.imports.formats import find_format, read_file
-from perfsuite.imports.plausibility import doubts
 from perfsuite.imports.row import ImportOptions
 
 SAMPLES = Path(__file__).parent / "samples"

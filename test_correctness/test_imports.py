@@ -10,9 +10,9 @@ import pytest
 
 from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
+from perfsuite.cli.exchange import doubts
 from perfsuite.imports.formats import FORMATS, find_format, read_file, read_imported
 from perfsuite.imports.nccl_table import KINDS, factor
-from perfsuite.imports.plausibility import doubts
 from perfsuite.imports.row import ImportOptions
 from perfsuite.platforms import load_catalog
 

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ImportFailed
+from perfsuite.cli.exchange import doubts
 from perfsuite.imports.formats import find_format, read_file
-from perfsuite.imports.plausibility import doubts
 from perfsuite.imports.row import ImportOptions, Source
 from perfsuite.platforms import load_catalog
 
