@@ -20,7 +20,6 @@ from perfsuite.imports import (
     flagperf,
     flagperf_pretraining,
     hccl,
-    megatron,
     nccl_tests,
     nvbandwidth,
     osu,
@@ -83,9 +82,9 @@ FORMATS: tuple[Format, ...] = (
     flagperf.FORMAT,
     flagperf_pretraining.FORMAT,
     trainers.TORCHTITAN,
-    megatron.MEGATRON,
-    megatron.GPT_NEOX,
-    megatron.PRIMUS,
+    trainers.MEGATRON,
+    trainers.GPT_NEOX,
+    trainers.PRIMUS,
     trainers.LATTE,
     trainers.LIBAI,
     trainers.ONEFLOW,
@@ -96,7 +95,7 @@ FORMATS: tuple[Format, ...] = (
     hccl.FORMAT,
     Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
-_WITH_DEEPSPEED = (megatron.MEGATRON, megatron.GPT_NEOX, megatron.PRIMUS)
+_WITH_DEEPSPEED = (trainers.MEGATRON, trainers.GPT_NEOX, trainers.PRIMUS)
 """Formats that read DeepSpeed's lines too."""
 MAX_BYTES = 256 << 20
 """Size limit of a file."""
