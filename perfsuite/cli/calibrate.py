@@ -13,7 +13,7 @@ from perfsuite.base.files import make_folder
 from perfsuite.base.units import plural
 from perfsuite.baselines.baseline import Baseline, Entry
 from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
-from perfsuite.cli.results import read_results
+from perfsuite.cli.show import read_results
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import write_calibration
 from perfsuite.projection.calibration_of import Calibrated, calibrate

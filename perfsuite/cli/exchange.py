@@ -18,7 +18,7 @@ from perfsuite.base.text import escaped, printable
 from perfsuite.base.units import plural, significant
 from perfsuite.baselines import store
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_file_argument, print_lines
-from perfsuite.cli.results import first_object, require_file
+from perfsuite.cli.show import first_object, require_file
 from perfsuite.exports.formats import EXPORTS, ExportRow, rows_of_baseline, rows_of_history, rows_of_run
 from perfsuite.history import file
 from perfsuite.imports.formats import FORMATS, find_format, read_file, write_imported

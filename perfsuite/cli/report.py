@@ -13,7 +13,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, why, write_file
 from perfsuite.base.units import plural
 from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
-from perfsuite.cli.results import read_results
+from perfsuite.cli.show import read_results
 from perfsuite.fleet.nodes import several_hosts
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import searched
