@@ -7,8 +7,8 @@ import os
 import pytest
 
 from perfsuite.base.errors import RanksFailed
+from perfsuite.baselines.baseline import REFERENCE_MOST, first_runs, is_complete
 from perfsuite.baselines.runs import why_unusable
-from perfsuite.baselines.sessions import REFERENCE_MOST, first_runs, is_complete
 from perfsuite.plugin import gating
 from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.driver import Job

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, merge
+from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, machine_sessions, merge
 from perfsuite.baselines.document import dumps, loads
 from perfsuite.baselines.draft import Draft, NewRuns
-from perfsuite.baselines.sessions import machine_sessions
 from perfsuite.platforms.host import Host, boot_of
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
 

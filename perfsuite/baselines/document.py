@@ -16,9 +16,17 @@ from typing import Any
 
 from perfsuite.base.errors import BaselineError
 from perfsuite.base.text import bare_name
-from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance, Baseline, CaseKey, Entry, Hardware, newest
+from perfsuite.baselines.baseline import (
+    KEPT_RUNS,
+    REFERENCE_MOST,
+    Acceptance,
+    Baseline,
+    CaseKey,
+    Entry,
+    Hardware,
+    newest,
+)
 from perfsuite.baselines.runs import QUANTILES, CaseIdentity, RunSummary, moment, rounded
-from perfsuite.baselines.sessions import REFERENCE_MOST
 from perfsuite.record.codec import from_json, plain_json, to_json
 
 SCHEMA = 2

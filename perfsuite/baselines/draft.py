@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 from perfsuite.base.units import plural
-from perfsuite.baselines.baseline import SESSION_RUNS, Acceptance, CaseKey, Entry, newest
+from perfsuite.baselines.baseline import (
+    SESSION_RUNS,
+    Acceptance,
+    CaseKey,
+    Entry,
+    first_runs,
+    is_complete,
+    machine_sessions,
+    newest,
+)
 from perfsuite.baselines.hosts import by_host
 from perfsuite.baselines.runs import (
     CLEAN_RUNS,
@@ -23,7 +32,6 @@ from perfsuite.baselines.runs import (
     usually_clean,
     why_unusable,
 )
-from perfsuite.baselines.sessions import first_runs, is_complete, machine_sessions
 from perfsuite.record.describe import headline
 from perfsuite.record.own_metrics import Better
 from perfsuite.record.verdict import FAILING, Finding, SuiteVerdict, Verdict, VerdictName

@@ -11,10 +11,9 @@ from pathlib import Path
 from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.base.units import format_seconds, plural
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import Baseline, Entry
+from perfsuite.baselines.baseline import Baseline, Entry, count_sessions
 from perfsuite.baselines.hosts import host_note
 from perfsuite.baselines.runs import RunSummary, moment
-from perfsuite.baselines.sessions import count_sessions
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, exit_codes, json_argument, print_json, print_lines
 from perfsuite.record.codec import to_json
 
