@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfsuite.audit.audit import RULES, applicable, audit, derived_label, more_with
 from perfsuite.audit.table import Fact, Row
 from perfsuite.published.numbers import Interval, printed
-from perfsuite.published.roles import PARTS, ROLES
+from perfsuite.published.records import PARTS, ROLES
 from test_correctness.helpers.audit_cases import CASES
 from test_correctness.helpers.audit_tables import (
     pipeline_tables,

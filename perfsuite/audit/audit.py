@@ -1,6 +1,6 @@
 """Plausibility rules for performance tables, from arithmetic, data sheets and published bounds.
 
-The rules run on any table whose columns have roles (:data:`perfsuite.published.roles.ROLES`). A rule without its roles
+The rules run on any table whose columns have roles (:data:`perfsuite.published.records.ROLES`). A rule without its roles
 is skipped. Numbers are intervals of values that round to the printed digits, so correct rounding is never flagged. A
 finding implies a label: M? (mislabelled or anomalous), R (ratios usable, absolute values not) or X (contradictory).
 Figures without a finding are M (measured, plausible).
@@ -15,8 +15,7 @@ from types import MappingProxyType
 
 from perfsuite.audit import communication, compute, memory, parts, pipeline, rates, repeats, scaling
 from perfsuite.audit.table import LAST_DIGIT, AuditTable, Hit, Row, Rule, Severity
-from perfsuite.published.records import LABELS, Label
-from perfsuite.published.roles import DEGREES
+from perfsuite.published.records import DEGREES, LABELS, Label
 
 RULES: tuple[Rule, ...] = tuple(
     rule

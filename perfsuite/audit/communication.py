@@ -8,7 +8,7 @@ from fractions import Fraction
 from perfsuite.audit.table import WORK_ROLES, AuditTable, Hit, Row, Rule, Value, hit_of, merged, product, quotient
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.published.numbers import Interval
-from perfsuite.published.roles import PARTS
+from perfsuite.published.records import PARTS
 
 _BY_LETTERS = {name.replace("_", ""): name for name in TRAFFIC} | {"alltoallsingle": "all_to_all"}
 _OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from perfsuite.audit.table import LAST_DIGIT, AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, merged, quotient
 from perfsuite.published.numbers import Interval, printed, total
-from perfsuite.published.roles import PARTS
+from perfsuite.published.records import PARTS
 
 Parts = list[tuple[AuditColumn, Value]]
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 from perfsuite.audit.table import AuditTable, Hit, Row, Rule, Value, hit_of, merged, product
-from perfsuite.published.roles import DEGREES
+from perfsuite.published.records import DEGREES
 from perfsuite.schedules.catalog import fill_drain_bubble, naive_bubble
 
 LAYOUT = frozenset({"stages", "devices", "nodes", "devices_per_node", *DEGREES})

@@ -16,8 +16,15 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
 from perfsuite.published.numbers import Printed, printed
-from perfsuite.published.records import PublishedReport, PublishedRow, PublishedTable, Stated
-from perfsuite.published.roles import DEFAULT_UNITS, ROLES, SCALES
+from perfsuite.published.records import (
+    DEFAULT_UNITS,
+    ROLES,
+    SCALES,
+    PublishedReport,
+    PublishedRow,
+    PublishedTable,
+    Stated,
+)
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|`")
 _GROUP = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import combinations
 
 from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
-from perfsuite.published.roles import NEVER_ZERO, ROLES
+from perfsuite.published.records import NEVER_ZERO, ROLES
 
 MANY_DIGITS = 7
 """Digits in which two measurements do not agree by chance: one in a million rows at 1 % noise."""

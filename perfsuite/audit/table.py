@@ -15,8 +15,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from perfsuite.published.numbers import Interval, Number, Printed, printed
-from perfsuite.published.records import Label
-from perfsuite.published.roles import DEGREES, NEVER_ZERO, ROLES, Role, scale
+from perfsuite.published.records import DEGREES, NEVER_ZERO, ROLES, Label, Role, scale
 
 WORK_ROLES = frozenset(
     {"model", "sequence_length", "hidden_size", "num_layers", "num_heads", "parameters", "active_parameters"}

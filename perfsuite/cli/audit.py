@@ -19,8 +19,7 @@ from perfsuite.base.units import plural
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, json_argument, print_json, print_lines
 from perfsuite.platforms import load_catalog
 from perfsuite.published.lookup import shipped
-from perfsuite.published.records import LabelJudgement, PublishedReport, PublishedTable, read_report
-from perfsuite.published.roles import ROLES, SCALES
+from perfsuite.published.records import ROLES, SCALES, LabelJudgement, PublishedReport, PublishedTable, read_report
 
 SHOWN_ROLES = 4
 """Most roles to print as advice; --json has all."""

@@ -30,8 +30,7 @@ from perfsuite.published.lookup import (
 )
 from perfsuite.published.recipes import Recipe, why_none
 from perfsuite.published.recipes.recipe import DEVICES_PER_NODE
-from perfsuite.published.records import PublishedColumn, PublishedReport, PublishedRow, PublishedTable
-from perfsuite.published.roles import ROLES
+from perfsuite.published.records import ROLES, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.record.workload import Workload
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import grid_lines

@@ -20,8 +20,7 @@ from perfsuite.base.errors import ConfigurationError, nearest
 from perfsuite.base.mesh import MeshShape
 from perfsuite.published.numbers import printed
 from perfsuite.published.recipes import Recipe, recipes
-from perfsuite.published.records import Label, PublishedReport, PublishedRow, PublishedTable, directory, read_all
-from perfsuite.published.roles import ROLES
+from perfsuite.published.records import ROLES, Label, PublishedReport, PublishedRow, PublishedTable, directory, read_all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import code_text, printable
 from perfsuite.base.units import significant
 from perfsuite.published.lookup import PublishedRun, recipes_of, rows, shipped, table_of
-from perfsuite.published.records import PublishedColumn, PublishedReport, PublishedRow, PublishedTable
-from perfsuite.published.roles import ROLES
+from perfsuite.published.records import ROLES, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED
 from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase
