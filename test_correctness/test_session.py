@@ -14,8 +14,7 @@ from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Peak, Peaks, Record, Work
 from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget, Workload
-from perfsuite.run.builds import deadline_s
-from perfsuite.run.session import Case, PerfSession
+from perfsuite.run.session import Case, PerfSession, deadline_s
 from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 
 

@@ -1,7 +1,7 @@
 """Plausibility rules for performance tables, from arithmetic, data sheets and published bounds.
 
-The rules run on any table whose columns have roles (:data:`perfsuite.published.records.ROLES`). A rule without its roles
-is skipped. Numbers are intervals of values that round to the printed digits, so correct rounding is never flagged. A
+The rules run on any table whose columns have roles (:data:`perfsuite.published.records.ROLES`). A rule without its
+roles is skipped. Numbers are intervals of values that round to the printed digits, so correct rounding is never flagged. A
 finding implies a label: M? (mislabelled or anomalous), R (ratios usable, absolute values not) or X (contradictory).
 Figures without a finding are M (measured, plausible).
 """

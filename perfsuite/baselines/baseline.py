@@ -132,7 +132,7 @@ class Entry:
     accepted: Acceptance | None = None
     """Start of the epoch; None in the first one."""
     reference: tuple[RunSummary, ...] = ()
-    """The first accepted runs of the epoch, oldest first, with which the level is compared (sessions.py).
+    """The first accepted runs of the epoch, oldest first, with which the level is compared.
 
     They may be older than ``runs``.  Default: the oldest of ``runs``.
     """

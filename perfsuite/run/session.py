@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -34,11 +35,57 @@ from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import Measurement, Peaks, Record, Result, Work
 from perfsuite.record.run import GateRecord, Projected, RunEnd, RunRecord
 from perfsuite.record.workload import Budget, Purpose, Workload
-from perfsuite.run.builds import UntimedBuilds, deadline_s
 from perfsuite.run.measured_peaks import MeasuredPeaks
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.values import describe, recorded, recorded_defaults
+
+_SHARE_OF_PEAK = 0.2  # Least share of the device's peak for which a case gets extra time.
+_ITERATIONS: Mapping[Purpose, int] = {"time": 20, "exposed": 40, "traffic": 40}
+"""Most iterations of a slow step in a build: checks, warm-up, samples, arrivals; pairs of steps; replays."""
+_OTHERWISE = 10
+_RANKS_OF_A_CORE = 2.0  # Ranks per core within the normal limit; more of them wait in every message.
+_MOST_TURNS = 4.0  # Largest factor on the normal time limit.
+
+
+def deadline_s(
+    budget: Budget, work: Work, peaks: Peaks, *, devices: int, purpose: Purpose, ranks_per_core: float = 1.0
+) -> float:
+    """Return the deadline of one build in seconds; the budget's own if it is fixed, or if there are no peaks."""
+    if budget.fixed_timeout:
+        return budget.timeout_s
+    turns = min(_MOST_TURNS, max(1.0, ranks_per_core / _RANKS_OF_A_CORE))
+    compute = peaks.tflops.get(work.dtype)
+    memory = peaks.memory_bandwidth if work.memory_path == "device" else peaks.host_link
+    at_best_s = max(  # of one iteration at the peaks; quantities without a peak count 0
+        max(work.flops.values(), default=0.0) / (compute.value * 1e12 * devices) if compute else 0.0,
+        work.bytes_moved / (memory.value * 1e9) if memory else 0.0,
+        work.message_bytes / (peaks.link.value * 1e9) if peaks.link else 0.0,
+    )
+    return turns * budget.timeout_s + _ITERATIONS.get(purpose, _OTHERWISE) * at_best_s / _SHARE_OF_PEAK
+
+
+@dataclass(kw_only=True)
+class UntimedBuilds:
+    """Results of the untimed builds of a case: memory, FLOPs, losses, traffic, ..."""
+
+    settled: tuple[Record, ...]
+    done: list[Measurement] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def added_to(self, timed: Measurement) -> Measurement:
+        """Return the timed measurement with these results."""
+        records = {record.name: record for record in timed.records}
+        for record in itertools.chain(() if timed.smoke else self.settled, *(build.records for build in self.done)):
+            records.setdefault(record.name, record)
+        return dataclasses.replace(
+            timed,
+            records=tuple(records.values()),
+            traffic=tuple(entry for build in self.done for entry in build.traffic),
+            components=tuple(component for build in self.done for component in build.components),
+            failed_builds=self.failed,
+        )
+
 
 _Limits = Callable[[Work, Purpose], float]  # Returns the deadline of a build in seconds from its work and purpose.
 
