@@ -1,8 +1,8 @@
 """Plausibility rules for performance tables, from arithmetic, data sheets and published bounds.
 
 The rules run on any table whose columns have roles (:data:`perfsuite.published.records.ROLES`). A rule without its
-roles is skipped. Numbers are intervals of values that round to the printed digits, so correct rounding is never flagged. A
-finding implies a label: M? (mislabelled or anomalous), R (ratios usable, absolute values not) or X (contradictory).
+roles is skipped. Numbers are intervals of values that round to the printed digits: correct rounding is never flagged.
+A finding implies a label: M? (mislabelled or anomalous), R (ratios usable, absolute values not) or X (contradictory).
 Figures without a finding are M (measured, plausible).
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from perfsuite.audit import communication, compute, memory, parts, pipeline, rates, repeats, scaling
+from perfsuite.audit import compute, memory, parts, pipeline, rates, repeats, scaling
 from perfsuite.audit.table import LAST_DIGIT, AuditTable, Hit, Row, Rule, Severity
 from perfsuite.published.records import DEGREES, LABELS, Label
 
 RULES: tuple[Rule, ...] = tuple(
     rule
-    for family in (scaling, parts, compute, communication, rates, memory, pipeline, repeats)
+    for family in (scaling, parts, compute, rates, memory, pipeline, repeats)
     for rule in family.RULES
 )
 """Every rule, by family; findings keep this order."""
