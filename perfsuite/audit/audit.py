@@ -13,14 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from perfsuite.audit import compute, memory, parts, pipeline, rates, repeats, scaling
+from perfsuite.audit import compute, memory, parts, rates, repeats, scaling
 from perfsuite.audit.table import LAST_DIGIT, AuditTable, Hit, Row, Rule, Severity
 from perfsuite.published.records import DEGREES, LABELS, Label
 
 RULES: tuple[Rule, ...] = tuple(
-    rule
-    for family in (scaling, parts, compute, rates, memory, pipeline, repeats)
-    for rule in family.RULES
+    rule for family in (scaling, parts, compute, rates, memory, repeats) for rule in family.RULES
 )
 """Every rule, by family; findings keep this order."""
 
