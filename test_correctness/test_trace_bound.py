@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import InvalidParameter
-from perfsuite.cli.trace import simulated_schedule
+from perfsuite.cli.report import simulated_schedule
 from perfsuite.gate.physics import bubble_bound, violations
 from perfsuite.metrics.pipeline import SIMULATION_TOLERANCE, bubble_ratio
 from perfsuite.reports.pipeline import pipeline_row

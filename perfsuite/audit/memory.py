@@ -1,4 +1,4 @@
-"""Rules about memory, pipelines and meshes: lower bounds, unsharded parts, bubbles, products and divisors of degrees."""
+"""Rules about memory, pipelines and meshes: lower bounds, unsharded parts, bubbles, products of degrees."""
 
 from __future__ import annotations
 

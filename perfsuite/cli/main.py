@@ -29,7 +29,7 @@ USAGE_CODE = f"{EXIT_USAGE} wrong usage or configuration (as pytest's), with one
 TRACEBACK = "PERFSUITE_TRACEBACK"
 """Environment variable: with it an unexpected exception is raised instead of printed in one line."""
 GROUPS = {
-    "look at results": {"show": "show", "report": "report", "checklist": "report", "trace": "trace"},
+    "look at results": {"show": "show", "report": "report", "checklist": "report", "trace": "report"},
     "compare": {"ab": "ab", "fleet": "fleet", "history": "history", "published": "published", "explain": "explain"},
     "gate": {"baselines": "baselines"},
     "project": {"project": "project", "advise": "advise", "calibrate": "calibrate"},

@@ -1,4 +1,4 @@
-"""``perfsuite report``: results in the tables of published reports; ``perfsuite checklist``: the tuning checklist."""
+"""``perfsuite report``: results in tables of published reports; ``perfsuite checklist``; ``perfsuite trace``."""
 
 from __future__ import annotations
 
@@ -6,31 +6,45 @@ import argparse
 import dataclasses
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from perfsuite.base.errors import ConfigurationError
+from perfsuite.base.errors import ConfigurationError, InvalidParameter
 from perfsuite.base.files import content, why, write_file
+from perfsuite.base.text import printable
 from perfsuite.base.units import plural
-from perfsuite.cli.main import EXIT_OK, Command, json_argument, platform_file_argument, print_json, print_lines
+from perfsuite.cli.main import (
+    EXIT_OK,
+    EXIT_USAGE,
+    Command,
+    json_argument,
+    platform_file_argument,
+    print_json,
+    print_lines,
+)
 from perfsuite.cli.show import read_results
 from perfsuite.fleet.nodes import several_hosts
 from perfsuite.history.file import read as read_history
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
 from perfsuite.imports.formats import read_imported
+from perfsuite.metrics import read_run
 from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.record.codec import to_json
 from perfsuite.record.run import RunRecord
+from perfsuite.record.step import Timeline
 from perfsuite.reports.beside_others import foreign_markdown, imported_grids
 from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.document import Grid
-from perfsuite.reports.layout import fit_markdown
+from perfsuite.reports.layout import fit_markdown, grid_lines
 from perfsuite.reports.over_time import OverTime, history_grids
+from perfsuite.reports.pipeline import pipeline_grids
 from perfsuite.reports.stored import Recording, record_of_baseline
 from perfsuite.reports.tables.recording import table_cases
 from perfsuite.reports.tables.report import best_style, find_style, fitting_styles, report
 from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.timelines.files import check_timeline, write_case
+from perfsuite.schedules import replay
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -240,3 +254,70 @@ def _read(path: Path, catalog: Catalog) -> Recording:
     else:
         run = record_of_baseline(results, f"{path}, newest run of each case")
     return Recording(run=run, device=catalog.models.get(run.platform))
+
+
+def _trace_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="read this journal; a _run_trace prints its path")
+    parser.add_argument("--case", default="", metavar="TEXT", help="write cases whose id contains TEXT (default: all)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write the files into this folder")
+    parser.add_argument(
+        "--simulated",
+        action="store_true",
+        help="write the simulated schedule of each step too; the difference is the time lost between the actions",
+    )
+
+
+def _run_trace(options: argparse.Namespace) -> int:
+    """Write the files of every case with a timeline.  Raises PerfsuiteError without one, or if a write fails."""
+    journal = read_run(options.journal)
+    timelines = _chosen_timelines(journal, options.case)
+    problems = []
+    written: list[Path] = []
+    for case, timeline in timelines.items():
+        try:
+            written += write_case(case, timeline, options.out)
+            if options.simulated:
+                written += write_case(case, simulated_schedule(timeline), options.out)
+        except InvalidParameter as problem:
+            problems.append(f"{case}: {problem}")
+    print_lines(grid_lines(pipeline_grids(journal.results[case] for case in timelines)))
+    print_lines(["", *map(str, written)])
+    for line in problems:
+        print(f"perfsuite: error: {printable(line, 1000)}", file=sys.stderr)
+    return EXIT_USAGE if problems else EXIT_OK
+
+
+def simulated_schedule(timeline: Timeline) -> Timeline:
+    """Return the simulated schedule of ``timeline`` with its own durations.  Raises InvalidParameter without one."""
+    check_timeline(timeline)
+    again = replay(timeline)
+    if again.simulated is None:
+        raise InvalidParameter(again.reason)
+    return again.simulated
+
+
+def _chosen_timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
+    with_one = {
+        case: result.measurement.timeline
+        for case, result in journal.results.items()
+        if result.outcome == "measured" and result.measurement is not None and result.measurement.timeline is not None
+    }
+    chosen = {case: timeline for case, timeline in with_one.items() if text in case}
+    if not with_one:
+        raise ConfigurationError(
+            f"journal {journal.path} has {plural(len(journal.results), 'case')} and none with a timeline; "
+            "only cases that _run_trace a pipeline schedule record one"
+        )
+    if not chosen:
+        raise ConfigurationError(
+            f"--case {text!r}: no case with a timeline has it in its id (of {plural(len(with_one), 'case')}); "
+            f"the first is {next(iter(with_one))}"
+        )
+    return chosen
+
+
+TRACE = Command(
+    help="write a Perfetto trace and a picture of each pipeline case of an earlier _run_trace, from its journal",
+    arguments=_trace_arguments,
+    run=_run_trace,
+)
