@@ -21,7 +21,7 @@ ROOMS = {
     "audit": 2_480,
     "base": 1_500,
     "baselines": 1_850,
-    "cli": 3_910,
+    "cli": 3_975,
     "expectations": 620,
     "exports": 325,
     "fleet": 1_350,
