@@ -36,10 +36,8 @@ class TablePlace:
     """A cell, a row or a column of a published table."""
 
     table: str
-    row: int | None = None
-    """Row from 0; None: every row."""
-    column: str | None = None
-    """None: every column."""
+    row: int | None = None  # Row from 0; None: every row.
+    column: str | None = None  # None: every column.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +47,11 @@ class AuditFinding:
     rule: str
     severity: Severity
     label: Label | None
-    tables: tuple[str, ...]
-    """Tables with this label."""
-    places: tuple[TablePlace, ...]
-    """Compared cells; the label applies to them."""
-    rows: tuple[str, ...]
-    """Names of the rows that break the rule."""
+    tables: tuple[str, ...]  # Tables with this label.
+    places: tuple[TablePlace, ...]  # Compared cells; the label applies to them.
+    rows: tuple[str, ...]  # Names of the rows that break the rule.
     message: str
-    details: tuple[str, ...] = ()
-    """Names of the columns that were compared."""
+    details: tuple[str, ...] = ()  # Names of the columns that were compared.
 
 
 def audit(tables: Sequence[AuditTable]) -> list[AuditFinding]:

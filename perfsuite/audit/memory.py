@@ -17,11 +17,9 @@ WEIGHT_BYTES: Mapping[str, int] = MappingProxyType(
 )
 """Bytes of a weight by dtype; 1 for an unknown dtype."""
 
-UNSHARDED_SHARE = Fraction(2, 100)
-"""Smallest share of a device's memory for activations, buffers and the context."""
+UNSHARDED_SHARE = Fraction(2, 100)  # Smallest share of a device's memory for activations, buffers and the context.
 
-SHARED_FIT = Fraction(2, 1000)
-"""Largest deviation of a column from a + b / n, as a share of its largest value."""
+SHARED_FIT = Fraction(2, 1000)  # Largest deviation of a column from a + b / n, as a share of its largest value.
 
 PARTS = ("memory_weights", "memory_gradients", "memory_optimizer", "memory_activations", "memory_fragmentation")
 TOTALS = ("memory", "memory_final")

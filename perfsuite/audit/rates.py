@@ -19,12 +19,9 @@ TRAINING = (
 _SPARSE = re.compile(r"moe|mixtral|deepseek|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?b", re.IGNORECASE)
 """Names of models with experts, of which a token uses a part."""
 RATES = ("throughput", "throughput_per_device", "tokens_per_s", "tokens_per_s_per_device")
-HARDWARE_CONVENTIONS = Fraction(8, 3)
-"""Achieved FLOPs may include recomputation: 8 instead of 6 per parameter."""
-_MODEL = ("model", "parameters", "active_parameters")
-"""Roles that distinguish rows of different models."""
-_COUNTING = ("device", "dtype", "strategy", "experts", "top_k")
-"""Further settings that figures of FLOPs may depend on."""
+HARDWARE_CONVENTIONS = Fraction(8, 3)  # Achieved FLOPs may include recomputation: 8 instead of 6 per parameter.
+_MODEL = ("model", "parameters", "active_parameters")  # Roles that distinguish rows of different models.
+_COUNTING = ("device", "dtype", "strategy", "experts", "top_k")  # Further settings that figures of FLOPs may depend on.
 
 
 def _sure_devices(table: AuditTable, row: Row) -> Value | None:

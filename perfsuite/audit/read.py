@@ -27,8 +27,7 @@ from perfsuite.published.records import (
 )
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|`")
-_GROUP = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")
-"""Separators of thousands other than the comma."""
+_GROUP = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # Separators of thousands other than the comma.
 _SIGN = str.maketrans("\u2212\u00b5\u03bc", "-uu")
 """The minus sign, and two letters that are the ``u`` of microseconds."""
 _AMBIGUOUS = re.compile(

@@ -11,11 +11,9 @@ from itertools import combinations
 from perfsuite.audit.table import AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of
 from perfsuite.published.records import NEVER_ZERO, ROLES
 
-MANY_DIGITS = 7
-"""Digits in which two measurements do not agree by chance: one in a million rows at 1 % noise."""
+MANY_DIGITS = 7  # Digits in which two measurements do not agree by chance: one in a million rows at 1 % noise.
 
-NOISE = Fraction(1, 10)
-"""Largest difference of repeats of one run."""
+NOISE = Fraction(1, 10)  # Largest difference of repeats of one run.
 
 APART = Fraction(3, 2)
 """Ratio of the best throughputs of two tables, for one model on as many devices, above which a note is printed."""

@@ -12,10 +12,8 @@ from perfsuite.published.numbers import Interval
 
 BATCHES = ("local_batch_size", "micro_batch_size", "global_batch_size", "batch_size")
 SUPERLINEAR = 1 + Fraction(SUPERLINEAR_SLACK).limit_denominator(1000)
-LINEAR_STEP = Fraction(105, 100)
-"""Tolerated ratio of a step to its share of a larger batch."""
-SATURATED_TOKENS = 16384
-"""Tokens per step and device above which a longer sequence cannot use more of the device."""
+LINEAR_STEP = Fraction(105, 100)  # Tolerated ratio of a step to its share of a larger batch.
+SATURATED_TOKENS = 16384  # Tokens per step and device above which a longer sequence cannot use more of the device.
 
 
 def _ratios(table: AuditTable, row: Row, base: Row) -> list[Value]:

@@ -28,14 +28,10 @@ class AuditColumn:
     """A column and its meaning."""
 
     name: str
-    role: str
-    """A key of ROLES."""
-    unit: str = ""
-    """A unit of the role's dimension; empty for the default."""
-    table: str = ""
-    """Identifier of the table that has the column; a join of tables has columns of several."""
-    index: int = 0
-    """Index of the number within the cell."""
+    role: str  # A key of ROLES.
+    unit: str = ""  # A unit of the role's dimension; empty for the default.
+    table: str = ""  # Identifier of the table that has the column; a join of tables has columns of several.
+    index: int = 0  # Index of the number within the cell.
 
     @property
     def printed_name(self) -> str:
@@ -61,20 +57,16 @@ class Row:
     """One row."""
 
     name: str
-    cells: Mapping[str, Printed]
-    """Cells by column name, without empty ones."""
-    facts: Mapping[str, Fact] = field(default_factory=dict)
-    """Facts of this row that are in no column, by role."""
-    index: Mapping[str, int] = field(default_factory=dict)
-    """Row number from 0 by identifier of the table."""
+    cells: Mapping[str, Printed]  # Cells by column name, without empty ones.
+    facts: Mapping[str, Fact] = field(default_factory=dict)  # Facts of this row that are in no column, by role.
+    index: Mapping[str, int] = field(default_factory=dict)  # Row number from 0 by identifier of the table.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value(Interval):
     """The value of a role in a row, in SI units."""
 
-    columns: tuple[AuditColumn, ...] = ()
-    """Source columns; empty for a fact."""
+    columns: tuple[AuditColumn, ...] = ()  # Source columns; empty for a fact.
 
     @classmethod
     def of(cls, interval: Interval, columns: tuple[AuditColumn, ...] = ()) -> Value:
@@ -130,12 +122,9 @@ class AuditTable:
     name: str
     columns: tuple[AuditColumn, ...]
     rows: tuple[Row, ...]
-    facts: Mapping[str, Fact] = field(default_factory=dict)
-    """Facts of every row by role."""
-    simulated: bool = False
-    """Measured on a simulated device, whose times repeat exactly."""
-    run_set: str = ""
-    """Tables of one run set describe the same runs, row by row."""
+    facts: Mapping[str, Fact] = field(default_factory=dict)  # Facts of every row by role.
+    simulated: bool = False  # Measured on a simulated device, whose times repeat exactly.
+    run_set: str = ""  # Tables of one run set describe the same runs, row by row.
 
     def of_role(self, *roles: str) -> tuple[AuditColumn, ...]:
         """Return the columns with one of these roles, in table order."""
@@ -353,12 +342,9 @@ class Hit:
     """One breach of a rule."""
 
     message: str
-    rows: tuple[Row, ...] = ()
-    """Rows that break the rule; empty: the whole table."""
-    columns: tuple[AuditColumn, ...] = ()
-    """Columns with doubtful figures; empty: none of the table's cells."""
-    gap: Fraction | None = None
-    """Relative miss of an identity, for rules that grade it."""
+    rows: tuple[Row, ...] = ()  # Rows that break the rule; empty: the whole table.
+    columns: tuple[AuditColumn, ...] = ()  # Columns with doubtful figures; empty: none of the table's cells.
+    gap: Fraction | None = None  # Relative miss of an identity, for rules that grade it.
 
 
 def hit_of(
@@ -378,15 +364,11 @@ class Rule:
 
     name: str
     severity: Severity
-    label: Label | None
-    """Label of a figure that breaks the rule; None: no label."""
+    label: Label | None  # Label of a figure that breaks the rule; None: no label.
     reach: Literal["table", "rows", "cells"]
     """Scope of the label: the whole table, the rows, or only the compared cells."""
     check: Check | None = None
-    across: CrossCheck | None = None
-    """Check of rules that compare tables."""
-    roles: tuple[str, ...] = ()
-    """Roles of the rule, most important first; ``a|b``: one of them suffices."""
+    across: CrossCheck | None = None  # Check of rules that compare tables.
+    roles: tuple[str, ...] = ()  # Roles of the rule, most important first; ``a|b``: one of them suffices.
     checks: str = ""
-    source: str = ""
-    """Reason of the rule, or its publication."""
+    source: str = ""  # Reason of the rule, or its publication.

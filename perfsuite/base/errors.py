@@ -140,8 +140,7 @@ def first_line(message: object) -> str:
     return str(message).strip().partition("\n")[0]
 
 
-MOST_NAMES = 30
-"""Names that a message lists."""
+MOST_NAMES = 30  # Names that a message lists.
 
 
 def nearest(name: str, names: Iterable[str], *, most: int = 3, likeness: float = 0.4) -> list[str]:

@@ -13,14 +13,10 @@ from perfsuite.base.errors import BaselineError
 from perfsuite.base.units import plural
 from perfsuite.baselines.runs import CaseIdentity, RunSummary, days_before, in_order, is_named, moment
 
-SESSION_GAP = timedelta(hours=1)
-"""Longest pause in a session of the machine, which has one boot and one commit."""
-REFERENCE_RUNS = 8
-"""Runs of a complete reference, if they are of REFERENCE_SESSIONS."""
-REFERENCE_SESSIONS = 3
-"""Sessions of the machine in a complete reference."""
-REFERENCE_MOST = 12
-"""Most runs of a reference."""
+SESSION_GAP = timedelta(hours=1)  # Longest pause in a session of the machine, which has one boot and one commit.
+REFERENCE_RUNS = 8  # Runs of a complete reference, if they are of REFERENCE_SESSIONS.
+REFERENCE_SESSIONS = 3  # Sessions of the machine in a complete reference.
+REFERENCE_MOST = 12  # Most runs of a reference.
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,8 +82,7 @@ def first_runs(runs: Iterable[RunSummary], machine_session: Mapping[str, str]) -
     return tuple(taken)
 
 
-KEPT_RUNS = 12
-"""Newest runs kept per case."""
+KEPT_RUNS = 12  # Newest runs kept per case.
 SESSION_RUNS = 4
 """Most runs of one session that are added to a case with other runs, so that one session cannot replace all others."""
 
@@ -98,26 +93,19 @@ CaseKey = tuple[str, int, str, str]
 class Hardware:
     """The hard key: the hardware of all runs in a file."""
 
-    platform: str
-    """Platform name; the folder of the file."""
-    fingerprint: str
-    """Short key of the hardware; the name of the file."""
-    key: Mapping[str, Any]
-    """The hardware: accelerator model and count, partitioning, link, CPU model, cores used."""
-    simulated: bool = False
-    """Whether the device is simulated; such runs are never compared with real ones."""
+    platform: str  # Platform name; the folder of the file.
+    fingerprint: str  # Short key of the hardware; the name of the file.
+    key: Mapping[str, Any]  # The hardware: accelerator model and count, partitioning, link, CPU model, cores used.
+    simulated: bool = False  # Whether the device is simulated; such runs are never compared with real ones.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
     """The start of a case's epoch: why its runs are accepted although they differ from the earlier ones."""
 
-    reason: str
-    """Text of --perf-reason."""
-    session: str
-    """The session whose runs replaced the older ones; for an improvement the first one with it."""
-    time: str
-    """Start of that session's first kept run, UTC, ISO 8601: older runs belong to an earlier epoch."""
+    reason: str  # Text of --perf-reason.
+    session: str  # The session whose runs replaced the older ones; for an improvement the first one with it.
+    time: str  # Start of that session's first kept run, UTC, ISO 8601: older runs belong to an earlier epoch.
     kind: Literal["accepted", "improved", "environment"] = "accepted"
     """Accepted by a person, improved in two sessions of the machine, or accepted for another environment."""
 
@@ -127,10 +115,8 @@ class Entry:
     """One case and its stored runs."""
 
     case: CaseIdentity
-    runs: tuple[RunSummary, ...]
-    """The newest runs, at most KEPT_RUNS, oldest first."""
-    accepted: Acceptance | None = None
-    """Start of the epoch; None in the first one."""
+    runs: tuple[RunSummary, ...]  # The newest runs, at most KEPT_RUNS, oldest first.
+    accepted: Acceptance | None = None  # Start of the epoch; None in the first one.
     reference: tuple[RunSummary, ...] = ()
     """The first accepted runs of the epoch, oldest first, with which the level is compared.
 

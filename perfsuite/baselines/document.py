@@ -29,8 +29,7 @@ from perfsuite.baselines.baseline import (
 from perfsuite.baselines.runs import QUANTILES, CaseIdentity, RunSummary, moment, rounded
 from perfsuite.record.codec import from_json, plain_json, to_json
 
-SCHEMA = 2
-"""Version of the file format; a reader refuses others."""
+SCHEMA = 2  # Version of the file format; a reader refuses others.
 CONFLICT_MARKERS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 """First characters of the lines that git writes around a conflict."""
 _LAYOUT_VERSION = "5.1.0"
@@ -38,12 +37,9 @@ _LAYOUT_VERSION = "5.1.0"
 _CASE_LISTS = ("benchmarks", "unmeasured")
 """Keys of the lists of cases: with a time, which pytest-benchmark reads, and without, because they never fitted."""
 _KEY_DIGITS = 12
-_STATS_DIGITS = 6
-"""Significant digits of ``stats``; the medians have four."""
-_SHORTEST_S, _LONGEST_S = math.exp(-40), math.exp(40)
-"""Range of times that can be used in computations."""
-_OF_SESSION = ("session", "commit", "boot", "environment")
-"""Fields of a run that the table of sessions has."""
+_STATS_DIGITS = 6  # Significant digits of ``stats``; the medians have four.
+_SHORTEST_S, _LONGEST_S = math.exp(-40), math.exp(40)  # Range of times that can be used in computations.
+_OF_SESSION = ("session", "commit", "boot", "environment")  # Fields of a run that the table of sessions has.
 _RUN_FIELDS: Mapping[str, Any] = {
     field.name: {} if field.default is dataclasses.MISSING else field.default
     for field in dataclasses.fields(RunSummary)

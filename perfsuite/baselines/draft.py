@@ -52,18 +52,14 @@ class NewRuns:
     """New runs of one case in a session."""
 
     case: CaseIdentity
-    runs: tuple[RunSummary, ...]
-    """All fresh runs of the session, without those of an A/B's base."""
-    verdict: VerdictName | None = None
-    """Verdict of the gate; None without one."""
-    seen: str = ""
-    """The verdict with its effect, as text."""
+    runs: tuple[RunSummary, ...]  # All fresh runs of the session, without those of an A/B's base.
+    verdict: VerdictName | None = None  # Verdict of the gate; None without one.
+    seen: str = ""  # The verdict with its effect, as text.
     suspected: bool = False
     """Whether a slowdown is suspected and not excluded: the runs are stored, but not in the reference."""
     gains: Mapping[str, float] = field(default_factory=dict)
     """Improved quantities, with the relative gain that another session must exceed to confirm them."""
-    tolerance: float = 0.03
-    """Accepted relative slowdown."""
+    tolerance: float = 0.03  # Accepted relative slowdown.
     instrumented: str = ""
     """Tool or debug setting that slowed the ranks, so that the times cannot be stored; empty without one."""
 
@@ -74,22 +70,15 @@ class Draft:
 
     mode: UpdateMode
     reason: str
-    session_runs: int
-    """Most runs of the session that are added to a case with other runs."""
-    added: dict[str, int] = field(default_factory=dict)
-    """Number of added runs, by node id."""
-    replaced: list[str] = field(default_factory=list)
-    """Node ids whose older runs were replaced."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Reasons for storing nothing of a case, by node id."""
+    session_runs: int  # Most runs of the session that are added to a case with other runs.
+    added: dict[str, int] = field(default_factory=dict)  # Number of added runs, by node id.
+    replaced: list[str] = field(default_factory=list)  # Node ids whose older runs were replaced.
+    refused: dict[str, str] = field(default_factory=dict)  # Reasons for storing nothing of a case, by node id.
     alarming: list[str] = field(default_factory=list)
     """Refused cases that are slower than the stored runs or impossible: the run fails."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """Remarks about stored cases, by node id."""
-    hosts: str = ""
-    """A sentence about the hosts of the file's runs; empty for one host."""
-    path: Path = Path()
-    """The file."""
+    notes: dict[str, str] = field(default_factory=dict)  # Remarks about stored cases, by node id.
+    hosts: str = ""  # A sentence about the hosts of the file's runs; empty for one host.
+    path: Path = Path()  # The file.
     machine_session: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -12,8 +12,7 @@ from pathlib import Path
 from perfsuite.base import files
 from perfsuite.base.errors import BaselineError
 
-DEADLINE_S = 60.0
-"""Seconds that a writer waits for other writers."""
+DEADLINE_S = 60.0  # Seconds that a writer waits for other writers.
 _POLL_S = 0.02
 
 

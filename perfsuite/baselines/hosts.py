@@ -13,8 +13,7 @@ from perfsuite.baselines.runs import RunSummary
 
 UUID = re.compile(r"\b(?:GPU|MIG|UUID)[-:]\S+|\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 """A device's UUID in the text that describes the device."""
-NAMED_HOSTS = 3
-"""Most hosts to list in a line; the others are counted."""
+NAMED_HOSTS = 3  # Most hosts to list in a line; the others are counted.
 
 
 @dataclass(frozen=True, kw_only=True)

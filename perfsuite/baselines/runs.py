@@ -18,28 +18,22 @@ from perfsuite.record.own_metrics import Better, OwnMetric
 from perfsuite.record.result import Training
 
 _MOST_DAYS = 36_500
-QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
-"""Stored quantiles of the samples."""
+QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)  # Stored quantiles of the samples.
 MIN_CLEAN = 10
 """A run with fewer clean samples is unstable, unless it has few samples and at least half of them are clean."""
-CLEAN_RUNS = 5
-"""Fewest runs with enough clean samples for a comparison of clean samples only."""
+CLEAN_RUNS = 5  # Fewest runs with enough clean samples for a comparison of clean samples only.
 DISTURBED_CPU_SHARE = 0.98
 """CPU time over wall time below which a core was shared; found in 38 % of bad runs and in no good run."""
-DIRTY = "-dirty"
-"""Suffix of a run's ``commit`` if the code had uncommitted changes."""
-TELEMETRY_UNKNOWN = "unknown"
-"""A run's ``disturbance`` on an accelerator whose telemetry cannot be read."""
+DIRTY = "-dirty"  # Suffix of a run's ``commit`` if the code had uncommitted changes.
+TELEMETRY_UNKNOWN = "unknown"  # A run's ``disturbance`` on an accelerator whose telemetry cannot be read.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricMeaning:
     """Unit and direction of a stored metric."""
 
-    unit: str
-    """Printed unit: ``GB/s``."""
-    better: Better
-    """Direction of an improvement."""
+    unit: str  # Printed unit: ``GB/s``.
+    better: Better  # Direction of an improvement.
     own: OwnMetric | None = field(default=None, compare=False)
     """Rule of a metric that the project registered; None for perfsuite's metrics."""
 
@@ -52,19 +46,13 @@ class MetricMeaning:
 class CaseIdentity:
     """The properties that must be equal in comparable runs, and pytest-benchmark's name of the case."""
 
-    node: str
-    """pytest node id, relative to the root directory."""
+    node: str  # pytest node id, relative to the root directory.
     world_size: int
-    backend: str
-    """Process-group backend; empty if the case ran out of memory before it was selected."""
-    parameters: Mapping[str, Any]
-    """Fields of the workload as plain JSON values."""
-    workload: str
-    """``module:Class`` or ``module:function``; the module may change and is not compared."""
-    group: str | None = None
-    """pytest-benchmark's group."""
-    metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)
-    """Unit and direction of each metric by name."""
+    backend: str  # Process-group backend; empty if the case ran out of memory before it was selected.
+    parameters: Mapping[str, Any]  # Fields of the workload as plain JSON values.
+    workload: str  # ``module:Class`` or ``module:function``; the module may change and is not compared.
+    group: str | None = None  # pytest-benchmark's group.
+    metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)  # Unit and direction of each metric by name.
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Defaults of the parameters; empty if an earlier version stored the case."""
     training: Training | None = field(default=None, compare=False)
@@ -138,53 +126,37 @@ class CaseIdentity:
 class RunSummary:
     """The summary of all samples in one run of a case, with one set of fresh rank processes."""
 
-    session: str
-    """Identifier of the session; runs of one session are replicates within it."""
-    time: str
-    """Start of the run, UTC, ISO 8601."""
+    session: str  # Identifier of the session; runs of one session are replicates within it.
+    time: str  # Start of the run, UTC, ISO 8601.
     ordinal: int = 0
     """Number of earlier runs of this case in its session; above 0 the run is a within-session replicate."""
     outcome: Literal["measured", "out_of_memory"] = "measured"
     """Whether the case fitted into memory; without it there are no samples."""
-    quantiles_s: tuple[float, ...] = ()
-    """Seconds per iteration at QUANTILES of all samples, four significant digits."""
-    location: float | None = None
-    """ln of the median of the clean samples in seconds; None without a clean sample."""
-    mean: float | None = None
-    """ln of the mean of all samples in seconds; None without samples."""
-    clean_mean: float | None = None
-    """ln of the mean of the clean samples in seconds; None without one."""
+    quantiles_s: tuple[float, ...] = ()  # Seconds per iteration at QUANTILES of all samples, four significant digits.
+    location: float | None = None  # ln of the median of the clean samples in seconds; None without a clean sample.
+    mean: float | None = None  # ln of the mean of all samples in seconds; None without samples.
+    clean_mean: float | None = None  # ln of the mean of the clean samples in seconds; None without one.
     clean_p95: float | None = None
     """ln of the 95 % quantile of the clean samples in seconds; None as for ``clean_mean``."""
     yardstick: float | None = None
     """ln of the median yardstick time of the clean samples in seconds; None if it was not timed."""
-    all_yardstick: float | None = None
-    """ln of the median yardstick time of all samples; None if it is ``yardstick``."""
+    all_yardstick: float | None = None  # ln of the median yardstick time of all samples; None if it is ``yardstick``.
     yardstick_mean: float | None = None
     """ln of the mean yardstick time of the clean samples; None as for ``yardstick``."""
-    yardstick_p95: float | None = None
-    """ln of the 95 % quantile of these times."""
-    control: str = ""
-    """Kind of the yardstick, such as ``sleep 16 ms``, or UNLIKE; empty without one."""
+    yardstick_p95: float | None = None  # ln of the 95 % quantile of these times.
+    control: str = ""  # Kind of the yardstick, such as ``sleep 16 ms``, or UNLIKE; empty without one.
     samples: int = 0
-    clean: int = 0
-    """Number of samples without an involuntary context switch of a rank."""
-    iterations: int = 1
-    """Iterations per sample."""
-    cpu_share: float = 1.0
-    """Smallest CPU time over wall time of any rank."""
-    throttled: float = 0.0
-    """Largest share of throttled periods in the CPU quota of a rank; 0 without a quota."""
+    clean: int = 0  # Number of samples without an involuntary context switch of a rank.
+    iterations: int = 1  # Iterations per sample.
+    cpu_share: float = 1.0  # Smallest CPU time over wall time of any rank.
+    throttled: float = 0.0  # Largest share of throttled periods in the CPU quota of a rank; 0 without a quota.
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric values, six significant digits, without unknown ones."""
-    process: Literal["fresh", "reused"] = "fresh"
-    """Whether the rank processes were started for this run only."""
+    process: Literal["fresh", "reused"] = "fresh"  # Whether the rank processes were started for this run only.
     disturbance: str = ""
     """Throttling or other processes in the vendor telemetry, or ``unknown``; empty for a quiet device."""
-    commit: str = ""
-    """Revision of the code, with the suffix DIRTY if it had uncommitted changes."""
-    boot: str = ""
-    """Identifier of the machine's boot; empty if unknown."""
+    commit: str = ""  # Revision of the code, with the suffix DIRTY if it had uncommitted changes.
+    boot: str = ""  # Identifier of the machine's boot; empty if unknown.
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The soft key: driver, torch and library versions, kernel, device ids, power cap, governor."""
 

@@ -20,8 +20,7 @@ from perfsuite.baselines.draft import Draft, NewRuns, UpdateMode
 from perfsuite.baselines.files import content, locked, refuse_foreign, replace
 from perfsuite.baselines.hosts import host_note
 
-MAX_BYTES = 128 << 20
-"""Largest file that is read.  10,000 cases with 24 runs each, the most per case, need 98 MiB."""
+MAX_BYTES = 128 << 20  # Largest file that is read.  10,000 cases with 24 runs each, the most per case, need 98 MiB.
 _HEAD_BYTES = 4096
 
 

@@ -24,8 +24,7 @@ from perfsuite.projection.softwares import OWN
 from perfsuite.projection.step import project, require_figures
 from perfsuite.reports.layout import lay_out
 
-_MEASURED = 3
-"""Layouts whose cases are printed."""
+_MEASURED = 3  # Layouts whose cases are printed.
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.published.lookup import shipped
 from perfsuite.published.records import ROLES, SCALES, LabelJudgement, PublishedReport, PublishedTable, read_report
 
-SHOWN_ROLES = 4
-"""Most roles to print as advice; --json has all."""
+SHOWN_ROLES = 4  # Most roles to print as advice; --json has all.
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,10 +93,8 @@ class _Audited:
     tables: Sequence[AuditTable]
     findings: Sequence[AuditFinding]
     report: PublishedReport | None = None
-    disagreements: Sequence[str] = ()
-    """Labels that claim to follow from the rules and do not."""
-    is_given: bool = False
-    """Whether it is a file of the user, which may have more columns than those in use."""
+    disagreements: Sequence[str] = ()  # Labels that claim to follow from the rules and do not.
+    is_given: bool = False  # Whether it is a file of the user, which may have more columns than those in use.
 
 
 def _of(report: PublishedReport) -> _Audited:

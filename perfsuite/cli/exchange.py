@@ -44,8 +44,7 @@ _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Role and unit of a metric in an audited table."""
-_MOST_ROWS = 50
-"""Most rows of a table: rules compare rows in pairs, and logs have thousands of steps."""
+_MOST_ROWS = 50  # Most rows of a table: rules compare rows in pairs, and logs have thousands of steps.
 _SETTINGS = ("global_batch_size", "local_batch_size", "sequence_length")
 
 
@@ -54,8 +53,7 @@ class Doubt:
     """A rule that imported figures break."""
 
     rule: str
-    severity: str
-    """contradiction, mislabel or note, as in findings of the audit."""
+    severity: str  # contradiction, mislabel or note, as in findings of the audit.
     message: str
 
 
@@ -146,8 +144,7 @@ def _above_peaks(rows: Sequence[ImportedRow], device: DeviceModel | None) -> Ite
 
 
 _DTYPES = (*DTYPES, "fp8", "fp4", "int4")
-SHOWN = 12
-"""Most figures, refusals and doubts of a file to print; --all prints every one."""
+SHOWN = 12  # Most figures, refusals and doubts of a file to print; --all prints every one.
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,12 +34,9 @@ _PROGRAM = ("encoders", "ema")
 class Setup:
     """A possible set-up of the runs with its computed memory."""
 
-    settings: tuple[tuple[str, str], ...]
-    """Name and value of each varied setting."""
-    gib: tuple[float, ...]
-    """GiB for each printed figure."""
-    parts: tuple[Mapping[str, float], ...]
-    """GiB by part, for each printed figure."""
+    settings: tuple[tuple[str, str], ...]  # Name and value of each varied setting.
+    gib: tuple[float, ...]  # GiB for each printed figure.
+    parts: tuple[Mapping[str, float], ...]  # GiB by part, for each printed figure.
 
     def residuals(self, printed: Sequence[float]) -> tuple[float, ...]:
         """Return printed minus computed memory in GiB."""

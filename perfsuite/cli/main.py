@@ -21,10 +21,8 @@ from perfsuite.base.errors import CaseError, PerfsuiteError, did_you_mean, first
 from perfsuite.base.text import escaped, folded, json_text, printable, screen_text
 
 EXIT_OK = 0
-EXIT_FOUND = 1
-"""The command worked and found a finding of its kind: a slower case, a contradiction."""
-EXIT_USAGE = 4
-"""A wrong option, platform name or file: the same number as pytest's."""
+EXIT_FOUND = 1  # The command worked and found a finding of its kind: a slower case, a contradiction.
+EXIT_USAGE = 4  # A wrong option, platform name or file: the same number as pytest's.
 USAGE_CODE = f"{EXIT_USAGE} wrong usage or configuration (as pytest's), with one line on stderr that says what to do"
 TRACEBACK = "PERFSUITE_TRACEBACK"
 """Environment variable: with it an unexpected exception is raised instead of printed in one line."""
@@ -45,16 +43,12 @@ COMMANDS = {name: module for group in GROUPS.values() for name, module in group.
 class Command:
     """One subcommand."""
 
-    help: str
-    """One line."""
-    arguments: Callable[[argparse.ArgumentParser], None]
-    """Add the options to the parser."""
+    help: str  # One line.
+    arguments: Callable[[argparse.ArgumentParser], None]  # Add the options to the parser.
     run: Callable[[argparse.Namespace], int]
     """Do the work and return the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
-    found: str = ""
-    """Meaning of EXIT_FOUND for this command; empty if the command never returns it."""
-    mixes: bool = False
-    """Whether options may appear between the positional arguments."""
+    found: str = ""  # Meaning of EXIT_FOUND for this command; empty if the command never returns it.
+    mixes: bool = False  # Whether options may appear between the positional arguments.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,8 +179,7 @@ def print_lines(lines: Iterable[str]) -> None:
 class _Parser(argparse.ArgumentParser):
     """argparse with exit code 4 for wrong usage, and with the line breaks of an epilog."""
 
-    mixes = False
-    """Whether options may appear between the positional arguments."""
+    mixes = False  # Whether options may appear between the positional arguments.
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": _Paragraphs, **settings})

@@ -45,8 +45,7 @@ from perfsuite.reports.timelines.files import trace_text
 
 _COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "temporary", "updating")
 SIMULATED = "calibrated on simulated devices: not valid for real ones"
-CHECKPOINT_S = 60.0
-"""Default seconds of writing a checkpoint."""
+CHECKPOINT_S = 60.0  # Default seconds of writing a checkpoint.
 _DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 

@@ -21,8 +21,7 @@ from perfsuite.reports.tables.markdown import markdown
 from perfsuite.reports.tables.report import LABELS
 
 _BREAK = re.compile(r"(\s*<br\s*/?>\s*)+")
-_JUDGED = ("result", "claim")
-"""Kinds of tables whose figures are results: there M is a statement too."""
+_JUDGED = ("result", "claim")  # Kinds of tables whose figures are results: there M is a statement too.
 
 
 def published_grid(report: PublishedReport, table: PublishedTable) -> Grid:

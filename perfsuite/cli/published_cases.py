@@ -32,16 +32,12 @@ class RowCase:
     """One published row on one platform: the case that reproduces it, or the reason why there is none."""
 
     row: PublishedRun
-    name: str
-    """The settings that the report prints in the row."""
+    name: str  # The settings that the report prints in the row.
     platform: str
-    title: str
-    """Title of the platform, such as MTT S4000."""
-    case: str
-    """Node id; empty for a row without a case."""
+    title: str  # Title of the platform, such as MTT S4000.
+    case: str  # Node id; empty for a row without a case.
     ranks: int | None
-    why_not: str
-    """Reason of the skip; empty if the case runs."""
+    why_not: str  # Reason of the skip; empty if the case runs.
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def _read(path: Path, catalog: Catalog) -> Recording:
 
 
 def _trace_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="read this journal; a _run_trace prints its path")
+    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="read this journal; a run prints its path")
     parser.add_argument("--case", default="", metavar="TEXT", help="write cases whose id contains TEXT (default: all)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write the files into this folder")
     parser.add_argument(
@@ -306,7 +306,7 @@ def _chosen_timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
     if not with_one:
         raise ConfigurationError(
             f"journal {journal.path} has {plural(len(journal.results), 'case')} and none with a timeline; "
-            "only cases that _run_trace a pipeline schedule record one"
+            "only cases that run a pipeline schedule record one"
         )
     if not chosen:
         raise ConfigurationError(
@@ -317,7 +317,7 @@ def _chosen_timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
 
 
 TRACE = Command(
-    help="write a Perfetto trace and a picture of each pipeline case of an earlier _run_trace, from its journal",
+    help="write a Perfetto trace and a picture of each pipeline case of an earlier run, from its journal",
     arguments=_trace_arguments,
     run=_run_trace,
 )

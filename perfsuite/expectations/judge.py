@@ -28,8 +28,7 @@ _SEVERITY: Mapping[Answer, int] = {"not judged": 0, "pass": 1, "look": 2, "below
 
 PASS_FROM, LOOK_FROM, LOOK_ABOVE = 0.95, 0.80, 1.10
 """Public figures of one device model differ by up to 18 %: a shipped row only detects results far below it."""
-SLOWER_THAN, DEVIATIONS = 0.03, 6.0
-"""The rule within a fleet, see :mod:`perfsuite.fleet.standing`."""
+SLOWER_THAN, DEVIATIONS = 0.03, 6.0  # The rule within a fleet, see :mod:`perfsuite.fleet.standing`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +36,12 @@ class Expected:
     """One metric of one case, and its verdict."""
 
     case: str
-    question: str
-    """Workload, dtype, devices per node and nodes: cases of one question differ in size."""
+    question: str  # Workload, dtype, devices per node and nodes: cases of one question differ in size.
     size: str
     metric: Metric
     verdict: Answer
-    reason: str
-    """The reason; for a case without a verdict, the nearest row."""
-    rows: tuple[Expectation, ...] = ()
-    """The rows that were used."""
+    reason: str  # The reason; for a case without a verdict, the nearest row.
+    rows: tuple[Expectation, ...] = ()  # The rows that were used.
 
     @property
     def low(self) -> float | None:
@@ -261,8 +257,7 @@ def _range(low: float, high: float) -> str:
 Mark = Literal["", "bad", "doubt"]
 _WORDS = {"below": "LOW", "look": "look", "pass": "pass"}
 _WORST = ("below", "look", "pass", "not judged")
-_NAMED = 3
-"""Most questions and rows that one line lists."""
+_NAMED = 3  # Most questions and rows that one line lists.
 
 
 @dataclass(frozen=True, kw_only=True)

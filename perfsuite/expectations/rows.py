@@ -21,8 +21,7 @@ from perfsuite.platforms.catalog import read_platform_file
 
 SHIPPED = Path(__file__).with_name("expectations.toml")
 Kind = Literal["measured", "floor", "own"]
-MOST_APART = 2.0
-"""Ratio of the figures of two rows of one key above which they contradict each other."""
+MOST_APART = 2.0  # Ratio of the figures of two rows of one key above which they contradict each other.
 _OR_MORE = re.compile(r"(.+?) or more")
 
 
@@ -42,27 +41,19 @@ class Expectation:
 
     platform: str
     workload: str
-    parameters: Mapping[str, Any]
-    """Fields of the workload that its case sets; other fields have their defaults."""
-    ranks_per_node: int = 1
-    """Devices of a node that work at the same time; 1: a single device."""
+    parameters: Mapping[str, Any]  # Fields of the workload that its case sets; other fields have their defaults.
+    ranks_per_node: int = 1  # Devices of a node that work at the same time; 1: a single device.
     nodes: int = 1
     network: str = ""
     """Class of the network between nodes, as in the user's ``[environment] network_class``; empty on one node."""
     metric: str
     unit: str
-    kind: Kind
-    """measured: seen on healthy devices; floor: a minimum to pass; own: of this site's fleet."""
-    low: float
-    """Lowest value of the source, in ``unit``; of a floor the minimum."""
-    high: float | None = None
-    """Highest value of the source; None for a floor."""
-    spread: float | None = None
-    """Relative standard deviation between healthy devices; None if unknown."""
-    software: str = ""
-    """Versions and settings of the measurement; for an own row see :func:`.judge.software_of`."""
-    date: str
-    """When it was seen or read, as YYYY, YYYY-MM or YYYY-MM-DD."""
+    kind: Kind  # measured: seen on healthy devices; floor: a minimum to pass; own: of this site's fleet.
+    low: float  # Lowest value of the source, in ``unit``; of a floor the minimum.
+    high: float | None = None  # Highest value of the source; None for a floor.
+    spread: float | None = None  # Relative standard deviation between healthy devices; None if unknown.
+    software: str = ""  # Versions and settings of the measurement; for an own row see :func:`.judge.software_of`.
+    date: str  # When it was seen or read, as YYYY, YYYY-MM or YYYY-MM-DD.
     source: str
     place: str = field(default="", compare=False)
 
@@ -123,8 +114,7 @@ def _read(path: Path) -> tuple[Expectation, ...]:
     return tuple(_row(plain, place) for plain, place in zip(written, places, strict=False))
 
 
-Wrong = Callable[[str, str], ConfigurationError]
-"""Make the error of a row from a key and the broken rule."""
+Wrong = Callable[[str, str], ConfigurationError]  # Make the error of a row from a key and the broken rule.
 
 
 def _row(plain: object, place: str) -> Expectation:

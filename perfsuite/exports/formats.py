@@ -22,8 +22,7 @@ from perfsuite.metrics import REGISTRY
 from perfsuite.record.own_metrics import Better
 from perfsuite.record.run import Revision, RunRecord
 
-TIME = "median_s"
-"""Metric of the time, which every measured case has."""
+TIME = "median_s"  # Metric of the time, which every measured case has.
 _TIME: Mapping[str, Any] = {
     "metric": TIME,
     "unit": "s",
@@ -44,21 +43,17 @@ class ExportRow:
     unit: str
     better: Better
     convention: str
-    ranks: int | None
-    """None in a history, which does not store it."""
+    ranks: int | None  # None in a history, which does not store it.
     platform: str
     fingerprint: str
     simulated: bool
     session: str
-    time: str
-    """UTC, ISO 8601."""
+    time: str  # UTC, ISO 8601.
     commit: str
     branch: str
     dirty: bool | None
-    verdict: str
-    """Verdict of the gate; empty without one."""
-    environment: Mapping[str, str]
-    """Facts that may differ on the same hardware, by dotted name."""
+    verdict: str  # Verdict of the gate; empty without one.
+    environment: Mapping[str, str]  # Facts that may differ on the same hardware, by dotted name.
 
 
 def environment_of(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -169,10 +164,8 @@ class Exported:
     """The content of a file for another program."""
 
     text: str
-    count: int
-    """Number of figures in it; a format may contain only the newest ones, or only times."""
-    note: str = ""
-    """A remark for the user."""
+    count: int  # Number of figures in it; a format may contain only the newest ones, or only times.
+    note: str = ""  # A remark for the user.
 
 
 # JSON and CSV: a row per figure.

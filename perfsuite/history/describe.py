@@ -12,11 +12,9 @@ from perfsuite.history.git import short
 from perfsuite.history.order import MIN_SUITE, OrderedSessions
 from perfsuite.statistics.change_points import SIDE
 
-SHOWN_COMMITS = 10
-"""Most commits of a change to list; the others are counted."""
+SHOWN_COMMITS = 10  # Most commits of a change to list; the others are counted.
 SHOWN_APART = 5
-SHOWN_OWN = 10
-"""Most own metrics to list; the others are counted."""
+SHOWN_OWN = 10  # Most own metrics to list; the others are counted.
 
 
 def list_lines(history: HistoryFile) -> Iterator[str]:

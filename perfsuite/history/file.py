@@ -43,28 +43,21 @@ from perfsuite.record.codec import from_json, plain_json, to_json
 from perfsuite.record.result import Result
 from perfsuite.record.run import Revision
 
-SCHEMA = 2
-"""Version of a line; a reader refuses a higher one."""
+SCHEMA = 2  # Version of a line; a reader refuses a higher one.
 _BULKY = frozenset({"topology", "notes"})
 """Parts of an environment that are long and do not change the speed of a case."""
-_LARGEST_LOG = 700.0
-"""Largest ln of a time that is read; a float can hold the time."""
-_DIGESTS = 1 << 32
-"""Number of digests; sums of digests are taken modulo this number."""
-_OF_REVISION = ("commit", "dirty", "branch", "subject")
-"""Fields of a line that belong to the revision."""
+_LARGEST_LOG = 700.0  # Largest ln of a time that is read; a float can hold the time.
+_DIGESTS = 1 << 32  # Number of digests; sums of digests are taken modulo this number.
+_OF_REVISION = ("commit", "dirty", "branch", "subject")  # Fields of a line that belong to the revision.
 _SETTINGS = re.compile(r"([0-9a-f]{8}(-[0-9a-f]{8})?)?")
 
 
 class CasePoint(NamedTuple):
     """One case in one session; a tuple, because a history has hundreds of thousands of them."""
 
-    log_time: float
-    """ln of the median seconds of the clean samples, or of all samples if too few are clean."""
-    clean_share: float
-    """Share of samples without an involuntary context switch of a rank."""
-    metrics: Mapping[str, float]
-    """Headline metrics and own metrics by name."""
+    log_time: float  # ln of the median seconds of the clean samples, or of all samples if too few are clean.
+    clean_share: float  # Share of samples without an involuntary context switch of a rank.
+    metrics: Mapping[str, float]  # Headline metrics and own metrics by name.
     settings: str = ""
     """Sum of the digests of parameters, ranks and backend, and the key of the workload's fields; empty if unknown."""
 
@@ -73,22 +66,16 @@ class CasePoint(NamedTuple):
 class HistorySession:
     """One session of a history."""
 
-    session: str
-    """Identifier of the pytest session."""
-    time: str
-    """Start, UTC, ISO 8601."""
+    session: str  # Identifier of the pytest session.
+    time: str  # Start, UTC, ISO 8601.
     platform: str
-    fingerprint: str
-    """Key of the hardware; equal for all sessions of a history."""
-    simulated: bool = False
-    """Whether the device is simulated; such sessions are never compared with real ones."""
+    fingerprint: str  # Key of the hardware; equal for all sessions of a history.
+    simulated: bool = False  # Whether the device is simulated; such sessions are never compared with real ones.
     revision: Revision = field(default_factory=Revision)
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Settings that may differ between runs on the same hardware."""
-    boot: str = ""
-    """Boot of the host; empty if the line has none."""
-    cases: Mapping[str, CasePoint] = field(default_factory=dict)
-    """By node id."""
+    boot: str = ""  # Boot of the host; empty if the line has none.
+    cases: Mapping[str, CasePoint] = field(default_factory=dict)  # By node id.
     fields: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By key: the parameters of a workload, each with the digest of its default; 0 without a default."""
     own: Mapping[str, MetricMeaning] = field(default_factory=dict)
@@ -238,8 +225,7 @@ class HistoryFile:
     """The contents of a history."""
 
     path: Path
-    sessions: tuple[HistorySession, ...]
-    """Oldest first by time; a session that two branches added counts once."""
+    sessions: tuple[HistorySession, ...]  # Oldest first by time; a session that two branches added counts once.
 
     @property
     def hardware(self) -> str:

@@ -16,10 +16,8 @@ from perfsuite.statistics.change_points import LEAST_CHANGE, Levels, Ramp, find_
 from perfsuite.statistics.robust import median
 from perfsuite.statistics.student import t_quantile
 
-LEVEL = 5
-"""Sessions whose mean is a level: the newest one, the one at a tag, or the best one."""
-_ALPHA = 0.05
-"""Probability of an accumulated change in any case of an unchanged history."""
+LEVEL = 5  # Sessions whose mean is a level: the newest one, the one at a tag, or the best one.
+_ALPHA = 0.05  # Probability of an accumulated change in any case of an unchanged history.
 _DOF = 30
 
 
@@ -29,10 +27,8 @@ class Accumulated:
 
     case: str
     ratio: Ratio
-    since: int
-    """Index of the last session of the compared level."""
-    is_best: bool
-    """Whether the best level is compared; otherwise it is the level at a tag or revision."""
+    since: int  # Index of the last session of the compared level.
+    is_best: bool  # Whether the best level is compared; otherwise it is the level at a tag or revision.
 
 
 def accumulated(
@@ -68,47 +64,35 @@ def _surely(difference: float, error: float, looks: int, *, two_sided: bool) -> 
 
 SUITE = "all cases together"
 """Name of the common shift of all cases in a session: by the host, or by code that all of them run."""
-NOTICEABLE_SHIFT = 0.2
-"""Share of a case's noise above which a session's shift changes the findings."""
+NOTICEABLE_SHIFT = 0.2  # Share of a case's noise above which a session's shift changes the findings.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeStep:
     """One step of a change."""
 
-    at: int
-    """Index of the session that is most likely the first after the step."""
-    ratio: Ratio
-    """Time after over time before."""
+    at: int  # Index of the session that is most likely the first after the step.
+    ratio: Ratio  # Time after over time before.
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryChange:
     """A change of one case's level, in one step, or in several if it drifted.  Indexes are of ordered sessions."""
 
-    case: str
-    """Node id, or SUITE."""
-    ratio: Ratio
-    """Time after over time before."""
-    steps: tuple[ChangeStep, ...]
-    """Steps that the values show, oldest first; a drift over many commits may have more."""
-    is_drift: bool
-    """Whether it certainly took more than one step."""
-    before: int
-    """Index of the last session that certainly had the old level."""
-    after: int
-    """Index of the first session that certainly had the new one."""
-    at_most: tuple[int, int]
-    """``before`` and ``after`` if a step is a group of several changes, which looks the same."""
+    case: str  # Node id, or SUITE.
+    ratio: Ratio  # Time after over time before.
+    steps: tuple[ChangeStep, ...]  # Steps that the values show, oldest first; a drift over many commits may have more.
+    is_drift: bool  # Whether it certainly took more than one step.
+    before: int  # Index of the last session that certainly had the old level.
+    after: int  # Index of the first session that certainly had the new one.
+    at_most: tuple[int, int]  # ``before`` and ``after`` if a step is a group of several changes, which looks the same.
     commits: tuple[str, ...]
     """Full ids of the commits that may have caused it, oldest first.
 
     Empty if their order is unknown, or if both sides measured the same commit.
     """
-    same_commit: bool
-    """Whether both sides measured one commit, so the code is not the cause."""
-    environment: tuple[str, ...]
-    """Changes of the environment in the same period."""
+    same_commit: bool  # Whether both sides measured one commit, so the code is not the cause.
+    environment: tuple[str, ...]  # Changes of the environment in the same period.
 
     @property
     def at(self) -> int:
@@ -125,8 +109,7 @@ class HistoryChange:
 class EnvironmentChange:
     """A change of the soft key from one session to the next."""
 
-    at: int
-    """Index of the first session with the new key."""
+    at: int  # Index of the first session with the new key.
     phrases: tuple[str, ...]
 
 
@@ -136,17 +119,12 @@ class Findings:
 
     ordered: OrderedSessions
     table: SeriesTable
-    cases: tuple[str, ...]
-    """The searched cases."""
-    changes: tuple[HistoryChange, ...]
-    """Newest first; changes of one session by size."""
-    accumulated: tuple[Accumulated, ...]
-    """Largest first."""
-    since: str
-    """The tag or revision of ``accumulated``, apart from the best level; empty without one."""
+    cases: tuple[str, ...]  # The searched cases.
+    changes: tuple[HistoryChange, ...]  # Newest first; changes of one session by size.
+    accumulated: tuple[Accumulated, ...]  # Largest first.
+    since: str  # The tag or revision of ``accumulated``, apart from the best level; empty without one.
     environment: tuple[EnvironmentChange, ...]
-    nothing_since: bool = False
-    """Whether no session was measured after the revision ``since``."""
+    nothing_since: bool = False  # Whether no session was measured after the revision ``since``.
 
 
 def searched(

@@ -21,8 +21,7 @@ class Tag:
     """A tag on a branch."""
 
     name: str
-    commit: str
-    """Full id of its commit."""
+    commit: str  # Full id of its commit.
 
 
 @dataclass(frozen=True, kw_only=True)

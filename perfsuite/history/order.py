@@ -31,20 +31,14 @@ if TYPE_CHECKING:
 class OrderedSessions:
     """The sessions of a branch in the order of its commits."""
 
-    branch: str
-    """Empty without a repository."""
-    sessions: tuple[HistorySession, ...]
-    """Sessions of the branch, oldest commit first; sessions of one commit by time."""
+    branch: str  # Empty without a repository.
+    sessions: tuple[HistorySession, ...]  # Sessions of the branch, oldest commit first; sessions of one commit by time.
     places: tuple[int | None, ...]
     """Index of each session's commit on the branch; None if the session is placed by time."""
-    subjects: Mapping[str, str]
-    """Subjects of the branch's commits by full id, oldest first."""
-    apart: tuple[tuple[HistorySession, str], ...] = ()
-    """Excluded sessions, with the reasons."""
-    notes: tuple[str, ...] = ()
-    """Remarks about the order."""
-    tag: Tag | None = None
-    """The last tag of the branch before its tip."""
+    subjects: Mapping[str, str]  # Subjects of the branch's commits by full id, oldest first.
+    apart: tuple[tuple[HistorySession, str], ...] = ()  # Excluded sessions, with the reasons.
+    notes: tuple[str, ...] = ()  # Remarks about the order.
+    tag: Tag | None = None  # The last tag of the branch before its tip.
 
     @functools.cached_property
     def commits(self) -> tuple[str, ...]:
@@ -202,24 +196,18 @@ def _notes(by_time: Sequence[HistorySession], repository: Repository) -> tuple[s
     return tuple(notes)
 
 
-MIN_SUITE = 20
-"""Fewest cases of a session for an estimate of their common shift, as in the gate."""
-_ROUNDS = 4
-"""Rounds of Tukey's median polish; more rounds change nothing."""
+MIN_SUITE = 20  # Fewest cases of a session for an estimate of their common shift, as in the gate.
+_ROUNDS = 4  # Rounds of Tukey's median polish; more rounds change nothing.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesTable:
     """ln times of all cases in all sessions."""
 
-    cases: tuple[str, ...]
-    """Node ids, sorted."""
-    values: Times
-    """One row per session, one column per case; NaN if the session does not have the case."""
-    shifts: tuple[float, ...]
-    """Common shift of all cases in each session, subtracted from its row; 0 if unknown."""
-    knows_shift: tuple[bool, ...]
-    """Whether a session has enough cases for an estimate."""
+    cases: tuple[str, ...]  # Node ids, sorted.
+    values: Times  # One row per session, one column per case; NaN if the session does not have the case.
+    shifts: tuple[float, ...]  # Common shift of all cases in each session, subtracted from its row; 0 if unknown.
+    knows_shift: tuple[bool, ...]  # Whether a session has enough cases for an estimate.
 
     def rows_of(self, column: int) -> list[int]:
         """Return the rows that have a case."""

@@ -150,8 +150,7 @@ _COUNTS = ("world size", "batch size per GPU")
 _ENDS = re.compile(r"(?:Aggregated|Detailed) Profile per (?:GPU|device)")
 
 
-_SAMPLES_OFF = 0.01
-"""Relative tolerance: the latency is printed with three to five digits."""
+_SAMPLES_OFF = 0.01  # Relative tolerance: the latency is printed with three to five digits.
 
 
 def all_figures(source: Source) -> LogFigures:

@@ -23,8 +23,7 @@ _SIZE = re.compile(
 )
 _LIKE_SIZE = re.compile(r"^\s*\d[\d.]* ?[KMGT]?B\s+\d+\s|^[\s\dKMGTB.]*\d[\s\dKMGTB.]*$|(?:\s\d+\.\d\d){4}\s*$")
 """A row of the logger, whole or cut."""
-_LONGEST = 400
-"""Most characters of a row."""
+_LONGEST = 400  # Most characters of a row.
 _OWN_LINE = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR)\b|\d\d:\d\d:\d\d")
 """Text in lines of other programs; any other line may be the rest of an operation's name."""
 _OPERATIONS: Mapping[str, str] = {

@@ -42,8 +42,7 @@ _FAMILIES: tuple[tuple[str, Meaning, Mapping[str, float]], ...] = (
     (r"^power-", ("power_w", "W", "lower"), {"W": 1.0}),
 )
 """Pattern of the name, meaning, and scale of each unit that may follow."""
-_SAME = 0.01
-"""GB/s and GiB/s of one figure are rounded to 0.01 each."""
+_SAME = 0.01  # GB/s and GiB/s of one figure are rounded to 0.01 each.
 _RATES = frozenset({"sequences", "samples", "images", "items", "tokens"})
 _OF_JOB = "flagperf; of the whole job, not of a device"
 _TIMES = {"raw": "training", "no_eval": "training without evaluation", "pure_compute": "pure computing"}
@@ -75,13 +74,11 @@ class _Result:
     """One result line."""
 
     line: int
-    rank: str
-    """Empty for a toolkit, whose lines have none."""
+    rank: str  # Empty for a toolkit, whose lines have none.
     name: str
     text: str
     unit: str
-    blank: bool
-    """A blank precedes the unit, as in scripts around vendors' tools."""
+    blank: bool  # A blank precedes the unit, as in scripts around vendors' tools.
     meaning: Meaning
     scale: float
 
@@ -102,8 +99,7 @@ class _Aside:
 
     refused: list[Refused] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    """Number of lines left out, by kind."""
+    counts: Counter[str] = field(default_factory=Counter)  # Number of lines left out, by kind.
 
     def refuse(self, line: int, text: str, why: str) -> None:
         """Keep a refused figure with its reason."""
@@ -240,8 +236,7 @@ def _is_figure(text: str) -> bool:
         return False
 
 
-_Runs = Mapping[tuple[str, str], Sequence[Mapping[str, _Result]]]
-"""Results by unit of each run, by (rank, name)."""
+_Runs = Mapping[tuple[str, str], Sequence[Mapping[str, _Result]]]  # Results by unit of each run, by (rank, name).
 
 
 def _runs(results: Sequence[_Result], aside: _Aside) -> _Runs:
@@ -301,8 +296,7 @@ class _Converted:
     value: float
     meaning: Meaning
     convention: str
-    more: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ImportedRow."""
+    more: Mapping[str, Any] = field(default_factory=dict)  # Fields of ImportedRow.
 
 
 _OF_ALL_REDUCE: Mapping[str, Any] = {"collective": "all_reduce", "dtype": "fp32"}

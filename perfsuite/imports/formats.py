@@ -95,10 +95,8 @@ FORMATS: tuple[Format, ...] = (
     hccl.FORMAT,
     Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
-_WITH_DEEPSPEED = (trainers.MEGATRON, trainers.GPT_NEOX, trainers.PRIMUS)
-"""Formats that read DeepSpeed's lines too."""
-MAX_BYTES = 256 << 20
-"""Size limit of a file."""
+_WITH_DEEPSPEED = (trainers.MEGATRON, trainers.GPT_NEOX, trainers.PRIMUS)  # Formats that read DeepSpeed's lines too.
+MAX_BYTES = 256 << 20  # Size limit of a file.
 _STANDARD_INPUT = Path("-")
 
 

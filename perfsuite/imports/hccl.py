@@ -32,8 +32,7 @@ _NAMES = re.compile(r"data_size\(Bytes\):?|(?:aveg|avg)_time\(us\):?|alg_bandwid
 _COLUMNS = ("data_size", "time", "alg_bandwidth", "check_result")
 _COMMAND = re.compile(r"[\s/](?P<name>[a-z]\w*)_test(?=\s+-|\s*$)")
 _CHECKED = ("success", "NULL")
-_WHOLE = ("all_reduce", "broadcast", "reduce")
-"""Collectives whose data_size is the size S of busbw."""
+_WHOLE = ("all_reduce", "broadcast", "reduce")  # Collectives whose data_size is the size S of busbw.
 _SPARE = Fraction(1, 1000)
 
 

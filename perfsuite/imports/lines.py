@@ -52,10 +52,8 @@ _MOST_PREFIXES = 8
 class Line:
     """One line of a log."""
 
-    number: int
-    """Number in the file, from 1."""
-    label: str
-    """The rank or host in the launcher's prefix; empty without one."""
+    number: int  # Number in the file, from 1.
+    label: str  # The rank or host in the launcher's prefix; empty without one.
     text: str
 
 
@@ -115,14 +113,10 @@ def _without_host(line: Line, hosts: frozenset[str]) -> Line:
 
 
 _DATED = re.compile(r"(?<!\d)(\d{4})[-/]?(\d\d)[-/]?(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
-_SAME_S = 5.0
-"""A rank that repeats a step within this time printed it twice."""
-_AGAIN_S = 30.0
-"""Largest clock difference of ranks without a label."""
-_BACK_S = 60.0
-"""Largest backward jump of time by clocks and buffers."""
-_OTHER_S = 600.0
-"""Largest clock difference of two hosts."""
+_SAME_S = 5.0  # A rank that repeats a step within this time printed it twice.
+_AGAIN_S = 30.0  # Largest clock difference of ranks without a label.
+_BACK_S = 60.0  # Largest backward jump of time by clocks and buffers.
+_OTHER_S = 600.0  # Largest clock difference of two hosts.
 
 
 def seconds(line: str, text: str) -> float | None:
@@ -150,8 +144,7 @@ class StepSeen:
 
     time: float | None
     text: str
-    metrics: set[str] = field(default_factory=set)
-    """Metrics already taken from a line of the step."""
+    metrics: set[str] = field(default_factory=set)  # Metrics already taken from a line of the step.
 
 
 @dataclass(kw_only=True)
@@ -161,8 +154,7 @@ class Runs:
     count: int = 1
     notes: list[str] = field(default_factory=list)
     _seen: dict[int, StepSeen] = field(default_factory=dict)
-    _last: dict[str, tuple[int, float | None]] = field(default_factory=dict)
-    """Last step and time of each rank."""
+    _last: dict[str, tuple[int, float | None]] = field(default_factory=dict)  # Last step and time of each rank.
 
     def enter(self, line: int, step: int, rank: str, time: float | None, text: str) -> tuple[StepSeen, bool]:
         """Return the step of a line, and whether the line is its first one; begin a new run if necessary."""

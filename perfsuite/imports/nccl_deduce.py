@@ -16,15 +16,11 @@ from perfsuite.imports.nccl_text import Log
 from perfsuite.imports.row import Source
 from perfsuite.published.numbers import Interval, printed
 
-MOST_RANKS = 1 << 14
-"""Largest number of ranks that is deduced."""
-_EVIDENCE = 16
-"""Number of rows used for a deduction, those with the most digits."""
-_SPARE = Fraction(1, 1000)
-"""Relative widening of an interval before a row counts as inconsistent."""
+MOST_RANKS = 1 << 14  # Largest number of ranks that is deduced.
+_EVIDENCE = 16  # Number of rows used for a deduction, those with the most digits.
+_SPARE = Fraction(1, 1000)  # Relative widening of an interval before a row counts as inconsistent.
 _EXACT = 1e-9
-_PROOF = 0.1
-"""Smallest algbw in GB/s whose two decimals prove the unit of the time."""
+_PROOF = 0.1  # Smallest algbw in GB/s whose two decimals prove the unit of the time.
 _ONE = ("one rank: nothing is sent, so busbw is left out",)
 
 
@@ -32,11 +28,9 @@ _ONE = ("one rank: nothing is sent, so busbw is left out",)
 class Found:
     """The collective and the ranks of a run."""
 
-    collective: str
-    """Empty for one rank without a name: several collectives are equal then."""
+    collective: str  # Empty for one rank without a name: several collectives are equal then.
     ranks: int
-    title: str
-    """The collective, or all possible ones."""
+    title: str  # The collective, or all possible ones.
     notes: tuple[str, ...] = ()
 
 

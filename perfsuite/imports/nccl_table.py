@@ -19,8 +19,7 @@ KINDS = (
 )  # fmt: skip
 _WHOLE = frozenset({"broadcast", "reduce", "sendrecv"})
 """Their factor is 1, of a single rank as well.  Source: nccl-tests, doc/PERFORMANCE.md."""
-_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""Collectives with a printed operation."""
+_REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})  # Collectives with a printed operation.
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 _SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -85,20 +84,15 @@ class LogPoint:
 
     line: int
     size: int
-    count: int | None = None
-    """Number of elements, if the log has it."""
+    count: int | None = None  # Number of elements, if the log has it.
     dtype: str
-    operation: str
-    """Empty without a printed operation."""
+    operation: str  # Empty without a printed operation.
     root: int | None
     in_place: bool
     time_us: float
-    printed: tuple[str, str, str]
-    """Time, algbw, busbw."""
-    time_unit_us: int = 1
-    """Microseconds per unit of the printed time: 1,000 before NCCL 2.5."""
-    wrong: str
-    """Number of wrong values, or the largest deviation; N/A without a check."""
+    printed: tuple[str, str, str]  # Time, algbw, busbw.
+    time_unit_us: int = 1  # Microseconds per unit of the printed time: 1,000 before NCCL 2.5.
+    wrong: str  # Number of wrong values, or the largest deviation; N/A without a check.
 
 
 _NAME = re.compile(r"#?[a-z][a-z0-9_]*%?")
@@ -115,8 +109,7 @@ _FIRST_HALF = re.compile(
 )
 """The beginning of a row up to the message that broke it; -1 is the last figure that a message may touch."""
 _UNITS = frozenset({"B", "elements", "us", "GB/s", "%"})
-_OLDEST = ["bytes", "N", "type"]
-"""Names of the first columns before NCCL 2.5, whose times are in ms."""
+_OLDEST = ["bytes", "N", "type"]  # Names of the first columns before NCCL 2.5, whose times are in ms.
 _NO_UNITS = "the units are not stated: us and GB/s, because size over time gives algbw"
 
 
@@ -142,10 +135,8 @@ class NcclTable:
     """The columns of a run's table, and its lines."""
 
     lines: tuple[Line, ...]
-    side: int = 4
-    """Columns of each side: 4, or 8 with the extremes of single iterations (``-I 1``)."""
-    has_one: bool = False
-    """The names are of out of place only, as in a shortened table."""
+    side: int = 4  # Columns of each side: 4, or 8 with the extremes of single iterations (``-I 1``).
+    has_one: bool = False  # The names are of out of place only, as in a shortened table.
     columns: frozenset[str] | None = None
     units: bool = False
     deviations: bool = False

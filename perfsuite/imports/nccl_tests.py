@@ -118,8 +118,7 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
     {"float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "char": "int8", "int": "int32"}
 )
 _CONVENTION = "nccl-tests; from size and time"
-_LEAST_US = 1e-3
-"""Smallest time that a clock can measure."""
+_LEAST_US = 1e-3  # Smallest time that a clock can measure.
 _LIMITS: Mapping[str, float] = MappingProxyType({"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12})
 """Largest valid deviation per rank in nccl-tests before August 2022; 0 for whole numbers."""
 

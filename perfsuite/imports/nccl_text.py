@@ -21,24 +21,17 @@ class Log:
 
     points: tuple[LogPoint, ...]
     line: int = 1
-    ranks: int | None
-    """Ranks of the communicator (of one of ``groups``); None if the log does not list them."""
-    complete: bool = True
-    """``ranks`` is certain; otherwise it is the smallest possible number."""
+    ranks: int | None  # Ranks of the communicator (of one of ``groups``); None if the log does not list them.
+    complete: bool = True  # ``ranks`` is certain; otherwise it is the smallest possible number.
     groups: int = 1
-    named: str = ""
-    """The program, if the log names it; else empty."""
-    named_line: int = 0
-    """Line of the command that names the program; 0 if nccl-tests itself names it."""
-    columns: frozenset[str] | None = None
-    """The columns redop and root of the table; None if unknown."""
+    named: str = ""  # The program, if the log names it; else empty.
+    named_line: int = 0  # Line of the command that names the program; 0 if nccl-tests itself names it.
+    columns: frozenset[str] | None = None  # The columns redop and root of the table; None if unknown.
     units: bool = True
     deviations: bool = False
     """The last column is the largest deviation (before August 2022), not a count of wrong values."""
-    cpu_time: bool = False
-    """The time is CPU time (option -C); bandwidths do not follow from it."""
-    verdict: str = ""
-    """OK or FAILED of the last lines."""
+    cpu_time: bool = False  # The time is CPU time (option -C); bandwidths do not follow from it.
+    verdict: str = ""  # OK or FAILED of the last lines.
     settings: Mapping[str, str] = field(default_factory=dict)
     refused: tuple[Refused, ...] = ()
     notes: tuple[str, ...] = ()
@@ -140,8 +133,7 @@ def _run(lines: Sequence[Line], before: Sequence[Line]) -> Log:
     refused: list[Refused] = []
     seen: dict[str, int] = {}
     notes = list(table.notes)
-    half: Line | None = None
-    """A row that another message may have broken."""
+    half: Line | None = None  # A row that another message may have broken.
     for line in table.lines:
         plain = " ".join(line.text.split())
         try:

@@ -24,8 +24,7 @@ _KIND = re.compile(
     r"(?: (?:Read|Write)[12]| Total)?(?: bandwidth)?) \((?P<unit>[^()]+)\)\s*$"
 )
 _SUM = re.compile(r"^\s*SUM (?P<test>\w+)\s+(?P<value>\d+\.\d+)\s*$")
-_PART = re.compile(r"\b(?:Read[12]|Write[12]|Total)\b")
-"""A bidirectional test between devices has three matrices."""
+_PART = re.compile(r"\b(?:Read[12]|Write[12]|Total)\b")  # A bidirectional test between devices has three matrices.
 _INDEX = re.compile(r"\s*\d+(?:\s+\d+)*\s*")
 _CELL = re.compile(r"\d+\.\d{2}|N/A")
 _UNITS: Mapping[str, Meaning] = MappingProxyType(

@@ -21,28 +21,21 @@ from perfsuite.record.own_metrics import Better
 class ImportedRow:
     """One figure."""
 
-    name: str
-    """Human-readable subject of the measurement; figures of one run share it."""
-    metric: str
-    """perfsuite's metric if the meaning is the same, else the tool's name; it ends in the unit."""
+    name: str  # Human-readable subject of the measurement; figures of one run share it.
+    metric: str  # perfsuite's metric if the meaning is the same, else the tool's name; it ends in the unit.
     value: float
     unit: str
     better: Better
-    printed: str
-    """The figure before any conversion, as printed in the source."""
+    printed: str  # The figure before any conversion, as printed in the source.
     source: str
-    line: int
-    """Line in the file, from 1."""
+    line: int  # Line in the file, from 1.
     tool: str
-    convention: str
-    """Definition of the figure, and conversions."""
-    collective: str = ""
-    """perfsuite's name of the collective; empty for other figures."""
+    convention: str  # Definition of the figure, and conversions.
+    collective: str = ""  # perfsuite's name of the collective; empty for other figures.
     message_bytes: float | None = None
     dtype: str = ""
     ranks: int | None = None
-    platform: str = ""
-    """The option --platform."""
+    platform: str = ""  # The option --platform.
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -52,8 +45,7 @@ class Refused:
 
     line: int
     text: str
-    why: str
-    """The broken rule and the remedy."""
+    why: str  # The broken rule and the remedy.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +56,7 @@ class Imported:
     tool: str
     rows: tuple[ImportedRow, ...]
     refused: tuple[Refused, ...] = ()
-    notes: tuple[str, ...] = ()
-    """Remarks on all rows."""
+    notes: tuple[str, ...] = ()  # Remarks on all rows.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +64,14 @@ class ImportOptions:
     """The options of the command; each applies if the file does not contain the fact itself."""
 
     platform: str = ""
-    collective: str = ""
-    """Collective of the log."""
-    ranks_per_node: int | None = None
-    """Ranks per node with which a bandwidth was computed."""
-    ranks: int | None = None
-    """Number of ranks of the collective."""
-    dtype: str = ""
-    """dtype of the figures."""
-    run: int | None = None
-    """The run to read of a file with several, from 1."""
+    collective: str = ""  # Collective of the log.
+    ranks_per_node: int | None = None  # Ranks per node with which a bandwidth was computed.
+    ranks: int | None = None  # Number of ranks of the collective.
+    dtype: str = ""  # dtype of the figures.
+    run: int | None = None  # The run to read of a file with several, from 1.
 
 
-Meaning = tuple[str, str, Better]
-"""Metric, unit and direction of a figure."""
+Meaning = tuple[str, str, Better]  # Metric, unit and direction of a figure.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +168,10 @@ class Source:
 class Format:
     """The output of one tool."""
 
-    name: str
-    """Name on the command line."""
+    name: str  # Name on the command line.
     about: str
     recognises: Callable[[Source], bool]
-    read: Callable[[Source], Imported]
-    """Returns all figures. Raises ImportFailed with line, reason and remedy."""
+    read: Callable[[Source], Imported]  # Returns all figures. Raises ImportFailed with line, reason and remedy.
     options: tuple[str, ...] = ()
     """Fields of :class:`ImportOptions` that it uses, without platform and dtype, which apply to all formats."""
 
@@ -204,25 +187,20 @@ class LogRow:
 
     line: int
     cells: tuple[str, ...]
-    text: str
-    """Text of the row without surrounding blanks."""
-    repeat: str = ""
-    """``repeat 2`` for a repeated first cell; else empty."""
+    text: str  # Text of the row without surrounding blanks.
+    repeat: str = ""  # ``repeat 2`` for a repeated first cell; else empty.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogTable:
     """One table of a log."""
 
-    title: str
-    """Title of the test; empty without one."""
-    run: str
-    """``run 2`` for a repeated title; else empty."""
+    title: str  # Title of the test; empty without one.
+    run: str  # ``run 2`` for a repeated title; else empty.
     line: int
     columns: tuple[str, ...]
     rows: tuple[LogRow, ...]
-    above: tuple[str, ...]
-    """Lines between the previous table and this one."""
+    above: tuple[str, ...]  # Lines between the previous table and this one.
 
 
 def read_tables(

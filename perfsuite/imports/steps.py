@@ -23,10 +23,8 @@ _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
 _OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
 """Words of other phases, also if another line was printed between them and the step."""
-_LONGEST = 20_000
-"""Most characters of a line of steps."""
-_TRAINING = ("", "train", "training")
-"""Words before ``step`` that do not name another phase."""
+_LONGEST = 20_000  # Most characters of a line of steps.
+_TRAINING = ("", "train", "training")  # Words before ``step`` that do not name another phase.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +36,8 @@ class StepFigure:
     form: str = "@"
     """Pattern of the whole field: @ is the number, # another number; a group ``unit`` selects the factor."""
     scales: Mapping[str, float] = field(default_factory=lambda: _ONE)
-    is_whole: bool = False
-    """A cut number cannot match the form, even if nothing follows it."""
-    beside: str = ""
-    """Name of the other number if it is not imported."""
+    is_whole: bool = False  # A cut number cannot match the form, even if nothing follows it.
+    beside: str = ""  # Name of the other number if it is not imported.
 
     @property
     def shows_cut(self) -> bool:
@@ -55,8 +51,7 @@ class StepField:
 
     name: str
     value: str
-    is_closed: bool
-    """Other text follows the field."""
+    is_closed: bool  # Other text follows the field.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +59,9 @@ class StepLine:
     """A line of a step, or the part of a line that is of one step."""
 
     line: int
-    name: str
-    """Subject of the figures."""
+    name: str  # Subject of the figures.
     fields: tuple[StepField, ...]
-    step: int | None = None
-    """None for a line without a step."""
+    step: int | None = None  # None for a line without a step.
     rank: str = ""
     time: float | None = None
     text: str = ""
@@ -80,16 +73,12 @@ class StepProgram:
 
     step: re.Pattern[str]
     """Beginning of a step; groups ``step`` and, if the word before may name another phase, ``phase``."""
-    fields: re.Pattern[str]
-    """A field: groups ``name`` and ``value``, and ``end`` for the text after every field."""
+    fields: re.Pattern[str]  # A field: groups ``name`` and ``value``, and ``end`` for the text after every field.
     figures: Mapping[str, Sequence[StepFigure]]
-    mark: re.Pattern[str]
-    """Text of every line of a step; a line with it but without a beginning was cut."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Name of a setting by name of field."""
+    mark: re.Pattern[str]  # Text of every line of a step; a line with it but without a beginning was cut.
+    settings: Mapping[str, str] = field(default_factory=dict)  # Name of a setting by name of field.
     ignored: frozenset[str] = frozenset({"step", "iteration"})
-    noun: str = "step"
-    """Word for a step in the names of figures."""
+    noun: str = "step"  # Word for a step in the names of figures.
 
     def begins(self, source: Source) -> bool:
         """Return whether a file has a step of the program."""

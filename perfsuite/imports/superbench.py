@@ -86,11 +86,9 @@ _MUST_BE: Mapping[str, int] = {"return_code": 0, "abort": 0, "pass": 1, "correct
 class _Document:
     """The results of one node, or a mean."""
 
-    entries: Mapping[str, tuple[int, object]]
-    """Line and value by key."""
+    entries: Mapping[str, tuple[int, object]]  # Line and value by key.
     node: str = ""
-    run: int = 1
-    """Number of the document among those of one node."""
+    run: int = 1  # Number of the document among those of one node.
 
     @property
     def is_ranked(self) -> bool:

@@ -83,8 +83,7 @@ class WorkerClock:
 
 
 clock_key = pytest.StashKey[WorkerClock]()
-apart_key = pytest.StashKey[list[str]]()
-"""Lines about cases that were not compared, because their settings differ."""
+apart_key = pytest.StashKey[list[str]]()  # Lines about cases that were not compared, because their settings differ.
 
 
 def give_clock(config: pytest.Config, items: Sequence[pytest.Item]) -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = "perfsuite_left_out"
 _left_out_key = pytest.StashKey[int]()
-Definitions = Mapping[str, Sequence[Any]]
-"""The fixtures of a test by name; the last one of a name is used."""
+Definitions = Mapping[str, Sequence[Any]]  # The fixtures of a test by name; the last one of a name is used.
 
 
 def _is_perf(fixturenames: Iterable[str], definitions: Definitions) -> bool:

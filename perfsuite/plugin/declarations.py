@@ -9,8 +9,7 @@ import pytest
 from perfsuite.plugin.options import BESIDE, DEFAULT_TIMEOUT, SHOWN, STYLE_NAMES, UPDATE_MODES
 from perfsuite.record.verdict import FAILING
 
-_Options = tuple[tuple[str, str, str], ...]
-"""Name, metavar and help of each option; a flag has an empty metavar."""
+_Options = tuple[tuple[str, str, str], ...]  # Name, metavar and help of each option; a flag has an empty metavar.
 _SELECT: _Options = (
     ("--perf-platform", "NAME", "run the cases of this platform (default: the one found here)"),
     ("--perf-scale", "full|small", "use published sizes or small ones (default: as the platform has)"),

@@ -31,18 +31,14 @@ _DISPLAY = (
     "--benchmark-cprofile",
 )
 """Options of pytest-benchmark that ask for its table."""
-SKIPPED = "skipped: "
-"""The reason of a skip begins with this."""
-FAILED = "failed: "
-"""The reason of a failure begins with this."""
+SKIPPED = "skipped: "  # The reason of a skip begins with this.
+FAILED = "failed: "  # The reason of a failure begins with this.
 cases_key = pytest.StashKey[Mapping[str, tuple[str, int]]]()
 """File relative to the root directory, and line from 1, of each perf case of this run by node id."""
-missing_key = pytest.StashKey[dict[str, str]]()
-"""Reasons of missing results, by node id."""
+missing_key = pytest.StashKey[dict[str, str]]()  # Reasons of missing results, by node id.
 record_key: pytest.StashKey[RunRecord] = pytest.StashKey()
 """The record of a run that has ended; absent in runs without perf cases."""
-problems_key = pytest.StashKey[list[str]]()
-"""Error lines for the end of the run; each of them fails it."""
+problems_key = pytest.StashKey[list[str]]()  # Error lines for the end of the run; each of them fails it.
 summarised_key = pytest.StashKey[bool]()
 """Whether perfsuite's sections were printed: older versions of pytest print none with --no-summary."""
 

@@ -35,8 +35,7 @@ from perfsuite.record.result import Result
 from perfsuite.reports.layout import fit
 from perfsuite.reports.pairs import ONE_DEVICE, UNKNOWN, pair_matrices
 
-LOOKS = 3
-"""Fresh runs of a case that is below expectation; it fails if all are."""
+LOOKS = 3  # Fresh runs of a case that is below expectation; it fails if all are.
 
 
 def slow_members(result: Result) -> dict[str, str]:
@@ -84,12 +83,9 @@ class Expecting:
         self.devices = devices
         self.accepted = [item.nodeid for item in cases if item.get_closest_marker("acceptance") is not None]
         self.is_acceptance = "acceptance" in (config.getoption("markexpr", "") or "")
-        self.judged: dict[str, list[Expected]] = {}
-        """Verdicts by node id."""
-        self.cleared: list[str] = []
-        """Sentences about cases that passed in a fresh run."""
-        self.slow: list[str] = []
-        """Sentences about devices and links that are slower than their like."""
+        self.judged: dict[str, list[Expected]] = {}  # Verdicts by node id.
+        self.cleared: list[str] = []  # Sentences about cases that passed in a fresh run.
+        self.slow: list[str] = []  # Sentences about devices and links that are slower than their like.
 
     def judge(self, result: Result) -> str:
         """Return the message with which the case of a result fails; empty if it passes.

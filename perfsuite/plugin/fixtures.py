@@ -44,11 +44,9 @@ class CaseState:
     """State of one set-up of a perf test, in the stash of its item for the hooks that report it."""
 
     called: bool = False
-    unfit: str = ""
-    """Reason why a projected case does not fit on its devices; empty if it fits."""
+    unfit: str = ""  # Reason why a projected case does not fit on its devices; empty if it fits.
     result: Result | None = None
-    log_tails: dict[int, str] = field(default_factory=dict)
-    """Rank -> last lines of its log, for a failed case."""
+    log_tails: dict[int, str] = field(default_factory=dict)  # Rank -> last lines of its log, for a failed case.
 
 
 state_key = pytest.StashKey[CaseState]()

@@ -32,27 +32,19 @@ MARKER = "perf_tolerance"
 class GateOptions:
     """The use of baselines in this run."""
 
-    gate: bool
-    """Whether regressions fail their case."""
-    base: str | None
-    """Revision or interpreter of the A/B that confirms suspects."""
-    fail_on: frozenset[VerdictName]
-    """Verdicts that fail their case, and the session if the suite has them."""
+    gate: bool  # Whether regressions fail their case.
+    base: str | None  # Revision or interpreter of the A/B that confirms suspects.
+    fail_on: frozenset[VerdictName]  # Verdicts that fail their case, and the session if the suite has them.
     allow_ungated: bool
     update: UpdateMode | None
     reason: str
-    runs: int
-    """Fresh runs of each case in this session."""
+    runs: int  # Fresh runs of each case in this session.
     budget_s: float | None
     """Seconds of the gate after the first run of every case; None: the default, infinite: no limit."""
-    folder: Path
-    """Baselines of real devices."""
-    simulated_folder: Path
-    """Baselines of simulated devices."""
-    folder_of_real: Path
-    """Baselines of real devices without --perf-baselines."""
-    links: bool
-    """Whether a baseline file may be a symbolic link out of its folder."""
+    folder: Path  # Baselines of real devices.
+    simulated_folder: Path  # Baselines of simulated devices.
+    folder_of_real: Path  # Baselines of real devices without --perf-baselines.
+    links: bool  # Whether a baseline file may be a symbolic link out of its folder.
     settings: GateSettings
 
     def folder_for(self, *, simulated: bool) -> Path:

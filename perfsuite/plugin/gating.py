@@ -42,10 +42,8 @@ from perfsuite.reports.layout import fit
 from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.run.settling import Clock
 
-_REASONS = 3
-"""Most reasons for comparing nothing in one line."""
-_UPDATE_LINES = 5
-"""Most lines about stored runs on one screen."""
+_REASONS = 3  # Most reasons for comparing nothing in one line.
+_UPDATE_LINES = 5  # Most lines about stored runs on one screen.
 
 
 class Gating:
@@ -59,8 +57,7 @@ class Gating:
         self.cases = cases
         self.in_place = bool(config.getoption("maxfail", 0) or config.getoption("usepdb", False))
         self.problem = ""
-        self.refused = False
-        """Whether an update refused a case that is or may be slower: the run fails."""
+        self.refused = False  # Whether an update refused a case that is or may be slower: the run fails.
         self.held: list[tuple[pytest.Item, list[pytest.TestReport]]] = []
         self._trees = ExitStack()
         config.add_cleanup(self._trees.close)  # also if the run ends before its tests begin

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 class Judgement:
     """The verdict that an implementation of :func:`pytest_perfsuite_judge` returns for a measured case."""
 
-    verdict: str
-    """A word for the table: ``pass``, ``regressed``, ..."""
-    failure: str = ""
-    """Message with which the case fails as an ordinary test; empty if it passes."""
+    verdict: str  # A word for the table: ``pass``, ``regressed``, ...
+    failure: str = ""  # Message with which the case fails as an ordinary test; empty if it passes.
 
 
 @pytest.hookspec(firstresult=True)

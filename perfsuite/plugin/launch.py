@@ -48,17 +48,12 @@ class Signals:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self.phase: Literal["collects", "tests", "ends", "over"] = "collects"
-        self.running = False
-        """Whether ranks work on a case, which a signal may interrupt."""
-        self.plain = False
-        """Whether a test other than a perf case runs, which may send signals to itself."""
-        self.hurried = False
-        """Whether a signal or a lost agent ended the run: a launcher may kill this process soon."""
+        self.running = False  # Whether ranks work on a case, which a signal may interrupt.
+        self.plain = False  # Whether a test other than a perf case runs, which may send signals to itself.
+        self.hurried = False  # Whether a signal or a lost agent ended the run: a launcher may kill this process soon.
         self._before: dict[int, Any] = {}
-        self._last_s: dict[int, float] = {}
-        """Time of the last signal of each kind."""
-        self._stopped = False
-        """Whether a SIGTERM or SIGHUP has stopped the run; a lost agent does not set it."""
+        self._last_s: dict[int, float] = {}  # Time of the last signal of each kind.
+        self._stopped = False  # Whether a SIGTERM or SIGHUP has stopped the run; a lost agent does not set it.
         self._held = False
         self._pending = 0
 
@@ -151,8 +146,7 @@ def is_command() -> bool:
 PRELOAD = ("numpy.random", "torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
 """Modules that a forkserver imports once instead of every worker."""
 
-launch_key = pytest.StashKey[Launch]()
-"""The launch that this process belongs to; absent without a launcher."""
+launch_key = pytest.StashKey[Launch]()  # The launch that this process belongs to; absent without a launcher.
 transport_key: pytest.StashKey[ClusterTransport] = pytest.StashKey()
 """The transport of a launch, made for the first perf case; absent without a launcher."""
 problem_key = pytest.StashKey[LaunchError]()

@@ -25,8 +25,7 @@ _SHAPE = re.compile(r"\d+(x\d+)*")
 class Shape:
     """One line of the file."""
 
-    line: int
-    """Number of the line, from 1."""
+    line: int  # Number of the line, from 1.
     size: Size
 
 
@@ -136,13 +135,11 @@ MARKERS = (
 SHORT_MARKERS = ("platform", "world_size", "extended")
 """Short names of perf_platform, perf_world_size and perf_extended, unless ini perf_short_names is false."""
 DEFAULT_TIMEOUT = "120s"
-SHOWN = ("summary", "tables", "cases")
-"""Choices of --perf-show."""
+SHOWN = ("summary", "tables", "cases")  # Choices of --perf-show.
 STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
 """Names of ``perfsuite.reports.tables.styles.STYLES``, which is not imported in a run without a report."""
 UPDATE_MODES = ("append", "improved", "accept")
-BESIDE = "beside the journal"
-"""Value of --perf-html without a file: the page goes next to the journal."""
+BESIDE = "beside the journal"  # Value of --perf-html without a file: the page goes next to the journal.
 _NO_RUN = (
     "help",
     "version",
@@ -160,39 +157,25 @@ _NO_RUN = (
 class Settings:
     """The options of one pytest run."""
 
-    platform: str | None
-    """Platform to generate cases for; None: the accelerator found, else cpu."""
-    scale: Scale | None
-    """None: the scale of the platform."""
+    platform: str | None  # Platform to generate cases for; None: the accelerator found, else cpu.
+    scale: Scale | None  # None: the scale of the platform.
     world_sizes: tuple[int, ...]
     """World sizes that replace those of sweeps that follow the launch; empty: as many as the launch can run."""
-    oversubscribe: bool
-    """Whether ranks may share devices on every platform."""
-    fresh: bool
-    """Whether every case runs in new rank processes."""
-    pin: Pin
-    """Cores that ranks are pinned to."""
-    backend: str | None
-    """Communication backend; None: the default of the devices."""
-    resume: Path | None
-    """Journal whose finished cases are reported instead of run."""
-    time_budget_s: float | None
-    """Seconds of all cases after which the other cases are skipped."""
-    journal: Path | None
-    """Journal of this run; None: a new file under ``.perfsuite`` in the root directory."""
-    trace: Path | None
-    """Folder for a trace and a picture of every case with a timeline."""
-    platform_files: tuple[Path, ...]
-    """TOML files with the user's platforms."""
-    budget: Budget
-    """Timing of every case, unless a marker changes it."""
-    shapes: ShapeFile | None = None
-    """The user's shapes, which replace the sizes of some tests."""
+    oversubscribe: bool  # Whether ranks may share devices on every platform.
+    fresh: bool  # Whether every case runs in new rank processes.
+    pin: Pin  # Cores that ranks are pinned to.
+    backend: str | None  # Communication backend; None: the default of the devices.
+    resume: Path | None  # Journal whose finished cases are reported instead of run.
+    time_budget_s: float | None  # Seconds of all cases after which the other cases are skipped.
+    journal: Path | None  # Journal of this run; None: a new file under ``.perfsuite`` in the root directory.
+    trace: Path | None  # Folder for a trace and a picture of every case with a timeline.
+    platform_files: tuple[Path, ...]  # TOML files with the user's platforms.
+    budget: Budget  # Timing of every case, unless a marker changes it.
+    shapes: ShapeFile | None = None  # The user's shapes, which replace the sizes of some tests.
 
 
 settings_key = pytest.StashKey[Settings]()
-bare_compare_key = pytest.StashKey[bool]()
-"""Whether --benchmark-compare was used without a file."""
+bare_compare_key = pytest.StashKey[bool]()  # Whether --benchmark-compare was used without a file.
 
 
 def configure(config: pytest.Config) -> None:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
 
 
-_properties_key = pytest.StashKey[list[tuple[str, object]]]()
-"""Properties of the last try of a case."""
+_properties_key = pytest.StashKey[list[tuple[str, object]]]()  # Properties of the last try of a case.
 _tries_key = pytest.StashKey[list[str]]()
 _passed_key = pytest.StashKey[dict[str, list[str]]]()
 

@@ -31,33 +31,26 @@ from perfsuite.plugin.state import suite_key, suite_of
 class Output:
     """One kind of file."""
 
-    name: str
-    """pytest's name of its option."""
-    problem: str
-    """Beginning of the line about a failure; ``{}`` is replaced by the place."""
-    place: Callable[[pytest.Config], Path | None]
-    """Return the path of the file; None without the option."""
+    name: str  # pytest's name of its option.
+    problem: str  # Beginning of the line about a failure; ``{}`` is replaced by the place.
+    place: Callable[[pytest.Config], Path | None]  # Return the path of the file; None without the option.
     begin: Callable[[pytest.Session, Path], Path | None]
     """Return the path, None if nothing will be written.  Raises UsageError if it could not be written."""
     write: Callable[[pytest.Config, Path], str | None]
     """Write the file and return a line about it, which may be empty; None if there is nothing to write."""
-    before_others: bool = False
-    """Whether it is written before the files of other plugins."""
+    before_others: bool = False  # Whether it is written before the files of other plugins.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """Files of one run, by the name of their option."""
 
-    places: dict[str, Path] = field(default_factory=dict)
-    """Files to write."""
+    places: dict[str, Path] = field(default_factory=dict)  # Files to write.
     written: dict[str, Path] = field(default_factory=dict)
-    lines: dict[str, str] = field(default_factory=dict)
-    """Lines about written files."""
+    lines: dict[str, str] = field(default_factory=dict)  # Lines about written files.
     traced: list[tuple[str, Path, Path]] = field(default_factory=list)
     """Cases with written timelines: case, trace, picture."""
-    untraced: dict[str, str] = field(default_factory=dict)
-    """Reasons of missing timelines, by node id."""
+    untraced: dict[str, str] = field(default_factory=dict)  # Reasons of missing timelines, by node id.
 
 
 outputs_key = pytest.StashKey[Outputs]()

@@ -14,12 +14,10 @@ import pytest
 from perfsuite.base.units import clock_time
 from perfsuite.plugin.state import suite_key
 
-QUIET_S = 10.0
-"""Runs with a shorter expected time show no progress."""
+QUIET_S = 10.0  # Runs with a shorter expected time show no progress.
 LOG_EVERY_S = 30.0
 _LEAST_ROOM = 30
-_JOURNALS = 3
-"""Newest journals that are read for the times of cases."""
+_JOURNALS = 3  # Newest journals that are read for the times of cases.
 _SAVE, _RESTORE, _CLEAR = "\x1b7", "\x1b8", "\x1b[K"
 
 
@@ -30,14 +28,10 @@ class Progress:
     total: int
     started_at: float
     done: int = 0
-    logged_at: float | None = None
-    """Time of the last line in a log."""
-    pending: set[str] = field(default_factory=set)
-    """Cases that are not done."""
-    expected_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each case in the last run, by node id."""
-    took_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of each finished case of this run."""
+    logged_at: float | None = None  # Time of the last line in a log.
+    pending: set[str] = field(default_factory=set)  # Cases that are not done.
+    expected_s: Mapping[str, float] = field(default_factory=dict)  # Seconds of each case in the last run, by node id.
+    took_s: dict[str, float] = field(default_factory=dict)  # Seconds of each finished case of this run.
 
     def describe(self, case: str, now: float) -> str:
         """Return the hint for a case that starts now: number, elapsed time, remaining time with its source, name."""

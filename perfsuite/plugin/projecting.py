@@ -31,14 +31,11 @@ NO_TRAINING = "only training steps are projected"
 class Projecting:
     """Calibration and projections of a run."""
 
-    calibration: Calibration | None = None
-    """None: the platform's row."""
-    records: dict[str, Projected] = field(default_factory=dict)
-    """By node id."""
+    calibration: Calibration | None = None  # None: the platform's row.
+    records: dict[str, Projected] = field(default_factory=dict)  # By node id.
 
 
-state_key: pytest.StashKey[Projecting] = pytest.StashKey()
-"""Absent in a run without projections."""
+state_key: pytest.StashKey[Projecting] = pytest.StashKey()  # Absent in a run without projections.
 
 
 def configure(config: pytest.Config) -> None:

@@ -13,20 +13,16 @@ from perfsuite.base.units import plural
 from perfsuite.plugin import collisions
 
 MARKER = "published"
-_NAMED = 3
-"""Most tests to list if nothing was selected."""
+_NAMED = 3  # Most tests to list if nothing was selected.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """The published tables that a run selects."""
 
-    tables: frozenset[str]
-    """Names such as ``002/performance``; empty without a selection."""
-    written: str
-    """The option or ini key with its value, for messages."""
-    alone: bool
-    """Whether tests other than perf cases are deselected too: the option does so, the ini key does not."""
+    tables: frozenset[str]  # Names such as ``002/performance``; empty without a selection.
+    written: str  # The option or ini key with its value, for messages.
+    alone: bool  # Whether tests other than perf cases are deselected too: the option does so, the ini key does not.
 
 
 asked_key = pytest.StashKey[Asked]()

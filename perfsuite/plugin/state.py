@@ -13,8 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from perfsuite.plugin.suite import Suite
 
-suite_key: pytest.StashKey[Suite] = pytest.StashKey()
-"""Absent until a perf test was collected."""
+suite_key: pytest.StashKey[Suite] = pytest.StashKey()  # Absent until a perf test was collected.
 
 
 def suite_of(config: pytest.Config) -> Suite:

@@ -55,8 +55,7 @@ if TYPE_CHECKING:
     from perfsuite.runtime.transports.base import Transport
     from perfsuite.runtime.transports.cluster import ClusterTransport
 
-LOST_AGENT_S = 2.0
-"""Seconds to wait for the loss of an agent: torchrun stops the other processes 0.1 s after one died."""
+LOST_AGENT_S = 2.0  # Seconds to wait for the loss of an agent: torchrun stops the other processes 0.1 s after one died.
 
 
 class Suite:
@@ -65,30 +64,21 @@ class Suite:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.settings: Settings = config.stash[settings_key]
-        self.session: PerfSession | None = None
-        """Created when the first perf test is collected."""
+        self.session: PerfSession | None = None  # Created when the first perf test is collected.
         self.problem: PerfsuiteError | None = config.stash.get(launch.problem_key, None)
         """Why no perf case can run; becomes a usage error after the collection."""
-        self.first_case_at: float | None = None
-        """Start of the first perf case, on the monotonic clock."""
-        self.load_before: HostLoad | None = None
-        """Load of this host before the first case."""
-        self.asked = False
-        """Whether any perf test was collected; without one a problem is not reported."""
-        self.left_out = 0
-        """Number of deselected extended cases."""
-        self.opened = False
-        """Whether this run measures and has a journal."""
+        self.first_case_at: float | None = None  # Start of the first perf case, on the monotonic clock.
+        self.load_before: HostLoad | None = None  # Load of this host before the first case.
+        self.asked = False  # Whether any perf test was collected; without one a problem is not reported.
+        self.left_out = 0  # Number of deselected extended cases.
+        self.opened = False  # Whether this run measures and has a journal.
         self.journal_elsewhere = ""
         """The place of a journal outside of the root directory and the reason; empty if it is inside."""
-        self.started_at = ""
-        """UTC, ISO 8601."""
+        self.started_at = ""  # UTC, ISO 8601.
         self.unusable: tuple[int, str] | None = None
         """Fewest ranks with which a case found a device that torch cannot use, and its message."""
-        self.verdicts: dict[str, str] = {}
-        """Verdict of each judged case in one word, by node id."""
-        self.naming = False
-        """Whether a perf test is being parametrized; ids of its dataclasses and dtypes are names."""
+        self.verdicts: dict[str, str] = {}  # Verdict of each judged case in one word, by node id.
+        self.naming = False  # Whether a perf test is being parametrized; ids of its dataclasses and dtypes are names.
         self.signals = Signals(config)
         self._remove_logs: Callable[[], None] = lambda: None
 

@@ -42,12 +42,9 @@ from perfsuite.reports.tables.published import published_lines
 from perfsuite.reports.terminal import clock_lines, peak_lines, tables
 from perfsuite.run.session import PerfSession
 
-_LONGEST = 2000
-"""Most characters of a failure's message."""
-_REASONS = 3
-"""Most reasons, besides those of platforms, in a run that measured nothing."""
-MOST_ANNOTATIONS = 10
-"""GitHub shows at most this number of errors of one step."""
+_LONGEST = 2000  # Most characters of a failure's message.
+_REASONS = 3  # Most reasons, besides those of platforms, in a run that measured nothing.
+MOST_ANNOTATIONS = 10  # GitHub shows at most this number of errors of one step.
 
 
 def make_record(session: pytest.Session, judged: GateRecord | None) -> None:

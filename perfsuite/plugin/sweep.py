@@ -21,11 +21,9 @@ from perfsuite.record.workload import DTYPES as KNOWN_DTYPES
 Scale = Literal["full", "small"]
 More = Literal[False, True, "whole"]
 
-DEFAULT_DTYPE = "fp32"
-"""The dtype of a test that takes ``dtype`` without ``@dtypes``."""
+DEFAULT_DTYPE = "fp32"  # The dtype of a test that takes ``dtype`` without ``@dtypes``.
 
-SHORT_NAMES = {"perf_platform": "platform", "perf_ranks": "ranks"}
-"""perfsuite's fixtures and their short names."""
+SHORT_NAMES = {"perf_platform": "platform", "perf_ranks": "ranks"}  # perfsuite's fixtures and their short names.
 
 _SHAPE = re.compile(r"\d+(x\d+)+")
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -39,10 +37,8 @@ MOST_DOUBLED = 256
 class LaunchSizes:
     """The world sizes of a run: requested by an option, or limited by the devices."""
 
-    asked: tuple[int, ...] = ()
-    """World sizes of --perf-world-sizes."""
-    capacity: int = 0
-    """Ranks of the launch, else devices of the host if ranks do not share them; 0: no limit."""
+    asked: tuple[int, ...] = ()  # World sizes of --perf-world-sizes.
+    capacity: int = 0  # Ranks of the launch, else devices of the host if ranks do not share them; 0: no limit.
     whole: int = 0
     """Ranks of a test on all devices: ``capacity``, or the devices of the vendor's host for other platforms."""
 
@@ -64,8 +60,7 @@ class LaunchSizes:
         return counts + doubled(largest, self.capacity)
 
 
-ANY_HOST = LaunchSizes()
-"""World sizes without an option and without a limit."""
+ANY_HOST = LaunchSizes()  # World sizes without an option and without a limit.
 
 
 def doubled(beyond: int, capacity: int) -> tuple[int, ...]:
@@ -83,53 +78,38 @@ def doubled(beyond: int, capacity: int) -> tuple[int, ...]:
 class Size:
     """One value of a size parameter."""
 
-    value: Any
-    """Value for the test: bytes, a tuple of integers, an integer or a name."""
-    id: str
-    """Part of the id of the case."""
+    value: Any  # Value for the test: bytes, a tuple of integers, an integer or a name.
+    id: str  # Part of the id of the case.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPoint:
     """One combination of a sweep, without the platform."""
 
-    world_size: int | None
-    """None for a test without ``ranks``."""
+    world_size: int | None  # None for a test without ``ranks``.
     values: tuple[Any, ...]
     """Values of the arguments after platform and ranks, in the order of :attr:`Sweep.arguments`."""
-    id: str
-    """Tokens after the platform, joined by ``-``; empty when there are none."""
-    extended: bool = False
-    """Whether the case has the marker ``perf_extended``."""
-    acceptance: bool = False
-    """Whether the case has the marker ``acceptance``."""
-    needs: int = 1
-    """Ranks of the case, from ``ranks`` or from its size."""
+    id: str  # Tokens after the platform, joined by ``-``; empty when there are none.
+    extended: bool = False  # Whether the case has the marker ``perf_extended``.
+    acceptance: bool = False  # Whether the case has the marker ``acceptance``.
+    needs: int = 1  # Ranks of the case, from ``ranks`` or from its size.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """The sweep of one test function, from its decorators."""
 
-    world_sizes: tuple[int, ...] = ()
-    """Empty for a test without ``ranks``."""
-    full_world_sizes: tuple[int, ...] = ()
-    """World sizes of the full scale."""
-    more: More = False
-    """World sizes that are added by the launch: none, doubled ones, or only the largest (``whole``)."""
-    extended: tuple[int, ...] = ()
-    """World sizes whose cases have the marker ``perf_extended``."""
-    size_param: str = ""
-    """Name of the argument that takes the size; empty without ``@sizes``."""
+    world_sizes: tuple[int, ...] = ()  # Empty for a test without ``ranks``.
+    full_world_sizes: tuple[int, ...] = ()  # World sizes of the full scale.
+    more: More = False  # World sizes that are added by the launch: none, doubled ones, or only the largest (``whole``).
+    extended: tuple[int, ...] = ()  # World sizes whose cases have the marker ``perf_extended``.
+    size_param: str = ""  # Name of the argument that takes the size; empty without ``@sizes``.
     full: tuple[Size, ...] = ()
     small: tuple[Size, ...] = ()
-    extended_sizes: tuple[Size, ...] = ()
-    """Small sizes whose cases have the marker ``perf_extended``."""
-    ranks_of: Callable[[Any], int] | None = None
-    """Ranks by size, for a test without ``ranks``."""
+    extended_sizes: tuple[Size, ...] = ()  # Small sizes whose cases have the marker ``perf_extended``.
+    ranks_of: Callable[[Any], int] | None = None  # Ranks by size, for a test without ``ranks``.
     dtypes: tuple[str, ...] = ()
-    only_at: Size | None = None
-    """The only size for dtypes after the first."""
+    only_at: Size | None = None  # The only size for dtypes after the first.
     acceptance: tuple[Size, ...] | None = None
     """The acceptance run takes the first of these that the scale has; empty: all sizes; None: no case."""
 

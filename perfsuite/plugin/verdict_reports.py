@@ -87,8 +87,7 @@ def telemetry_of(suite: Suite) -> Callable[[], str]:
     return word
 
 
-IN_FULL = 3
-"""Failing verdicts that the terminal prints in full; each of the others is one line."""
+IN_FULL = 3  # Failing verdicts that the terminal prints in full; each of the others is one line.
 _shortened_key = pytest.StashKey[list[Verdict]]()
 SUITE_NODE = "perfsuite gate::the suite as a whole"
 """Node id of a failed suite in the reports; no test can be selected by it."""

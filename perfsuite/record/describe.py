@@ -24,15 +24,12 @@ from perfsuite.record.verdict import (
 )
 
 SHORT_COMMIT = 10
-SUITE_FAILS = "SUITE "
-"""Beginning of the line on the suite if it fails the session."""
+SUITE_FAILS = "SUITE "  # Beginning of the line on the suite if it fails the session.
 _QUIET = ("pass", "no-baseline", "learning")
 _MOST_QUIET = 10
 _UNDECIDED = ("inconclusive", "unstable-host")
-_QUANTITY = {TIME: "the median"}
-"""Names of quantities in a bound; others have their own names."""
-_NAMED = 3
-"""Undecided cases that a line lists."""
+_QUANTITY = {TIME: "the median"}  # Names of quantities in a bound; others have their own names.
+_NAMED = 3  # Undecided cases that a line lists.
 
 
 def word(verdict: Verdict) -> str:

@@ -36,8 +36,7 @@ from perfsuite.record.codec import from_json, plain_json
 from perfsuite.record.result import SCHEMA, Peaks, Result
 from perfsuite.record.run import GateRecord, Header, Projected, RunEnd, RunRecord
 
-_LONGEST_LINE = 1 << 28
-"""Bytes: the timeline of a pipeline of 1,000 ranks is less."""
+_LONGEST_LINE = 1 << 28  # Bytes: the timeline of a pipeline of 1,000 ranks is less.
 _WHOLE: Mapping[str, Any] = {"peaks": Peaks, "gate": GateRecord, "end": RunEnd}
 """Lines on the run as a whole: the last of a kind counts."""
 _ASIDE: Mapping[str, str] = {"failure": "message", "interrupted": "signal", "skip": "reason"}

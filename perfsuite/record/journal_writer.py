@@ -19,8 +19,7 @@ from perfsuite.record.result import Peaks, Result
 from perfsuite.record.run import GateRecord, Header, Projected, RunEnd
 
 _CHANGED = "another program removed, replaced or changed it during the run"
-_ASIDE = ("header", "skip", "peaks", "environment")
-"""Lines for which alone no journal is kept, where they come first."""
+_ASIDE = ("header", "skip", "peaks", "environment")  # Lines for which alone no journal is kept, where they come first.
 
 
 class JournalWriter:
@@ -42,19 +41,14 @@ class JournalWriter:
         ``uninterrupted`` holds signals back while a line is written.
         """
         self.path = path
-        self.trouble = ""
-        """Why the first place was given up; empty while it is in use."""
+        self.trouble = ""  # Why the first place was given up; empty while it is in use.
         self._elsewhere = elsewhere
         self._uninterrupted = uninterrupted
         self._first = path
-        self._lines: list[Mapping[str, Any] | Result] = []
-        """Every line that the file should have."""
-        self._written = 0
-        """How many of them it holds."""
-        self._end = 0
-        """Its bytes."""
-        self._environment: Mapping[str, Any] = {}
-        """Of the last result in the file."""
+        self._lines: list[Mapping[str, Any] | Result] = []  # Every line that the file should have.
+        self._written = 0  # How many of them it holds.
+        self._end = 0  # Its bytes.
+        self._environment: Mapping[str, Any] = {}  # Of the last result in the file.
         self._descriptor = -1
         self._is_worth_keeping = False
         self._lines.append({"header": to_json(header)})

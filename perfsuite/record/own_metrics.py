@@ -32,22 +32,18 @@ class OwnMetric:
     Raises InvalidParameter for a name, unit or rule that cannot be used.
     """
 
-    name: str
-    """As ``rank.record(name, value)`` gives it: ``memory``, ``memory/max_reserved(GiB)``."""
-    unit: str = ""
-    """As printed: ``GiB``, ``GB/s``; empty for a pure number."""
+    name: str  # As ``rank.record(name, value)`` gives it: ``memory``, ``memory/max_reserved(GiB)``.
+    unit: str = ""  # As printed: ``GiB``, ``GB/s``; empty for a pure number.
     better: Better = "neither"
     """Direction of an improvement: higher, lower or neither. ``neither`` is stored, and judged only if it is exact."""
     reduce: Reduce | Literal[""] = ""
     """How the values of the ranks become one: max, min, mean, sum, equal or only; default: the worst rank counts."""
-    over: Over = "last"
-    """How the values of a rank become one: last, mean, max, min or sum."""
+    over: Over = "last"  # How the values of a rank become one: last, mean, max, min or sum.
     exact: bool = False
     """The same in every run of the same code: one run decides.  False: it scatters and is judged by statistics."""
     tolerance: float | None = None
     """Relative change for the worse that is accepted; None: the time's, and none where it is exact."""
-    floor: float = 0.0
-    """Of an exact metric: a change up to this, in its unit, is accepted as well."""
+    floor: float = 0.0  # Of an exact metric: a change up to this, in its unit, is accepted as well.
 
     def __post_init__(self) -> None:
         _check_text(self.name, "name", _LONGEST_NAME)

@@ -13,25 +13,19 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.own_metrics import Better, OwnMetric, Reduce
 from perfsuite.record.step import Arrival, Component, DeviceLook, Identity, SpanTotal, Timeline, Traffic
 
-SCHEMA = 1
-"""Version of the JSON form; a reader refuses a higher one."""
+SCHEMA = 1  # Version of the JSON form; a reader refuses a higher one.
 
-UNLIKE = "unlike"
-"""Kind of the control of a step that no control resembles."""
-ABOVE_MEASURED_PEAK = "above the measured peak"
-"""Printed instead of a share or utilisation."""
+UNLIKE = "unlike"  # Kind of the control of a step that no control resembles.
+ABOVE_MEASURED_PEAK = "above the measured peak"  # Printed instead of a share or utilisation.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
     """The most a device can do of one thing, and how that is known."""
 
-    value: float
-    """In ``unit``, dense, per device."""
-    unit: str
-    """``TFLOPS``, ``TOPS``, ``GB/s``, ``GiB`` or ``devices``."""
-    source: str
-    """A data sheet, a report, or how it was measured."""
+    value: float  # In ``unit``, dense, per device.
+    unit: str  # ``TFLOPS``, ``TOPS``, ``GB/s``, ``GiB`` or ``devices``.
+    source: str  # A data sheet, a report, or how it was measured.
     kind: Literal["published", "measured", "nominal"] = "published"
     """A measured peak, and a nominal one (published at a clock that devices pass), never makes a result impossible."""
 
@@ -51,51 +45,35 @@ class Peaks:
 
     tflops: Mapping[str, Peak] = field(default_factory=dict)
     """Dense compute peak by short dtype name, TFLOPS or TOPS per device."""
-    memory_bandwidth: Peak | None = None
-    """GB/s, reads plus writes."""
-    link: Peak | None = None
-    """GB/s per direction between devices of one node."""
-    host_link: Peak | None = None
-    """GB/s per direction between host and device."""
-    unknown: str = ""
-    """Why there are no peaks, for an unknown device."""
+    memory_bandwidth: Peak | None = None  # GB/s, reads plus writes.
+    link: Peak | None = None  # GB/s per direction between devices of one node.
+    host_link: Peak | None = None  # GB/s per direction between host and device.
+    unknown: str = ""  # Why there are no peaks, for an unknown device.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The training of one optimizer step as plain data: enough to project it without its workload."""
 
-    model: str
-    """Name of a configuration of perfsuite.models, with ``overrides``."""
+    model: str  # Name of a configuration of perfsuite.models, with ``overrides``.
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    layout: str = "1"
-    """Shape of the mesh with all its axes: ``pp2-dp4-tp8``."""
-    strategy: str = "single"
-    """As the case names it: single, ddp, fsdp, zero1, hybrid, ..."""
+    layout: str = "1"  # Shape of the mesh with all its axes: ``pp2-dp4-tp8``.
+    strategy: str = "single"  # As the case names it: single, ddp, fsdp, zero1, hybrid, ...
     sharding: Literal["none", "optimizer", "gradients", "parameters"] = "none"
     """State that is sharded across replicas; each value includes those before it (ZeRO 0 to 3)."""
-    micro_batch_size: int = 1
-    """Samples of one forward on one rank."""
-    num_micro_batches: int = 1
-    """Micro-batches of a step: accumulation without a pipeline."""
-    schedule: str = ""
-    """Of the pipeline; empty without."""
+    micro_batch_size: int = 1  # Samples of one forward on one rank.
+    num_micro_batches: int = 1  # Micro-batches of a step: accumulation without a pipeline.
+    schedule: str = ""  # Of the pipeline; empty without.
     stages_per_rank: int = 1
-    dtype: str = "fp32"
-    """fp32, tf32, bf16, fp16 or fp8."""
+    dtype: str = "fp32"  # fp32, tf32, bf16, fp16 or fp8.
     checkpointing: Literal["none", "full", "selective"] = "none"
     attention: Literal["auto", "math", "flash"] = "auto"
     compiled: bool = False
-    sequence_parallel: bool = False
-    """Whether activations between tensor-parallel parts are split by tokens."""
-    overlap: bool = True
-    """Whether messages of data parallelism overlap with the backward."""
-    gradient_dtype: str = "fp32"
-    """Dtype in which gradients are added up and sent."""
-    narrow: bool = False
-    """Whether parameters are in a 16-bit dtype; False: autocast alone."""
-    bucket_bytes: float = 0.0
-    """Size of the buffer that holds gradients between steps."""
+    sequence_parallel: bool = False  # Whether activations between tensor-parallel parts are split by tokens.
+    overlap: bool = True  # Whether messages of data parallelism overlap with the backward.
+    gradient_dtype: str = "fp32"  # Dtype in which gradients are added up and sent.
+    narrow: bool = False  # Whether parameters are in a 16-bit dtype; False: autocast alone.
+    bucket_bytes: float = 0.0  # Size of the buffer that holds gradients between steps.
     program: Mapping[str, Any] = field(default_factory=dict)
     """Fields of :class:`perfsuite.models.program.Program` that differ from their defaults."""
 
@@ -106,36 +84,28 @@ class Work:
 
     flops: Mapping[str, float] = field(default_factory=dict)
     """Floating-point (or integer) operations by convention; plain kernels have the one convention ``exact``."""
-    dtype: str = ""
-    """The dtype whose peak bounds ``flops``: fp32, tf32, bf16, fp16, int8, fp64."""
+    dtype: str = ""  # The dtype whose peak bounds ``flops``: fp32, tf32, bf16, fp16, int8, fp64.
     bytes_moved: float = 0.0
     """Bytes read and written in device memory by each rank, or copied over the host link by each rank."""
     memory_path: Literal["", "device", "host_to_device", "device_to_host"] = ""
     """Which bandwidth ``bytes_moved`` is a share of."""
     footprint_bytes: float = 0.0
     """Distinct bytes of device memory that one iteration touches on each rank; 0 where the work model does not say."""
-    collective: str = ""
-    """Name of the collective when the workload is one (all_reduce, ..., barrier)."""
+    collective: str = ""  # Name of the collective when the workload is one (all_reduce, ..., barrier).
     message_bytes: float = 0.0
     """Size S of the collective as nccl-tests counts it (perfsuite docs metrics has the table)."""
-    samples: float = 0.0
-    """Training samples processed."""
-    tokens: float = 0.0
-    """Tokens processed."""
-    training: Training | None = None
-    """The training of a step; None if the record cannot describe it."""
+    samples: float = 0.0  # Training samples processed.
+    tokens: float = 0.0  # Tokens processed.
+    training: Training | None = None  # The training of a step; None if the record cannot describe it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClockFacts:
     """The clock that took the samples."""
 
-    name: str
-    """``perf_counter``, ``cuda.Event``, ``musa.Event``, ..."""
-    resolution_s: float
-    """Smallest step that the clock was seen to make."""
-    cost_s: float
-    """Seconds that reading it twice adds to a sample."""
+    name: str  # ``perf_counter``, ``cuda.Event``, ``musa.Event``, ...
+    resolution_s: float  # Smallest step that the clock was seen to make.
+    cost_s: float  # Seconds that reading it twice adds to a sample.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,28 +114,20 @@ class RankFacts:
 
     rank: int  # Number of the rank, from 0.
     host: str  # Name of its host.
-    device: str
-    """Device as torch names it, e.g. ``cpu`` or ``musa:3``."""
-    threads: int
-    """Intra-op threads of the rank, read after the last sample."""
-    cores: tuple[int, ...] | None
-    """Cores the rank is pinned to; None when it may run anywhere."""
-    median_s: float
-    """Median seconds per iteration of this rank alone."""
+    device: str  # Device as torch names it, e.g. ``cpu`` or ``musa:3``.
+    threads: int  # Intra-op threads of the rank, read after the last sample.
+    cores: tuple[int, ...] | None  # Cores the rank is pinned to; None when it may run anywhere.
+    median_s: float  # Median seconds per iteration of this rank alone.
     min_s: float  # Shortest seconds per iteration of a sample of this rank.
     max_s: float  # Longest seconds per iteration of a sample of this rank.
     cpu_share: float
     """Thread CPU time over wall time inside the samples; below 0.98 for pure computation the core was shared."""
-    max_rss_bytes: int
-    """Largest resident set of the process so far."""
-    cache_bytes: int = 0
-    """Last-level cache of the rank's device; 0 if it is unknown."""
+    max_rss_bytes: int  # Largest resident set of the process so far.
+    cache_bytes: int = 0  # Last-level cache of the rank's device; 0 if it is unknown.
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran any kernel; None: unknown."""
-    throttle: tuple[str, ...] | None = None
-    """Why its clock was held down as the last sample ended; None: unknown."""
-    identity: Identity | None = None
-    """Its host and device; None in journals that do not have it."""
+    throttle: tuple[str, ...] | None = None  # Why its clock was held down as the last sample ended; None: unknown.
+    identity: Identity | None = None  # Its host and device; None in journals that do not have it.
     launch_s: float | None = None
     """Median seconds in which this process started one iteration; close to ``median_s`` where the host is slow."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -195,48 +157,36 @@ class Measurement:
     A sample is one timing: ``iterations`` back-to-back iterations between two readings of the clock.
     """
 
-    times_s: tuple[float, ...]
-    """Seconds per iteration by sample, the maximum over ranks."""
+    times_s: tuple[float, ...]  # Seconds per iteration by sample, the maximum over ranks.
     involuntary_switches: tuple[int, ...] = ()
     """Involuntary context switches by sample, the most on any rank; empty without any, and where they are unknown."""
     yardsticks_s: tuple[float, ...] = ()
     """Seconds of the control right after each sample, the maximum over ranks; empty without a control."""
-    iterations: int
-    """k: iterations in each sample."""
-    control: str = ""
-    """Kind of the control that was timed after each sample; empty without one."""
+    iterations: int  # k: iterations in each sample.
+    control: str = ""  # Kind of the control that was timed after each sample; empty without one.
     warmup_iterations: int  # Iterations of the warm-up.
-    warmup_steady: bool
-    """Whether the warm-up reached a steady time before its limit."""
-    warmup_s: float = 0.0
-    """Seconds the warm-up took on rank 0."""
+    warmup_steady: bool  # Whether the warm-up reached a steady time before its limit.
+    warmup_s: float = 0.0  # Seconds the warm-up took on rank 0.
     aligned: bool
     """Ranks were aligned by a barrier before each sample (kernels, collectives) or ran free (training steps)."""
     clock: ClockFacts  # The clock that took the samples.
     ranks: tuple[RankFacts, ...]  # One report for each rank, in order.
-    backend: str
-    """Process-group backend: gloo, nccl, mccl."""
-    process: Literal["fresh", "reused"]
-    """Whether the rank processes were started for this run alone."""
-    transport: str
-    """local, torchrun, openmpi or slurm."""
+    backend: str  # Process-group backend: gloo, nccl, mccl.
+    process: Literal["fresh", "reused"]  # Whether the rank processes were started for this run alone.
+    transport: str  # local, torchrun, openmpi or slurm.
     arrival: Arrival | None = None  # Which rank comes last to the first communication; None if this was not measured.
-    looks: tuple[DeviceLook, ...] = ()
-    """Looks at the devices of the driver's host during timing; empty on a CPU."""
+    looks: tuple[DeviceLook, ...] = ()  # Looks at the devices of the driver's host during timing; empty on a CPU.
     spans: tuple[SpanTotal, ...] = ()  # Times of the spans that the step recorded.
     records: tuple[Record, ...] = ()  # Numbers that the step recorded with ``rank.record``.
-    timeline: Timeline | None = None
-    """The pipeline's step nearest to the median, for workloads that have a pipeline."""
+    timeline: Timeline | None = None  # The pipeline's step nearest to the median, for workloads that have a pipeline.
     traffic: tuple[Traffic, ...] = ()
     """The messages of a step, from a separate build; empty without that build, and on one rank."""
-    components: tuple[Component, ...] = ()
-    """Parts of that step."""
+    components: tuple[Component, ...] = ()  # Parts of that step.
     failed_builds: Mapping[str, str] = field(default_factory=dict)
     """Why other builds than the timed one failed, by name (``memory``, ``exposed``, ...)."""
     peak_memory_bytes: int | None = None
     """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
-    smoke: bool = False
-    """Built, checked and run once (``--benchmark-disable``); its time does not count."""
+    smoke: bool = False  # Built, checked and run once (``--benchmark-disable``); its time does not count.
     imports: Mapping[str, str] = field(default_factory=dict)
     """In an arm: file of each imported module of the project, relative to the arm's tree, absolute outside of it."""
 
@@ -282,16 +232,12 @@ class Measurement:
 class Metric:
     """A number with its meaning."""
 
-    name: str
-    """Name in the metric registry; ends in the unit."""
-    value: float | None
-    """None where it cannot be known; ``note`` then says why."""
+    name: str  # Name in the metric registry; ends in the unit.
+    value: float | None  # None where it cannot be known; ``note`` then says why.
     unit: str  # Unit of the value, such as ``GB/s``; empty for a pure number.
     better: Better  # Direction of an improvement: higher, lower or neither.
-    convention: str = ""
-    """How it was counted, e.g. ``exact`` FLOPs or ``nccl-tests`` bandwidth."""
-    peak: Peak | None = None
-    """The peak that the share, or a utilisation in percent, is of."""
+    convention: str = ""  # How it was counted, e.g. ``exact`` FLOPs or ``nccl-tests`` bandwidth.
+    peak: Peak | None = None  # The peak that the share, or a utilisation in percent, is of.
     note: str = ""  # Why the value is unknown or needs care; empty otherwise.
 
     @property
@@ -321,10 +267,8 @@ class Metric:
 class Result:
     """One case, run once in one set of processes."""
 
-    case: str
-    """pytest node id, relative to the root directory."""
-    workload: str
-    """``module:Class`` or ``module:function``."""
+    case: str  # pytest node id, relative to the root directory.
+    workload: str  # ``module:Class`` or ``module:function``.
     parameters: Mapping[str, Any]
     """Fields of the workload, or keyword arguments of the function, as :func:`perfsuite.runtime.values.recorded`."""
     platform: str  # Name of the platform that ran the case, such as ``s4000``.
@@ -332,24 +276,17 @@ class Result:
     outcome: Literal["measured", "out_of_memory", "smoke"]  # How the case ended; smoke: it ran once without a time.
     work: Work  # FLOPs, bytes and messages of one iteration.
     metrics: tuple[Metric, ...] = ()  # The figures that follow from times and work.
-    measurement: Measurement | None = None
-    """None when the case ran out of memory."""
-    detail: str = ""
-    """For out_of_memory: ``OOM at X GiB of Y``."""
-    fingerprint: str = ""
-    """Key of the hardware, see platforms.fingerprint."""
+    measurement: Measurement | None = None  # None when the case ran out of memory.
+    detail: str = ""  # For out_of_memory: ``OOM at X GiB of Y``.
+    fingerprint: str = ""  # Key of the hardware, see platforms.fingerprint.
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Facts that may differ between runs on the same hardware."""
-    simulated: bool = False
-    """True on a simulated device; such results never meet real ones."""
-    session: str = ""
-    """Identifier of the pytest session."""
-    started_at: str = ""
-    """UTC, ISO 8601."""
+    simulated: bool = False  # True on a simulated device; such results never meet real ones.
+    session: str = ""  # Identifier of the pytest session.
+    started_at: str = ""  # UTC, ISO 8601.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default values of the parameters, also of those that ``parameters`` leaves out."""
-    took_s: float = 0.0
-    """Seconds of the case with all its builds; 0 if unknown."""
+    took_s: float = 0.0  # Seconds of the case with all its builds; 0 if unknown.
     schema: int = SCHEMA  # Version of this form.
 
     def __repr__(self) -> str:  # a failed assertion of a test prints it

@@ -26,40 +26,27 @@ class Projected:
     """The projected figures of a case, or the reason why there are none."""
 
     kind: Literal["projected"]
-    case: str
-    """pytest node id: a measured and a projected one of a case have the same."""
+    case: str  # pytest node id: a measured and a projected one of a case have the same.
     platform: str
     world_size: int
-    workload: str = ""
-    """``package.module:TrainStep``."""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the workload, as a result has them."""
-    reason: str = ""
-    """Why nothing is projected; empty for a projection."""
-    not_measured: str = ""
-    """Why the case was skipped; empty where it was measured."""
+    workload: str = ""  # ``package.module:TrainStep``.
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # Fields of the workload, as a result has them.
+    reason: str = ""  # Why nothing is projected; empty for a projection.
+    not_measured: str = ""  # Why the case was skipped; empty where it was measured.
     training: Training | None = None
     step_time_s: float = 0.0
     low_s: float = 0.0
-    high_s: float = 0.0
-    """Ends of the 80 % band."""
+    high_s: float = 0.0  # Ends of the 80 % band.
     metrics: tuple[Metric, ...] = ()
-    memory_bytes: float = 0.0
-    """Allocated at most, on the fullest rank."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the step by the resource that it waits for."""
-    binding: str = ""
-    """The resource that most of the step waits for."""
+    memory_bytes: float = 0.0  # Allocated at most, on the fullest rank.
+    seconds: Mapping[str, float] = field(default_factory=dict)  # Seconds of the step by the resource that it waits for.
+    binding: str = ""  # The resource that most of the step waits for.
     regime: str = ""
-    band_source: str = ""
-    """Where the band comes from."""
-    calibration: str = ""
-    """Where the constants come from."""
+    band_source: str = ""  # Where the band comes from.
+    calibration: str = ""  # Where the constants come from.
     flags: tuple[str, ...] = ()
-    lower_bound: bool = False
-    """The step takes this long or longer."""
-    simulated: bool = False
-    """Of a simulated device."""
+    lower_bound: bool = False  # The step takes this long or longer.
+    simulated: bool = False  # Of a simulated device.
 
     def value(self, metric: str) -> float | None:
         """Return the value of a metric by name; None if it is not projected."""
@@ -69,10 +56,8 @@ class Projected:
 XFAILED = "xfailed: "
 INSTRUMENTED = "the ranks were instrumented: "
 NOT_QUIET = "the machine is not quiet: "
-THROTTLED = "throttled: "
-"""Warnings that leave little to trust begin with one of these three."""
-_INSTRUMENTS = 3
-"""Instruments that a warning names."""
+THROTTLED = "throttled: "  # Warnings that leave little to trust begin with one of these three.
+_INSTRUMENTS = 3  # Instruments that a warning names.
 _SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -80,34 +65,23 @@ _SETTINGS = json.JSONEncoder(sort_keys=True, default=str)
 class Revision:
     """The revision of the measured code; all empty outside of git."""
 
-    commit: str = ""
-    """Full hash."""
-    branch: str = ""
-    """Empty on a detached head that no CI service names."""
-    dirty: bool = False
-    """Whether tracked files differ from the commit."""
-    subject: str = ""
-    """First line of the commit's message."""
-    problem: str = ""
-    """Why git could not be read, in one line; empty if it could, and outside of git."""
+    commit: str = ""  # Full hash.
+    branch: str = ""  # Empty on a detached head that no CI service names.
+    dirty: bool = False  # Whether tracked files differ from the commit.
+    subject: str = ""  # First line of the commit's message.
+    problem: str = ""  # Why git could not be read, in one line; empty if it could, and outside of git.
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateRecord:
     """The verdicts of the gate in one run."""
 
-    gate: bool
-    """Whether verdicts failed their cases (``--perf-gate``)."""
-    fail_on: tuple[str, ...] = ()
-    """Verdicts that failed."""
-    verdicts: tuple[Verdict, ...] = ()
-    """Of every judged case, with its findings."""
-    suite: VerdictName | None = None
-    """Verdict on the suite as a whole; None where it is not slower."""
-    suite_line: str = ""
-    """The same in words."""
-    banner: tuple[str, ...] = ()
-    """Lines on the session as a whole."""
+    gate: bool  # Whether verdicts failed their cases (``--perf-gate``).
+    fail_on: tuple[str, ...] = ()  # Verdicts that failed.
+    verdicts: tuple[Verdict, ...] = ()  # Of every judged case, with its findings.
+    suite: VerdictName | None = None  # Verdict on the suite as a whole; None where it is not slower.
+    suite_line: str = ""  # The same in words.
+    banner: tuple[str, ...] = ()  # Lines on the session as a whole.
 
     @functools.cached_property
     def by_case(self) -> Mapping[str, Verdict]:
@@ -126,14 +100,10 @@ _INTERRUPTED = 2  # pytest's exit status.
 class RunEnd:
     """How a run ended; a run without one was killed."""
 
-    at: str
-    """UTC, ISO 8601."""
-    took_s: float
-    """Seconds from the first case to the end."""
-    exit_status: int
-    """pytest's, as far as it was known when the journal was closed."""
-    warnings: tuple[str, ...] = ()
-    """Reasons to doubt the figures."""
+    at: str  # UTC, ISO 8601.
+    took_s: float  # Seconds from the first case to the end.
+    exit_status: int  # pytest's, as far as it was known when the journal was closed.
+    warnings: tuple[str, ...] = ()  # Reasons to doubt the figures.
     failed: Mapping[str, str] = field(default_factory=dict)
     """Message of each case that failed by anything but its verdict."""
 
@@ -142,36 +112,26 @@ class RunEnd:
 class Header:
     """Facts about a run at its start."""
 
-    session: str
-    """Identifier of the pytest session."""
-    fingerprint: str
-    """Key of the hardware; a run resumes only on the same."""
-    platform: str
-    """Name of the platform that ran the cases."""
-    started_at: str
-    """UTC, ISO 8601."""
+    session: str  # Identifier of the pytest session.
+    fingerprint: str  # Key of the hardware; a run resumes only on the same.
+    platform: str  # Name of the platform that ran the cases.
+    started_at: str  # UTC, ISO 8601.
     versions: Mapping[str, Any] = field(default_factory=dict)
     """Versions of Python, perfsuite, pytest, pytest-benchmark and torch."""
-    revision: Revision = field(default_factory=Revision)
-    """The code that is measured."""
-    arguments: tuple[str, ...] = ()
-    """pytest's command-line arguments."""
-    host: str = ""
-    """Name of the driver's host; empty in journals that do not have it."""
+    revision: Revision = field(default_factory=Revision)  # The code that is measured.
+    arguments: tuple[str, ...] = ()  # pytest's command-line arguments.
+    host: str = ""  # Name of the driver's host; empty in journals that do not have it.
     boot: str = ""
     """Boot of that host, see :func:`perfsuite.platforms.host.boot_of`; host names may repeat, boots do not."""
-    schema: int = SCHEMA
-    """Version of the journal's form."""
+    schema: int = SCHEMA  # Version of the journal's form.
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord(Header):
     """A run, as a journal holds it."""
 
-    name: str
-    """Session, or the file's name."""
-    results: Mapping[str, Result]
-    """The newest result of each case, by node id."""
+    name: str  # Session, or the file's name.
+    results: Mapping[str, Result]  # The newest result of each case, by node id.
     session: str = ""
     started_at: str = ""
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -180,20 +140,14 @@ class RunRecord(Header):
     """Signal that ended the run while this case was running."""
     skips: Mapping[str, str] = field(default_factory=dict)
     """Reason of each case that was skipped; of one that failed as its mark expects it begins with XFAILED."""
-    gate: GateRecord | None = None
-    """None without a verdict."""
-    end: RunEnd | None = None
-    """None for a run that was killed."""
+    gate: GateRecord | None = None  # None without a verdict.
+    end: RunEnd | None = None  # None for a run that was killed.
     peaks: Peaks | None = None
     """The peaks that had to be measured, in the newest version; shares of them are in the metrics of the results."""
-    projections: Mapping[str, Projected] = field(default_factory=dict)
-    """Projections of cases by node id."""
-    path: Path | None = None
-    """The journal that the run was read from."""
-    truncated: bool = False
-    """The journal's last line was not complete and is left out."""
-    measured: Counter[str] = field(default_factory=Counter)
-    """Number of results that the journal has of each case."""
+    projections: Mapping[str, Projected] = field(default_factory=dict)  # Projections of cases by node id.
+    path: Path | None = None  # The journal that the run was read from.
+    truncated: bool = False  # The journal's last line was not complete and is left out.
+    measured: Counter[str] = field(default_factory=Counter)  # Number of results that the journal has of each case.
     case_errors: Mapping[str, str] = field(default_factory=dict)
     """Whole message of each case that the ranks failed and that was not measured later."""
 

@@ -73,27 +73,20 @@ class Process:
 class Budget:
     """How long and how often a case is timed; read once from the options, sent with every case."""
 
-    min_rounds: int = 5
-    """Samples taken at least, unless ``timeout_s`` ends the case."""
-    max_rounds: int = 1000
-    """Samples taken at most."""
-    max_time_s: float = 1.0
-    """After ``min_rounds``, sampling stops once it has taken this long."""
-    warmup_time_s: float = 1.0
-    """The warm-up stops when steady or after this long."""
+    min_rounds: int = 5  # Samples taken at least, unless ``timeout_s`` ends the case.
+    max_rounds: int = 1000  # Samples taken at most.
+    max_time_s: float = 1.0  # After ``min_rounds``, sampling stops once it has taken this long.
+    warmup_time_s: float = 1.0  # The warm-up stops when steady or after this long.
     warmup_min_iterations: int = 3
     warmup_min_s: float | None = None
     """The warm-up goes on for so many seconds of iterations, steady or not; None leaves that to the clock's rules."""
-    smoke: bool = False
-    """Build, check and one iteration only (``--benchmark-disable``)."""
-    disable_gc: bool = True
-    """Python's garbage collector is off during samples."""
+    smoke: bool = False  # Build, check and one iteration only (``--benchmark-disable``).
+    disable_gc: bool = True  # Python's garbage collector is off during samples.
     cache_flush: bool = False
     """Write a buffer larger than the last-level cache before every iteration: a sample is then one."""
     sustain_s: float | None = None
     """Seconds of sampling, instead of ``max_rounds`` and ``max_time_s``, to see if the device keeps its speed."""
-    yardstick: bool = False
-    """Time a control that resembles the step after every sample."""
+    yardstick: bool = False  # Time a control that resembles the step after every sample.
     timeout_s: float = 120.0
     """One build of the case, its checks included, must end within this; so must joining the process group before it."""
     fixed_timeout: bool = False
@@ -135,18 +128,13 @@ class CallableStep(Step):
 class Rank(Protocol):
     """The rank that builds a workload: its number, device and groups."""
 
-    device: torch.device
-    """The device this rank computes on."""
-    rank: int
-    """Number of this rank, from 0."""
-    local_rank: int
-    """Number of this rank on its host, from 0."""
-    world_size: int
-    """Number of ranks."""
+    device: torch.device  # The device this rank computes on.
+    rank: int  # Number of this rank, from 0.
+    local_rank: int  # Number of this rank on its host, from 0.
+    world_size: int  # Number of ranks.
     purpose: Purpose
     """Purpose of this build; memory, FLOPs, exposed communication and losses come from separate builds."""
-    shape: MeshShape
-    """Sizes of the mesh's axes."""
+    shape: MeshShape  # Sizes of the mesh's axes.
 
     @property
     def mesh(self) -> torch.distributed.device_mesh.DeviceMesh:
@@ -208,8 +196,7 @@ class Workload(ABC):
     """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
     yardstick: ClassVar[Yardstick] = "compute"
     """Kind of control that resembles the step.  On a CPU, ranks refine it by observation."""
-    captured: ClassVar[bool] = False
-    """Kernels alone: if they are launch-bound, a captured graph is timed too."""
+    captured: ClassVar[bool] = False  # Kernels alone: if they are launch-bound, a captured graph is timed too.
     fills_memory: ClassVar[bool] = False
     """It fills the memory; the yardstick's buffers are then allocated without the gate too, so that results agree."""
 
@@ -309,10 +296,8 @@ def as_step(made: object, maker: str) -> Step:
 class FunctionWorkload(Workload):
     """A plain function of a test file: ``step(rank, **parameters)`` returns a callable or a Step."""
 
-    function: Callable[..., Any]
-    """Module-level function that runs on every rank."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments after ``rank``."""
+    function: Callable[..., Any]  # Module-level function that runs on every rank.
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # Keyword arguments after ``rank``.
     preload = ("pytest",)  # by the function's file: 0.2 s in each of its ranks
 
     def work(self, shape: MeshShape) -> Work:

@@ -47,26 +47,19 @@ UNSAID: Mapping[str, str] = MappingProxyType(
 class Recipe:
     """A published run, or several with the same settings on several platforms or in several tables."""
 
-    name: str
-    """Report, model, distinguishing settings, nodes x devices: ``002-llama2_7b-bf16-1x8``."""
+    name: str  # Report, model, distinguishing settings, nodes x devices: ``002-llama2_7b-bf16-1x8``.
     rows: tuple[tuple[str, int], ...]
     """(table, line of the report) of every row of this run: ``("002/performance", 50)``; empty if a report has a
     heading without figures."""
-    parameters: Mapping[str, Any]
-    """Keyword arguments of the workload."""
+    parameters: Mapping[str, Any]  # Keyword arguments of the workload.
     world_size: int
-    workload: str = "train_step"
-    """Workload in snake case: train_step, tensor_linear, moe_layer."""
+    workload: str = "train_step"  # Workload in snake case: train_step, tensor_linear, moe_layer.
     own: Mapping[str, str] = field(default_factory=dict)
     """Settings of this recipe that its rows do not state, by name -> reason."""
-    beside: str = ""
-    """Name of the recipe of the same rows of which this one is a variant without rows."""
-    test: str = TEST
-    """Test function that runs it."""
-    words: str = ""
-    """Id of its case after the platform; empty: the name."""
-    small: str = ""
-    """Id of the same case at the small scale on a CPU."""
+    beside: str = ""  # Name of the recipe of the same rows of which this one is a variant without rows.
+    test: str = TEST  # Test function that runs it.
+    words: str = ""  # Id of its case after the platform; empty: the name.
+    small: str = ""  # Id of the same case at the small scale on a CPU.
 
     @property
     def nodes(self) -> int:
