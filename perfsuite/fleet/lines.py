@@ -17,10 +17,8 @@ from perfsuite.fleet.nodes import Fleet, FleetQuantity
 from perfsuite.fleet.rule import FEWEST_NODES, Slow, level_of
 from perfsuite.fleet.standing import NodeStanding, Standings
 
-_NAMED = 6
-"""Most absent nodes and quantities in one line."""
-_SLOW = 3
-"""Most quantities in the line of a slow device."""
+_NAMED = 6  # Most absent nodes and quantities in one line.
+_SLOW = 3  # Most quantities in the line of a slow device.
 _LABEL = 13
 
 
@@ -214,8 +212,7 @@ def fleet_json(standings: Standings, fleet: Fleet) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FEWEST_TO_LEARN = 4
-"""Fewest nodes of a population from which expectations are made."""
+FEWEST_TO_LEARN = 4  # Fewest nodes of a population from which expectations are made.
 
 
 def own_rows(standings: Standings, fleet: Fleet, date: str) -> list[str]:

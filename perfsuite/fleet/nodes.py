@@ -34,15 +34,13 @@ class FleetQuantity:
     """One case that every node of a population runs."""
 
     case: str
-    kind: str
-    """A key of PRIORS."""
+    kind: str  # A key of PRIORS.
     workload: str
     parameters: Mapping[str, Any]
     defaults: Mapping[str, Any]
     platform: str
     ranks_per_node: int
-    metric: str
-    """Metric that is written as an expectation; empty without one."""
+    metric: str  # Metric that is written as an expectation; empty without one.
     unit: str
 
     @property
@@ -55,28 +53,22 @@ class FleetQuantity:
 class NodeRun:
     """One run of one node from one journal."""
 
-    node: str
-    """Host name; :func:`read_nodes` makes it unique."""
+    node: str  # Host name; :func:`read_nodes` makes it unique.
     path: Path
     started_at: str = ""
     boot: str = ""
-    devices: Mapping[str, str] = field(default_factory=dict)
-    """UUID by torch's name of the device; empty if unknown."""
-    ports: tuple[str, ...] = ()
-    """Active ports of the network with their rates."""
-    key: Mapping[str, str] = field(default_factory=dict)
-    """Parts of the population's key."""
+    devices: Mapping[str, str] = field(default_factory=dict)  # UUID by torch's name of the device; empty if unknown.
+    ports: tuple[str, ...] = ()  # Active ports of the network with their rates.
+    key: Mapping[str, str] = field(default_factory=dict)  # Parts of the population's key.
     fingerprint: str = ""
     times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Log seconds by case and device; the device of a node's own time is empty."""
-    values: Mapping[str, float] = field(default_factory=dict)
-    """Value of the quantity's metric by case."""
+    values: Mapping[str, float] = field(default_factory=dict)  # Value of the quantity's metric by case.
     expected: tuple[Expected, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     """Throttle reasons and clocks by device at the end of its last sample."""
-    absent: str = ""
-    """Reason why the journal does not count: unreadable, or without an end."""
+    absent: str = ""  # Reason why the journal does not count: unreadable, or without an end.
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -94,8 +86,7 @@ class Fleet:
     pairs: Mapping[str, Mapping[NodePair, float]] = field(default_factory=dict)
     """Log seconds of a message by pair of hosts, for cases with rounds of pairs."""
     links: tuple[SlowLink, ...] = ()
-    notes: tuple[str, ...] = ()
-    """Remarks on unusual journals: repeated nodes and host names, cases over several nodes."""
+    notes: tuple[str, ...] = ()  # Remarks on unusual journals: repeated nodes and host names, cases over several nodes.
 
 
 def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:

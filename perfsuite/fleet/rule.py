@@ -21,19 +21,14 @@ from perfsuite.metrics.pairs import SLOW_LINK, beyond_ends, log_times, log_times
 from perfsuite.record.result import Result
 from perfsuite.statistics.robust import MAD_TO_SIGMA, median
 
-SLOWER_THAN = 0.03
-"""Smallest relative slowdown that is reported, for any spread."""
+SLOWER_THAN = 0.03  # Smallest relative slowdown that is reported, for any spread.
 DEVIATIONS = 6.0
 """Robust standard deviations. The tails of healthy devices are unknown; with t5 tails four of them report one node in
 14."""
-AGAIN = 0.9
-"""Share of both limits that a second look must reach; the second look was not selected for being slow."""
-PRIOR_WEIGHT = 8.0
-"""Weight of the prior spread in independent members."""
-NODE_VARIANCE = 0.3
-"""Share of the healthy variance that devices of a node have in common (assumed)."""
-_OF_MEDIAN = math.pi / 2
-"""Ratio of the variance of a median to the variance of a mean, for normal values."""
+AGAIN = 0.9  # Share of both limits that a second look must reach; the second look was not selected for being slow.
+PRIOR_WEIGHT = 8.0  # Weight of the prior spread in independent members.
+NODE_VARIANCE = 0.3  # Share of the healthy variance that devices of a node have in common (assumed).
+_OF_MEDIAN = math.pi / 2  # Ratio of the variance of a median to the variance of a mean, for normal values.
 DETECTED_AT = 7.0
 """Spreads from which a slow member is reported in about 80 % (six, and its own position among the healthy)."""
 
@@ -94,8 +89,7 @@ def node_prior(prior: float, devices: int) -> float:
     return prior * math.sqrt(NODE_VARIANCE + (1 - NODE_VARIANCE) * _OF_MEDIAN / devices)
 
 
-APART = 0.01
-"""Smallest relative distance between two groups of nodes that is reported."""
+APART = 0.01  # Smallest relative distance between two groups of nodes that is reported.
 FEWEST_DEVICES, FEWEST_NODES, FEWEST_NODES_WITH_PRIOR, FEWEST_GROUPS = 4, 8, 4, 4
 """Fewest members to judge devices, nodes, nodes with an own row's spread, and groups."""
 
@@ -104,10 +98,8 @@ FEWEST_DEVICES, FEWEST_NODES, FEWEST_NODES_WITH_PRIOR, FEWEST_GROUPS = 4, 8, 4, 
 class Slow:
     """A slow member in one quantity."""
 
-    member: tuple[str, str]
-    """Node and device; the device is empty for the node as a whole."""
-    slower: float
-    """Relative to the median of its population."""
+    member: tuple[str, str]  # Node and device; the device is empty for the node as a whole.
+    slower: float  # Relative to the median of its population.
     deviations: float
 
 
@@ -116,10 +108,8 @@ class Outliers:
     """One quantity of one population, judged by device and by node."""
 
     slow: tuple[Slow, ...]
-    devices: Position | None
-    """None with too few devices, and for a quantity of whole nodes."""
-    nodes: Position | None
-    """None with too few nodes."""
+    devices: Position | None  # None with too few devices, and for a quantity of whole nodes.
+    nodes: Position | None  # None with too few nodes.
 
 
 def compare(
@@ -204,8 +194,7 @@ def two_groups(values: Sequence[float]) -> tuple[float, int] | None:
 
 
 DEVIATIONS_OF_PAIRS = 2.0
-FEWEST_PARTNERS = 3
-"""Fewest partners of a judged node."""
+FEWEST_PARTNERS = 3  # Fewest partners of a judged node.
 
 NodePair = tuple[str, str]
 
@@ -215,12 +204,9 @@ class SlowLink:
     """A slow link between two devices that are not slow themselves."""
 
     case: str
-    ends: tuple[str, str]
-    """Host and device of each."""
-    slower: float
-    """Relative excess over the usual time of both ends in the first round."""
-    again: float
-    """The same in the median of the further tries."""
+    ends: tuple[str, str]  # Host and device of each.
+    slower: float  # Relative excess over the usual time of both ends in the first round.
+    again: float  # The same in the median of the further tries.
 
 
 def slow_links(result: Result) -> list[SlowLink]:

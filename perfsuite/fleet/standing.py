@@ -17,8 +17,7 @@ from perfsuite.fleet.rule import FEWEST_GROUPS, Position, Slow, SlowLink, compar
 from perfsuite.statistics.robust import median
 
 Standing = Literal["absent", "below", "slow", "incomplete", "look", "not judged", "pass"]
-ALIKE = 0.9
-"""Share of the judged nodes below expectation above which the cause is software, not a device."""
+ALIKE = 0.9  # Share of the judged nodes below expectation above which the cause is software, not a device.
 FEWEST_ALIKE = 2
 _FEWEST_NODES_OF_A_SUITE = 3
 _WORLD_SIZE = re.compile(r"-ws\d+")
@@ -29,8 +28,7 @@ class QuantityJudgement:
     """One quantity of one population."""
 
     quantity: FleetQuantity
-    population: int
-    """Index in :attr:`Standings.populations`."""
+    population: int  # Index in :attr:`Standings.populations`.
     devices: Position | None
     nodes: Position | None
     slow: tuple[Slow, ...]
@@ -55,13 +53,10 @@ class NodeStanding:
 
     node: str
     standing: Standing
-    slow: tuple[tuple[str, Slow], ...] = ()
-    """Case and finding within the fleet."""
-    below: tuple[Expected, ...] = ()
-    """Findings against the expectation, without those that nearly every node has."""
+    slow: tuple[tuple[str, Slow], ...] = ()  # Case and finding within the fleet.
+    below: tuple[Expected, ...] = ()  # Findings against the expectation, without those that nearly every node has.
     looks: tuple[Expected, ...] = ()
-    reason: str = ""
-    """Reason why the node is absent or incomplete."""
+    reason: str = ""  # Reason why the node is absent or incomplete.
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -75,19 +70,14 @@ class Standings:
     """The verdict of a fleet."""
 
     nodes: Mapping[str, NodeStanding]
-    populations: tuple[tuple[Mapping[str, str], tuple[str, ...]], ...]
-    """Key and nodes of each, the largest first."""
+    populations: tuple[tuple[Mapping[str, str], tuple[str, ...]], ...]  # Key and nodes of each, the largest first.
     judgements: tuple[QuantityJudgement, ...]
     alike: tuple[tuple[Expected, int, int], ...]
     """Findings of nearly every node: the entry of one node, the number of nodes below, the number of all."""
-    groups: tuple[tuple[str, str, Slow], ...] = ()
-    """Group, case and finding of slow groups."""
-    links: tuple[SlowLink, ...] = ()
-    """Slow links between nodes that are not slow."""
-    modes: tuple[str, ...] = ()
-    """Sentences on two groups of nodes without a difference in a recorded key."""
-    missing_count: int = 0
-    """Number of absent nodes, if only a number of nodes is expected."""
+    groups: tuple[tuple[str, str, Slow], ...] = ()  # Group, case and finding of slow groups.
+    links: tuple[SlowLink, ...] = ()  # Slow links between nodes that are not slow.
+    modes: tuple[str, ...] = ()  # Sentences on two groups of nodes without a difference in a recorded key.
+    missing_count: int = 0  # Number of absent nodes, if only a number of nodes is expected.
     notes: tuple[str, ...] = ()
 
     @property

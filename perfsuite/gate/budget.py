@@ -11,10 +11,8 @@ LEAST_S = 180.0
 PLAIN_RUNS = 10
 SCREENING_SHARE = 1 / 3
 """Share of a budget that screening may use before suspects have their verdicts.  Row: 60 s, how long it takes."""
-_ARMS: Mapping[RequestKind, int] = {"run": 1, "ab_pair": 2, "anchor_pair": 2}
-"""Runs of a request."""
-Wanted = Mapping[RequestKind, Mapping[str, int]]
-"""Number of requests of each kind, by node id."""
+_ARMS: Mapping[RequestKind, int] = {"run": 1, "ab_pair": 2, "anchor_pair": 2}  # Runs of a request.
+Wanted = Mapping[RequestKind, Mapping[str, int]]  # Number of requests of each kind, by node id.
 
 
 def usual_s(plain_s: float) -> float:
@@ -30,14 +28,11 @@ def usual_s(plain_s: float) -> float:
 class Costs:
     """Seconds of requests, as measured so far."""
 
-    start_s: float = 10.0
-    """Start of one arm of an A/B: interpreter, pytest, the import of torch."""
+    start_s: float = 10.0  # Start of one arm of an A/B: interpreter, pytest, the import of torch.
     starts: Mapping[RequestKind, int] = field(default_factory=lambda: {"ab_pair": 2, "anchor_pair": 1})
     """Number of arms that the first pair of a kind starts; later pairs use the same arms."""
-    run_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of one fresh run, by node id."""
-    usual_run_s: float = 1.0
-    """Seconds of a run of other cases."""
+    run_s: Mapping[str, float] = field(default_factory=dict)  # Seconds of one fresh run, by node id.
+    usual_run_s: float = 1.0  # Seconds of a run of other cases.
 
     def of(self, wanted: Wanted) -> float:
         """Return the seconds of all these requests.

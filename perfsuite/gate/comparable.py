@@ -18,18 +18,13 @@ from perfsuite.baselines.runs import CaseIdentity, RunSummary, moment, usable
 from perfsuite.gate.evidence import GateCase
 from perfsuite.record.verdict import GateSettings
 
-STALE_DAYS = 60
-"""Age of the newest run above which a baseline is flagged."""
-DROPPED_DAYS = 120
-"""Age of the newest run above which a baseline is not used."""
-SHOWN_DIFFERENCES = 6
-"""Most differences of the environment in a verdict; the others are counted."""
+STALE_DAYS = 60  # Age of the newest run above which a baseline is flagged.
+DROPPED_DAYS = 120  # Age of the newest run above which a baseline is not used.
+SHOWN_DIFFERENCES = 6  # Most differences of the environment in a verdict; the others are counted.
 _NOT_TIMED = frozenset({"pytest", "pytest-benchmark", "perfsuite", "nvidia-ml-py", "mthreads-ml-py"})
 """Software that runs outside the timed region."""
-_NO_CAUSES = frozenset({"hostname", "notes"})
-"""Parts of an environment that do not change the speed of a case."""
-_WHICH_CORES = "cores.which"
-"""A batch system gives other cores of the same kind to every job."""
+_NO_CAUSES = frozenset({"hostname", "notes"})  # Parts of an environment that do not change the speed of a case.
+_WHICH_CORES = "cores.which"  # A batch system gives other cores of the same kind to every job.
 _UNKNOWN = "unknown"
 _ANOTHER_HOST = "another host of equal hardware"
 """Without the host's name, because reports and pages repeat the causes of a verdict."""

@@ -14,45 +14,31 @@ from perfsuite.gate.shift import Moved, Seen, comparable, moved
 from perfsuite.record.verdict import ALL, TIME, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
-Pair = tuple[RunSummary, RunSummary]
-"""Neighbouring runs of another revision and of the new code."""
+Pair = tuple[RunSummary, RunSummary]  # Neighbouring runs of another revision and of the new code.
 
-SPARE_RUNS = 3
-"""Unstable runs that are replaced per stage before the host is called unstable."""
+SPARE_RUNS = 3  # Unstable runs that are replaced per stage before the host is called unstable.
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateCase:
     """Input of the gate for one case; :func:`perfsuite.gate.comparable.gate_case` creates it."""
 
-    case: CaseIdentity
-    """Identity, and the meaning of its metrics."""
-    stored: tuple[RunSummary, ...] = ()
-    """Stored runs to compare with: the reference of the epoch, oldest first."""
+    case: CaseIdentity  # Identity, and the meaning of its metrics.
+    stored: tuple[RunSummary, ...] = ()  # Stored runs to compare with: the reference of the epoch, oldest first.
     newest: tuple[RunSummary, ...] = ()
     """Newer stored runs, oldest first; they show between which commits a change grew."""
-    tolerance: float | None = None
-    """Accepted relative slowdown; None: that of the settings."""
-    metric_tolerances: Mapping[str, float] = field(default_factory=dict)
-    """Tolerances by metric."""
-    stored_metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)
-    """The metrics of the stored case."""
+    tolerance: float | None = None  # Accepted relative slowdown; None: that of the settings.
+    metric_tolerances: Mapping[str, float] = field(default_factory=dict)  # Tolerances by metric.
+    stored_metrics: Mapping[str, MetricMeaning] = field(default_factory=dict)  # The metrics of the stored case.
     changed_metrics: Mapping[str, str] = field(default_factory=dict)
     """Own metrics whose unit or direction differs from the stored one, with both; ``case`` is without them."""
-    refusal: VerdictName | None = None
-    """``no-baseline`` or ``not-comparable`` if no stored run can be compared."""
-    reasons: tuple[str, ...] = ()
-    """Reasons of the refusal."""
-    flags: tuple[str, ...] = ()
-    """Remarks for any verdict: stale baseline, dropped runs."""
-    soft_differences: tuple[str, ...] = ()
-    """Differences of the environment from that of the compared runs."""
-    environment_changes: tuple[str, ...] = ()
-    """Differences that can slow the case."""
-    hosts: str = ""
-    """A sentence about the hosts of the stored runs; empty if all are, or may be, of this host."""
-    elsewhere: tuple[str, ...] = ()
-    """The host as a cause, if all stored runs are of one other host."""
+    refusal: VerdictName | None = None  # ``no-baseline`` or ``not-comparable`` if no stored run can be compared.
+    reasons: tuple[str, ...] = ()  # Reasons of the refusal.
+    flags: tuple[str, ...] = ()  # Remarks for any verdict: stale baseline, dropped runs.
+    soft_differences: tuple[str, ...] = ()  # Differences of the environment from that of the compared runs.
+    environment_changes: tuple[str, ...] = ()  # Differences that can slow the case.
+    hosts: str = ""  # A sentence about the hosts of the stored runs; empty if all are, or may be, of this host.
+    elsewhere: tuple[str, ...] = ()  # The host as a cause, if all stored runs are of one other host.
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -70,8 +56,7 @@ class Judged:
     """One quantity of a case together with its stored level."""
 
     quantity: Quantity
-    level: Level
-    """Stored level and scatter."""
+    level: Level  # Stored level and scatter.
 
     @property
     def name(self) -> str:

@@ -13,25 +13,19 @@ from perfsuite.metrics import REGISTRY
 from perfsuite.record.own_metrics import Better
 from perfsuite.record.verdict import Finding, VerdictName
 
-STORED_DIGITS = 1e-5
-"""Relative difference between equal values that were stored with six digits."""
-BUBBLE_CHANGE = 0.01
-"""Accepted absolute change of a bubble ratio."""
-MEMORY_CHANGE = 0.01
-"""Accepted relative change of a memory size that has no other rule in the registry."""
+STORED_DIGITS = 1e-5  # Relative difference between equal values that were stored with six digits.
+BUBBLE_CHANGE = 0.01  # Accepted absolute change of a bubble ratio.
+MEMORY_CHANGE = 0.01  # Accepted relative change of a memory size that has no other rule in the registry.
 
-_STILL = 0.1
-"""Share of the allowed change up to which stored values do not scatter."""
+_STILL = 0.1  # Share of the allowed change up to which stored values do not scatter.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExactRule:
     """The allowed change of a quantity for the worse: the larger of the two values."""
 
-    relative: float = 0.0
-    """Share of the stored value."""
-    absolute: float = 0.0
-    """In the unit of the quantity."""
+    relative: float = 0.0  # Share of the stored value.
+    absolute: float = 0.0  # In the unit of the quantity.
 
 
 def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) -> ExactRule | None:

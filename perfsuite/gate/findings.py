@@ -29,8 +29,7 @@ _ORDER: tuple[VerdictName, ...] = (
     "pass",
 )
 """The worst first: a case has the verdict of its worst quantity."""
-LOUD = 3.0
-"""Standard deviations of a run; every change that can be shown is larger."""
+LOUD = 3.0  # Standard deviations of a run; every change that can be shown is larger.
 
 
 def verdict(work: CaseWork, view: View) -> Verdict:
@@ -264,8 +263,7 @@ def unjudged(work: CaseWork, needed: int) -> Iterator[str]:
 
 LONE_SESSIONS = 8
 """Stored sessions with which an unchanged case mostly passes in a suite of few cases (docs gate-evidence)."""
-NOISY = 2.0
-"""Variance inside the session over that of stored runs above which a line reports a noisy host."""
+NOISY = 2.0  # Variance inside the session over that of stored runs above which a line reports a noisy host.
 
 
 def against_base(works: Sequence[CaseWork], view: View) -> Compared | None:

@@ -26,13 +26,11 @@ from perfsuite.statistics.paired import paired_mean
 from perfsuite.statistics.robust import clipped_variance, huber_mean, median, rough_sigma, variance, without_largest
 from perfsuite.statistics.student import t_quantile
 
-SURE = 0.999
-"""Confidence with which a pass excludes a slowdown that is too large to be missed."""
+SURE = 0.999  # Confidence with which a pass excludes a slowdown that is too large to be missed.
 SURE_ALONE = 0.9999
 """The same if only a few sessions of one case show the host's noise.  Row: silence 1 to 8."""
 LIKELY = 0.95
-LAST_STAGE = 0.985
-"""The same for the last stage, whose runs are sometimes disturbed."""
+LAST_STAGE = 0.985  # The same for the last stage, whose runs are sometimes disturbed.
 NEAR, NEAR_LAST = 0.6, 0.85
 """Shares of the tolerance below which a suspect is cleared after its first and after its last runs."""
 NEAR_BASE = 0.85
@@ -43,10 +41,8 @@ MIN_SCATTER = 4
 """Fewest runs whose scatter shows whether pairs can decide.  Row: silence 1, hosted VM."""
 UNKNOWN_SESSION_SIGMA = 0.01
 """Assumed movement of a case between sessions if the baseline has too few sessions and no A/B can be run."""
-NOISIER = 2.5
-"""Variance of this session's runs over that of stored ones above which the host is noisier."""
-UNRESTED_SHARE = 0.5
-"""Share of the variance of stored runs that the spread of samples cannot show, because it is drift."""
+NOISIER = 2.5  # Variance of this session's runs over that of stored ones above which the host is noisier.
+UNRESTED_SHARE = 0.5  # Share of the variance of stored runs that the spread of samples cannot show, because it is drift
 UNKNOWN_SHARE = 2 / 3
 """Largest assumed share of a run's variance between sessions if a noisier host's drift is part of it."""
 ENOUGH_SESSIONS = 3
@@ -61,19 +57,14 @@ SESSIONS_DOF = 4
 class Judge:
     """Judges one quantity of one case."""
 
-    level: Level
-    """The stored level."""
-    today: Today
-    """The shift of the session."""
+    level: Level  # The stored level.
+    today: Today  # The shift of the session.
     bounds: Bounds
-    settings: GateSettings
-    """Limits of runs and pairs."""
-    between: float = SESSION_SHARE
-    """Share of the variance of stored runs between sessions."""
+    settings: GateSettings  # Limits of runs and pairs.
+    between: float = SESSION_SHARE  # Share of the variance of stored runs between sessions.
     restless: float = 1.0
     """Spread of samples inside today's runs relative to the usual one, if it shows a noisier host; else 1."""
-    inside: float = 1 - SESSION_SHARE
-    """Variance of runs inside this session over the variance of stored runs."""
+    inside: float = 1 - SESSION_SHARE  # Variance of runs inside this session over the variance of stored runs.
 
     @property
     def dof(self) -> int:

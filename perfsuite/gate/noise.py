@@ -17,14 +17,10 @@ from perfsuite.statistics.robust import MAD_TO_SIGMA, huber_mean, median, rough_
 
 GAIN = 0.25
 """A yardstick is used if it cuts the noise of a kind by this share.  Row: the same with a yardstick, error rates."""
-ENOUGH_DOF = 14
-"""Degrees of freedom that this share needs."""
-FEW_GAIN = 0.7
-"""The share with fewer of them: eight unrelated runs show it by chance in one of 200 sets."""
-LEAST_DOF = 6
-"""Fewest degrees of freedom for a slope on the yardstick."""
-STEEPEST = 1.5
-"""Largest slope on a yardstick; a larger one means an unsuitable yardstick."""
+ENOUGH_DOF = 14  # Degrees of freedom that this share needs.
+FEW_GAIN = 0.7  # The share with fewer of them: eight unrelated runs show it by chance in one of 200 sets.
+LEAST_DOF = 6  # Fewest degrees of freedom for a slope on the yardstick.
+STEEPEST = 1.5  # Largest slope on a yardstick; a larger one means an unsuitable yardstick.
 
 
 def slopes(series: Iterable[tuple[str, Sequence[float], Sequence[float]]]) -> dict[str, float]:
@@ -76,18 +72,15 @@ MOST_PRIOR_DOF = 10
 KIND_CASES = 6
 """Fewest cases of a kind for its own noise; else that of the whole suite is used.  Row: ordinary box, error rates."""
 
-Member = tuple[float, int]
-"""Variance of one case and its degrees of freedom."""
+Member = tuple[float, int]  # Variance of one case and its degrees of freedom.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
     """The noise of other cases."""
 
-    variance: float
-    """The usual variance."""
-    dof: int
-    """Its weight in degrees of freedom."""
+    variance: float  # The usual variance.
+    dof: int  # Its weight in degrees of freedom.
 
 
 def priors(members: Sequence[tuple[str, Member]]) -> dict[str, Prior]:
@@ -147,10 +140,8 @@ def _trigamma(half: float) -> float:
     return 1 / half + 1 / (2 * half**2) + 1 / (6 * half**3)
 
 
-FLOOR = 5e-4
-"""Smallest noise: stored quantiles have four significant digits."""
-UNLIKE = 2.0
-"""Noise relative to the usual one above which a case has little in common with the others."""
+FLOOR = 5e-4  # Smallest noise: stored quantiles have four significant digits.
+UNLIKE = 2.0  # Noise relative to the usual one above which a case has little in common with the others.
 UNLIKE_PRIOR_DOF = 2
 _ROUNDS = 2
 
@@ -159,34 +150,23 @@ _ROUNDS = 2
 class History:
     """The stored runs of one quantity of one case: three parallel series of at least two runs."""
 
-    kind: str
-    """Histories of one kind share their estimate of noise."""
-    sessions: tuple[str, ...]
-    """The session of each run."""
-    values: tuple[float, ...]
-    """Logarithms of the quantity, larger is worse."""
-    yardsticks: tuple[float, ...] = ()
-    """Logarithms of the yardstick times; empty unless every run has one."""
+    kind: str  # Histories of one kind share their estimate of noise.
+    sessions: tuple[str, ...]  # The session of each run.
+    values: tuple[float, ...]  # Logarithms of the quantity, larger is worse.
+    yardsticks: tuple[float, ...] = ()  # Logarithms of the yardstick times; empty unless every run has one.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
     """The level of a case and its scatter from run to run."""
 
-    centre: float
-    """Huber mean of the stored values."""
-    sigma: float
-    """Standard deviation of one run."""
-    dof: int
-    """Degrees of freedom of ``sigma``."""
-    runs: int
-    """Number of stored runs."""
-    sessions: int
-    """Number of their sessions."""
-    slope: float = 0.0
-    """Share of the yardstick's logarithm that is subtracted from a value."""
-    yardstick: float | None = None
-    """Median logarithm of the stored yardsticks."""
+    centre: float  # Huber mean of the stored values.
+    sigma: float  # Standard deviation of one run.
+    dof: int  # Degrees of freedom of ``sigma``.
+    runs: int  # Number of stored runs.
+    sessions: int  # Number of their sessions.
+    slope: float = 0.0  # Share of the yardstick's logarithm that is subtracted from a value.
+    yardstick: float | None = None  # Median logarithm of the stored yardsticks.
 
     def adjusted(self, value: float, yardstick: float | None, yardstick_shift: float) -> float | None:
         """Return a new value on the scale of ``centre``; None without its yardstick.

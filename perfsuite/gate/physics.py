@@ -20,12 +20,9 @@ from perfsuite.record.result import Metric, Peak, Peaks, Result
 from perfsuite.record.step import Timeline
 from perfsuite.schedules.replay import replay
 
-PEAK_SLACK = 0.01
-"""Accepted excess over a published boost-clock peak: clocks and data sheets are rounded."""
-SPAN_SLACK = 0.05
-"""Accepted excess of one part over the whole step: spans and the step are medians of different series."""
-SUM_SLACK = 0.1
-"""Accepted shortfall of the sum of all parts from the step."""
+PEAK_SLACK = 0.01  # Accepted excess over a published boost-clock peak: clocks and data sheets are rounded.
+SPAN_SLACK = 0.05  # Accepted excess of one part over the whole step: spans and the step are medians of different series
+SUM_SLACK = 0.1  # Accepted shortfall of the sum of all parts from the step.
 WORK_SLACK = 0.01
 EQUAL_SAMPLES = 5
 _REMAINDER = "remainder"
@@ -35,12 +32,9 @@ _REMAINDER = "remainder"
 class Violation:
     """A rule that a result breaks."""
 
-    rule: str
-    """Name of the rule, as in perfsuite docs gate."""
-    message: str
-    """Description with the numbers."""
-    severity: Literal["impossible", "flagged"] = "impossible"
-    """Flagged: possible, but unlikely."""
+    rule: str  # Name of the rule, as in perfsuite docs gate.
+    message: str  # Description with the numbers.
+    severity: Literal["impossible", "flagged"] = "impossible"  # Flagged: possible, but unlikely.
 
     def __str__(self) -> str:
         return self.message if self.message.startswith(f"{self.rule} ") else f"{self.rule}: {self.message}"
@@ -51,12 +45,9 @@ class Subject:
     """A result with facts about its machine."""
 
     result: Result
-    peaks: Peaks | None
-    """Peaks of the device; None: only the peaks in the metrics are used."""
-    network: Peak | None
-    """GB/s per direction of a whole host's network, for results of several hosts."""
-    base: Result | None = None
-    """The same case on the smallest number of ranks; None if it was not measured."""
+    peaks: Peaks | None  # Peaks of the device; None: only the peaks in the metrics are used.
+    network: Peak | None  # GB/s per direction of a whole host's network, for results of several hosts.
+    base: Result | None = None  # The same case on the smallest number of ranks; None if it was not measured.
 
     def metric(self, name: str) -> Metric | None:
         """Return the metric of this name; None without a value."""

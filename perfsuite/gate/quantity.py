@@ -18,61 +18,44 @@ from perfsuite.statistics.robust import median
 
 SHORT_S = 10e-6
 """Seconds below which the tolerance is absolute, as large as at this time: clock and scheduler blur less."""
-ALIAS_SPREAD = 2e-3
-"""Largest difference of logarithms in every stored run at which a metric is an alias of the time."""
-OF_SAMPLES = frozenset({TIME, MEAN, P95, ALL})
-"""Quantities of the samples of a run; all others are metrics."""
+ALIAS_SPREAD = 2e-3  # Largest difference of logarithms in every stored run at which a metric is an alias of the time.
+OF_SAMPLES = frozenset({TIME, MEAN, P95, ALL})  # Quantities of the samples of a run; all others are metrics.
 SURELY_MORE = 3.0
 """Binomial standard deviations above the largest stored share at which today's runs are more disturbed."""
 P95_TOLERANCE = 0.25
 """Tolerance of the tail.  Of 30 samples the 95 % quantile is the second largest, with several times the scatter of the
 median.  25 % avoids false alarms, and a doubled tail is four times as far."""
-THROTTLED_SHARE = 0.01
-"""Share of throttled periods of a CPU quota above which the quota determines the times of a run."""
-LEAST_SPREAD = 1e-3
-"""Smallest spread of samples (ln) in stored quantiles of four digits."""
+THROTTLED_SHARE = 0.01  # Share of throttled periods of a CPU quota above which the quota determines the times of a run.
+LEAST_SPREAD = 1e-3  # Smallest spread of samples (ln) in stored quantiles of four digits.
 USEFUL: Mapping[str, float] = MappingProxyType({MEAN: 0.3, P95: 1.0})
 """Changes that mean and tail must be able to show: every third iteration twice as slow, a doubled tail."""
 PRIMARY_WEIGHT = 0.8
-SECONDARY_WEIGHT = 0.1
-"""Shares of the suite's false alarms for the time, and for mean and tail each."""
-OWN_WEIGHT = 0.2
-"""Share of all own metrics together, taken from the time."""
-OWN_USEFUL = 0.25
-"""Smallest shown change of an own metric above which it is flagged as hardly watched."""
+SECONDARY_WEIGHT = 0.1  # Shares of the suite's false alarms for the time, and for mean and tail each.
+OWN_WEIGHT = 0.2  # Share of all own metrics together, taken from the time.
+OWN_USEFUL = 0.25  # Smallest shown change of an own metric above which it is flagged as hardly watched.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """One quantity that is judged by statistics, and the way to read its value from a run."""
 
-    name: str
-    """``time``, ``mean``, ``p95`` or the name of a metric."""
-    tolerance: float
-    """Accepted relative change for the worse."""
-    history: History
-    """Stored values."""
-    weight: float = 1.0
-    """Share of the suite's false alarms that it may cause."""
+    name: str  # ``time``, ``mean``, ``p95`` or the name of a metric.
+    tolerance: float  # Accepted relative change for the worse.
+    history: History  # Stored values.
+    weight: float = 1.0  # Share of the suite's false alarms that it may cause.
     is_secondary: bool = False
     """Whether it is judged only if it looks worse: mean, tail and own metrics.
 
     They request no runs before that and are never improved.
     """
-    is_own: bool = False
-    """Whether it is an own metric, which may move without the time."""
-    useful: float = math.inf
-    """Smallest shown change above which it is flagged as hardly watched."""
-    clean_only: bool = False
-    """Whether only clean samples are compared, because the stored runs have enough of them."""
-    sign: float = 1.0
-    """-1 if higher is better, so that larger is worse."""
-    unit: str = "s"
-    """Unit of a value before its logarithm is taken."""
+    is_own: bool = False  # Whether it is an own metric, which may move without the time.
+    useful: float = math.inf  # Smallest shown change above which it is flagged as hardly watched.
+    clean_only: bool = False  # Whether only clean samples are compared, because the stored runs have enough of them.
+    sign: float = 1.0  # -1 if higher is better, so that larger is worse.
+    unit: str = "s"  # Unit of a value before its logarithm is taken.
     usual_spread: float = 0.0
     """Median spread (ln) of the samples inside a stored run; 0 if it does not apply to the quantity."""
-    usual_cpu_share: float = 0.0
-    """Median CPU share of the stored runs; a lower share shows that a core was shared."""
+    usual_cpu_share: float = 0.0  # Median CPU share of the stored runs; a lower share shows that a core was shared.
     usually_held_back: bool = False
     """Whether the CPU quota throttled most of the stored runs too, so that it is not a reason."""
     control: Control | None = None

@@ -22,10 +22,8 @@ from perfsuite.gate.suite import SuiteShift
 from perfsuite.record.verdict import ALL, FAILING, TIME, Effect, Finding, GateSettings, VerdictName
 from perfsuite.statistics.robust import median
 
-MIN_PAIRS = 3
-"""Fewest stable pairs of an A/B."""
-MIN_FRESH = 2
-"""Fewest stable fresh runs of a re-measurement."""
+MIN_PAIRS = 3  # Fewest stable pairs of an A/B.
+MIN_FRESH = 2  # Fewest stable fresh runs of a re-measurement.
 RESTLESS = 2.5
 """Spread of samples relative to stored runs that shows a noisier host; on one host 2 in 1,000 runs exceed it.
 Row: hosted VM with a base, error rates."""
@@ -42,31 +40,22 @@ class View:
     """Everything that a decision depends on apart from the case; every decision creates a new one."""
 
     settings: GateSettings
-    today: Today
-    """Shift of the session from all cases."""
-    suite: SuiteShift = field(default_factory=SuiteShift)
-    """Shift of all cases together from their stored levels."""
-    shares: Shares = field(default_factory=Shares)
-    """Shares of noise between and inside sessions."""
+    today: Today  # Shift of the session from all cases.
+    suite: SuiteShift = field(default_factory=SuiteShift)  # Shift of all cases together from their stored levels.
+    shares: Shares = field(default_factory=Shares)  # Shares of noise between and inside sessions.
     beside: Mapping[str, tuple[Today, Shares]] = field(default_factory=dict)
     """Shift and shares of mean and tail, by name: a host moves them differently from the time."""
-    tests: int = 1
-    """Number of judged quantities in the session, without mean and tail."""
-    suspects: int = 0
-    """Number of cases that the screening suspected."""
-    confirming: int = 0
-    """Number of cases with an A/B."""
+    tests: int = 1  # Number of judged quantities in the session, without mean and tail.
+    suspects: int = 0  # Number of cases that the screening suspected.
+    confirming: int = 0  # Number of cases with an A/B.
 
 
 class Need(NamedTuple):
     """The numbers of stable runs and pairs that a suspect needs."""
 
-    runs: int = 0
-    """Fresh runs."""
-    pairs: int = 0
-    """A/B pairs with the base."""
-    anchor_pairs: int = 0
-    """A/B pairs with the commit of the stored runs."""
+    runs: int = 0  # Fresh runs.
+    pairs: int = 0  # A/B pairs with the base.
+    anchor_pairs: int = 0  # A/B pairs with the commit of the stored runs.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,8 @@ from perfsuite.record.verdict import GateSettings
 from perfsuite.statistics.robust import MAD_TO_SIGMA, clipped_variance, median, median_of_most, rough_sigma, variance
 from perfsuite.statistics.student import t_quantile
 
-ENOUGH_CONTROLS = 3
-"""Fewest stored runs with a control of one kind for a stored control."""
-SCATTERS = 2.0
-"""Multiple of the usual distance between case and control above which the code is blamed."""
+ENOUGH_CONTROLS = 3  # Fewest stored runs with a control of one kind for a stored control.
+SCATTERS = 2.0  # Multiple of the usual distance between case and control above which the code is blamed.
 UNLIKE_RESPONSE = 0.3
 """Standard deviation of the share of a host's shift in a case: memory-bound and compute-bound cases differ."""
 SURELY_UNLIKE = 3 * UNLIKE_RESPONSE
@@ -46,14 +44,10 @@ Says = Literal["host", "unsure", "code"]
 class Control:
     """The control of the stored runs of a case; times are logarithms."""
 
-    kind: str
-    """Kind of the control; empty in older runs."""
-    centre: float
-    """Median of its times."""
-    apart: float
-    """Standard deviation of the difference between case and control."""
-    read: Read
-    """Function that reads the time of the control from a run."""
+    kind: str  # Kind of the control; empty in older runs.
+    centre: float  # Median of its times.
+    apart: float  # Standard deviation of the difference between case and control.
+    read: Read  # Function that reads the time of the control from a run.
 
     def of(self, run: RunSummary) -> float | None:
         """Return the time of a run's control; None without one, or for another kind."""
@@ -64,12 +58,9 @@ class Control:
 class Moved:
     """Movement of today's control from the stored one (ln)."""
 
-    amount: float | None = None
-    """None if no control resembles the case."""
-    doubt: float = 0.0
-    """Additional movement of the case that the host may have caused."""
-    why: str = ""
-    """The kind of the control, or why none resembles the case."""
+    amount: float | None = None  # None if no control resembles the case.
+    doubt: float = 0.0  # Additional movement of the case that the host may have caused.
+    why: str = ""  # The kind of the control, or why none resembles the case.
 
     def says(self, effect: float, tolerance: float) -> Says:
         """Return the cause of a slowdown of a case or a suite by ``effect``."""
@@ -141,10 +132,8 @@ def explains(effect: float, amount: float, tolerance: float) -> bool:
     return effect - amount <= tolerance and amount >= EXPLAINED * effect
 
 
-TWO_SIDED = 0.975
-"""Probability for a two-sided 95 % interval, and for each of two stages that may fail in 5 % together."""
-CONFIRM_ALPHA = 0.005
-"""False alarms allowed per case of an A/B."""
+TWO_SIDED = 0.975  # Probability for a two-sided 95 % interval, and for each of two stages that may fail in 5 % together
+CONFIRM_ALPHA = 0.005  # False alarms allowed per case of an A/B.
 SURELY_ALPHA = 0.0005
 """False alarms per case of a level that is worse although the base is not: one more test of the same runs."""
 LONE_LOOKS = 8
@@ -158,36 +147,26 @@ Outcome = Literal["pass", "regressed", "improved", "inconclusive", "suspect", "c
 class Today:
     """The shift of this session from all cases together."""
 
-    shift: float = 0.0
-    """Common shift of all cases, which is subtracted; larger is slower."""
-    shift_variance: float = 0.0
-    """Variance of the shift in a single case."""
-    is_known: bool = False
-    """Whether the shifts of this and of the stored sessions are known and subtracted."""
+    shift: float = 0.0  # Common shift of all cases, which is subtracted; larger is slower.
+    shift_variance: float = 0.0  # Variance of the shift in a single case.
+    is_known: bool = False  # Whether the shifts of this and of the stored sessions are known and subtracted.
     unexplained: float = 0.0
     """Part of ``shift`` that may be caused by the code or the host; 0 if the host is certainly the cause."""
-    yardstick_shift: float = 0.0
-    """Common shift of the yardsticks of all cases."""
+    yardstick_shift: float = 0.0  # Common shift of the yardsticks of all cases.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
     """The bounds of one quantity."""
 
-    tolerance: float
-    """ln(1 + tolerance)."""
-    limit: float
-    """ln(1 + tolerance + blind margin): a pass excludes it."""
-    alpha: float
-    """False alarms allowed for this case in the re-measurement."""
+    tolerance: float  # ln(1 + tolerance).
+    limit: float  # ln(1 + tolerance + blind margin): a pass excludes it.
+    alpha: float  # False alarms allowed for this case in the re-measurement.
     shared_alpha: float
     """False alarms for errors that screening and re-measurement share, which the screening cannot reduce."""
-    confirm_alpha: float = CONFIRM_ALPHA
-    """False alarms of an A/B."""
-    surely_alpha: float = SURELY_ALPHA
-    """False alarms of tests for a case whose base is not slower."""
-    doubt: float = 1.0
-    """Standard errors below which nothing is suspicious."""
+    confirm_alpha: float = CONFIRM_ALPHA  # False alarms of an A/B.
+    surely_alpha: float = SURELY_ALPHA  # False alarms of tests for a case whose base is not slower.
+    doubt: float = 1.0  # Standard errors below which nothing is suspicious.
 
     @property
     def lone_alpha(self) -> float:
@@ -199,24 +178,18 @@ class Bounds:
 class Spread:
     """Uncertainty of this session's mean minus the stored level."""
 
-    error: float
-    """Standard error of the difference."""
-    shared: float
-    """The part that more runs in this session cannot reduce: level, session and shift."""
+    error: float  # Standard error of the difference.
+    shared: float  # The part that more runs in this session cannot reduce: level, session and shift.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """An effect with its uncertainty."""
 
-    effect: float
-    """Logarithm, larger is worse."""
-    error: float
-    """Standard error."""
-    dof: int
-    """Degrees of freedom of ``error``."""
-    outcome: Outcome
-    """The outcome of this estimate."""
+    effect: float  # Logarithm, larger is worse.
+    error: float  # Standard error.
+    dof: int  # Degrees of freedom of ``error``.
+    outcome: Outcome  # The outcome of this estimate.
     reach: float = 0.0
     """Half the 95 % interval from the scatter of this session's runs, if it is wider than by ``error``."""
 
@@ -226,19 +199,15 @@ class Estimate:
         return self.effect - reach, self.effect + reach
 
 
-SESSION_SHARE = 0.1
-"""Least share of the variance of stored runs that is assumed between sessions."""
+SESSION_SHARE = 0.1  # Least share of the variance of stored runs that is assumed between sessions.
 PRIOR_INSIDE = 1 - SESSION_SHARE
 SUITE_PRIOR_DOF = 30
 KIND_PRIOR_DOF = 8
 """Weight of the expectation that nearly all noise lies inside sessions.  Row: hosted VM, error rates."""
 SHIFTLESS_INSIDE = 0.5
-SHIFTLESS_PRIOR_DOF = 6
-"""The same if a host's drift cannot be separated from a case's noise."""
-SCALE_CASES = 5
-"""Fewest replicated cases for an estimate of today's noise."""
-MOST_BETWEEN = 2.0
-"""Largest variance between sessions."""
+SHIFTLESS_PRIOR_DOF = 6  # The same if a host's drift cannot be separated from a case's noise.
+SCALE_CASES = 5  # Fewest replicated cases for an estimate of today's noise.
+MOST_BETWEEN = 2.0  # Largest variance between sessions.
 EXCESS = 1.3
 """Variance of the cases around the suite's shift, relative to the expected one, above which it counts as larger."""
 HALVES_APART = 1.0
@@ -249,14 +218,11 @@ HALVES_APART = 1.0
 class Seen:
     """One quantity of one case in some runs of this session."""
 
-    kind: str
-    """Cases of one kind share their estimate of noise."""
-    level: Level
-    """The stored level."""
+    kind: str  # Cases of one kind share their estimate of noise.
+    level: Level  # The stored level.
     values: Sequence[float]
     """This session's values, adjusted by the yardstick like the level; two or more are replicates."""
-    control: Moved | None = None
-    """Movement of its control from the stored one; None if today's runs have none."""
+    control: Moved | None = None  # Movement of its control from the stored one; None if today's runs have none.
 
     @property
     def difference(self) -> float:
@@ -281,14 +247,11 @@ class Seen:
 class Shares:
     """Shares of noise, in units of the variance of a stored run."""
 
-    between: float = SESSION_SHARE
-    """Variance between sessions, one figure for the suite."""
-    usual: float = PRIOR_INSIDE
-    """Variance inside today's session, over all kinds."""
+    between: float = SESSION_SHARE  # Variance between sessions, one figure for the suite.
+    usual: float = PRIOR_INSIDE  # Variance inside today's session, over all kinds.
     inside: Mapping[str, float] = field(default_factory=dict)
     """Variance inside today's session by kind, if runs of the kind were replicated."""
-    scale: float = 1.0
-    """Standard deviation of an undisturbed run today over that of a stored one, at least 1."""
+    scale: float = 1.0  # Standard deviation of an undisturbed run today over that of a stored one, at least 1.
 
     def of(self, kind: str) -> float:
         """Return the variance inside today's session for cases of this kind."""

@@ -23,21 +23,17 @@ from perfsuite.statistics.student import t_quantile
 SUITE_ALPHA = 0.005
 """False alarms of the whole suite, per session of unchanged code on a host that moves as usual.  Row: the suite
 unchanged, error rates."""
-SHOWN_KINDS = 3
-"""Most kinds of controls in the line of the suite."""
-USUAL_DOF = 2
-"""Weight, in degrees of freedom, of the expected movement without stored sessions."""
+SHOWN_KINDS = 3  # Most kinds of controls in the line of the suite.
+USUAL_DOF = 2  # Weight, in degrees of freedom, of the expected movement without stored sessions.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
     """The movement of the whole suite from one session to the next."""
 
-    sigma: float = UNKNOWN_SESSION_SIGMA
-    """Standard deviation (ln)."""
+    sigma: float = UNKNOWN_SESSION_SIGMA  # Standard deviation (ln).
     dof: int = USUAL_DOF
-    sessions: int = 1
-    """Number of stored sessions behind the estimate."""
+    sessions: int = 1  # Number of stored sessions behind the estimate.
 
     @property
     def error(self) -> float:
@@ -81,12 +77,9 @@ class SuiteShift:
     """The shift of all cases of this session from their stored levels."""
 
     cases: int = 0
-    slower: int = 0
-    """Number of cases slower than stored by more than the tolerance."""
-    effect: float = 0.0
-    """Median over the cases (ln); larger is slower."""
-    drift: Drift = Drift()
-    """Usual movement of the suite."""
+    slower: int = 0  # Number of cases slower than stored by more than the tolerance.
+    effect: float = 0.0  # Median over the cases (ln); larger is slower.
+    drift: Drift = Drift()  # Usual movement of the suite.
     control: Moved | None = None
     """Movement of the controls of the slower cases, or of all cases if few are slower.
 
@@ -177,10 +170,8 @@ def _joint_control(beside: Sequence[Moved | None]) -> Moved | None:
 class Compared:
     """The joint result of some cases' A/Bs: this session's runs compared with those of an older revision."""
 
-    effect: float
-    """Median over the cases (ln)."""
-    error: float
-    """Median of the standard errors."""
+    effect: float  # Median over the cases (ln).
+    error: float  # Median of the standard errors.
     cases: int
 
     def shows(self, shift: SuiteShift) -> bool:

@@ -15,8 +15,7 @@ from perfsuite.base.units import gb_per_s, plural, seconds_to_us
 from perfsuite.metrics.spec import MetricSpec, MetricValue, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
-LATENCY_FLOOR_US = 0.3
-"""3 % of 10 us: below 10 us the clock and the scheduler blur a relative change."""
+LATENCY_FLOOR_US = 0.3  # 3 % of 10 us: below 10 us the clock and the scheduler blur a relative change.
 
 
 def _latency_p99(work: Work, measurement: Measurement, peaks: Peaks) -> MetricValue:
@@ -75,20 +74,13 @@ METRICS = (
 class AlphaBeta:
     """t(S) = alpha + S / beta, fitted over the sizes of one collective."""
 
-    alpha_us: float
-    """Time of an empty message."""
-    beta_gb_per_s: float
-    """algbw that large messages approach; times the busbw factor it is the busbw they approach."""
-    alpha_error_us: float
-    """Standard error of ``alpha_us``."""
-    beta_error_gb_per_s: float
-    """Standard error of ``beta_gb_per_s``."""
-    r2: float
-    """Share of the weighted variation that the model explains, at most 1."""
-    misfit: float
-    """Root mean square of (measured - model) / measured; a protocol switch between sizes shows here."""
-    points: int
-    """Sizes that went in."""
+    alpha_us: float  # Time of an empty message.
+    beta_gb_per_s: float  # algbw that large messages approach; times the busbw factor it is the busbw they approach.
+    alpha_error_us: float  # Standard error of ``alpha_us``.
+    beta_error_gb_per_s: float  # Standard error of ``beta_gb_per_s``.
+    r2: float  # Share of the weighted variation that the model explains, at most 1.
+    misfit: float  # Root mean square of (measured - model) / measured; a protocol switch between sizes shows here.
+    points: int  # Sizes that went in.
 
     @property
     def trusted(self) -> bool:
@@ -127,8 +119,7 @@ def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> AlphaBeta:
 class _Line:
     intercept: float
     slope: float
-    intercept_variance: float
-    """Per unit of residual variance; so is ``slope_variance``."""
+    intercept_variance: float  # Per unit of residual variance; so is ``slope_variance``.
     slope_variance: float
 
     def residual(self, point: tuple[float, float]) -> float:

@@ -12,13 +12,10 @@ from typing import Any
 
 from perfsuite.record.result import Result
 
-CPU_SHARE_FLOOR = 0.98
-"""A rank that only computes and got less of its core than this shared it."""
-SWITCHED_SHARE = 0.25
-"""More samples than this with an involuntary context switch leave too few clean ones."""
+CPU_SHARE_FLOOR = 0.98  # A rank that only computes and got less of its core than this shared it.
+SWITCHED_SHARE = 0.25  # More samples than this with an involuntary context switch leave too few clean ones.
 
-COMPUTES = frozenset({"tflops", "gb_per_s"})
-"""Metrics of cases whose ranks compute or move bytes all the time."""
+COMPUTES = frozenset({"tflops", "gb_per_s"})  # Metrics of cases whose ranks compute or move bytes all the time.
 
 
 def disturbance(result: Result) -> str:

@@ -24,22 +24,14 @@ FROZEN = "frozen encoders"
 class Transformer:
     """The figures of a model that conventions use."""
 
-    parameters: int
-    """N: those that a token meets, all of them but for a mixture of experts."""
-    layers: int
-    """L."""
-    width: int
-    """h: heads x features of a head."""
-    tokens: int
-    """S: tokens of a sample."""
-    vocabulary: int
-    """V; 0 for a model that predicts no words."""
-    forward_flops: float
-    """Operations of one sample's forward, every product counted."""
-    block_flops: float
-    """Operations of the blocks, which full checkpointing runs again."""
-    recomputes: bool = False
-    """Full activation checkpointing: the blocks' forward runs again in the backward."""
+    parameters: int  # N: those that a token meets, all of them but for a mixture of experts.
+    layers: int  # L.
+    width: int  # h: heads x features of a head.
+    tokens: int  # S: tokens of a sample.
+    vocabulary: int  # V; 0 for a model that predicts no words.
+    forward_flops: float  # Operations of one sample's forward, every product counted.
+    block_flops: float  # Operations of the blocks, which full checkpointing runs again.
+    recomputes: bool = False  # Full activation checkpointing: the blocks' forward runs again in the backward.
 
 
 def exact(model: Transformer) -> float:

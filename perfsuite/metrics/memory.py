@@ -11,8 +11,7 @@ from perfsuite.base.units import format_bytes, gb_per_s, gib
 from perfsuite.metrics.spec import MetricSpec, MetricValue, devices_used, launch_bound, recorded, unknown
 from perfsuite.record.result import Measurement, Peak, Peaks, Work
 
-CACHE_FACTOR = 4
-"""Memory touched per size of the last-level cache from which on a figure counts as the memory's own."""
+CACHE_FACTOR = 4  # Memory touched per size of the last-level cache from which on a figure counts as the memory's own.
 
 
 def cache_note(footprint_bytes: float, cache_bytes: int) -> str:

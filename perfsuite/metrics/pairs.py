@@ -17,8 +17,7 @@ from perfsuite.metrics.collective import LATENCY_FLOOR_US, link_of
 from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, unknown
 from perfsuite.record.result import Measurement, Peaks, Work
 
-Pair = tuple[int, int]
-"""The rank that sends and the rank that receives."""
+Pair = tuple[int, int]  # The rank that sends and the rank that receives.
 
 _NAME = re.compile(r"rank (\d+) (to|and) (\d+), (\d+) messages")
 _RULES = ((12, 0.05, 2.0), (3, 0.25, 3.0))
@@ -51,10 +50,8 @@ def message_times_s(measurement: Measurement) -> dict[Pair, float]:
     return times_s
 
 
-SLOW_LINK = 0.05
-"""Share of time beyond the usual one of both its ends from which on a link is suspected."""
-_PARTNERS = 3
-"""Partners from which on the usual time of a rank is known."""
+SLOW_LINK = 0.05  # Share of time beyond the usual one of both its ends from which on a link is suspected.
+_PARTNERS = 3  # Partners from which on the usual time of a rank is known.
 _AGAIN = re.compile(r"rank (\d+) and (\d+) again")
 
 
@@ -101,11 +98,9 @@ class SlowPair:
     """A pair that takes longer than those over links like its own."""
 
     pair: Pair
-    link: str
-    """Kind of its link."""
+    link: str  # Kind of its link.
     time_s: float
-    usual_s: float
-    """Median of those that are not."""
+    usual_s: float  # Median of those that are not.
 
     @property
     def factor(self) -> float:

@@ -37,14 +37,10 @@ class RankPhases:
     """How one rank spends a step; the three phases add up to the step's T."""
 
     rank: int
-    warm_up_s: float
-    """From the step's start to the start of the rank's first backward."""
-    steady_s: float
-    """From there to the end of its last forward; 0 where all forwards come first."""
-    cool_down_s: float
-    """The rest."""
-    warm_up_idle_s: float
-    """Seconds of the warm-up in which the rank was not busy."""
+    warm_up_s: float  # From the step's start to the start of the rank's first backward.
+    steady_s: float  # From there to the end of its last forward; 0 where all forwards come first.
+    cool_down_s: float  # The rest.
+    warm_up_idle_s: float  # Seconds of the warm-up in which the rank was not busy.
     steady_idle_s: float
     cool_down_idle_s: float
 

@@ -11,25 +11,19 @@ from perfsuite.base.units import seconds_to_us, significant
 from perfsuite.record.own_metrics import Better
 from perfsuite.record.result import Measurement, Peak, Peaks, Result, Work
 
-HOST_BOUND = 0.9
-"""Share of an iteration that the host takes to launch it, from which on the host is the limit."""
-LAUNCH_BOUND = "launch-bound"
-"""Beginning of the note of such a rate."""
+HOST_BOUND = 0.9  # Share of an iteration that the host takes to launch it, from which on the host is the limit.
+LAUNCH_BOUND = "launch-bound"  # Beginning of the note of such a rate.
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricValue:
     """The output of a metric's formula for one case."""
 
-    value: float | None
-    """None if it is unknown; ``note`` has the reason."""
-    peak: Peak | None = None
-    """The peak that the share is of; None without one, ``note`` has the reason."""
+    value: float | None  # None if it is unknown; ``note`` has the reason.
+    peak: Peak | None = None  # The peak that the share is of; None without one, ``note`` has the reason.
     note: str = ""
-    unit: str = ""
-    """Replaces the unit of the spec: integer operations are TOPS, not TFLOPS."""
-    convention: str = ""
-    """Replaces the convention of the spec if it depends on the case."""
+    unit: str = ""  # Replaces the unit of the spec: integer operations are TOPS, not TFLOPS.
+    convention: str = ""  # Replaces the convention of the spec if it depends on the case.
 
 
 Compute = Callable[[Work, Measurement, Peaks], MetricValue]
@@ -44,28 +38,18 @@ def unknown(note: str) -> MetricValue:
 class MetricSpec:
     """One metric of the registry: a row of its family's ``METRICS``."""
 
-    name: str
-    """Ends in its unit: ``busbw_gb_per_s``."""
-    unit: str
-    """As printed: ``GB/s``."""
-    better: Better
-    """Which direction is an improvement."""
-    convention: str
-    """How it is counted; figures of different conventions are never compared."""
-    compute: Compute
-    """The formula, the choice of its peak included."""
-    doc: str
-    """One line for a person."""
+    name: str  # Ends in its unit: ``busbw_gb_per_s``.
+    unit: str  # As printed: ``GB/s``.
+    better: Better  # Which direction is an improvement.
+    convention: str  # How it is counted; figures of different conventions are never compared.
+    compute: Compute  # The formula, the choice of its peak included.
+    doc: str  # One line for a person.
     deterministic: bool = False
     """The same in every run of the same code: one run decides by ``tolerance``, no statistics."""
-    tolerance: float | None = None
-    """Relative change that is too much; None: the gate's own."""
-    absolute_floor: float = 0.0
-    """A change smaller than this, in the metric's unit, is never a regression."""
-    observed: bool = False
-    """Shown and stored, never judged."""
-    headline: bool = True
-    """Has a column in the terminal's table; JSON, JUnit and the summary have every metric."""
+    tolerance: float | None = None  # Relative change that is too much; None: the gate's own.
+    absolute_floor: float = 0.0  # A change smaller than this, in the metric's unit, is never a regression.
+    observed: bool = False  # Shown and stored, never judged.
+    headline: bool = True  # Has a column in the terminal's table; JSON, JUnit and the summary have every metric.
     interval: tuple[str, str] | None = None
     """Names of the metrics with the ends of its 95 % interval, which is printed with it."""
 

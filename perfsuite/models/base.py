@@ -26,8 +26,7 @@ class SampleTensor:
     shape: tuple[int, ...]
     below: int = 0
     """Values are integers from 0 to below - 1.  0: they are fp32 numbers from the standard normal distribution."""
-    stored: bool = True
-    """Comes from the data set; else it is drawn for every sample (noise and its level in diffusion)."""
+    stored: bool = True  # Comes from the data set; else it is drawn for every sample (noise and its level in diffusion)
     pixels: bool = False  # The tensor is a video (3, frames, height, width): 0 to 255 in a data set, -1 to 1 in a batch
 
 
@@ -47,14 +46,10 @@ class Sampled(Protocol):
 class Model(ABC):
     """The sizes of a model."""
 
-    name: str
-    """Key in MODELS, such as llama2-7b."""
-    layers: int
-    """Number of blocks."""
-    width: int
-    """Features of a token between blocks (D)."""
-    heads: int
-    """Attention heads; divide ``width``."""
+    name: str  # Key in MODELS, such as llama2-7b.
+    layers: int  # Number of blocks.
+    width: int  # Features of a token between blocks (D).
+    heads: int  # Attention heads; divide ``width``.
 
     def __post_init__(self) -> None:
         require_sizes(self.name, layers=self.layers, width=self.width, heads=self.heads)

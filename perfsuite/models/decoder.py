@@ -29,48 +29,27 @@ class Decoder(GroupedModel):
     ('deepseek-v3', 671026419200, 37552297472)
     """
 
-    context: int = 0
-    """Number of learned positions."""
-    head_width: int = 0
-    """Features of a head's queries and keys (E); 0: D / H."""
-    gated: bool = True
-    """Whether an MLP has three matrices (SwiGLU) or two."""
-    tied: bool = False
-    """Whether the output projection is the embedding."""
-    layer_norms: bool = False
-    """Whether norms have a bias (LayerNorm) or not (RMSNorm)."""
-    block_norms: int = 2
-    """Norms of a block that are as wide as a token."""
-    head_norms: bool = False
-    """Whether queries and keys have a norm as wide as a head."""
-    input_biases: bool = False
-    """Whether queries, keys and values have biases."""
-    output_bias: bool = False
-    """Whether attention's output has a bias."""
-    mlp_biases: bool = False
-    """Whether the matrices of an MLP have biases."""
-    query_rank: int = 0
-    """Latent attention: features that queries are computed from; 0: from the token."""
-    key_rank: int = 0
-    """Latent attention: features that keys and values are computed from."""
-    rope_width: int = 0
-    """Latent attention: features of a key that all heads share."""
-    value_width: int = 0
-    """Latent attention: features of a head's values."""
-    experts: int = 0
-    """Routed experts of a block (N)."""
-    top_k: int = 0
-    """Routed experts that compute a token (k)."""
-    expert_hidden: int = 0
-    """Features between the matrices of an expert."""
-    shared_hidden: int = 0
-    """Features of the shared experts, which compute every token."""
-    dense_layers: int = 0
-    """Layers without experts, before all others."""
-    router_biases: bool = False
-    """Whether a router has a bias for each expert."""
-    notes: tuple[str, ...] = ()
-    """Remarks on the file that the sizes come from."""
+    context: int = 0  # Number of learned positions.
+    head_width: int = 0  # Features of a head's queries and keys (E); 0: D / H.
+    gated: bool = True  # Whether an MLP has three matrices (SwiGLU) or two.
+    tied: bool = False  # Whether the output projection is the embedding.
+    layer_norms: bool = False  # Whether norms have a bias (LayerNorm) or not (RMSNorm).
+    block_norms: int = 2  # Norms of a block that are as wide as a token.
+    head_norms: bool = False  # Whether queries and keys have a norm as wide as a head.
+    input_biases: bool = False  # Whether queries, keys and values have biases.
+    output_bias: bool = False  # Whether attention's output has a bias.
+    mlp_biases: bool = False  # Whether the matrices of an MLP have biases.
+    query_rank: int = 0  # Latent attention: features that queries are computed from; 0: from the token.
+    key_rank: int = 0  # Latent attention: features that keys and values are computed from.
+    rope_width: int = 0  # Latent attention: features of a key that all heads share.
+    value_width: int = 0  # Latent attention: features of a head's values.
+    experts: int = 0  # Routed experts of a block (N).
+    top_k: int = 0  # Routed experts that compute a token (k).
+    expert_hidden: int = 0  # Features between the matrices of an expert.
+    shared_hidden: int = 0  # Features of the shared experts, which compute every token.
+    dense_layers: int = 0  # Layers without experts, before all others.
+    router_biases: bool = False  # Whether a router has a bias for each expert.
+    notes: tuple[str, ...] = ()  # Remarks on the file that the sizes come from.
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType({})
 

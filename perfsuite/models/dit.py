@@ -27,12 +27,9 @@ TIME_FEATURES = 256  # Sines and cosines that encode a noise level
 class Dit(Model):
     """Common base of Latte and STDiT."""
 
-    frames: int = 16
-    """Frames of a video (F)."""
-    side: int = 32
-    """Height and width of the latents: 32 for pictures of 256 x 256."""
-    channels: int = 4
-    """Channels of the latents (C)."""
+    frames: int = 16  # Frames of a video (F).
+    side: int = 32  # Height and width of the latents: 32 for pictures of 256 x 256.
+    channels: int = 4  # Channels of the latents (C).
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,10 +130,8 @@ class Latte(Dit):
 class Stdit(Dit):
     """Open-Sora's STDiT: every block attends within frames, over time and to the caption."""
 
-    caption_length: int = 120
-    """Words of a caption (M)."""
-    caption_width: int = 4096
-    """Features of an embedded word (T5-XXL)."""
+    caption_length: int = 120  # Words of a caption (M).
+    caption_width: int = 4096  # Features of an embedded word (T5-XXL).
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,8 +41,7 @@ class LanguageModel(Model):
     parallelize: ClassVar[Mapping[str, Split]]
     """Split of each part, by its name in the module; ``blocks.*.`` is every block."""
 
-    words: int
-    """Different tokens of the data; the vocabulary may have more rows."""
+    words: int  # Different tokens of the data; the vocabulary may have more rows.
 
     @property
     def parts(self) -> tuple[SampleTensor, ...]:
@@ -97,14 +96,10 @@ class LanguageModel(Model):
 class GroupedModel(LanguageModel):
     """A language model whose queries may share heads of keys, and whose vocabulary is not padded."""
 
-    kv_heads: int
-    """Heads of keys and values; divide ``heads``."""
-    hidden: int
-    """Features between the matrices of an MLP without experts (F)."""
-    words: int = 32000
-    """Rows of the embedding (V)."""
-    sequence_length: int = 4096
-    """Tokens of a sample (S)."""
+    kv_heads: int  # Heads of keys and values; divide ``heads``.
+    hidden: int  # Features between the matrices of an MLP without experts (F).
+    words: int = 32000  # Rows of the embedding (V).
+    sequence_length: int = 4096  # Tokens of a sample (S).
 
     @property
     def key_heads(self) -> int:
@@ -166,10 +161,8 @@ class Gpt(LanguageModel):
     words: int = 50257
     words_multiple: int = 1
     """The token embedding, which is also the output projection, is padded to a multiple of this many rows (V)."""
-    context: int = 1024
-    """Number of learned positions."""
-    sequence_length: int = 0
-    """Tokens of a sample (S), at most ``context``; 0: as many as ``context``."""
+    context: int = 1024  # Number of learned positions.
+    sequence_length: int = 0  # Tokens of a sample (S), at most ``context``; 0: as many as ``context``.
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType(
         {

@@ -101,10 +101,8 @@ class Moe(Llama):
     ('mixtral-8x7b', 46702792704, 12879925248)
     """
 
-    experts: int = 8
-    """MLPs of a block (E)."""
-    top_k: int = 2
-    """Experts that compute a token (k)."""
+    experts: int = 8  # MLPs of a block (E).
+    top_k: int = 2  # Experts that compute a token (k).
     capacity_factor: float | None = None
     """None: dropless, as in Mixtral; else an expert takes at most this times its even share and drops the rest."""
     group_tokens: int = 0

@@ -29,16 +29,11 @@ class Program:
     :data:`perfsuite.models.encoders.ENCODERS`. Every rank holds them whole, in the case's dtype."""
     ema: str = "none"
     """Moving average of the weights after every step: none, or its dtype.  Each rank averages the weights it holds."""
-    ema_on_host: bool = False
-    """Keep the average in host memory."""
-    clip: float | None = None
-    """Largest L2 norm of all gradients together; None: gradients are not clipped."""
-    loss_scale: float | None = None
-    """Fixed loss scale in fp16; None: a dynamic one."""
-    logs: bool = False
-    """Average the loss of every step over the ranks and read it on the host."""
-    saves: bool = False
-    """Write weights, optimizer state and average to a file in every step."""
+    ema_on_host: bool = False  # Keep the average in host memory.
+    clip: float | None = None  # Largest L2 norm of all gradients together; None: gradients are not clipped.
+    loss_scale: float | None = None  # Fixed loss scale in fp16; None: a dynamic one.
+    logs: bool = False  # Average the loss of every step over the ranks and read it on the host.
+    saves: bool = False  # Write weights, optimizer state and average to a file in every step.
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Program:

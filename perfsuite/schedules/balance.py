@@ -7,8 +7,7 @@ from itertools import accumulate
 
 from perfsuite.base.errors import InvalidParameter
 
-Split = tuple[range, ...]
-"""Consecutive layers of each stage, at least one per stage."""
+Split = tuple[range, ...]  # Consecutive layers of each stage, at least one per stage.
 
 
 def balance(costs: Sequence[float], stages: int, *, embedding: float = 0, head: float = 0) -> Split:

@@ -14,12 +14,10 @@ from perfsuite.base.errors import InvalidParameter, nearest
 from perfsuite.schedules import orders
 from perfsuite.schedules.schedule import Order, Placement, Schedule
 
-_KEPT = 8
-"""Schedules in the cache; 64 stages of 1024 micro-batches are 131,072 actions: about a second and 10 MB."""
+_KEPT = 8  # Schedules in the cache; 64 stages of 1024 micro-batches are 131,072 actions: about a second and 10 MB.
 Generator = Callable[..., tuple[Order, ...]]
 """Makes an order per rank from ``ranks``, ``num_micro_batches`` and ``stages_per_rank``, all by keyword."""
-Count = int | Fraction
-"""A fraction where a published table gives only an interval."""
+Count = int | Fraction  # A fraction where a published table gives only an interval.
 
 
 def naive_bubble(ranks: Count, num_micro_batches: Count = 1, stages_per_rank: Count = 1) -> Fraction:
@@ -51,21 +49,16 @@ def _even_rounds(ranks: int, num_micro_batches: int) -> bool:
 class ScheduleSpec:
     """One row of the catalog."""
 
-    name: str
-    """Name in parameters and ids."""
-    title: str
-    """Name in tables and pictures."""
+    name: str  # Name in parameters and ids.
+    title: str  # Name in tables and pictures.
     generate: Generator
     placement: Placement = "loop"
     fewest_stages_per_rank: int = 1
-    most_stages_per_rank: int | None = 1
-    """None: unlimited."""
-    splits_backward: bool = False
-    """Whether input and weight gradients are separate actions."""
+    most_stages_per_rank: int | None = 1  # None: unlimited.
+    splits_backward: bool = False  # Whether input and weight gradients are separate actions.
     legal_count: Callable[[int, int], bool] = lambda ranks, num_micro_batches: num_micro_batches >= 1
     """Whether the schedule exists for (ranks, num_micro_batches)."""
-    count_rule: str = "at least 1"
-    """The rule of ``legal_count`` in words."""
+    count_rule: str = "at least 1"  # The rule of ``legal_count`` in words.
     bubble: Callable[[int, int, int], Fraction] | None = None
     """bubble_ratio of equal stages from (p, m, v); None where it depends on the durations of F, I and W."""
     torch_name: str = ""

@@ -26,11 +26,9 @@ class StageTimes:
     (6, 9)
     """
 
-    forward_s: tuple[float, ...]
-    """Per stage."""
+    forward_s: tuple[float, ...]  # Per stage.
     backward_input_s: tuple[float, ...]
-    backward_weight_s: tuple[float, ...]
-    """Per stage; a whole backward takes the sum of both."""
+    backward_weight_s: tuple[float, ...]  # Per stage; a whole backward takes the sum of both.
 
     def __post_init__(self) -> None:
         if not len(self.forward_s) == len(self.backward_input_s) == len(self.backward_weight_s):
@@ -93,18 +91,12 @@ def evened_durations(timeline: Timeline) -> Durations:
 class Imbalance:
     """The distribution of the work of a step over the ranks."""
 
-    rank: int
-    """The busiest rank; a step is at least as long as its work."""
-    stage: int
-    """The stage with the most work on that rank: the bottleneck."""
-    busy_s: float
-    """Seconds of work of that rank."""
-    mean_busy_s: float
-    """Mean seconds of work of a rank."""
-    simulated: Timeline
-    """The schedule with these durations, with waits and messages."""
-    balanced: Timeline
-    """The schedule with the same work distributed evenly over the stages."""
+    rank: int  # The busiest rank; a step is at least as long as its work.
+    stage: int  # The stage with the most work on that rank: the bottleneck.
+    busy_s: float  # Seconds of work of that rank.
+    mean_busy_s: float  # Mean seconds of work of a rank.
+    simulated: Timeline  # The schedule with these durations, with waits and messages.
+    balanced: Timeline  # The schedule with the same work distributed evenly over the stages.
 
     @property
     def excess(self) -> float:
@@ -139,20 +131,17 @@ def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: f
     )
 
 
-_KEPT = 64
-"""Replays in the cache; all users of a case's replay run within few cases."""
+_KEPT = 64  # Replays in the cache; all users of a case's replay run within few cases.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
     """The simulation of a timeline's schedule."""
 
-    schedule: Schedule | None
-    """None for a schedule that is not in the catalog."""
+    schedule: Schedule | None  # None for a schedule that is not in the catalog.
     imbalance: Imbalance | None
     """Both simulations and the bottleneck; None without a schedule, or where the timeline lacks an action."""
-    reason: str = ""
-    """The reason where there is no simulation."""
+    reason: str = ""  # The reason where there is no simulation.
 
     @property
     def simulated(self) -> Timeline | None:

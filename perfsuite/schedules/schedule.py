@@ -30,8 +30,7 @@ class Action:
     """
 
     kind: Kind
-    stage: int
-    """Stage 0 holds the embedding."""
+    stage: int  # Stage 0 holds the embedding.
     micro_batch: int
     joined: bool = False
     """Whether the action overlaps with the rank's next action; its output leaves when both have ended."""
@@ -40,8 +39,7 @@ class Action:
         return f"{self.stage}{LETTERS[self.kind]}{self.micro_batch}{'+' if self.joined else ''}"
 
 
-Order = tuple[Action, ...]
-"""The actions of one rank, first to last."""
+Order = tuple[Action, ...]  # The actions of one rank, first to last.
 
 Durations = Callable[[Action], float]
 """The seconds of an action; the simulator only adds and compares them, so fractions stay exact."""
@@ -59,19 +57,16 @@ class Walk:
     seconds: Durations
     communication_s: float
     rank_of_stage: tuple[int, ...] = ()
-    times: list[list[tuple[float, float]]] = field(default_factory=list)
-    """Start and end of each action, by rank."""
+    times: list[list[tuple[float, float]]] = field(default_factory=list)  # Start and end of each action, by rank.
     activations: list[float | None] = field(default_factory=list)
     """At index s x m + b: the time when the input of stage s and micro-batch b left the stage before."""
     gradients: list[float | None] = field(default_factory=list)
     """At index s x m + b: the time when the gradient for stage s and micro-batch b left the stage after."""
-    _before: tuple[int | None, ...] = ()
-    """The stage that sends activations to each stage and gets its gradients."""
+    _before: tuple[int | None, ...] = ()  # The stage that sends activations to each stage and gets its gradients.
     _after: tuple[int | None, ...] = ()
     _blocked: dict[tuple[bool, int], int] = field(default_factory=dict)
     """The rank that waits for (is an activation, index)."""
-    _ready: list[int] = field(default_factory=list)
-    """Ranks that can continue."""
+    _ready: list[int] = field(default_factory=list)  # Ranks that can continue.
 
     def run(self) -> Walk:
         """Fill ``times``; raises InvalidParameter with the action of every blocked rank where none can continue."""
@@ -183,15 +178,11 @@ class Schedule:
     """Orders of actions for all ranks; raises InvalidParameter where they are illegal or never end."""
 
     name: str
-    ranks: int
-    """p: ranks of the pipeline."""
-    stages_per_rank: int
-    """v"""
-    num_micro_batches: int
-    """m"""
+    ranks: int  # p: ranks of the pipeline.
+    stages_per_rank: int  # v.
+    num_micro_batches: int  # m.
     placement: Placement
-    orders: tuple[Order, ...]
-    """One per rank."""
+    orders: tuple[Order, ...]  # One per rank.
 
     def __post_init__(self) -> None:
         if len(self.orders) != self.ranks:
