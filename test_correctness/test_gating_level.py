@@ -127,7 +127,7 @@ def test_the_user_says_which_verdicts_fail(stored, machine):
         (["--perf-fail-on=default"], "*--perf-fail-on is an option of the gate; give --perf-gate with it"),
         (
             ["--perf-accept=some", "--perf-reason=x"],
-            "*'some' cannot be accepted; write environment or all",
+            "*'some' is not valid; write environment or all",
         ),
         (["--perf-accept=all"], "*--perf-accept=all replaces stored runs; say why*"),
         (["--perf-gate", "--perf-against=a", "--perf-base=b"], "*two names of one option; leave --perf-base out"),

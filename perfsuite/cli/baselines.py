@@ -214,5 +214,9 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 BASELINES = Command(
-    help="list, show, verify, merge and prune baseline files", arguments=arguments, run=run, found=f"verify: {_DAMAGED}"
+    help="list, show, verify, merge and prune baseline files",
+    example="perfsuite baselines list",
+    arguments=arguments,
+    run=run,
+    found=f"verify: {_DAMAGED}",
 )

@@ -35,8 +35,8 @@ from perfsuite.reports.tables.styles import STYLES
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
-        "results that fit no table are wrong usage"
+        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json). "
+        "Results that fit no table are wrong usage."
     )
     add = parser.add_argument
     add("results", nargs="+", type=Path, metavar="RESULTS", help="report these journals or baseline files")
@@ -128,7 +128,7 @@ def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
 
     for name in ("style", "base", "history", "html", "baseline", "imported"):
         if getattr(options, name):
-            raise ConfigurationError(f"--fill only fills cells of {options.fill}; run it without --{name}")
+            raise ConfigurationError(f"--{name} has no effect with --fill; leave it out")
     try:
         text = content(options.fill).decode("utf-8")
     except OSError as error:
@@ -170,6 +170,7 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
 
 REPORT = Command(
     help="print results in the tables of the published reports, with the published figures",
+    example="perfsuite report .perfsuite/journal-20251121T120000.jsonl --html run.html",
     arguments=_report_arguments,
     run=_run_report,
 )
@@ -216,6 +217,7 @@ def _answer_lines(recordings: list[Recording], found: list[Answer]) -> Iterator[
 
 CHECKLIST = Command(
     help="answer the tuning checklist from results, with evidence and advice",
+    example="perfsuite checklist .perfsuite/journal-20251121T120000.jsonl",
     arguments=_checklist_arguments,
     run=_run_checklist,
 )

@@ -40,7 +40,7 @@ def first_object(path: Path) -> Mapping[str, Any] | None:
         with open_regular(path) as file:
             first = file.readline(_LONGEST_HEADER)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {why(error)}") from None
+        raise ConfigurationError(f"{path} cannot be read: {why(error)}; correct the path or the permissions") from None
     try:
         plain = plain_json(first)
     except ValueError:

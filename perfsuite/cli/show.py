@@ -109,6 +109,7 @@ def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterat
 
 SHOW = Command(
     help="print one screen, tables or single cases of a journal (default: the newest) or a baseline file",
+    example="perfsuite show --case all_reduce",
     arguments=_arguments,
     run=_run,
 )

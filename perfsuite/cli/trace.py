@@ -21,13 +21,17 @@ from perfsuite.schedules import replay
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="read this journal; a run prints its path")
+    parser.add_argument(
+        "journal", type=Path, metavar="JOURNAL", help="read this journal of a run, .perfsuite/journal-*.jsonl"
+    )
     parser.add_argument("--case", default="", metavar="TEXT", help="write cases whose id contains TEXT (default: all)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write the files into this folder")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="write the files into this folder (no default)"
+    )
     parser.add_argument(
         "--simulated",
         action="store_true",
-        help="write the simulated schedule of each step too; the difference is the time lost between the actions",
+        help="write the simulated schedule of each step too; the difference is the time lost between actions",
     )
 
 
@@ -70,18 +74,19 @@ def _timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
     if not with_one:
         raise ConfigurationError(
             f"journal {journal.path} has {plural(len(journal.results), 'case')} and none with a timeline; "
-            "only cases that run a pipeline schedule record one"
+            "give the journal of a run with pipeline cases"
         )
     if not chosen:
         raise ConfigurationError(
-            f"--case {text!r}: no case with a timeline has it in its id (of {plural(len(with_one), 'case')}); "
-            f"the first is {next(iter(with_one))}"
+            f"--case {text!r}: no id of {plural(len(with_one), 'case')} with a timeline contains it; give a part of "
+            f"an id such as {next(iter(with_one))}"
         )
     return chosen
 
 
 TRACE = Command(
     help="write a Perfetto trace and a picture of each pipeline case of an earlier run, from its journal",
+    example="perfsuite trace .perfsuite/journal-20251121T120000.jsonl --out traces",
     arguments=_arguments,
     run=run,
 )
