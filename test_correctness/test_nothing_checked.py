@@ -41,8 +41,8 @@ def files(tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         ("history show empty.jsonl --fail-on slower", "nothing was searched in empty.jsonl: a change needs 6 sessions"),
-        ("history show one.jsonl --fail-on 3%", "and none has more than 1; add sessions"),
-        ("history show dirty.jsonl --fail-on any", "and none has more than 0; add sessions"),
+        ("history show one.jsonl --fail-on 3%", "and no case has more than 1; add sessions"),
+        ("history show dirty.jsonl --fail-on any", "and no case has more than 0; add sessions"),
         ("baselines verify folder", "no baseline file in folder; a run with --perf-update=append stores one"),
         ("baselines verify folder --json", "no baseline file in folder"),
         ("baselines show folder", "no baseline file in folder"),

@@ -33,18 +33,9 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     formats = "\n".join(f"{form.name}: {form.about}" for form in FORMATS)
     parser.epilog = f"Imported figures are never a baseline and never gated.\n\nFormats:\n{formats}\n"
     add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        metavar="[FORMAT] FILE",
-        help="read these files, - for standard input; put a FORMAT of the list below first if it is not recognised",
-    )
-    add(
-        "--platform",
-        default="",
-        metavar="NAME",
-        help="compare the figures with the peaks of this platform, such as h200 (default: no comparison)",
-    )
+    shown = "read these files, - for standard input; put a FORMAT of the list below first if it is not recognised"
+    add("files", nargs="+", metavar="[FORMAT] FILE", help=shown)
+    add("--platform", default="", metavar="NAME", help="compare with this platform's peaks, e.g. h200 (default: no)")
     add("--collective", default="", metavar="NAME", help="set the collective, e.g. all_gather (default: as in the log)")
     add("--ranks", type=_count, metavar="N", help="set the number of ranks (default: as in the log)")
     add("--run", type=_count, dest="nth", metavar="N", help="read run N of files with several (default: all)")
