@@ -98,9 +98,12 @@ def test_noise_without_a_difference_is_undecided_and_says_what_could_be_seen():
         (["ab"], "both arms are the same"),
         (["ab", "--a", "HEAD", "--b", "HEAD"], "both arms are the same"),
         (["ab", "--a-env", "X"], "setting 'X' is not NAME=VALUE"),
-        (["ab", "--a", "HEAD", "--pairs", "2"], "--pairs 2 is too few"),
-        (["ab", "--a", "HEAD", "--until-decided", "--max-pairs", "4"], "--max-pairs 4 is less than --pairs 6"),
-        (["ab", "--a", "HEAD", "--tolerance", "3"], "--tolerance 3.0 is not between 0 and 1"),
+        (["ab", "--a", "HEAD", "--pairs", "2"], "--pairs=2 is too few"),
+        (
+            ["ab", "--a", "HEAD", "--until-decided", "--max-pairs", "4"],
+            "--max-pairs=4 is less than --pairs=6; give at least 6",
+        ),
+        (["ab", "--a", "HEAD", "--tolerance", "3"], "--tolerance=3.0 is not between 0 and 1"),
         (["ab", "--a", "no-such-branch"], "revision 'no-such-branch' is not a commit of"),
     ],
 )

@@ -226,7 +226,7 @@ def test_a_layout_takes_as_long_as_perfsuite_project_says(capsys, mesh, sharding
         (["--model", "llama2-7"], 4, "did you mean"),
         (["--platform", "s400"], 4, "s4000"),
         (["--world", "0"], 4, "whole number from 1"),
-        (["--explain", "dp8"], 4, "--explain dp8 has 8 devices, --world is 4"),
+        (["--explain", "dp8"], 4, "--explain=dp8 has 8 devices, but --world is 4"),
         (["--calibration", "nothing.json"], 4, "cannot be read"),
     ],
 )

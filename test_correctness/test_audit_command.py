@@ -125,10 +125,10 @@ def test_json_of_a_user(tmp_path, capsys):
         (["{empty}", "--roles", "gpus=devices"], "no table found"),
         (["{long}", "--roles", "a=devices"], "3 cells for 2 columns"),
         (["{twins}", "--roles", "a=devices"], "two columns have one name"),
-        (["{json}", "--roles", "a=devices"], "names its own roles"),
+        (["{json}", "--roles", "a=devices"], "has its own roles"),
         (["{json}"], "not a file of published tables"),
-        (["--roles", "a=devices"], "name the file before them"),
-        (["--fact", "tp=8"], "name the file before them"),
+        (["--roles", "a=devices"], "--roles and --fact need a file"),
+        (["--fact", "tp=8"], "--roles and --fact need a file"),
         (["--labels", "--list-rules"], "not allowed with"),
     ],
 )

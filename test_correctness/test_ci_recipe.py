@@ -40,10 +40,12 @@ def test_a_ci_file_installs_has_an_identity_and_three_jobs(file):
     assert text.count('pip install -e . "$PERFSUITE"') == (3 if file == GITHUB else 1)
     assert "perfsuite @ git+https://YOUR-GIT-SERVER/" in text
     for name in ("record", "accept"):
-        pytest_, *rest = jobs(file)[name]
+        (measures,) = (number for number, command in enumerate(jobs(file)[name]) if "-m pytest" in command)
+        measured, *rest = jobs(file)[name][measures:]
         assert "git add baselines && git commit" in rest[0]
         assert "git push" in rest[-1]
-        assert ("--perf-update=append" in pytest_) == (name == "record")
+        assert ("--perf-update=append" in measured) == (name == "record")
+        assert ("git pull --rebase" in " ".join(rest)) == (name == "record"), "main may move while the job measures"
 
 
 class Service:
@@ -124,8 +126,15 @@ def test_from_an_empty_repository_to_the_first_red_regression_and_its_acceptance
 
     code, printed = service.run(service.clone("main"), commands["gate"])
     assert (0, True) == (code, "not gated yet: 0 of 5 runs stored" in printed), printed
-    for _ in range(5):  # as actions/checkout does: one commit deep
-        code, printed = service.run(service.clone("main", "--depth=1"), commands["record"])
+    for number in range(5):  # as actions/checkout does: one commit deep
+        place = service.clone("main", "--depth=1")
+        if number == 2:  # a merge while the job measures
+            (first / "README").write_text("merged")
+            service.git("pull", "-q", "--rebase", str(tmp_path / "origin.git"), "main", cwd=first)
+            service.git("add", "-A", cwd=first)
+            service.git("commit", "-qm", "Merge", cwd=first)
+            service.git("push", "-q", str(tmp_path / "origin.git"), "main", cwd=first)
+        code, printed = service.run(place, commands["record"])
         assert code == 0, printed
     code, printed = service.run(service.clone("main"), commands["gate"])
     assert (0, False) == (code, "not gated yet" in printed), printed

@@ -62,6 +62,15 @@ def test_list_and_show(file, capsys):
     assert json.loads(printed(capsys, "list", "--json"))[0]["cases"] == 2
 
 
+def test_a_project_inside_a_folder_examples_has_its_files(file, tmp_path, capsys):
+    project = tmp_path / "examples" / "project"
+    shutil.copytree(file.parent.parent, project / "baselines" / "examples" / "cpu")
+    shutil.copytree(file.parent.parent, project / "baselines", dirs_exist_ok=True)
+    own = project / "baselines" / file.relative_to("baselines")
+    assert printed(capsys, "list", project / "baselines") == f"{own}: 2 cases, 3 runs, newest today\n"
+    assert printed(capsys, "verify", project / "baselines" / "examples") == "1 of 1 files are sound\n"
+
+
 def test_verify_names_a_damaged_file_and_leaves_it_alone(file, capsys):
     assert printed(capsys, "verify") == "1 of 1 files are sound\n"
     file.write_text(file.read_text()[:-40])

@@ -138,7 +138,7 @@ def test_cases_are_a_table_to_read(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["002", "--platform", "s4000"], "--platform needs the list of cases; add --cases, or leave --platform out"),
+        (["002", "--platform", "s4000"], "--platform is for a list of cases; add --cases, or leave --platform out"),
         (["002", "--cases", "--devices", "0"], "--devices=0 is not a number of devices; give at least 1"),
         (["002", "--cases", "--platform", "s400"], "platform 's400' is unknown, did you mean 's4000'?"),
         (

@@ -9,6 +9,7 @@ import shlex
 
 import pytest
 
+from perfsuite.base.git import GitFailed, git
 from perfsuite.cli.main import COMMANDS as COMMAND_LINE
 from perfsuite.cli.main import main
 from test_correctness.helpers.scripted_driver import ROOT
@@ -80,6 +81,30 @@ def test_every_benchmark_command_has_its_script_and_its_options(page):
         asked = {word.partition("=")[0] for word in words if word.startswith("-")}
         assert asked <= options, command
         assert words[:1] == [] or words[0].startswith("-") or {words[0], ANY} & choices, command
+
+
+EVIDENCE = sorted((ROOT / "docs" / "evidence").glob("*.md"))
+FIGURES = re.compile(
+    r"^Figures: commit ([0-9a-f]{7,40}), (20\d\d-\d\d-\d\d)(?: \(oldest 20\d\d-\d\d-\d\d\))?; "
+    r"machine: [^;\n]+; command: [^\n]+\.$",
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("page", EVIDENCE, ids=named)
+def test_an_evidence_page_begins_with_commit_date_machine_and_command_of_its_figures(page):
+    text = page.read_text(encoding="utf-8")
+    (found,) = FIGURES.finditer(text)
+    assert text[: found.start()].count("\n\n") <= 2, "the line comes after title and introduction"
+    try:
+        shallow = git(ROOT, "rev-parse", "--is-shallow-repository") != "false"
+    except GitFailed:
+        shallow = True  # not a checkout
+    if shallow:
+        pytest.skip("the history of git is not complete here")
+    commit, day = found.groups()
+    assert git(ROOT, "log", "-1", "--format=%cs", commit, "--") == day
+    git(ROOT, "merge-base", "--is-ancestor", commit, "HEAD")
 
 
 def test_every_figure_of_the_truth_page_names_its_command():

@@ -319,7 +319,7 @@ def test_a_file_that_cannot_be_read_or_written_is_one_line(tmp_path, journal, ca
     said = told(capsys, journal, "--fill", tmp_path / "r.md", "--output", tmp_path / "no" / "o.md", code=4)
     assert "--output: " in said
     said = told(capsys, journal, "--fill", tmp_path / "r.md", "--style", "flagperf", code=4)
-    assert "run it without --style" in said
+    assert "--style has no effect with --fill; leave it out" in said
 
 
 @pytest.mark.skipif("PERFSUITE_SEEDS" not in os.environ, reason="PERFSUITE_SEEDS does not name the five reports")

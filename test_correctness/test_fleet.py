@@ -280,7 +280,7 @@ def test_own_expectations_of_a_fleet_name_a_later_lone_node(tmp_path, capsys):
     capsys.readouterr()
     code, told = answer(capsys, later, "--platform-file", own)
     assert (1, {"gpu99": "below"}) == (code, standings(told))
-    assert "exists; give another file" in refused(capsys, tmp_path, "--write-expectations", own)
+    assert "exists and is not overwritten; give another file" in refused(capsys, tmp_path, "--write-expectations", own)
 
 
 def test_own_expectations_are_toml_whatever_software_and_parameters_are_called(tmp_path):

@@ -336,8 +336,11 @@ class TestBase:
     ("arguments", "message"),
     [
         (["--perf-update=maybe"], "*--perf-update: 'maybe' is not a mode; choose append, improved, accept"),
-        (["--perf-update=accept"], "*--perf-update=accept replaces stored runs; say why with --perf-reason=TEXT"),
-        (["--perf-reason=x"], "*--perf-reason goes with --perf-update=accept*"),
+        (
+            ["--perf-update=accept"],
+            "*--perf-update=accept replaces stored runs and needs a reason; add --perf-reason=TEXT",
+        ),
+        (["--perf-reason=x"], "*--perf-reason is for --perf-accept*"),
         (["--perf-runs=0"], "*--perf-runs: 0 is not a number of runs*"),
         (["--perf-against=HEAD"], "*--perf-against is an option of the gate; give --perf-gate with it"),
         (["--perf-gate", "--benchmark-disable"], "*--benchmark-disable measures nothing*"),

@@ -127,12 +127,12 @@ def test_the_user_says_which_verdicts_fail(stored, machine):
         (["--perf-fail-on=default"], "*--perf-fail-on is an option of the gate; give --perf-gate with it"),
         (
             ["--perf-accept=some", "--perf-reason=x"],
-            "*'some' cannot be accepted; write environment or all",
+            "*'some' is not valid; write environment or all",
         ),
-        (["--perf-accept=all"], "*--perf-accept=all replaces stored runs; say why*"),
+        (["--perf-accept=all"], "*--perf-accept=all replaces stored runs and needs a reason*"),
         (["--perf-gate", "--perf-against=a", "--perf-base=b"], "*two names of one option; leave --perf-base out"),
         (["--perf-base=main"], "*--perf-base is an option of the gate; give --perf-gate with it"),
-        (["--perf-accept=environment"], "*--perf-accept=environment replaces stored runs; say why*"),
+        (["--perf-accept=environment"], "*--perf-accept=environment replaces stored runs and needs a reason*"),
         (["--perf-accept=environment", "--perf-update=append"], "*leave --perf-update=append out"),
     ],
 )

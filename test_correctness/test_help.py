@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ VERBS = """
 accept add allow answer change check compare confirm double drop estimate exit expect
 explain export fail fill flush grow judge keep let limit list merge order pass pin print project
 rank read recompute record register replace report run search select set shard skip split start stop
-store time use warm write
+store take time train use warm write
 """
 """First words of a help string."""
 
@@ -80,6 +81,16 @@ def test_every_help_begins_with_a_verb_and_gives_the_default():
         if has_default and "default" not in text:
             wrong.append(f"{name}: the help gives no default: {text!r}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_example_of_each_command_is_one_of_its_calls():
+    for name in cli.COMMANDS:
+        subcommands = (parser := argparse.ArgumentParser()).add_subparsers(parser_class=cli._Parser)
+        cli.add_command(subcommands, name)
+        program, *words = shlex.split(cli.find_command(name).example)
+        assert program == "perfsuite"
+        assert words[0] == name
+        parser.parse_args(words)  # exits if the call is wrong
 
 
 def test_metavars_are_short_names():

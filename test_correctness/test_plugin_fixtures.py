@@ -60,7 +60,7 @@ def test_number(perf):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("perf(step); perf(step)", "perf was called twice in one test; one test is one case: parametrize it instead"),
+        ("perf(step); perf(step)", "perf was called twice in one test, but one test is one case; parametrize the test"),
         (
             "import functools; perf(functools.partial(step, 3))",
             "perf was given a partial with the positional arguments (3,), but the first argument is the rank; give them"
@@ -80,9 +80,12 @@ def test_number(perf):
             "perf(Sum(), side=3)",
             "perf got a Sum object and side; give parameters to the workload: perf(Sum(side=...), ...)",
         ),
-        ("perf(step, on=0)", "perf was called with on=0; give the fixture ranks or a number of at least 1"),
-        ("perf(step, on='two')", "perf was called with on='two'; give the fixture ranks or a number of at least 1"),
-        ("perf(step, on=True)", "perf was called with on=True; give the fixture ranks or a number of at least 1"),
+        ("perf(step, on=0)", "perf was called with on=0; give the fixture perf_ranks or a number of at least 1"),
+        (
+            "perf(step, on='two')",
+            "perf was called with on='two'; give the fixture perf_ranks or a number of at least 1",
+        ),
+        ("perf(step, on=True)", "perf was called with on=True; give the fixture perf_ranks or a number of at least 1"),
     ],
 )
 def test_what_perf_refuses(pytester, monkeypatch, body, message):
@@ -97,7 +100,9 @@ def test_a_case_for_several_ranks_must_run_on_them(pytester, monkeypatch, on):
     tests = f"@world_sizes(2)\ndef test_forgot(perf, ranks):\n    perf(step{on})\n"
     found = repository(pytester, monkeypatch, tests).run()
     found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["the case is one of 2 ranks, but perf was called with on=*; call it with on=ranks"])
+    found.stdout.fnmatch_lines(
+        ["the case is one of 2 ranks, but perf was called with on=*; call it with on=perf_ranks"]
+    )
 
 
 def test_a_test_that_never_calls_perf_fails_unless_it_says_otherwise(pytester, monkeypatch):

@@ -179,4 +179,4 @@ def test_parts(perf, subtests):
 """
     found = repository(pytester, monkeypatch, tests).run()
     assert found.ret == 1
-    found.stdout.fnmatch_lines(["*perf was called twice in one test; one test is one case*"])
+    found.stdout.fnmatch_lines(["*perf was called twice in one test, but one test is one case*"])

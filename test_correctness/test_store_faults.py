@@ -78,7 +78,10 @@ CHECK = "was changed by hand after perfsuite wrote it: its check does not match"
         (lambda d: d["perfsuite"]["hardware"].update(cores=64), "the header was changed by hand"),
         (lambda d: d["perfsuite"].update(schema=1), "schema 1 is older than 2, the only one that this perfsuite reads"),
         (lambda d: d["perfsuite"].update(schema=7), "schema 7 is newer than 2, the newest that this perfsuite knows"),
-        (lambda d: d.pop("perfsuite"), 'there is no "perfsuite" object: the file is foreign (pytest-benchmark\'s own)'),
+        (
+            lambda d: d.pop("perfsuite"),
+            'has no "perfsuite" object, so another program wrote the file (pytest-benchmark\'s own)',
+        ),
         (lambda d: d.update(environments=[]), "the header was changed by hand"),
         (lambda d: d.pop("unmeasured"), "another form than perfsuite writes (KeyError('unmeasured'))"),
     ],
@@ -101,8 +104,11 @@ def test_a_changed_field_is_refused_with_the_line_of_its_part(file, change, reas
         (lambda case: case["runs"][0].update(colour=1), "RunSummary has unknown fields colour"),
         (lambda case: case["runs"][0].update(session="0" * 12), "another form than perfsuite writes (KeyError("),
         (lambda case: case["runs"].append({**case["runs"][0], "samples": 41}), "two different runs are both number 0"),
-        (lambda case: case["runs"].append(case["runs"][0]), "7 runs; a case has at most 12"),
-        (lambda case: case["runs"].clear(), "0 runs; a case has at most 12"),
+        (
+            lambda case: case["runs"].append(case["runs"][0]),
+            "7 runs, with equal ones or too many; a case has at most 12 runs",
+        ),
+        (lambda case: case["runs"].clear(), "0 runs, with equal ones or too many; a case has at most 12 runs"),
         (lambda case: case["extra_info"].update(accepted={}), "Acceptance: Acceptance.__init__() missing"),
     ],
 )

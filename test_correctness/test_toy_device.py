@@ -223,7 +223,7 @@ def test_without_its_package_the_case_says_what_is_missing(shop: Path) -> None:
 
 @pytest.mark.extended
 def test_the_names_that_the_document_lists_are_those_in_use() -> None:
-    (said,) = re.findall(r"^`Accelerator` uses these names.*?^$", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (said,) = re.findall(r"^`Accelerator` uses these names.*?\n\n.*?\n\n", DOCUMENT, re.MULTILINE | re.DOTALL)
     listed = set(re.findall(r"`(\w+)(?:\(\w+=True\))?`", said)) - {"Accelerator"}
     package = ROOT / "perfsuite"
     uses = device_names.uses(device_names.device_layer(package, without=("cuda.py", "musa.py")))

@@ -163,14 +163,14 @@ def test_cases_are_chosen_and_simulated_beside(journal, tmp_path, capsys):
 def test_what_a_journal_does_not_have_is_named(journal, tmp_path, capsys):
     out = tmp_path / "traces"
     assert refused(capsys, "trace", journal, "--case", "zbv", "--out", out) == (
-        f"--case 'zbv': no case with a timeline has it in its id (of 2 cases); the first is {CASES[0]}"
+        f"--case 'zbv': no id of 2 cases with a timeline contains it; give a part of an id such as {CASES[0]}"
     )
     writer = JournalWriter(tmp_path / "plain.jsonl", HEADER)
     writer.result(result_of("t.py::test_other[cpu]", None))
     writer.close()
     assert refused(capsys, "trace", tmp_path / "plain.jsonl", "--out", out) == (
         f"journal {tmp_path}/plain.jsonl has 1 case and none with a timeline; "
-        "only cases that run a pipeline schedule record one"
+        "give the journal of a run with pipeline cases"
     )
     assert "cannot be read: No such file" in refused(capsys, "trace", tmp_path / "no.jsonl", "--out", out)
     (tmp_path / "file").write_text("")

@@ -103,7 +103,7 @@ class MeshShape:
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """Its axes along which ranks see different samples."""
+        """Axes along which ranks see different samples."""
         return tuple(name for name in self.names if name in DATA_AXES)
 
     @property
@@ -116,7 +116,7 @@ class MeshShape:
         return math.prod(self.size(axis) for axis in DATA_AXES)
 
     def replica(self, rank: int) -> int:
-        """Return which of the :attr:`replicas` contains ``rank``, from 0.
+        """Return the number of the replica of ``rank``, from 0.
 
         >>> [MeshShape.parse("pp2-dp2").replica(rank) for rank in range(4)]
         [0, 1, 0, 1]
@@ -136,7 +136,7 @@ class MeshShape:
         return {name: place[name] for name in self.names}
 
     def place(self, rank: int) -> str:
-        """Return the place of ``rank`` along axes with several ranks, for text after its number; empty for dp alone.
+        """Return the place of ``rank`` as text, such as `` (pp 1, tp 0)``; empty for dp alone.
 
         >>> MeshShape.parse("pp2-tp2").place(2), MeshShape.parse("dp4").place(2)
         (' (pp 1, tp 0)', '')

@@ -201,9 +201,7 @@ def loads(data: bytes) -> Baseline:
     with _part(data, '"perfsuite"'):
         if not isinstance(header, dict):
             origin = "pytest-benchmark's own" if "benchmarks" in document else "not a benchmark file"
-            raise ValueError(
-                f'there is no "perfsuite" object: the file is foreign ({origin}), perfsuite did not write it'
-            )
+            raise ValueError(f'has no "perfsuite" object, so another program wrote the file ({origin})')
         schema = header["schema"]
         if schema != SCHEMA and type(schema) is int:
             rule = f"newer than {SCHEMA}, the newest that this perfsuite knows; upgrade perfsuite"
@@ -213,7 +211,7 @@ def loads(data: bytes) -> Baseline:
         cases = [case for name in _CASE_LISTS for case in document[name]]
         if header["cases"] != len(cases):
             raise ValueError(
-                f"the header has cases={header['cases']}, the file has {len(cases)}: some were removed or added by hand"
+                f"the header has cases={header['cases']}, the file has {len(cases)}: it was edited by hand"
             )
         if header["check"] != check_of(_header_of(document)):
             raise ValueError("the header was changed by hand after perfsuite wrote it")
@@ -293,7 +291,8 @@ def _entry(plain: Mapping[str, Any], sessions: Mapping[str, Mapping[str, Any]]) 
     reference = tuple(run for run, fields in zip(kept, plain["runs"], strict=True) if "reference" in fields)
     runs = newest(kept)
     if not runs or len({run.key for run in (*runs, *reference)}) < len(kept) or len(reference) > REFERENCE_MOST:
-        raise ValueError(f"{len(kept)} runs; a case has at most {KEPT_RUNS} and a reference of {REFERENCE_MOST}")
+        most = f"at most {KEPT_RUNS} runs and {REFERENCE_MOST} in its reference"
+        raise ValueError(f"{len(kept)} runs, with equal ones or too many; a case has {most}")
     return Entry(
         case=case,
         runs=runs,

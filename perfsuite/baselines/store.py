@@ -139,7 +139,7 @@ def merge_files(target: Path, sources: Sequence[Path], *, links: bool = False) -
         if target.exists():
             parts.insert(0, read(target, links=links))
         if not parts:
-            raise BaselineError(f"{target}: there is nothing to merge; give at least one file")
+            raise BaselineError(f"{target}: no file to merge; give at least one")
         whole = parts[0]
         for part in parts[1:]:
             whole = merge(whole, part)

@@ -152,7 +152,6 @@ def measure(runs: _Runs, planned: Sequence[int], tolerance: float) -> list[Compa
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "example: perfsuite ab --a main --b HEAD -- test_perf -k 'matmul and fp32'."
     for side in ("a", "b"):
         add = parser.add_argument_group(f"arm {side}").add_argument
         add(f"--{side}", metavar="REV", help=f"run arm {side} at this git revision (default: the working tree)")
@@ -194,11 +193,13 @@ def _unwind(number: int, frame: object) -> None:
 def run_ab(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite ab``; EXIT_FOUND if a case is slower on arm b.  Raises PerfsuiteError for wrong usage."""
     if options.pairs < MIN_PAIRS:
-        raise ConfigurationError(f"--pairs {options.pairs} is too few to estimate the noise; give 3 or more")
+        raise ConfigurationError(f"--pairs={options.pairs} is too few to estimate the noise; give 3 or more")
     if options.until_decided and options.max_pairs < options.pairs:
-        raise ConfigurationError(f"--max-pairs {options.max_pairs} is less than --pairs {options.pairs}; give more")
+        raise ConfigurationError(
+            f"--max-pairs={options.max_pairs} is less than --pairs={options.pairs}; give at least {options.pairs}"
+        )
     if not 0 < options.tolerance < 1:
-        raise ConfigurationError(f"--tolerance {options.tolerance} is not between 0 and 1; write 0.03 for 3 %")
+        raise ConfigurationError(f"--tolerance={options.tolerance} is not between 0 and 1; write 0.03 for 3 %")
     for path, option in ((options.html, "--html"), (options.json, "--json")):
         if path is not None:
             require_writable(path, option)
@@ -318,6 +319,7 @@ def lines(runs: _Runs, comparisons: Sequence[Comparison], planned: Sequence[int]
 
 AB = Command(
     help="compare two revisions, environments or settings by alternating runs on this machine",
+    example="perfsuite ab --a main --b HEAD -- test_perf -k 'matmul and fp32'",
     arguments=_arguments,
     run=run_ab,
     found="a case is slower on b by more than the tolerance",

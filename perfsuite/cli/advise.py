@@ -44,10 +44,11 @@ def run(options: argparse.Namespace) -> int:
     """Carry out ``perfsuite advise``; EXIT_FOUND if no layout fits.  Raises PerfsuiteError for wrong usage."""
     check_options(options)
     if options.world is None:
-        raise ConfigurationError("--world is missing: the layouts depend on it; give the number of devices")
+        raise ConfigurationError("--world is missing, and the layouts depend on it; add for example --world 16")
     if options.explain is not None and (size := MeshShape.parse(options.explain).world_size) != options.world:
         raise InvalidParameter(
-            f"--explain {options.explain} has {size} devices, --world is {options.world}; give a layout of as many"
+            f"--explain={options.explain} has {size} devices, but --world is {options.world}; give a layout "
+            f"of {options.world}"
         )
     device, calibration = read_platform(options)
     training = base_training(options, calibration)
@@ -253,6 +254,7 @@ def _plain(advice: Advice, calibration: Calibration, options: argparse.Namespace
 
 ADVISE = Command(
     help="rank every layout of a training step that fits on N devices",
+    example="perfsuite advise --model llama3-8b --platform h100 --world 16 --global-batch 64",
     arguments=arguments,
     run=run,
     found="no layout fits",

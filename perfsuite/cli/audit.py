@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(role_lines() if options.list_roles else rule_lines()))
         return EXIT_OK
     if not options.file and (options.roles or options.fact):
-        raise ConfigurationError("--roles and --fact describe a file's table; name the file before them")
+        raise ConfigurationError("--roles and --fact need a file; write perfsuite audit FILE --roles ...")
     audited = [_read(path, options) for path in options.file] if options.file else [_of(report) for report in shipped()]
     for source in audited:
         if not any(table.rows for table in source.tables):
@@ -112,7 +112,7 @@ def _of(report: PublishedReport) -> _Audited:
 def _read(path: Path, options: argparse.Namespace) -> _Audited:
     if path.suffix.lower() == ".json":
         if options.roles or options.fact:
-            raise ConfigurationError(f"{path}: a JSON file of tables names its own roles; leave --roles and --fact out")
+            raise ConfigurationError(f"{path}: a JSON file of tables has its own roles; leave --roles and --fact out")
         return dataclasses.replace(_of(read_report(path)), is_given=True)
     if not options.roles:
         raise ConfigurationError(f"{path}: the columns have no roles; add --roles 'step (ms)=latency' gpus=devices")
@@ -242,6 +242,7 @@ def role_lines() -> Iterator[str]:
 
 AUDIT = Command(
     help="check published tables or your own for figures that arithmetic, peaks or bounds rule out",
+    example="perfsuite audit results.csv --roles gpus=devices samples/s=throughput",
     arguments=_arguments,
     run=run,
     found="a contradiction in a file of yours, or a shipped label that the rules do not give",

@@ -79,11 +79,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the baseline files among and below ``paths``, without the folders published and examples."""
+    """Return the baseline files among and below ``paths``, without folders published and examples below a path."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            files += (file for file in sorted(path.rglob("*.json")) if not {"published", "examples"} & set(file.parts))
+            left_out = {"published", "examples"}
+            files += (file for file in sorted(path.rglob("*.json")) if not left_out & {*file.relative_to(path).parts})
         elif path.exists():
             files.append(path)
         else:
@@ -213,5 +214,9 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 BASELINES = Command(
-    help="list, show, verify, merge and prune baseline files", arguments=arguments, run=run, found=f"verify: {_DAMAGED}"
+    help="list, show, verify, merge and prune baseline files",
+    example="perfsuite baselines list",
+    arguments=arguments,
+    run=run,
+    found=f"verify: {_DAMAGED}",
 )

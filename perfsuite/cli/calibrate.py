@@ -26,8 +26,8 @@ _FOLDER = Path(".perfsuite/calibrations")
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
-        "of a baseline file the newest run of each case is read"
+        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json). "
+        "Of a baseline file the newest run of each case is read."
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="read journals or baseline files")
     parser.add_argument(
@@ -125,4 +125,9 @@ def _lines(path: Path, one: Calibrated) -> Iterator[str]:
     yield f"written: {path}"
 
 
-CALIBRATE = Command(help="write a calibration file for projections from stored results", arguments=_arguments, run=_run)
+CALIBRATE = Command(
+    help="write a calibration file for projections from stored results",
+    example="perfsuite calibrate .perfsuite/journal-20251121T120000.jsonl",
+    arguments=_arguments,
+    run=_run,
+)

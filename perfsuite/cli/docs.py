@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 DOCS = Command(
     help="print a page of the documentation, or list the pages",
+    example="perfsuite docs gate",
     arguments=add_arguments,
     run=run,
     found="no line contains the words of --find",

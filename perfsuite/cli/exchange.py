@@ -148,28 +148,13 @@ SHOWN = 12  # Most figures, refusals and doubts of a file to print; --all prints
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
-    formats = "; ".join(f"{form.name}: {form.about}" for form in FORMATS)
-    parser.epilog = f"formats: {formats}; the figures are never a baseline and never gated"
+    formats = "\n".join(f"{form.name}: {form.about}" for form in FORMATS)
+    parser.epilog = f"Imported figures are never a baseline and never gated.\n\nFormats:\n{formats}\n"
     add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        metavar="[FORMAT] FILE",
-        help="read these files, - for standard input; put the format first if it is not recognised: "
-        f"{', '.join(form.name for form in FORMATS)}",
-    )
-    add(
-        "--platform",
-        default="",
-        metavar="NAME",
-        help="compare the figures with the peaks of this platform, such as h200 (default: no comparison)",
-    )
-    add(
-        "--collective",
-        default="",
-        metavar="NAME",
-        help="set the collective, such as all_gather (default: as in the log)",
-    )
+    shown = "read these files, - for standard input; put a FORMAT of the list below first if it is not recognised"
+    add("files", nargs="+", metavar="[FORMAT] FILE", help=shown)
+    add("--platform", default="", metavar="NAME", help="compare with this platform's peaks, e.g. h200 (default: no)")
+    add("--collective", default="", metavar="NAME", help="set the collective, e.g. all_gather (default: as in the log)")
     add("--ranks", type=_count, metavar="N", help="set the number of ranks (default: as in the log)")
     add("--run", type=_count, dest="nth", metavar="N", help="read run N of files with several (default: all)")
     add(
@@ -259,6 +244,7 @@ def _some(lines: Sequence[str], most: int | None, noun: str) -> Iterator[str]:
 
 IMPORT = Command(
     help="read results of nccl-tests, OSU, perftest, SuperBench, FlagPerf, training programs and more",
+    example="perfsuite import all_reduce.log --platform h200 --out peers.json",
     arguments=_import_arguments,
     run=run_import,
     found="a figure or a file was refused, or figures contradict each other",
@@ -268,13 +254,13 @@ IMPORT = Command(
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "RESULTS are journals, baseline files (their newest runs) or histories; bencher, github-action-benchmark and "
-        "openmetrics take the newest figure of each case, otava wants a history"
+        "RESULTS are journals, baseline files (their newest runs) or histories. bencher, github-action-benchmark and "
+        "openmetrics take the newest figure of each case; otava needs a history."
     )
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="RESULTS", help="export these journals, baseline files or histories"
     )
-    parser.add_argument("--format", required=True, choices=list(EXPORTS), help="select the format")
+    parser.add_argument("--format", required=True, choices=list(EXPORTS), help="write this format (no default)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to FILE (default: the terminal)")
 
 
@@ -312,6 +298,7 @@ def _rows(path: Path) -> Iterator[ExportRow]:
 
 EXPORT = Command(
     help="write results for other programs: JSON, CSV, Prometheus, Bencher, github-action-benchmark, Otava",
+    example="perfsuite export perf-history.jsonl --format otava --out history.csv",
     arguments=_export_arguments,
     run=_run_export,
 )

@@ -86,7 +86,7 @@ def _explain(table: str, options: argparse.Namespace) -> None:
     printed = [figure.metric_value for figure in shown]
     setups = sorted(_search(shown), key=lambda setup: setup.error(printed))
     if not setups:
-        raise ConfigurationError(f"{table}: no searched set-up can be computed for all of its rows; choose another")
+        raise ConfigurationError(f"{table}: no set-up can be computed for all of its rows; choose another table")
     if options.json:
         print_json([_record(setup, shown, printed) for setup in setups])
     else:
@@ -203,5 +203,8 @@ def _parts(figure: PublishedFigure, settings: Mapping[str, str]) -> Mapping[str,
 
 
 EXPLAIN = Command(
-    help="search for set-ups that reproduce the memory figures of a published table", arguments=_arguments, run=_run
+    help="search for set-ups that reproduce the memory figures of a published table",
+    example="perfsuite explain 000/memory",
+    arguments=_arguments,
+    run=_run,
 )

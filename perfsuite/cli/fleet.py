@@ -50,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
     standings = judge_fleet(fleet, rows, expected_nodes=expected, groups=groups)
     if options.write_expectations:
         if options.write_expectations.exists():
-            raise ConfigurationError(f"--write-expectations: {options.write_expectations} exists; give another file")
+            raise ConfigurationError(
+                f"--write-expectations: {options.write_expectations} exists and is not overwritten; give another file"
+            )
         date = datetime.now(timezone.utc).date().isoformat()
         lines = own_rows(standings, fleet, date)
         write_file(options.write_expectations, "\n".join(lines) + "\n", option="--write-expectations")
@@ -79,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
 FLEET = Command(
     help="compare the journals of many nodes; list nodes and devices that are slow, below expectation or absent",
+    example="perfsuite fleet nodes/*.jsonl --nodes 64 --good good.txt --bad bad.txt",
     arguments=_arguments,
     run=run,
     found="a node that is slow, below expectation, incomplete, not judged or absent",

@@ -131,8 +131,8 @@ def _require_searched(findings: Findings, path: Path) -> None:
     most = max((len(table.rows_of(table.cases.index(case))) for case in findings.cases), default=0)
     if most < LEAST_SESSIONS:
         raise ConfigurationError(
-            f"--fail-on: nothing was searched in {path}: a change takes {LEAST_SESSIONS} sessions of a case on the "
-            f"branch with equal settings, and none has more than {most}; add sessions, or leave --fail-on out"
+            f"--fail-on: nothing was searched in {path}: a change needs {LEAST_SESSIONS} sessions of a case on the "
+            f"branch with equal settings, and no case has more than {most}; add sessions, or leave --fail-on out"
         )
     if findings.nothing_since:
         raise ConfigurationError(
@@ -199,5 +199,9 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 HISTORY = Command(
-    help="search results over time for changes, in the order of the commits", arguments=arguments, run=run, found=_FOUND
+    help="search results over time for changes, in the order of the commits",
+    example="perfsuite history show --branch main --case all_reduce",
+    arguments=arguments,
+    run=run,
+    found=_FOUND,
 )

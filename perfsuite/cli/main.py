@@ -44,6 +44,7 @@ class Command:
     """One subcommand."""
 
     help: str  # One line.
+    example: str  # A call with the usual options.
     arguments: Callable[[argparse.ArgumentParser], None]  # Add the options to the parser.
     run: Callable[[argparse.Namespace], int]
     """Do the work and return the exit code; a PerfsuiteError becomes one line and EXIT_USAGE."""
@@ -105,7 +106,7 @@ def add_command(subcommands: Any, name: str) -> _Parser:
     command = find_command(name)
     sub: _Parser = subcommands.add_parser(name, help=command.help, description=command.help)
     command.arguments(sub)
-    sub.epilog = "\n".join(filter(None, [sub.epilog, exit_codes(command.found)]))
+    sub.epilog = "\n".join(filter(None, [f"example: {command.example}", sub.epilog, exit_codes(command.found)]))
     sub.set_defaults(run=command.run)
     sub.mixes = command.mixes
     return sub
@@ -140,7 +141,7 @@ def platform_file_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="add the platforms and [environment] of a TOML file, like ini perf_platforms; repeatable (default: none)",
+        help="add the platforms and [environment] of a TOML file, as ini perf_platforms; repeatable (default: none)",
     )
 
 

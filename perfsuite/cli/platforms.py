@@ -92,6 +92,7 @@ def _rows(values: Mapping[str, Any]) -> Iterator[str]:
 
 ENV = Command(
     help="print the fingerprint and the environment that a run on this machine records",
+    example="perfsuite env --json",
     arguments=_env_arguments,
     run=run_env,
 )
@@ -189,6 +190,7 @@ def _peak_lines(peaks: Mapping[str, Peak | None]) -> Iterator[str]:
 
 PLATFORMS = Command(
     help="list this machine and the known device models, or print the peaks and sources of some",
+    example="perfsuite platforms h100",
     arguments=_platforms_arguments,
     run=run_platforms,
 )

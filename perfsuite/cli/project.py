@@ -390,6 +390,7 @@ def point_json(point: CurvePoint, mtbf: float | None, checkpoint_s: float) -> di
 
 PROJECT = Command(
     help="project a training step onto other devices, with an error band and its binding resource; runs nothing",
+    example="perfsuite project --model llama3-8b --platform h100 --layout dp8-tp2 --global-batch 64",
     arguments=arguments,
     run=run,
 )

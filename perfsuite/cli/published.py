@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
     if not options.cases:
         for name in ("platform", "devices"):
             if getattr(options, name) is not None:
-                raise ConfigurationError(f"--{name} needs the list of cases; add --cases, or leave --{name} out")
+                raise ConfigurationError(f"--{name} is for a list of cases; add --cases, or leave --{name} out")
         return _print_tables(options)
     if options.devices is not None and options.devices < 1:
         raise ConfigurationError(f"--devices={options.devices} is not a number of devices; give at least 1")
@@ -212,5 +212,8 @@ def _pages(tables: Tables) -> Iterator[str]:
 
 
 PUBLISHED = Command(
-    help="print the tables of the published reports with labels and reasons", arguments=_arguments, run=_run
+    help="print the tables of the published reports with labels and reasons",
+    example="perfsuite published 003/results",
+    arguments=_arguments,
+    run=_run,
 )

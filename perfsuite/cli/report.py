@@ -49,8 +49,8 @@ from perfsuite.schedules import replay
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json); "
-        "results that fit no table are wrong usage"
+        "RESULTS are journals (.perfsuite/journal-*.jsonl) or baseline files (baselines/PLATFORM/FINGERPRINT.json). "
+        "Results that fit no table are wrong usage."
     )
     add = parser.add_argument
     add("results", nargs="+", type=Path, metavar="RESULTS", help="report these journals or baseline files")
@@ -142,7 +142,7 @@ def _fill(options: argparse.Namespace, catalog: Catalog) -> int:
 
     for name in ("style", "base", "history", "html", "baseline", "imported"):
         if getattr(options, name):
-            raise ConfigurationError(f"--fill only fills cells of {options.fill}; run it without --{name}")
+            raise ConfigurationError(f"--{name} has no effect with --fill; leave it out")
     try:
         text = content(options.fill).decode("utf-8")
     except OSError as error:
@@ -184,6 +184,7 @@ def _write_page(options: argparse.Namespace, catalog: Catalog) -> int:
 
 REPORT = Command(
     help="print results in the tables of the published reports, with the published figures",
+    example="perfsuite report .perfsuite/journal-20251121T120000.jsonl --html run.html",
     arguments=_report_arguments,
     run=_run_report,
 )
@@ -230,6 +231,7 @@ def _answer_lines(recordings: list[Recording], found: list[Answer]) -> Iterator[
 
 CHECKLIST = Command(
     help="answer the tuning checklist from results, with evidence and advice",
+    example="perfsuite checklist .perfsuite/journal-20251121T120000.jsonl",
     arguments=_checklist_arguments,
     run=_run_checklist,
 )
@@ -257,13 +259,17 @@ def _read(path: Path, catalog: Catalog) -> Recording:
 
 
 def _trace_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journal", type=Path, metavar="JOURNAL", help="read this journal; a run prints its path")
+    parser.add_argument(
+        "journal", type=Path, metavar="JOURNAL", help="read this journal of a run, .perfsuite/journal-*.jsonl"
+    )
     parser.add_argument("--case", default="", metavar="TEXT", help="write cases whose id contains TEXT (default: all)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write the files into this folder")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="write the files into this folder (no default)"
+    )
     parser.add_argument(
         "--simulated",
         action="store_true",
-        help="write the simulated schedule of each step too; the difference is the time lost between the actions",
+        help="write the simulated schedule of each step too; the difference is the time lost between actions",
     )
 
 
@@ -306,18 +312,19 @@ def _chosen_timelines(journal: RunRecord, text: str) -> Mapping[str, Timeline]:
     if not with_one:
         raise ConfigurationError(
             f"journal {journal.path} has {plural(len(journal.results), 'case')} and none with a timeline; "
-            "only cases that run a pipeline schedule record one"
+            "give the journal of a run with pipeline cases"
         )
     if not chosen:
         raise ConfigurationError(
-            f"--case {text!r}: no case with a timeline has it in its id (of {plural(len(with_one), 'case')}); "
-            f"the first is {next(iter(with_one))}"
+            f"--case {text!r}: no id of {plural(len(with_one), 'case')} with a timeline contains it; give a part of "
+            f"an id such as {next(iter(with_one))}"
         )
     return chosen
 
 
 TRACE = Command(
     help="write a Perfetto trace and a picture of each pipeline case of an earlier run, from its journal",
+    example="perfsuite trace .perfsuite/journal-20251121T120000.jsonl --out traces",
     arguments=_trace_arguments,
     run=_run_trace,
 )

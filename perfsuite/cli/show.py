@@ -52,7 +52,7 @@ def first_object(path: Path) -> Mapping[str, Any] | None:
         with open_regular(path) as file:
             first = file.readline(_LONGEST_HEADER)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {why(error)}") from None
+        raise ConfigurationError(f"{path} cannot be read: {why(error)}; correct the path or the permissions") from None
     try:
         plain = plain_json(first)
     except ValueError:
@@ -147,6 +147,7 @@ def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterat
 
 SHOW = Command(
     help="print one screen, tables or single cases of a journal (default: the newest) or a baseline file",
+    example="perfsuite show --case all_reduce",
     arguments=_arguments,
     run=_run,
 )

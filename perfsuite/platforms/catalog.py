@@ -64,7 +64,8 @@ class Catalog:
         near = nearest(name.lower(), legal, most=1, likeness=0.6)
         meant = f", did you mean {near[0]!r}?" if near else ";"
         raise UnknownPlatform(
-            f"platform {name!r} is unknown{meant} choose from {', '.join(legal)}, or add a row (docs add-a-platform)"
+            f"platform {name!r} is unknown{meant} choose from {', '.join(legal)}, or add a row "
+            "(perfsuite docs add-a-platform)"
         )
 
     def find_machine(self, name: str) -> MachineModel:
@@ -83,7 +84,7 @@ class Catalog:
         """
         if not machine:
             if not platform:
-                raise ConfigurationError("neither a platform nor a machine is named; add for example --platform s4000")
+                raise ConfigurationError("no platform and no machine is given; add for example --platform s4000")
             return self.find(platform), None
         found = self.find_machine(machine)
         if platform is not None and self.find(platform).name != found.platform:

@@ -11,13 +11,17 @@ from perfsuite.record.verdict import FAILING
 
 _Options = tuple[tuple[str, str, str], ...]  # Name, metavar and help of each option; a flag has an empty metavar.
 _SELECT: _Options = (
-    ("--perf-platform", "NAME", "run the cases of this platform (default: the one found here)"),
-    ("--perf-scale", "full|small", "use published sizes or small ones (default: as the platform has)"),
+    ("--perf-platform", "NAME", "run the cases of this platform, e.g. s4000 (default: the one found here)"),
+    (
+        "--perf-scale",
+        "full|small",
+        "use the published sizes or small ones (default: full on an accelerator, small elsewhere)",
+    ),
     (
         "--perf-world-sizes",
         "LIST",
-        "set the numbers of ranks of tests that sweep them, e.g. 8,16,32 (default: those of the test, doubled up to "
-        "256, then the ranks of the launch or the devices of the host)",
+        "set the numbers of ranks of tests that sweep them, e.g. 8,16,32 (default: the test's numbers, doubled up to "
+        "256, and all ranks of the launch or devices of the host)",
     ),
     (
         "--perf-published",
@@ -28,19 +32,20 @@ _SELECT: _Options = (
     (
         "--perf-shapes",
         "FILE",
-        "run tests with the shapes of FILE, a line is 'TEST SHAPE' (default: none); see perfsuite docs shapes",
+        "run tests with the shapes of FILE, a line is 'TEST SHAPE', e.g. test_matmul 64x64x64 (default: the tests' "
+        "own); see perfsuite docs shapes",
     ),
-    ("--perf-resume", "JOURNAL", "report cases finished in JOURNAL and run the others (default: none)"),
-    ("--perf-time-budget", "DURATION", "skip the cases that remain after DURATION, e.g. 30min (default: no limit)"),
+    ("--perf-resume", "JOURNAL", "report the cases that JOURNAL has and run the others (default: run all)"),
+    ("--perf-time-budget", "DURATION", "skip the remaining cases after DURATION, e.g. 30min (default: no limit)"),
 )
 _TIME: _Options = (
     (
         "--perf-timeout",
         "DURATION",
-        f"limit the build of a case, e.g. 90s (default: {DEFAULT_TIMEOUT}; ini: perf_timeout)",
+        f"stop a case whose build takes longer, e.g. 90s (default: {DEFAULT_TIMEOUT}; ini: perf_timeout)",
     ),
-    ("--perf-oversubscribe", "", "let ranks share devices if there are more ranks than devices"),
-    ("--perf-fresh", "", "start new rank processes for every case"),
+    ("--perf-oversubscribe", "", "let several ranks share a device if there are more ranks than devices"),
+    ("--perf-fresh", "", "start new rank processes for each case"),
     ("--perf-backend", "NAME", "use this backend of the devices, e.g. gloo (default: their own)"),
     (
         "--perf-pin",
@@ -52,15 +57,19 @@ _TIME: _Options = (
     (
         "--perf-warmup",
         "DURATION",
-        "warm up every case for at least DURATION, e.g. 3s (default: until two batches of iterations agree, at least "
-        "0.5 s if ranks wait for each other in iterations below 10 ms)",
+        "warm up each case for at least DURATION, e.g. 3s (default: until two batches of iterations agree; 0.5 s for "
+        "communication below 10 ms)",
     ),
     (
         "--perf-sustain",
         "DURATION",
-        "time every case for DURATION, e.g. 15s, and record clocks, power and temperature (default: no minimum)",
+        "time each case for DURATION, e.g. 15s, and record clocks, power and temperature (default: no minimum)",
     ),
-    ("--perf-yardstick", "", "time a control after every sample, to detect host noise"),
+    (
+        "--perf-yardstick",
+        "",
+        "time a control after each sample, to detect host noise (on with --perf-gate and --perf-update)",
+    ),
 )
 _PRINT: _Options = (
     (
@@ -97,15 +106,15 @@ _PRINT: _Options = (
         "perf_history)",
     ),
     ("--perf-trace", "DIR", "write a Perfetto trace and a picture of each pipeline case into DIR (default: none)"),
-    ("--perf-annotations", "", "print an annotation of GitHub Actions for each failing case"),
-    ("--perf-show-hosts", "", "keep host names in files for others"),
+    ("--perf-annotations", "", "print an annotation of GitHub Actions for each failing case, ten at most"),
+    ("--perf-show-hosts", "", "keep host names in page and summary, instead of host 1, host 2"),
 )
 _CHECK: _Options = (
     (
         "--perf-expect",
         "FILE",
-        "fail cases below the figures of healthy devices, print a line per question; FILE adds [[expectation]] rows; "
-        "write --perf-expect=FILE, or put it last (default: no expectations)",
+        "fail cases below the figures of healthy devices and print a line per question; FILE adds [[expectation]] rows "
+        "(default: no expectations); write --perf-expect=FILE, or put the option last",
     ),
     (
         "--perf-expect-devices",
@@ -113,12 +122,16 @@ _CHECK: _Options = (
         "fail unless every host of the run has N devices, e.g. 8 (default: any number; an acceptance run with "
         "--perf-expect needs the number of the platform's row)",
     ),
-    ("--perf-allow-unjudged", "", "pass with --perf-expect even if no case has a row"),
+    ("--perf-allow-unjudged", "", "pass with --perf-expect even if no result was judged"),
 )
 _GATE: _Options = (
-    ("--perf-gate", "", "fail a case that regressed against its baseline or breaks physics"),
-    ("--perf-against", "REV", "confirm suspects by an A/B with this git revision, or with this Python (default: none)"),
-    ("--perf-base", "REV", "set --perf-against by its old name, until 0.2 (default: none)"),
+    ("--perf-gate", "", "fail a case that is slower than its baseline or breaks a rule of physics"),
+    (
+        "--perf-against",
+        "REV",
+        "confirm suspects by an A/B with this git revision or Python, e.g. origin/main (default: no A/B)",
+    ),
+    ("--perf-base", "REV", "set --perf-against; old name, removed in 0.2 (default: no A/B)"),
     (
         "--perf-fail-on",
         "LIST",
@@ -127,39 +140,43 @@ _GATE: _Options = (
     ),
     ("--perf-require-baseline", "", "fail a case without a baseline, with --perf-gate"),
     ("--perf-allow-ungated", "", "pass with --perf-gate even if no case has a baseline"),
-    ("--perf-update", "|".join(UPDATE_MODES), "store this session's runs in the baseline (default: no)"),
+    (
+        "--perf-update",
+        "|".join(UPDATE_MODES),
+        "store this session's runs in the baseline: all, improved cases only, or as a new level (default: none)",
+    ),
     (
         "--perf-accept",
         "environment|all",
-        "accept slowdowns caused by another environment, or all (same as --perf-update=accept), as the new level; "
+        "accept slowdowns as the new level: those caused by another environment, or all (as --perf-update=accept); "
         "needs --perf-reason (default: none)",
     ),
     ("--perf-reason", "TEXT", "store TEXT as the reason of --perf-update=accept or --perf-accept (default: none)"),
-    ("--perf-runs", "N", "record N runs of each case, each in fresh processes (default: 1)"),
+    ("--perf-runs", "N", "take N runs of each case, each in new processes (default: 1)"),
     (
         "--perf-gate-budget",
         "DURATION|none",
-        "limit the time of the gate after the first run of every case, e.g. 300 or 10min, or none for no limit "
+        "limit the gate's time after the first run of each case, e.g. 10min, or none for no limit "
         "(default: the larger of 3 min and 10 times the first runs; ini: perf_gate_budget)",
     ),
-    ("--perf-baselines", "DIR", "use baselines in DIR (default: baselines; ini: perf_baselines)"),
+    ("--perf-baselines", "DIR", "read and store baselines in DIR (default: baselines; ini: perf_baselines)"),
 )
 _PROJECT: _Options = (
     (
         "--perf-project",
         "FILE",
-        "project training steps that cannot run here, from a file of perfsuite calibrate or from the platform's row; "
-        "write --perf-project=FILE, or put it last (default: no projection)",
+        "project training steps that cannot run here, with a FILE of perfsuite calibrate or the platform's row "
+        "(default: no projection); write --perf-project=FILE, or put the option last",
     ),
 )
 _TRAIN: _Options = (
     (
         "--perf-data",
         "DIR",
-        "read your own data sets from DIR, a folder for each model (default: generated data); see perfsuite docs "
+        "read your own data sets from DIR, with a folder for each model (default: generated data); see perfsuite docs "
         "published",
     ),
-    ("--perf-loss-steps", "N", "read the loss of a published run after N steps (default: 20; Latte 100)"),
+    ("--perf-loss-steps", "N", "train a published run for N steps to read its loss (default: 20; Latte 100)"),
     (
         "--perf-target-loss",
         "LOSS",
@@ -194,7 +211,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--perf-target-loss": {"type": float},
 }
 _KEYS: tuple[tuple[str, str, Any], ...] = (
-    ("perf_timeout", f"limit the build of a case (default: {DEFAULT_TIMEOUT})", DEFAULT_TIMEOUT),
+    ("perf_timeout", f"stop a case whose build takes longer (default: {DEFAULT_TIMEOUT})", DEFAULT_TIMEOUT),
     ("perf_platforms", "add platforms from these TOML files (default: none)", []),
     ("perf_published", "run only cases of these published reports or tables, e.g. 002,004 (default: all)", ""),
     ("perf_show", f"print one of {', '.join(SHOWN)} (default: summary)", ""),
@@ -209,10 +226,14 @@ _KEYS: tuple[tuple[str, str, Any], ...] = (
         "store baselines of simulated devices here (default: .perfsuite/simulated-baselines)",
         ".perfsuite/simulated-baselines",
     ),
-    ("perf_gate_budget", "limit the time of the gate after the first runs, e.g. 10min, none (default: usual)", ""),
-    ("perf_fail_on", "fail these verdicts under --perf-gate (default: default)", "default"),
+    (
+        "perf_gate_budget",
+        "limit the gate's time after the first runs, e.g. 10min, none (default: as --perf-gate-budget)",
+        "",
+    ),
+    ("perf_fail_on", "fail these verdicts with --perf-gate (default: as --perf-fail-on)", "default"),
     ("perf_baselines_links", "allow links out of the baselines' folder (default: false)", False),
-    ("perf_tolerance", "accept a relative slowdown up to this share (default: 0.03)", "0.03"),
+    ("perf_tolerance", "accept a slowdown up to this share (default: 0.03)", "0.03"),
     ("perf_report", "write the report in Markdown to this file, relative to the root (default: none)", ""),
     ("perf_report_style", "write the tables of this style (default: all that fit)", ""),
     ("perf_history", "add a line of every run to this history, relative to the root (default: none)", ""),

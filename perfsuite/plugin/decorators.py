@@ -32,12 +32,10 @@ def sizes(
 ) -> pytest.MarkDecorator:
     """Set the sizes of a test at both scales, for its argument ``param``.
 
-    ``full`` are the sizes as published, ``small`` those that take minutes on two CPU cores; the platform or
-    ``--perf-scale`` chooses.  A parameter whose name ends in ``_bytes`` gets a number of bytes (``"64MiB"`` becomes
-    67108864).  Another parameter gets ``"AxBxC"`` as a tuple of integers, an integer unchanged, and any other word that
-    begins with a letter or a digit (``2D_8x1x1``) unchanged. The ``extended`` ones of the small sizes get the marker
-    ``perf_extended``, see :func:`world_sizes`. For a size that fixes the number of ranks, such as a mesh, ``ranks``
-    returns that number for a value of the argument; the case is selected and skipped by it.
+    ``full``: sizes as published, for accelerators.  ``small``: sizes for two CPU cores.  ``--perf-scale`` chooses.
+    A parameter whose name ends in ``_bytes`` gets a number of bytes: ``"64MiB"`` becomes 67108864.  Another parameter
+    gets ``"AxBxC"`` as a tuple of integers, and an integer or a name unchanged.  ``extended``: small sizes that get the
+    marker ``perf_extended``.  ``ranks`` returns the number of ranks of a size that fixes it, such as a mesh.
     """
     mark: pytest.MarkDecorator = getattr(pytest.mark, SIZES)
     return mark(full=full, small=small, param=param, extended=tuple(extended), ranks=ranks)
@@ -51,13 +49,10 @@ def world_sizes(
 ) -> pytest.MarkDecorator:
     """Set the numbers of ranks of a test; the test takes ``perf_ranks`` and calls ``perf`` with ``on=perf_ranks``.
 
-    The ``extended`` ones get the marker ``perf_extended``: at the small scale they are left out unless -k, -m or a node
-    id selects them.  ``more=True`` adds numbers that depend on the launch: doubled up to 256, then the ranks of the
-    launch or the devices of the host; ``--perf-world-sizes`` replaces them.
-    ``more="whole"`` adds only that last number, as an extended case at the small scale unless the option selects it.
-    For a platform that is not on this machine it is the number of devices of the vendor's host; simulated devices share
-    the cores of one host and add none.
-    ``full`` are the numbers at the full scale (default: the same numbers).
+    ``extended``: numbers with the marker ``perf_extended``, left out at the small scale unless -k, -m or a node id
+    selects them.  ``more=True`` continues by doubling up to 256, and adds all ranks of the launch, or all devices of
+    the host; ``more="whole"`` adds only all of them.  ``--perf-world-sizes`` replaces the added numbers.  ``full``:
+    numbers at the full scale (default: the same).
     """
     _require_call("world_sizes", "2, 4, 8", counts)
     mark: pytest.MarkDecorator = getattr(pytest.mark, WORLD_SIZES)
@@ -67,8 +62,7 @@ def world_sizes(
 def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
     """Set the dtypes of a test by short names (fp32, tf32, bf16, fp16, int8, ...), for its argument ``dtype``.
 
-    With ``only_at`` the first dtype runs at every size and the others only at that size; if the scale in use does not
-    have the size, only the first dtype runs.
+    With ``only_at`` the first dtype runs at every size and the others only at that size.
     """
     _require_call("dtypes", '"fp32", "bf16"', names)
     mark: pytest.MarkDecorator = getattr(pytest.mark, DTYPES)
@@ -76,10 +70,10 @@ def dtypes(*names: str, only_at: Size | None = None) -> pytest.MarkDecorator:
 
 
 def acceptance(*sizes: Size) -> pytest.MarkDecorator:
-    """Add the marker ``acceptance`` to cases of the acceptance run (``-m acceptance``).
+    """Add cases of a test to the acceptance run (``-m acceptance``).
 
     These are the cases of the largest world size that can run, in the first dtype, at the first of ``sizes`` that the
-    scale in use has, or at all sizes without ``sizes``.
+    scale in use has (default: all sizes).
     """
     _require_call("acceptance", '"1GiB"', sizes)
     mark: pytest.MarkDecorator = getattr(pytest.mark, ACCEPTANCE)

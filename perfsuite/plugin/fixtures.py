@@ -107,10 +107,9 @@ class Perf(Protocol):
 def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: Any) -> Iterator[Perf]:
     """Time a workload on the ranks of this case: ``perf(workload, on=None, **parameters) -> Result``.
 
-    ``workload`` is a :class:`perfsuite.Workload`, a subclass with ``parameters`` as its fields, or a function at module
-    level that takes a rank and ``parameters`` and returns one iteration as a callable.  A functools.partial of either
-    adds its keywords to ``parameters``.  ``on`` is the fixture ``ranks`` or a number of ranks (default: 1).  Call it
-    once per test.
+    ``workload`` is a :class:`perfsuite.Workload`, or a function at module level that takes a rank and ``parameters``
+    and returns one iteration as a callable.  ``on`` is the fixture ``perf_ranks`` or a number of ranks (default: 1).
+    Call it once per test.
     """
     item: pytest.Function = request.node
     require_own_benchmark(benchmark)
@@ -120,7 +119,7 @@ def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: 
     def run(workload: Any, /, on: Ranks | int | None = None, **parameters: Any) -> Result:
         __tracebackhide__ = True
         if state.called:
-            raise InvalidParameter("perf was called twice in one test; one test is one case: parametrize it instead")
+            raise InvalidParameter("perf was called twice in one test, but one test is one case; parametrize the test")
         state.called = True
         if getattr(benchmark, "_mode", None):  # else pytest-benchmark fails after everything was measured
             raise InvalidParameter(ONE_RECORD)
@@ -186,8 +185,8 @@ def make_workload(subject: Any, parameters: Mapping[str, Any]) -> Workload:
             "make it a function at module level and pass values of the object as parameters"
         )
     raise InvalidParameter(
-        f"perf was given {subject!r:.60}, which is neither a workload nor a function at module level; "
-        "the ranks find only those by name"
+        f"perf was given {subject!r:.60}, which is neither a workload nor a function at module level; move it to "
+        "module level, where the ranks find it by name"
     )
 
 
@@ -198,12 +197,13 @@ def _world_size(item: pytest.Function, on: Ranks | int | None) -> int:
     count = on.world_size if isinstance(on, Ranks) else on
     if ranks is not None and count != ranks.world_size:
         raise InvalidParameter(
-            f"the case is one of {ranks.world_size} ranks, but perf was called with on={count}; call it with on=ranks"
+            f"the case is one of {ranks.world_size} ranks, but perf was called with on={count}; call it "
+            "with on=perf_ranks"
         )
     if count is None:
         return 1
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidParameter(f"perf was called with on={on!r}; give the fixture ranks or a number of at least 1")
+        raise InvalidParameter(f"perf was called with on={on!r}; give the fixture perf_ranks or a number of at least 1")
     return count
 
 

@@ -90,7 +90,9 @@ def _read(config: pytest.Config) -> GateOptions:
             raise pytest.UsageError(f"--{name.replace('_', '-')} is an option of the gate; give --perf-gate with it")
     smoke = option("benchmark_disable") and not option("benchmark_enable")
     if smoke and (option("perf_gate") or mode):
-        raise pytest.UsageError("--benchmark-disable measures nothing; a gate or an update needs measurements")
+        raise pytest.UsageError(
+            "--benchmark-disable measures nothing, but a gate or an update needs measurements; leave it out"
+        )
     return GateOptions(
         gate=option("perf_gate"),
         base=_against(config),
@@ -126,16 +128,16 @@ def _update_of(config: pytest.Config) -> tuple[UpdateMode | None, str]:
     if mode not in (None, *UPDATE_MODES):
         raise pytest.UsageError(f"--perf-update: {mode!r} is not a mode; choose {', '.join(UPDATE_MODES)}")
     if accepts not in (None, "environment", "all"):
-        raise pytest.UsageError(f"--perf-accept: {accepts!r} cannot be accepted; write environment or all")
+        raise pytest.UsageError(f"--perf-accept: {accepts!r} is not valid; write environment or all")
     if accepts and mode:
         raise pytest.UsageError(
             f"--perf-accept={accepts} stores this session's runs by itself; leave --perf-update={mode} out"
         )
     if (mode == "accept" or accepts) and not reason.strip():
         option = f"--perf-accept={accepts}" if accepts else "--perf-update=accept"
-        raise pytest.UsageError(f"{option} replaces stored runs; say why with --perf-reason=TEXT")
+        raise pytest.UsageError(f"{option} replaces stored runs and needs a reason; add --perf-reason=TEXT")
     if reason and mode != "accept" and not accepts:
-        raise pytest.UsageError("--perf-reason goes with --perf-update=accept or --perf-accept; leave it out or accept")
+        raise pytest.UsageError("--perf-reason is for --perf-accept; leave it out, or add --perf-accept=all")
     return cast("UpdateMode | None", "accept" if accepts == "all" else accepts or mode), reason
 
 
@@ -191,8 +193,8 @@ def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> No
     ends = config.getoption("collectonly") or hasattr(config, "workerinput") or options.allow_ungated
     if options.gate and asked and session.items and not cases and not ends:
         raise pytest.UsageError(
-            "--perf-gate: none of the tests that were selected is a perf case, so nothing would be compared; select "
-            "some, leave --perf-gate out, or say --perf-allow-ungated"
+            "--perf-gate: no selected test is a perf case, so nothing would be compared; select perf cases, leave "
+            "--perf-gate out, or add --perf-allow-ungated"
         )
 
 
@@ -204,7 +206,10 @@ def tolerances_of(item: pytest.Item) -> Tolerances:
     if mark is None:
         return Tolerances()
     if len(mark.args) > 1:
-        raise pytest.UsageError(f"{item.nodeid}: marker {MARKER} takes one number for the time and metrics by name")
+        raise pytest.UsageError(
+            f"{item.nodeid}: marker {MARKER} takes one number for the time, and metrics by name; "
+            f"write for example {MARKER}(0.05, memory=0.1)"
+        )
     where = f"{item.nodeid}: marker {MARKER}"
     metrics: Mapping[str, Any] = mark.kwargs
     return Tolerances(

@@ -50,7 +50,9 @@ class ShapeFile:
         own = [size for size in (*sweep.full, *sweep.small) if isinstance(size.value, tuple)]
         for shape in shapes:
             if not own:
-                raise self.error(shape.line, f"{test} has no sizes that are shapes; use another test, or drop the line")
+                raise self.error(
+                    shape.line, f"{test} has no sizes that are shapes; use another test, or delete the line"
+                )
             if len(shape.size.value) != len(own[0].value):
                 raise self.error(
                     shape.line, f"{test} takes {len(own[0].value)} numbers, as in {own[0].id}, not {shape.size.id}"
@@ -316,7 +318,9 @@ def budget_of(item: pytest.Item, budget: Budget) -> Budget:
     timeout = item.get_closest_marker("perf_timeout")
     if timeout:
         if len(timeout.args) + len(timeout.kwargs) != 1 or not set(timeout.kwargs) <= {"seconds"}:
-            raise pytest.UsageError(f"{item.nodeid}: marker perf_timeout takes one value, e.g. perf_timeout(90)")
+            raise pytest.UsageError(
+                f"{item.nodeid}: marker perf_timeout takes one value; write for example perf_timeout(90)"
+            )
         written = timeout.args[0] if timeout.args else timeout.kwargs["seconds"]
         limit_s = positive_duration(written, f"{item.nodeid}: marker perf_timeout")
         budget = replace(budget, timeout_s=limit_s, fixed_timeout=True)

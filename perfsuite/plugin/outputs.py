@@ -203,7 +203,9 @@ def _write_report(config: pytest.Config, path: Path) -> str:
     styles = (find_style(_style(config)),) if _style(config) else fitting_styles([run])
     try:
         if not styles:
-            raise PerfsuiteError("no report has a table for these results")
+            raise PerfsuiteError(
+                "no report has a table for these results; run cases of test_perf, or choose a --perf-report-style"
+            )
         text = report([run], styles)
     except PerfsuiteError as error:  # not a failure: there is nothing to write
         return f"report {path} was not written: {error}"

@@ -27,23 +27,23 @@ _LONGEST_UNIT = 30
 
 @dataclass(frozen=True, kw_only=True)
 class OwnMetric:
-    """One metric that perfsuite does not know; ``pytest_perfsuite_metrics`` registers it for all cases.
+    """A metric of your own; ``pytest_perfsuite_metrics`` registers it for all cases.
 
-    Raises InvalidParameter for a name, unit or rule that cannot be used.
+    Raises InvalidParameter for an invalid name, unit or rule.
     """
 
-    name: str  # As ``rank.record(name, value)`` gives it: ``memory``, ``memory/max_reserved(GiB)``.
-    unit: str = ""  # As printed: ``GiB``, ``GB/s``; empty for a pure number.
+    name: str  # Name in ``rank.record(name, value)``: ``memory``, ``memory/max_reserved(GiB)``.
+    unit: str = ""  # Printed unit: ``GiB``, ``GB/s``; empty for a pure number.
     better: Better = "neither"
-    """Direction of an improvement: higher, lower or neither. ``neither`` is stored, and judged only if it is exact."""
+    """Direction of an improvement: higher, lower or neither. ``neither`` is judged only if it is exact."""
     reduce: Reduce | Literal[""] = ""
-    """How the values of the ranks become one: max, min, mean, sum, equal or only; default: the worst rank counts."""
-    over: Over = "last"  # How the values of a rank become one: last, mean, max, min or sum.
+    """Value of the case from its ranks: max, min, mean, sum, equal or only (default: the worst rank)."""
+    over: Over = "last"  # Value of a rank from its iterations: last, mean, max, min or sum.
     exact: bool = False
-    """The same in every run of the same code: one run decides.  False: it scatters and is judged by statistics."""
+    """Whether equal code gives equal values, so that one run decides; False: judged by statistics."""
     tolerance: float | None = None
-    """Relative change for the worse that is accepted; None: the time's, and none where it is exact."""
-    floor: float = 0.0  # Of an exact metric: a change up to this, in its unit, is accepted as well.
+    """Accepted relative change for the worse; None: that of the time, and 0 if exact."""
+    floor: float = 0.0  # Accepted change of an exact metric, in its unit.
 
     def __post_init__(self) -> None:
         _check_text(self.name, "name", _LONGEST_NAME)
@@ -70,7 +70,7 @@ class OwnMetric:
 
     @property
     def convention(self) -> str:
-        """How it is counted, for exports."""
+        """Text about ``reduce`` and ``over``, for exports."""
         ranks = f"{self.reduce} over ranks" if self.reduce not in ("equal", "only") else f"{self.reduce} rank value"
         return ranks if self.over == "last" else f"{ranks}, {self.over} over iterations"
 

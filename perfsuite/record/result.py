@@ -21,16 +21,16 @@ ABOVE_MEASURED_PEAK = "above the measured peak"  # Printed instead of a share or
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The most a device can do of one thing, and how that is known."""
+    """The highest possible rate of a device, with its source."""
 
     value: float  # In ``unit``, dense, per device.
     unit: str  # ``TFLOPS``, ``TOPS``, ``GB/s``, ``GiB`` or ``devices``.
     source: str  # A data sheet, a report, or how it was measured.
     kind: Literal["published", "measured", "nominal"] = "published"
-    """A measured peak, and a nominal one (published at a clock that devices pass), never makes a result impossible."""
+    """nominal: published at a clock that devices exceed. Only a published peak makes a result impossible."""
 
     def share(self, value: float) -> float | None:
-        """Return value / peak, 0 to 1; None above a measured peak, which then was not the peak.
+        """Return value / peak, 0 to 1; None above a measured peak.
 
         >>> Peak(value=4.0, unit="TFLOPS", source="probe", kind="measured").share(3.0)
         0.75
@@ -88,15 +88,15 @@ class Work:
     bytes_moved: float = 0.0
     """Bytes read and written in device memory by each rank, or copied over the host link by each rank."""
     memory_path: Literal["", "device", "host_to_device", "device_to_host"] = ""
-    """Which bandwidth ``bytes_moved`` is a share of."""
+    """The path whose bandwidth limits ``bytes_moved``."""
     footprint_bytes: float = 0.0
-    """Distinct bytes of device memory that one iteration touches on each rank; 0 where the work model does not say."""
-    collective: str = ""  # Name of the collective when the workload is one (all_reduce, ..., barrier).
+    """Distinct bytes of device memory that one iteration touches on each rank; 0: unknown."""
+    collective: str = ""  # Name of the collective, such as all_reduce; empty for other workloads.
     message_bytes: float = 0.0
     """Size S of the collective as nccl-tests counts it (perfsuite docs metrics has the table)."""
     samples: float = 0.0  # Training samples processed.
     tokens: float = 0.0  # Tokens processed.
-    training: Training | None = None  # The training of a step; None if the record cannot describe it.
+    training: Training | None = None  # The training step as data, for projections; None for other workloads.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,26 +116,27 @@ class RankFacts:
     host: str  # Name of its host.
     device: str  # Device as torch names it, e.g. ``cpu`` or ``musa:3``.
     threads: int  # Intra-op threads of the rank, read after the last sample.
-    cores: tuple[int, ...] | None  # Cores the rank is pinned to; None when it may run anywhere.
+    cores: tuple[int, ...] | None  # Cores to which the rank is pinned; None: all.
     median_s: float  # Median seconds per iteration of this rank alone.
     min_s: float  # Shortest seconds per iteration of a sample of this rank.
     max_s: float  # Longest seconds per iteration of a sample of this rank.
     cpu_share: float
-    """Thread CPU time over wall time inside the samples; below 0.98 for pure computation the core was shared."""
+    """CPU time of the thread over wall time of the samples; below 0.98 in pure computation the core was shared."""
     max_rss_bytes: int  # Largest resident set of the process so far.
     cache_bytes: int = 0  # Last-level cache of the rank's device; 0 if it is unknown.
     utilisation_percent: float | None = None
-    """Share of the last moments in which the device ran any kernel; None: unknown."""
-    throttle: tuple[str, ...] | None = None  # Why its clock was held down as the last sample ended; None: unknown.
-    identity: Identity | None = None  # Its host and device; None in journals that do not have it.
+    """Share of the last moments in which the device ran a kernel; None: unknown."""
+    throttle: tuple[str, ...] | None = None
+    """Reasons of a throttled clock at the end of the last sample; None: unknown."""
+    identity: Identity | None = None  # Identifiers of its host and device; None: unknown.
     launch_s: float | None = None
-    """Median seconds in which this process started one iteration; close to ``median_s`` where the host is slow."""
+    """Median seconds of the host to start one iteration; close to ``median_s``: launch-bound."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the process that the case had changed while its samples were taken, with their values then."""
+    """Settings of the process that the case had changed during its samples, with their values."""
     instruments: tuple[str, ...] = ()
-    """Tracers, profilers and debug settings that slowed the process, each with what to do."""
+    """Tracers, profilers and debug settings that slowed the process, each with the remedy."""
     throttled: float | None = None
-    """Share of the periods in which it used up its CPU quota while samples were taken; None without a known quota."""
+    """Share of the periods of its CPU quota in which it was throttled during the samples; None: no quota is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,41 +153,42 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """All that the ranks of one case reported.
+    """The reports of the ranks of one case.
 
     A sample is one timing: ``iterations`` back-to-back iterations between two readings of the clock.
     """
 
     times_s: tuple[float, ...]  # Seconds per iteration by sample, the maximum over ranks.
     involuntary_switches: tuple[int, ...] = ()
-    """Involuntary context switches by sample, the most on any rank; empty without any, and where they are unknown."""
+    """Involuntary context switches by sample, the maximum over ranks; empty: none, or unknown."""
     yardsticks_s: tuple[float, ...] = ()
     """Seconds of the control right after each sample, the maximum over ranks; empty without a control."""
     iterations: int  # k: iterations in each sample.
     control: str = ""  # Kind of the control that was timed after each sample; empty without one.
     warmup_iterations: int  # Iterations of the warm-up.
     warmup_steady: bool  # Whether the warm-up reached a steady time before its limit.
-    warmup_s: float = 0.0  # Seconds the warm-up took on rank 0.
+    warmup_s: float = 0.0  # Seconds of the warm-up on rank 0.
     aligned: bool
-    """Ranks were aligned by a barrier before each sample (kernels, collectives) or ran free (training steps)."""
+    """Whether a barrier preceded each sample; training steps run without."""
     clock: ClockFacts  # The clock that took the samples.
     ranks: tuple[RankFacts, ...]  # One report for each rank, in order.
     backend: str  # Process-group backend: gloo, nccl, mccl.
     process: Literal["fresh", "reused"]  # Whether the rank processes were started for this run alone.
     transport: str  # local, torchrun, openmpi or slurm.
-    arrival: Arrival | None = None  # Which rank comes last to the first communication; None if this was not measured.
-    looks: tuple[DeviceLook, ...] = ()  # Looks at the devices of the driver's host during timing; empty on a CPU.
+    arrival: Arrival | None = None  # The rank that comes last to the first communication; None: not measured.
+    looks: tuple[DeviceLook, ...] = ()
+    """Readings of clock, power and temperature on the driver's host during timing; empty on a CPU."""
     spans: tuple[SpanTotal, ...] = ()  # Times of the spans that the step recorded.
     records: tuple[Record, ...] = ()  # Numbers that the step recorded with ``rank.record``.
-    timeline: Timeline | None = None  # The pipeline's step nearest to the median, for workloads that have a pipeline.
+    timeline: Timeline | None = None  # The pipeline step nearest to the median; None without a pipeline.
     traffic: tuple[Traffic, ...] = ()
-    """The messages of a step, from a separate build; empty without that build, and on one rank."""
-    components: tuple[Component, ...] = ()  # Parts of that step.
+    """The messages of a step, from the build ``traffic``; empty without it and on one rank."""
+    components: tuple[Component, ...] = ()  # Times of the parts of that step.
     failed_builds: Mapping[str, str] = field(default_factory=dict)
-    """Why other builds than the timed one failed, by name (``memory``, ``exposed``, ...)."""
+    """Error of each failed build without timing, by name (``memory``, ``exposed``, ...)."""
     peak_memory_bytes: int | None = None
-    """Most device memory any rank had allocated since the build; None where the device has no allocator statistics."""
-    smoke: bool = False  # Built, checked and run once (``--benchmark-disable``); its time does not count.
+    """Peak of allocated device memory since the build, the maximum over ranks; None: unknown."""
+    smoke: bool = False  # Whether the case ran once without timing (``--benchmark-disable``).
     imports: Mapping[str, str] = field(default_factory=dict)
     """In an arm: file of each imported module of the project, relative to the arm's tree, absolute outside of it."""
 
@@ -203,7 +205,7 @@ class Measurement:
 
     @property
     def instruments(self) -> tuple[str, ...]:
-        """Everything that instrumented a rank; such times are not comparable with others."""
+        """Tracers, profilers and debug settings of all ranks; such times are not comparable with others."""
         return tuple(dict.fromkeys(name for rank in self.ranks for name in rank.instruments))
 
     @functools.cached_property
@@ -224,7 +226,7 @@ class Measurement:
 
     @property
     def disturbed_share(self) -> float:
-        """Share of samples during which some rank was switched out against its will."""
+        """Share of samples during which a rank was switched out."""
         return sum(count > 0 for count in self.involuntary_switches) / len(self.times_s)
 
 
@@ -233,16 +235,16 @@ class Metric:
     """A number with its meaning."""
 
     name: str  # Name in the metric registry; ends in the unit.
-    value: float | None  # None where it cannot be known; ``note`` then says why.
+    value: float | None  # None: unknown; ``note`` then gives the reason.
     unit: str  # Unit of the value, such as ``GB/s``; empty for a pure number.
     better: Better  # Direction of an improvement: higher, lower or neither.
     convention: str = ""  # How it was counted, e.g. ``exact`` FLOPs or ``nccl-tests`` bandwidth.
-    peak: Peak | None = None  # The peak that the share, or a utilisation in percent, is of.
-    note: str = ""  # Why the value is unknown or needs care; empty otherwise.
+    peak: Peak | None = None  # The peak of ``share_of_peak``, or of a utilisation in percent.
+    note: str = ""  # Reason why the value is unknown or needs care; else empty.
 
     @property
     def share_of_peak(self) -> float | None:
-        """value / peak, 0 to 1; None without either, and above a measured peak."""
+        """value / peak, 0 to 1; None if one is unknown, or above a measured peak."""
         if self.value is None or self.peak is None:
             return None
         return self.value / 100 if self.unit == "percent" else self.peak.share(self.value)
@@ -254,12 +256,12 @@ class Metric:
 
     @property
     def exceeds_measured_peak(self) -> bool:
-        """Whether it is above a measured peak, or is a utilisation without a value for that reason."""
+        """Whether it is above a measured peak, or has no value for that reason."""
         return self.is_above_measured_peak or (self.peak is not None and self.note == ABOVE_MEASURED_PEAK)
 
     @property
     def moves_with_peak(self) -> bool:
-        """Whether the value itself changes when a later probe finds a higher peak: not to be stored, never judged."""
+        """Whether the value changes if a higher peak is measured later: never stored or judged."""
         return self.unit == "percent" and self.peak is not None and self.peak.kind == "measured"
 
 
@@ -270,10 +272,10 @@ class Result:
     case: str  # pytest node id, relative to the root directory.
     workload: str  # ``module:Class`` or ``module:function``.
     parameters: Mapping[str, Any]
-    """Fields of the workload, or keyword arguments of the function, as :func:`perfsuite.runtime.values.recorded`."""
+    """Fields of the workload, or keyword arguments of the function, as in JSON."""
     platform: str  # Name of the platform that ran the case, such as ``s4000``.
     world_size: int  # Number of ranks.
-    outcome: Literal["measured", "out_of_memory", "smoke"]  # How the case ended; smoke: it ran once without a time.
+    outcome: Literal["measured", "out_of_memory", "smoke"]  # How the case ended; smoke: run once without timing.
     work: Work  # FLOPs, bytes and messages of one iteration.
     metrics: tuple[Metric, ...] = ()  # The figures that follow from times and work.
     measurement: Measurement | None = None  # None when the case ran out of memory.
@@ -281,11 +283,10 @@ class Result:
     fingerprint: str = ""  # Key of the hardware, see platforms.fingerprint.
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Facts that may differ between runs on the same hardware."""
-    simulated: bool = False  # True on a simulated device; such results never meet real ones.
+    simulated: bool = False  # True on a simulated device; such results are never compared with real ones.
     session: str = ""  # Identifier of the pytest session.
     started_at: str = ""  # UTC, ISO 8601.
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Default values of the parameters, also of those that ``parameters`` leaves out."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # Default values of the parameters.
     took_s: float = 0.0  # Seconds of the case with all its builds; 0 if unknown.
     schema: int = SCHEMA  # Version of this form.
 
@@ -306,12 +307,12 @@ class Result:
 
     @property
     def instruments(self) -> tuple[str, ...]:
-        """Instruments that slowed the ranks."""
+        """Tracers, profilers and debug settings that slowed the ranks."""
         return self.measurement.instruments if self.measurement is not None else ()
 
     @property
     def foreign_imports(self) -> Mapping[str, str]:
-        """File by name of the project's modules that it imported from outside of the checkout."""
+        """Modules of the project that were imported from outside of the checkout: name -> file."""
         imports = self.measurement.imports if self.measurement is not None else {}
         return {name: file for name, file in imports.items() if isabs(file)}
 
@@ -321,7 +322,7 @@ class Result:
         return tuple(metric for metric in self.metrics if metric.peak and metric.exceeds_measured_peak)
 
     def peak(self, name: str) -> Peak | None:
-        """The peak of a metric; None without the metric or a peak."""
+        """Return the peak of a metric; None: no metric of this name, or no peak."""
         return next((metric.peak for metric in self.metrics if metric.name == name), None)
 
     @functools.cached_property

@@ -63,10 +63,10 @@ def require_dtype(dtype: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """Demands of a workload on its rank processes; a workload with demands always gets new processes."""
+    """Requirements of a workload on its rank processes, which are then always new."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables set before the interpreter starts: a child with any is exec'd, without it is forked."""
+    """Variables that are set before the interpreter starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,79 +99,78 @@ class Budget:
 
 
 class Step(ABC):
-    """A built workload on one rank: :meth:`run` is one iteration, :meth:`close` frees everything."""
+    """A built workload on one rank."""
 
     @abstractmethod
     def run(self) -> Any:
-        """One iteration.  Only this is timed."""
+        """Run one iteration. Only this is timed."""
 
     def refill(self) -> None:
-        """Restore the inputs that ``check`` expects; called outside the timed region before each check."""
+        """Restore the inputs before each ``check``; not timed."""
         return
 
     def close(self) -> None:
-        """Free buffers and groups that the step made itself."""
+        """Free buffers and groups of the step."""
         return
 
 
 class CallableStep(Step):
-    """A step out of a plain callable."""
+    """A step made of a callable."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self._run = run
 
     def run(self) -> Any:
-        """One iteration."""
+        """Run one iteration."""
         return self._run()
 
 
 class Rank(Protocol):
-    """The rank that builds a workload: its number, device and groups."""
+    """The rank that builds a workload."""
 
-    device: torch.device  # The device this rank computes on.
+    device: torch.device  # Device of this rank.
     rank: int  # Number of this rank, from 0.
     local_rank: int  # Number of this rank on its host, from 0.
     world_size: int  # Number of ranks.
-    purpose: Purpose
-    """Purpose of this build; memory, FLOPs, exposed communication and losses come from separate builds."""
+    purpose: Purpose  # Purpose of this build: timing, or memory, FLOPs, exposed communication, losses, traffic.
     shape: MeshShape  # Sizes of the mesh's axes.
 
     @property
     def mesh(self) -> torch.distributed.device_mesh.DeviceMesh:
-        """torch's DeviceMesh of :attr:`shape`, made at first use (a collective: all ranks must come)."""
+        """torch's DeviceMesh of :attr:`shape`; the first use is a collective."""
 
     def submesh(self, *axes: str) -> torch.distributed.device_mesh.DeviceMesh:
-        """The mesh along those of ``axes`` with several ranks, as one dimension; of this rank alone without any."""
+        """Return the mesh along ``axes`` as one dimension; without axes of several ranks this rank alone."""
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The process group along ``axes``; all ranks without any."""
+        """Return the process group along ``axes`` (default: all ranks)."""
 
     def dtype(self, name: str) -> torch.dtype:
-        """torch's dtype of a short name; sets the TF32 switch when ``name`` is fp32 or tf32."""
+        """Return torch's dtype of a short name; fp32 and tf32 also set the TF32 switch."""
 
     def generator(self, seed: int) -> torch.Generator:
-        """A seeded generator on :attr:`device`; the same seed gives the same numbers on every rank."""
+        """Return a seeded generator on :attr:`device`; it gives the same numbers on every rank."""
 
     def span(self, name: str, **attributes: int | str) -> AbstractContextManager[None]:
         """Mark a part of the step; parts may repeat and overlap."""
 
     def keep_timeline(self, schedule: str, *, axis: str = "pp") -> None:
-        """Make a timeline of the spans named as the kinds of a TimelineEvent, which give stage and micro_batch.
+        """Make a timeline of the spans forward, backward, ..., which give ``stage`` and ``micro_batch``.
 
-        The ranks along ``axis`` are the pipeline; ``schedule`` is its schedule's name.
+        The ranks along ``axis`` are the pipeline; ``schedule`` is the name of its schedule.
         """
 
     def record(self, name: str, value: Any, **meaning: Any) -> None:
-        """Record a number that is not a time; a tensor is read after the last sample, so nothing is synchronised.
+        """Record a number besides the time; a tensor is read after the last sample.
 
         ``meaning`` has fields of :class:`perfsuite.OwnMetric`: ``record("memory", 2.1, unit="GiB", better="lower")``.
         NaN or an infinity fails the case.
         """
 
     def keep_traffic(self, traffic: Sequence[Traffic], components: Sequence[Component], *, place: str = "") -> None:
-        """Report the messages of a step, one entry for each axis, collective and part, and the times of its parts.
+        """Report the messages of a step, by axis, collective and part, and the times of its parts.
 
-        Ranks with the same ``place`` must have the same calls and bytes, except uneven ones; "" is not compared.
+        Ranks with the same ``place`` must have the same calls and bytes, except uneven ones.
         """
 
 
@@ -186,38 +185,37 @@ class Probe(Protocol):
 
 
 class Workload(ABC):
-    """A workload.  Subclasses are frozen keyword-only dataclasses; their fields are the parameters of the case.
+    """Base of workloads: frozen keyword-only dataclasses whose fields are the parameters of the case.
 
-    A subclass replaces a property below by a plain attribute (``metrics = ("tflops",)``), or by a property if the value
-    depends on its fields.
+    A subclass replaces a property below by an attribute (``metrics = ("tflops",)``) or by a property.
     """
 
     aligned: ClassVar[bool] = True
-    """Kernels and collectives: a barrier before each sample.  Training steps: False, they run free."""
+    """Whether a barrier precedes each sample; False for training steps."""
     yardstick: ClassVar[Yardstick] = "compute"
-    """Kind of control that resembles the step.  On a CPU, ranks refine it by observation."""
-    captured: ClassVar[bool] = False  # Kernels alone: if they are launch-bound, a captured graph is timed too.
+    """Kind of control that resembles the step; on a CPU it is refined during the warm-up."""
+    captured: ClassVar[bool] = False  # Whether a captured graph of a launch-bound kernel is timed too.
     fills_memory: ClassVar[bool] = False
-    """It fills the memory; the yardstick's buffers are then allocated without the gate too, so that results agree."""
+    """Whether it fills the memory; the buffers of the control are then always allocated."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names in the metric registry, the one that a gate looks at first."""
+        """Names of its metrics, the most important first."""
         return ("latency_us",)
 
     @property
     def process(self) -> Process | None:
-        """Demands on the processes; None without any."""
+        """Requirements on the rank processes; None: none."""
         return None
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """Modules that its ranks import; forked ranks get them from their parent."""
+        """Modules that its ranks import; forked ranks inherit them."""
         return ()
 
     @property
     def arrivals(self) -> bool:
-        """Watch which rank comes late to the first communication; False where ranks wait for each other by design."""
+        """Whether the rank that is late at the first communication is reported."""
         return True
 
     @abstractmethod
@@ -229,45 +227,45 @@ class Workload(ABC):
 
     @abstractmethod
     def build(self, rank: Rank) -> Step:
-        """On every rank: allocate on ``rank.device`` and make the groups, from ``rank.group`` or ``rank.mesh`` only."""
+        """Return the step: allocate on ``rank.device``, take groups from ``rank.group`` or ``rank.mesh`` only."""
 
     def check(self, rank: Rank, step: Step) -> None:
-        """Raise WrongResult unless one :meth:`Step.run` on refilled inputs gave the right result."""
+        """Raise WrongResult if one :meth:`Step.run` on refilled inputs gave a wrong result."""
         return None
 
     def twin(self) -> Workload | None:
-        """A small sibling that one process can check; built, checked and closed before the timed build."""
+        """Return a small version that one process can check before the timed build; None: none."""
         return None
 
     def layout(self) -> str:
-        """Shape of the mesh that the case runs on, such as ``dp2-tp4``; empty: all ranks on one ``dp`` axis."""
+        """Return the mesh of the case, such as ``dp2-tp4``; empty: all ranks on ``dp``."""
         return ""
 
     def settle(self, probe: Probe) -> tuple[Workload, tuple[Record, ...]]:
-        """Return the workload to time, and records of the search; by default the workload itself.
+        """Return the workload to time and records of a search, such as for the largest batch.
 
-        A case whose result is a size searches it here.  The driver calls it before timing, not for smoke runs.
+        The driver calls it before timing, not for smoke runs.
         """
         return self, ()
 
     def untimed(self) -> tuple[Purpose, ...]:
-        """Return the purposes of further builds; each runs one iteration and adds its records to the result."""
+        """Return the purposes of builds without timing, each of one iteration."""
         return ()
 
     def native_dtype(self) -> str:
-        """The short dtype name the device must compute natively; empty when any device will do."""
+        """Return the dtype that the device must compute natively; empty: none."""
         return ""
 
     def sustained_s(self) -> float | None:
-        """Return the seconds of timing; None leaves that to the budget."""
+        """Return the seconds of timing; None: as the options say."""
         return None
 
     def needs_accelerator(self) -> str:
-        """Return the part of the case that needs an accelerator; empty if it runs on a CPU."""
+        """Return the part of the case that needs an accelerator; empty: none."""
         return ""
 
     def parameters(self) -> dict[str, Any]:
-        """Fields by name, as they travel to the ranks and into the record."""
+        """Return the fields by name."""
         described: Any = self  # a Workload is a dataclass by contract, which its base class cannot say
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(described)}
 

@@ -55,5 +55,5 @@ def attributes(kind: type) -> dict[str, tuple[str, str]]:
 
 def quoted(text: str) -> list[str]:
     """Return a docstring as a quotation, without the headings of its sections."""
-    paragraphs = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
-    return [*"\n>\n".join(f"> {cell(part)}" for part in paragraphs).splitlines(), ""]
+    paragraphs = [shown for part in re.split(r"\n\s*\n", text) if (shown := cell(part))]
+    return [*"\n>\n".join(f"> {part}" for part in paragraphs).splitlines(), ""]

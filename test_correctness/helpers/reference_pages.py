@@ -97,22 +97,12 @@ def options_page() -> list[str]:
         lines += [f"## {title[:1].upper()}{title[1:]}", ""]
         lines += table(
             ("option", "effect", "default", "ini key"),
-            (
-                (
-                    code(_called(name, settings)),
-                    cell(settings.get("help", "")),
-                    *_defaults(name, settings, declared.inis),
-                )
-                for name, settings in found
-            ),
+            ((code(_called(name, settings)), *_effect(settings)) for name, settings in found),
         )
     lines += ["## Ini keys", "", "Write them below `[pytest]` of `pytest.ini` or `[tool.pytest.ini_options]`.", ""]
     lines += table(
         ("key", "effect", "default"),
-        (
-            (code(name), cell(text), code(str(settings.get("default") or "").removesuffix("[]")))
-            for name, (text, settings) in sorted(declared.inis.items())
-        ),
+        ((code(name), *_effect({"help": text})[:2]) for name, (text, _) in sorted(declared.inis.items())),
     )
     lines += ["## Environment variables", ""]
     return lines + table(("variable", "effect"), ((code(name), text) for name, text in sorted(VARIABLES.items())))
@@ -124,12 +114,14 @@ def _called(name: str, settings: dict[str, Any]) -> str:
     return name + (f"[={value}]" if settings.get("nargs") == "?" else f"={value}" if value else "")
 
 
-def _defaults(names: str, settings: dict[str, Any], inis: dict[str, tuple[str, Any]]) -> tuple[str, str]:
-    """Return default and ini key of an option; the default is empty where the help text explains it."""
-    keys = [name.lstrip("-").replace("-", "_") for name in names.split(", ")]
-    key = next((key for key in keys if key in inis), "")
-    default = settings.get("default") or (inis[key][1].get("default") if key else "") or ""
-    return "off" if settings.get("action") == "store_true" else code(str(default)), code(key)
+def _effect(settings: dict[str, Any]) -> tuple[str, str, str]:
+    """Return effect, default and ini key of an option, from its help ``EFFECT (default: VALUE; ini: KEY)``."""
+    effect, found, rest = settings["help"].partition(" (default: ")
+    if not found:
+        return cell(effect), "off", ""
+    inside, _, after = rest.partition(")")
+    default, _, key = inside.partition("; ini: ")
+    return cell(effect + after), cell(default), code(key)
 
 
 def commands_page() -> list[str]:
@@ -145,6 +137,13 @@ def commands_page() -> list[str]:
         perfsuite show                                  # the screen of the newest run again
         perfsuite report JOURNAL --html run.html        # one page with charts
         ```
+
+        ## Common options
+
+        | option | effect |
+        | --- | --- |
+        | `--json` | print JSON instead of text |
+        | `--platform-file FILE` | add the platforms and `[environment]` of a TOML file; repeatable (default: none) |
         """,
     )
     for group, names in command_line.GROUPS.items():
@@ -153,40 +152,49 @@ def commands_page() -> list[str]:
             command = command_line.find_command(name)
             parser = argparse.ArgumentParser(prog=f"perfsuite {name}")
             command.arguments(parser)
-            lines += [f"### perfsuite {name}", "", f"> {cell(command.help)}", "", *_arguments(parser)]
+            lines += [f"### perfsuite {name}", "", f"> {cell(command.help)}", "", "```", command.example, "```", ""]
+            lines += _arguments(parser)
             found = f"Exit code 1: {command.found}." if command.found else ""
             notes = [*(line for line in (parser.epilog or "").splitlines() if "exit codes" not in line), found]
-            lines += [part for note in notes if note.strip() for part in (f"> {cell(note)}", "")]
+            shown = [f"- {cell(note)}" for note in notes if note.strip()]
+            lines += [*shown, ""] if shown else []
     return lines
+
+
+_COMMON = ("--json", "--platform-file")
+"""Options that the page explains once."""
+_OF_PROJECT = ("training step", "devices and their rates")
+"""Groups of options that other commands share with ``perfsuite project``."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the arguments of a command as a table, and those of its subcommands."""
-    formatter, rows = parser._get_formatter(), []
+    formatter, rows, common = parser._get_formatter(), [], []
     below: dict[str, argparse.ArgumentParser] = {}
-    purposes = {
-        id(action): group.title
-        for group in parser._action_groups
-        if group not in (parser._positionals, parser._optionals)
-        for action in group._group_actions
-    }
-    purpose = None
-    for action in parser._actions:
-        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
-            continue
-        if purposes.get(id(action)) != purpose:
-            purpose = purposes.get(id(action))
-            rows.append(("", f"**{purpose}**"))
-        if isinstance(action, argparse._SubParsersAction):
-            below.update(action.choices)
-            rows += [(code(each.dest), cell(each.help or "")) for each in action._choices_actions]
-            continue
-        value = action.metavar if isinstance(action.metavar, str) else ""
-        value = value or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
-        value = "" if action.nargs == 0 else f"{value} ..." if action.nargs in ("*", "+") else value
-        called = ", ".join(action.option_strings)
-        text = formatter._expand_help(action) if action.help else ""
-        rows.append((code(f"{called} {value}" if called else value), cell(text)))
+    plain = (parser._positionals, parser._optionals)
+    for group in sorted(parser._action_groups, key=lambda group: group not in plain):
+        if group not in plain and group._group_actions:
+            is_shared = group.title in _OF_PROJECT and parser.prog != "perfsuite project"
+            rows.append(
+                (f"*{group.title}*", "as [perfsuite project](#perfsuite-project), without --recipe" * is_shared)
+            )
+            if is_shared:
+                continue
+        for action in group._group_actions:
+            if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
+                continue
+            if isinstance(action, argparse._SubParsersAction):
+                below.update(action.choices)
+                rows += [(code(each.dest), cell(each.help or "")) for each in action._choices_actions]
+                continue
+            value = action.metavar if isinstance(action.metavar, str) else ""
+            value = value or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
+            value = "" if action.nargs == 0 else f"{value} ..." if action.nargs in ("*", "+") else value
+            called = ", ".join(action.option_strings)
+            row = (code(f"{called} {value}" if called else value), cell(formatter._expand_help(action)))
+            (common if called in _COMMON else rows).append(row)
+    if common:
+        rows.append((", ".join(sorted(name for name, _ in common)), "see [common options](#common-options)"))
     yield from table(("argument", "effect"), rows)
     for name, parser_below in below.items():
         yield from (f"#### {parser.prog} {name}", "")
