@@ -68,6 +68,17 @@ def test_no_command_and_no_file_of_a_journal_acts(variant, tmp_path):
     assert worked >= (20 if variant in ({}, {"keys": True}) else 5)
 
 
+@pytest.mark.parametrize("text", [TEXT, "\x1b[2J\x1b[31mowned\x1b[0m\n\x1b]52;c;aGk=\x07"])
+def test_colours_are_the_only_escapes_that_reach_the_terminal(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(hostile, "TEXT", text)
+    for number, variant in enumerate(VARIANTS):
+        path = hostile.hostile_journal(tmp_path / f"{number}.jsonl", **variant)
+        code, out, err = printed(["show", str(path), "--color=yes"])
+        plain = re.sub(r"(?m)^\x1b\[3[123]m(.*)\x1b\[0m$", r"\1", out)
+        require_harmless("show", code, plain, err)
+        assert code or plain != out
+
+
 def test_no_command_of_a_history_acts(tmp_path):
     revision = Revision(commit=TEXT, branch=TEXT, subject=TEXT)
     sessions = [session(number, cases=(TEXT, "b"), revision=revision) for number in range(3)]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from html import unescape
 
 import pytest
 
 from perfsuite.base.errors import UnsupportedCase
-from perfsuite.metrics import derive
+from perfsuite.cli.main import main
+from perfsuite.metrics import derive, read_run
 from perfsuite.metrics.pairs import name_of
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import suite
 from perfsuite.plugin.expecting import slow_members
 from perfsuite.record.result import Peaks, Result, Work
 from perfsuite.record.step import SpanTotal
+from perfsuite.reports.page import page
+from perfsuite.reports.summary import markdown_summary
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 from test_correctness.helpers.scripted_driver import measurement, repository
 
@@ -106,7 +110,7 @@ def test_a_second_look_clears_a_transient(pytester, monkeypatch):
     assert (pytest.ExitCode.OK, 3) == (found.ret, len(runs))
     assert [False, True, False] == [job.fresh for job in runs]
     found.stdout.fnmatch_lines(
-        ["*test_sum*latency_us below expectation at first, not in look 1 of 3", "verdict     PASS: 1 judged*"]
+        ["verdict     PASS: 1 judged*", "*test_sum*latency_us below expectation at first, not in look 1 of 3"]
     )
 
 
@@ -178,7 +182,7 @@ def test_a_missing_device_fails_the_run(pytester, monkeypatch, asked, code):
     """A node with 7 of 8 devices was green: its cases of eight ranks were skipped."""
     found = accepted(pytester, monkeypatch).run(f"--perf-expect-devices={asked}", "-k", "test_other")
     assert code == found.ret
-    assert (asked == 8) == ("perfsuite: FAIL: 1 of 8 devices" in found.stdout.str())
+    assert (asked == 8) == ("verdict     FAIL: 1 of 8 devices" in found.stdout.str())
 
 
 def test_devices_are_expected_by_the_row_in_the_acceptance_run_alone(pytester, monkeypatch):
@@ -220,9 +224,9 @@ def test_everywhere(perf, ranks):
 @pytest.mark.parametrize(
     ("slow", "named", "runs"),
     [
-        ([[3]], "SLOW: cuda:3 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
+        ([[3]], " * SLOW: cuda:3 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
         ([[3], []], "*test_everywhere*: cuda:3 takes 20 % longer at first, not in look 1", 2),
-        ([[3, 6], [6]], "SLOW: cuda:6 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
+        ([[3, 6], [6]], " * SLOW: cuda:6 takes 20 % longer in all of 4 runs: test_everywhere[[]cpu-ws8[]]", 4),
         ([[]], "", 1),
     ],
     ids=["slow", "slow once", "one of two slow once", "healthy"],
@@ -235,8 +239,8 @@ def test_a_device_that_is_slower_than_the_others_in_every_look_fails_its_case(py
         return on_devices(job, slow[min(len(jobs), len(slow)) - 1])
 
     found = repository(pytester, monkeypatch, EVERYWHERE, script).run("--perf-expect", "--perf-allow-unjudged")
-    said = [line for line in found.outlines if line.startswith("SLOW")]
-    assert (runs, named.startswith("SLOW")) == (len([job for job in jobs if job.world_size == 8]), len(said) == 1)
+    said = [line for line in found.outlines if line.startswith(f"{' ' * 12}SLOW")]
+    assert (runs, "SLOW" in named) == (len([job for job in jobs if job.world_size == 8]), len(said) == 1)
     assert ("SLOW" in named) == (found.ret == pytest.ExitCode.TESTS_FAILED)
     if named:
         found.stdout.fnmatch_lines([named])
@@ -274,6 +278,90 @@ def pairs_of(slow):
 def test_pairs_that_are_slow_by_topology_are_no_fault(slow, named):
     """Where the kinds of links are unknown, slow pairs are a fault if one device is in all of them."""
     assert named == set(slow_members(pairs_of(slow)))
+
+
+# -- the same verdict everywhere ------------------------------------------------------------------------------------
+
+
+def said_of(pytester, monkeypatch, capsys):
+    """Show, the page, the report and a summary of the run that just ended, as texts."""
+    (journal,) = (pytester.path / ".perfsuite").glob("journal-*.jsonl")
+    monkeypatch.setattr(page, "renderer", lambda: None)
+    run, html = read_run(journal), pytester.path / "page.html"
+    said = {}
+    for name, command in (("show", ["show"]), ("html", ["report", str(journal), "--html", str(html)])):
+        assert main(command) == 0
+        said[name] = capsys.readouterr().out
+    said["html"] = html.read_text(encoding="utf-8")
+    said["md"] = markdown_summary(run, ())
+    return run, said
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        (
+            ["--perf-expect", "--perf-expect-devices=2"],
+            [[3]],
+            "FAIL: 1 of 2 devices; 1 result in which a device or link is slower than its like; no result was judged by "
+            "an expectation",
+            "SLOW: cuda:3 takes 20 % longer in all of 4 runs: test_everywhere[cpu-ws8]",
+        ),
+        (
+            ["--perf-expect"],
+            [[3], []],
+            "FAIL: no result was judged",
+            "test_everywhere[cpu-ws8]: cuda:3 takes 20 % longer at first",
+        ),
+        (["--perf-expect=own.toml"], [[]], "PASS: 1 judged result, 0 not judged", ""),
+    ],
+    ids=["slow and absent", "slow once", "good"],
+)
+def test_show_page_and_summary_have_the_verdict_of_the_screen(pytester, monkeypatch, capsys, example):
+    options, slow, verdict, remark = example
+    jobs = []
+
+    def script(job):
+        jobs.append(job)
+        return on_devices(job, slow[min(len(jobs), len(slow)) - 1])
+
+    row = PRODUCT_ROW.replace("date =", "ranks_per_node = 8\ndate =")
+    (pytester.path / "own.toml").write_text(row)
+    repo = repository(pytester, monkeypatch, EVERYWHERE, script)
+    found = repo.run("--perf-allow-unjudged", *options)
+    screen = " ".join(found.stdout.str().split())
+    run, said = said_of(pytester, monkeypatch, capsys)
+    assert run.end.verdict.startswith(verdict)
+    for text in (screen, *(" ".join(unescape(one).replace("\\", "").split()) for one in said.values())):
+        assert verdict in text
+        assert remark in text
+    title = said["html"].partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith(verdict.partition(";")[0])
+
+
+def test_an_interrupted_run_does_not_pass(pytester, monkeypatch, capsys):
+    """Ctrl-C after the first of two cases: the run printed PASS for the judged one."""
+
+    def script(job):
+        if getattr(job.workload, "side", 0) == 128:
+            pytest.exit("ended by the user")
+        return measurement(job)
+
+    (pytester.path / "own.toml").write_text(PRODUCT_ROW)
+    tests = "def test_a(perf):\n    perf(Product())\n\ndef test_b(perf):\n    perf(Product(side=128))\n"
+    found = repository(pytester, monkeypatch, tests, script).run("--perf-expect=own.toml")
+    assert found.ret == pytest.ExitCode.INTERRUPTED
+    found.stdout.fnmatch_lines(["verdict     FAIL: the run was interrupted*"])
+    run, said = said_of(pytester, monkeypatch, capsys)
+    assert run.was_interrupted
+    assert all("FAIL: the run was interrupted" in text for text in said.values())
+
+
+def test_a_test_that_fails_after_its_measurement_withholds_pass(pytester, monkeypatch):
+    (pytester.path / "own.toml").write_text(PRODUCT_ROW)
+    tests = "def test_a(perf):\n    perf(Product())\n    assert False\n"
+    found = repository(pytester, monkeypatch, tests).run("--perf-expect=own.toml")
+    found.stdout.fnmatch_lines(["verdict     FAIL: 1 case failed; *"])
 
 
 # -- the soak ----------------------------------------------------------------------------------------------------

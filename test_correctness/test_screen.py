@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -188,7 +189,8 @@ def test_the_verdict_says_whether_results_are_as_expected():
     assert [line] == [text for text in texts(run, expected=[low], quiet=True) if text.startswith("verdict")]
     good = dataclasses.replace(low, verdict="pass")
     assert "verdict     as expected: 1 judged result" in texts(run, expected=[good])
-    shown = texts(run, expected=[low], verdict="FAIL: 1 of 1 judged result below expectation")
+    end = RunEnd(at="", took_s=1.0, exit_status=1, verdict="FAIL: 1 of 1 judged result below expectation")
+    shown = texts(dataclasses.replace(run, end=end), expected=[low])
     assert "verdict     FAIL: 1 of 1 judged result below expectation" in shown
     assert not any(text.startswith("question") for text in shown), "its table is above the screen"
 
@@ -474,3 +476,54 @@ def test_a_gate_that_has_too_few_stored_runs_says_how_many_there_are():
     assert verdict_counts(verdicts, True, stores=True) == told
     passing = Verdict(case="c", name="pass", stored_runs=5)
     assert verdict_counts({**verdicts, "c": passing}, True).startswith("gated 1 of 3 cases: ")
+
+
+COLOURS = ("PY_COLORS", "NO_COLOR", "FORCE_COLOR")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        ((), {}, False),
+        ((), {"FORCE_COLOR": "1"}, True),
+        ((), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ((), {"NO_COLOR": "1", "PY_COLORS": "1"}, True),
+        ((), {"FORCE_COLOR": "1", "PY_COLORS": "0"}, False),
+        (("--color=no",), {"FORCE_COLOR": "1"}, False),
+        (("--color=yes",), {"NO_COLOR": "1"}, True),
+    ],
+)
+def test_show_has_the_colours_of_pytest(tmp_path, monkeypatch, capsys, example):
+    option, variables, coloured = example
+    for name in COLOURS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    writer = JournalWriter(tmp_path / "j.jsonl", Header(session="s", fingerprint="f", platform="cpu", started_at=""))
+    writer.failure("t.py::test_a", "boom \x1b[2J")
+    writer.ended(RunEnd(at="", took_s=1.0, exit_status=1))
+    writer.close()
+    assert main(["show", str(tmp_path / "j.jsonl"), *option]) == 0
+    out = capsys.readouterr().out
+    assert ("\x1b[31m ! failed: boom \\x1b[2J   t.py::test_a\x1b[0m\n" in out) == coloured
+    assert coloured or "\x1b" not in out
+    assert pytest_colours(option, variables) == coloured
+
+
+def pytest_colours(option, variables):
+    """Whether pytest itself writes colours into a pipe."""
+    environment = {name: value for name, value in os.environ.items() if name not in COLOURS}
+    code = (
+        "import sys, pytest\nfrom _pytest.config import get_config, create_terminal_writer\n"
+        f"config = get_config(); config.parse({list(option)!r})\nprint(create_terminal_writer(config).hasmarkup)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd="/",
+    )
+    return ran.stdout.split()[-1] == "True"

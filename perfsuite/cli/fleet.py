@@ -9,7 +9,15 @@ from pathlib import Path
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.units import plural
-from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines
+from perfsuite.cli.main import (
+    EXIT_FOUND,
+    EXIT_OK,
+    Command,
+    color_argument,
+    platform_arguments,
+    print_json,
+    print_marked,
+)
 from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.lines import fleet_json, fleet_lines, own_rows
 from perfsuite.fleet.nodes import read_groups, read_names, read_nodes
@@ -37,6 +45,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write [[expectation]] rows of the passing nodes, for later nodes of this site (default: no file)",
     )
+    color_argument(parser)
     platform_arguments(parser)
 
 
@@ -75,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(fleet_json(standings, fleet))
     else:
-        print_lines(line.text for line in fleet_lines(standings, fleet))
+        print_marked(((line.text, line.mark) for line in fleet_lines(standings, fleet)), options.color)
     return EXIT_OK if standings.passes else EXIT_FOUND
 
 

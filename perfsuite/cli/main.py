@@ -171,10 +171,50 @@ def screen_width() -> int | None:
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print text, folded at the width of the terminal; a control character cannot begin a new line."""
-    width = screen_width()
-    for line in map(escaped, lines):
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        print("\n".join(folded(line, width, indent)) if width else line)
+    print_marked((line, "") for line in lines)
+
+
+_COLOURS = {"bad": 31, "doubt": 33, "good": 32}
+"""Codes of red, yellow and green by mark."""
+
+
+def print_marked(lines: Iterable[tuple[str, str]], color: str = "no") -> None:
+    """Print pairs of a line and its mark like :func:`print_lines`, coloured by the mark.
+
+    ``color``: yes, no, or auto, which decides as pytest does (PY_COLORS, NO_COLOR, FORCE_COLOR, a terminal).
+    """
+    width, stream, is_coloured = (
+        screen_width(),
+        sys.stdout,
+        color == "yes" or (color == "auto" and _colours_by_default()),
+    )
+    for line, mark in lines:
+        plain = escaped(line)
+        indent = " " * (len(plain) - len(plain.lstrip()) + 4)
+        text = "\n".join(folded(plain, width, indent)) if width else plain
+        if is_coloured and mark in _COLOURS and isinstance(stream, _Screen):
+            stream.coloured(text, _COLOURS[mark])
+        else:
+            print(text)
+
+
+def _colours_by_default() -> bool:
+    asked = os.environ.get("PY_COLORS")
+    if asked in ("0", "1"):
+        return asked == "1"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def color_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --color."""
+    parser.add_argument(
+        "--color",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="print findings in colour (default: auto, in a terminal or with FORCE_COLOR=1; NO_COLOR=1 turns it off)",
+    )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -215,6 +255,10 @@ class _Screen:
 
     def write(self, text: str) -> int:
         return self._stream.write(screen_text(text))
+
+    def coloured(self, text: str, code: int) -> None:
+        """Write escaped lines in the colour of this code, the only control characters that pass."""
+        self._stream.write("".join(f"\x1b[{code}m{line}\x1b[0m\n" for line in screen_text(text).split("\n")))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

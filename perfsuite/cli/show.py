@@ -15,7 +15,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import open_regular, why
 from perfsuite.base.text import encodable, printable
 from perfsuite.baselines.baseline import Baseline
-from perfsuite.cli.main import EXIT_OK, Command, print_lines
+from perfsuite.cli.main import EXIT_OK, Command, color_argument, print_marked
 from perfsuite.metrics import read_run
 from perfsuite.record.codec import plain_json
 from perfsuite.record.describe import word
@@ -23,7 +23,7 @@ from perfsuite.record.journal_places import newest
 from perfsuite.record.run import GateRecord, RunRecord
 from perfsuite.reports.layout import fit, grid_lines
 from perfsuite.reports.notable import notable
-from perfsuite.reports.screen import screen, title
+from perfsuite.reports.screen import ScreenLine, screen, title
 
 _LONGEST_HEADER = 1 << 24
 
@@ -74,6 +74,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         choices=("summary", "tables", "cases"),
         help="print one screen, tables, or each case in full (default: summary; cases with --case)",
     )
+    color_argument(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -91,9 +92,12 @@ def _run(options: argparse.Namespace) -> int:
         record = _only(record, options.case)
     width = shutil.get_terminal_size((80, 24)).columns - 1
     show = options.show or ("cases" if options.case else "summary")
-    print_lines(
-        encodable(line, sys.stdout.encoding) for line in fit(lines(record, show, width, options.results), width)
+    marked = (
+        (encodable(text, sys.stdout.encoding), line.mark)
+        for line in lines(record, show, width, options.results)
+        for text in fit([line.text], width)
     )
+    print_marked(marked, options.color)
     return EXIT_OK
 
 
@@ -114,35 +118,40 @@ def _only(record: RunRecord, text: str) -> RunRecord:
     )
 
 
-def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterator[str]:
+def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterator[ScreenLine]:
     """Yield the lines of one screen, of all tables or of every case, at most ``width`` wide.
 
     ``path`` is the file as the user named it, None for the newest journal.
     """
+    if show != "summary":
+        yield from (ScreenLine(text=text) for text in _in_full(record, show, width))
+    yield ScreenLine(text=title(record))
+    place = f" {shlex.quote(str(path))}" if path is not None else ""
+    links = [("next", f"perfsuite show{place} --show=tables")] if show == "summary" and record.results else []
+    yield from screen(record, notable(record), width=width, full=show != "summary", links=links)
+
+
+def _in_full(record: RunRecord, show: str, width: int) -> Iterator[str]:
+    """Yield all tables, or every case."""
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
-    if show == "tables":
-        from perfsuite.reports.terminal import clock_lines, peak_lines, tables
-
-        if results:
-            words = {case: word(verdict) for case, verdict in verdicts.items()}
-            yield from tables(list(results), width, verdicts=words)
-            yield from ("", *peak_lines(results), *clock_lines(results), "")
-        if record.projections:
-            from perfsuite.reports.projected import projected_grids
-
-            parameters = {case: one.parameters for case, one in record.projections.items()}
-            yield from (*grid_lines(projected_grids(record.projections, record.results, parameters), width), "")
     if show == "cases":
         from perfsuite.reports.case_details import case_lines
 
         for result in results:
-            yield from case_lines(result, verdicts.get(result.case), width)
-            yield ""
-    yield title(record)
-    place = f" {shlex.quote(str(path))}" if path is not None else ""
-    links = [("next", f"perfsuite show{place} --show=tables")] if show == "summary" and record.results else []
-    yield from (line.text for line in screen(record, notable(record), width=width, full=show != "summary", links=links))
+            yield from (*case_lines(result, verdicts.get(result.case), width), "")
+        return
+    from perfsuite.reports.terminal import clock_lines, peak_lines, tables
+
+    if results:
+        words = {case: word(verdict) for case, verdict in verdicts.items()}
+        yield from tables(list(results), width, verdicts=words)
+        yield from ("", *peak_lines(results), *clock_lines(results), "")
+    if record.projections:
+        from perfsuite.reports.projected import projected_grids
+
+        parameters = {case: one.parameters for case, one in record.projections.items()}
+        yield from (*grid_lines(projected_grids(record.projections, record.results, parameters), width), "")
 
 
 SHOW = Command(

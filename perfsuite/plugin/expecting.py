@@ -85,7 +85,8 @@ class Expecting:
         self.is_acceptance = "acceptance" in (config.getoption("markexpr", "") or "")
         self.judged: dict[str, list[Expected]] = {}  # Verdicts by node id.
         self.cleared: list[str] = []  # Sentences about cases that passed in a fresh run.
-        self.slow: list[str] = []  # Sentences about devices and links that are slower than their like.
+        self.slow: dict[str, list[str]] = {}  # Sentences about devices and links slower than their like, by node id.
+        self.interrupted = False  # Whether a signal ended the run before its last case.
 
     def judge(self, result: Result) -> str:
         """Return the message with which the case of a result fails; empty if it passes.
@@ -132,7 +133,8 @@ class Expecting:
         except PerfsuiteError as error:
             return f"slower than its like, and its second run failed: {first_line(error)}"
         runs = f" in all of {looks + 1} runs" if looks else ""
-        self.slow += [f"{sentence}{runs}: {bare_name(result.case)}" for sentence in slow.values()]
+        if slow:
+            self.slow[result.case] = [f"{sentence}{runs}: {bare_name(result.case)}" for sentence in slow.values()]
         return "\n".join(f"slower than its like{runs}: {sentence}" for sentence in slow.values())
 
     def _fresh_runs(self, result: Result) -> Iterator[Result]:
@@ -157,12 +159,16 @@ class Expecting:
             for host, count in _devices_by_host(suite).items()
             if self.devices and count < self.devices
         ]
-        failed = [case for case, why in missing.items() if why.startswith(FAILED) and case not in self.judged]
+        below = {entry.case for entry in self.entries if entry.verdict == "below"}
+        failed = [
+            case for case, why in missing.items() if why.startswith(FAILED) and case not in below | self.slow.keys()
+        ]
         cut = [case for case, why in missing.items() if "--perf-time-budget" in why]
-        if self.slow:
-            reasons.append(f"{plural(len(self.slow), 'result')} in which a device or link is slower than its like")
-        reasons += [f"{plural(len(failed), 'case')} failed without a result"] * bool(failed and self.rows is not None)
+        slow = sum(map(len, self.slow.values()))
+        reasons += [f"{plural(slow, 'result')} in which a device or link is slower than its like"] * bool(slow)
+        reasons += [f"{plural(len(failed), 'case')} failed"] * bool(failed and self.rows is not None)
         reasons += [f"the time budget left out {plural(len(cut), 'case')}"] * bool(cut)
+        reasons += ["the run was interrupted"] * self.interrupted
         if self.is_acceptance:
             there = set(suite.session.results) | set(failed) | set(cut)
             lost = [case for case in self.accepted if case not in there]
@@ -171,6 +177,7 @@ class Expecting:
 
     def finish(self, session: pytest.Session) -> None:
         """Set the exit code of a run that judged nothing, or in which PASS is withheld."""
+        self.interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
         if session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
         if self.withheld:
@@ -184,29 +191,32 @@ class Expecting:
 
     @property
     def verdict(self) -> str:
-        """PASS or FAIL with the reason."""
+        """PASS or FAIL with the reason; of a run that only counts devices FAIL or empty."""
+        if self.rows is None:
+            return f"FAIL: {'; '.join(self.withheld)}" if self.withheld else ""
         verdict = verdict_of(self.entries, self.withheld)
-        if not self._nothing_judged:
+        if not self._nothing_judged or self.interrupted:
             return verdict
         return (
             f"{verdict}; add [[expectation]] rows (perfsuite docs acceptance), compare nodes by perfsuite fleet, or "
             "add --perf-allow-unjudged"
         )
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences for the screen below the verdict."""
+        return (*(f"SLOW: {sentence}" for slow in self.slow.values() for sentence in slow), *self.cleared)
+
     def show(self, terminalreporter: Any) -> None:
-        """Print the table of the judged questions and the remarks; the verdict too in a run without a screen."""
+        """Print the table of the judged questions; the verdict too in a run without a screen."""
         out, suite = Out(terminalreporter), suite_of(self.config)
-        if self.rows is None:
-            for reason in self.withheld:
-                out.fold(f"perfsuite: FAIL: {reason}", red=True)
-            return
         lines = [*answer_lines(self.entries, out.width)]
-        lines += [AnswerLine(text=f"SLOW: {sentence}", mark="bad") for sentence in self.slow]
-        lines += soak_lines(suite.session.results.values() if suite.session is not None else ())
-        remarks = (*self.cleared, unused_line(self.rows, self.entries, suite.machine.name))
-        lines += [AnswerLine(text=sentence, mark="doubt") for sentence in remarks if sentence]
+        if self.rows is not None:
+            lines += soak_lines(suite.session.results.values() if suite.session is not None else ())
+            if unused := unused_line(self.rows, self.entries, suite.machine.name):
+                lines.append(AnswerLine(text=unused, mark="doubt"))
         run = self.config.stash.get(record_key, None)
-        if run is None or not (run.results or run.failures):
+        if self.verdict and (run is None or not (run.results or run.failures or run.interrupted)):
             lines.append(AnswerLine(text=self.verdict, mark="" if self.verdict.startswith("PASS") else "bad"))
         if lines:
             out.section("perfsuite expectations")

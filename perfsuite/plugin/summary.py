@@ -63,6 +63,7 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
         verdict = judged.by_case.get(case) if judged else None
         return judged is not None and verdict is not None and judged.fails(verdict.name)
 
+    expecting = config.pluginmanager.get_plugin("perfsuite.expecting")
     last = RunEnd(
         at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         took_s=round(time.monotonic() - suite.first_case_at, 1) if suite.first_case_at is not None else 0.0,
@@ -73,6 +74,8 @@ def make_record(session: pytest.Session, judged: GateRecord | None) -> None:
             for case, reason in missing.items()
             if reason.startswith(FAILED) and case not in run.interrupted and not fails(case)
         },
+        verdict=expecting.verdict if expecting is not None else "",
+        remarks=expecting.remarks if expecting is not None else (),
     )
     run.end(judged, last)
     if run.journal_problem and run.journal_problem not in last.warnings:  # these very lines found the disk full
@@ -127,7 +130,6 @@ def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
         return
     out = Out(terminalreporter)
     expecting = config.pluginmanager.get_plugin("perfsuite.expecting")
-    judges = expecting if expecting is not None and expecting.rows is not None else None
     lines = screen(
         run,
         notable(run),
@@ -135,8 +137,7 @@ def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
         quiet=config.stash[level_key] == "quiet",
         stores=config.stash[gate_options_key].update is not None,
         links=links(suite, config),
-        expected=judges.entries if judges is not None else None,
-        verdict=judges.verdict if judges is not None else "",
+        expected=expecting.entries if expecting is not None and expecting.rows is not None else None,
     )
     out.section(title(run))
     for line in lines:

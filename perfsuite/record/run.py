@@ -106,6 +106,10 @@ class RunEnd:
     warnings: tuple[str, ...] = ()  # Reasons to doubt the figures.
     failed: Mapping[str, str] = field(default_factory=dict)
     """Message of each case that failed by anything but its verdict."""
+    verdict: str = ""
+    """PASS or FAIL of an acceptance run (``--perf-expect``), with its reasons; empty without one."""
+    remarks: tuple[str, ...] = ()
+    """Sentences of ``--perf-expect``: slow devices and links after SLOW, and cases that passed in a fresh run."""
 
 
 @dataclass(frozen=True, kw_only=True)

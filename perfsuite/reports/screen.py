@@ -69,7 +69,6 @@ def screen(
     stores: bool = False,
     links: Sequence[tuple[str, str]] = (),
     expected: Sequence[Expected] | None = None,
-    verdict: str = "",
 ) -> list[ScreenLine]:
     """Return the lines below the title.
 
@@ -77,15 +76,14 @@ def screen(
     of an interrupted run too.
     ``full``: everything that concerns trust.  ``stores``: this run updates the baseline itself.
     ``links``: label and command or path; the last is the next step.
-    ``expected``: results judged by expectations; None: by the shipped expectations.  ``verdict``: PASS or FAIL of
-    these results, whose table is printed above the screen if any is judged.
+    ``expected``: results judged by ``--perf-expect``, whose table is printed above the screen if any is judged; None:
+    by the shipped expectations.
     """
     head = _labelled("", outcome_counts(run), width)
     entries = expected_of(run.results.values()) if expected is None else expected
     judged = [entry for entry in entries if entry.verdict != "not judged"]
-    rows = [] if verdict and judged else answers(run.results.values(), judged)
-    if verdict or judged:
-        head += _verdict(verdict, judged, width, quiet)
+    rows = [] if expected is not None and judged else answers(run.results.values(), judged)
+    head += _verdict(run, judged, width, quiet)
     if quiet:
         if run.gate is not None and run.gate.gate:  # a green gate lists the undecided cases
             head += _gate(run, width, stores)
@@ -101,18 +99,29 @@ def screen(
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
 
 
-def _verdict(verdict: str, judged: Sequence[Expected], width: int, quiet: bool) -> list[ScreenLine]:
-    """Return the verdict of --perf-expect, else whether results are as expected; ``quiet``: only if not."""
-    if verdict:
-        return _labelled("verdict", verdict, width, "good" if verdict.startswith("PASS") else "bad")
+def accepted(runs: Iterable[RunRecord]) -> list[str]:
+    """Return the verdicts of the acceptance runs (``--perf-expect``) among these runs, FAIL first."""
+    return sorted(run.end.verdict for run in runs if run.end is not None and run.end.verdict)
+
+
+def _verdict(run: RunRecord, judged: Sequence[Expected], width: int, quiet: bool) -> Iterator[ScreenLine]:
+    """Yield the verdict of --perf-expect, else whether results are as expected; ``quiet``: only if not."""
+    if run.end is not None and run.end.verdict:
+        verdict, remarks = run.end.verdict, run.end.remarks
+        yield from _labelled("verdict", verdict, width, "good" if verdict.startswith("PASS") else "bad")
+        for remark in remarks[:_REASONS_TO_DOUBT]:
+            yield from _labelled(" ", remark, width, "bad" if remark.startswith("SLOW") else "doubt")
+        if len(remarks) > _REASONS_TO_DOUBT:
+            yield from _labelled(" ", f"+ {plural(len(remarks) - _REASONS_TO_DOUBT, 'more remark')}", width)
+        return
     below = sum(entry.verdict == "below" for entry in judged)
     looks = sum(entry.verdict == "look" for entry in judged)
     results = plural(len(judged), "judged result")
     if below:
         text = f"LOW: {below} of {results} below expectation; --perf-expect makes it fail"
-        return _labelled("verdict", text, width, "bad")
-    more = f", {looks} to look at" if looks else ""
-    return [] if quiet else _labelled("verdict", f"as expected: {results}{more}", width)
+        yield from _labelled("verdict", text, width, "bad")
+    elif judged and not quiet:
+        yield from _labelled("verdict", f"as expected: {results}{f', {looks} to look at' if looks else ''}", width)
 
 
 def outcome_counts(run: RunRecord) -> str:

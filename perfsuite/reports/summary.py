@@ -20,7 +20,7 @@ from perfsuite.reports.changes import changes_of_verdicts, changes_sentence
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
-from perfsuite.reports.screen import outcome_counts, skip_reasons
+from perfsuite.reports.screen import accepted, outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000
 """Size of a summary; GitHub allows 1 MiB for all steps together."""
@@ -30,7 +30,10 @@ _NOTABLE = 40
 
 
 def first_sentence(run: RunRecord) -> str:
-    """Return the outcome of the run: ``12 cases slower, worst `...` +8.1 % [+6.2, +10.0]; 204 unchanged``."""
+    """Return the outcome of the run: ``12 cases slower, worst `...` +8.1 % [+6.2, +10.0]; 204 unchanged``.
+
+    PASS or FAIL of an acceptance run comes first.
+    """
     verdicts = run.gate.verdicts if run.gate is not None else ()
     judged = run.gate.by_case if run.gate is not None else {}
     oom = [case for case, one in run.results.items() if one.outcome == "out_of_memory"]
@@ -48,6 +51,9 @@ def first_sentence(run: RunRecord) -> str:
         apart=without,
         name=code_text,
     )
+    verdict = ". ".join(map(_text, accepted([run])))
+    if verdict:
+        return f"{verdict}. {sentence or outcome_counts(run)}"
     return sentence or f"{outcome_counts(run)}, not judged"
 
 
@@ -62,6 +68,9 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     lines.add(f"**perfsuite**: {first_sentence(run)}")
     lines.add("")
     lines.add(public(_about(run)))
+    if run.end is not None and run.end.remarks:
+        lines.add("")
+        lines.rows(f"- {public(remark)}" for remark in run.end.remarks[:_NOTABLE])
     if findings:
         lines.add("")
         kept = lines.rows(

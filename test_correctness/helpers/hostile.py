@@ -62,7 +62,15 @@ def journal(path: Path) -> Path:
         GateRecord(gate=True, fail_on=("regressed",), verdicts=verdicts, suite_line="slower", banner=("noisy",))
     )
     writer.ended(
-        RunEnd(at="2026-01-01T00:05:00+00:00", took_s=300.0, exit_status=1, warnings=("w",), failed={"t.py::f": "m"})
+        RunEnd(
+            at="2026-01-01T00:05:00+00:00",
+            took_s=300.0,
+            exit_status=1,
+            warnings=("w",),
+            failed={"t.py::f": "m"},
+            verdict="FAIL: 7 of 8 devices",
+            remarks=("SLOW: cuda:3 takes 20 % longer",),
+        )
     )
     writer.close()
     return path

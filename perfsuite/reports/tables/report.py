@@ -9,6 +9,7 @@ from perfsuite.base.text import code_text, listed, without_paths
 from perfsuite.base.units import plural
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.projected import remarks
+from perfsuite.reports.screen import accepted
 from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
@@ -126,6 +127,7 @@ def _head(recordings: Sequence[Recording], base: Recording | None) -> Iterator[s
     for recording in recordings:
         yield f"- measured: {escape(without_paths(recording.run.name))}, {_described(recording)}"
         run = recording.run
+        yield from (f"- verdict: {escape(without_paths(verdict))}" for verdict in accepted([run]))
         shown = {case: one for case, one in run.projections.items() if case not in run.results}
         yield from (f"- projected, {escape(without_paths(remark))}" for remark in remarks(shown))
     if base is not None:

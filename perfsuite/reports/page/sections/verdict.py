@@ -32,7 +32,7 @@ from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.screen import outcomes
+from perfsuite.reports.screen import accepted, outcomes
 
 _MOST_NOTABLE, _MOST_CHANGES = 20, 3
 """Maximum findings, and those of them that the table of changes repeats."""
@@ -46,6 +46,8 @@ def section(material: Material) -> Section:
     """Return the section; it exists also for a run without cases."""
     text, is_bad = sentence(material)
     blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
+    for remark in (remark for one in material.runs if one.run.end is not None for remark in one.run.end.remarks):
+        blocks.append(Words(text=without_paths(remark), tone="bad" if remark.startswith("SLOW") else "warn"))
     if material.compared:
         blocks.append(Words(text=f"Compared: {material.compared}."))
     blocks += _next(material)
@@ -89,19 +91,22 @@ def title_of(material: Material) -> str:
 
 
 def _short_verdict(material: Material) -> str:
-    """Return ``FAIL: 1 slower, 3 unchanged``; PASS and FAIL only where cases failed or a gate judged them."""
+    """Return ``FAIL: 1 slower, 3 unchanged``; PASS and FAIL where cases failed, or a gate or expectations judged."""
     counts = _missing(material)
+    verdicts = accepted(one.run for one in material.runs)
+    expected = (verdicts or [""])[0].partition("; ")[0].partition(", as ")[0]
     groups = Counter(map(_group, material.changes))
     words = ("slower", "impossible", "faster", "undecided", "unchanged")
     compared = [f"{groups[word]} {word}" for word in words if groups[word]]
     parts = [f"{counts[word]} {word}" for word in ("failed", "interrupted") if counts[word]]
     parts += compared or [outcomes(material.cases)]
     parts = list(filter(None, parts)) or [f"{counts['skipped']} skipped" if counts["skipped"] else "no cases"]
+    parts = [*([expected.partition(": ")[2]] if expected else []), *parts]
     gates = [one.run.gate for one in material.runs if one.run.gate is not None and one.run.gate.gate]
     judged = [(gate, verdict.name) for gate in gates for verdict in gate.verdicts]
     judged += [(gate, gate.suite) for gate in gates if gate.suite is not None]
-    failing = counts["failed"] or any(gate.fails(name) for gate, name in judged)
-    passing = bool(gates and set(groups) & {"faster", "unchanged"})
+    failing = counts["failed"] or expected.startswith("FAIL") or any(gate.fails(name) for gate, name in judged)
+    passing = bool(expected) or bool(gates and set(groups) & {"faster", "unchanged"})
     passing = passing and not any(one.run.end.exit_status for one in material.runs if one.run.end is not None)
     return f"{'FAIL: ' if failing else 'PASS: ' if passing else ''}{', '.join(parts)}"
 
@@ -154,13 +159,16 @@ def sentence(material: Material) -> tuple[str, bool]:
     """Return the verdict as a sentence, and whether it is a bad one."""
     counts = _missing(material)
     measured = outcomes(material.cases, without={word: counts[word] for word in ("failed", "interrupted", "skipped")})
+    verdicts = accepted(one.run for one in material.runs)
     is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
+    is_bad |= any(verdict.startswith("FAIL") for verdict in verdicts)
     apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
     left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
     if len(material.changes) == apart:
         left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
     decided = changes_sentence(material.changes, failed=counts["failed"], apart=left_out)
-    return f"{decided[:1].upper()}{decided[1:]}. {measured or 'no cases'}.", is_bad
+    sentences = (*map(without_paths, verdicts), f"{decided[:1].upper()}{decided[1:]}", measured or "no cases")
+    return f"{'. '.join(sentences)}.", is_bad
 
 
 def _differences(material: Material) -> Grid | None:
