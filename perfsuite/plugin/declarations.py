@@ -148,9 +148,10 @@ _GATE: _Options = (
 _PROJECT: _Options = (
     (
         "--perf-project",
-        "FILE",
-        "project training steps that cannot run here, from a file of perfsuite calibrate or from the platform's row; "
-        "write --perf-project=FILE, or put it last (default: no projection)",
+        "FILE|SOFTWARE",
+        "project training steps that cannot run here, from a file of perfsuite calibrate, as the code of a software "
+        "such as megatron, or from the platform's row; write --perf-project=FILE, or put it last (default: no "
+        "projection)",
     ),
 )
 _TRAIN: _Options = (
