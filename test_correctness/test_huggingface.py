@@ -101,7 +101,8 @@ def test_a_projection_prices_the_operations_that_torch_counts(tmp_path, kind):
     [
         ("meta-llama/Llama-2-7b-hf", ("llama2-7b", {})),
         (LLAMA, ("llama3-8b", {})),
-        ("mistralai/Mistral-7B-v0.1", ("llama3-8b", {"words": 32000})),
+        ("mistralai/Mistral-7B-v0.3", ("llama3-8b", {"words": 32768})),
+        ("mistralai/Mistral-7B-v0.1", None),  # attention in a window
         ("mistralai/Mixtral-8x7B-v0.1", ("mixtral-8x7b", {"sequence_length": 8192})),
         ("openai-community/gpt2", ("gpt2", {"sequence_length": 1024})),
         ("mistralai/Mistral-Nemo-Base-2407", None),  # heads of their own width
@@ -144,7 +145,8 @@ def test_a_file_with_modules_of_the_suite_is_projected_as_the_suite_s_own(tmp_pa
 
 def test_every_family_is_counted_by_torch_and_has_a_published_model():
     assert {*SMALL} == {*FAMILIES}
-    assert {*FAMILIES, "kimi_k2"} == {row["config"]["model_type"] for row in PUBLISHED.values()}
+    types = {row["config"].get("text_config", row["config"])["model_type"] for row in PUBLISHED.values()}
+    assert {*FAMILIES, "kimi_k2", "internlm2", "baichuan"} == types
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,44 @@ def test_fields_that_change_the_count(tmp_path, model, changes, parameters):
 
 
 @pytest.mark.parametrize(
+    ("model", "changes", "window"),
+    [
+        ("mistralai/Mistral-7B-v0.1", {}, (4096, 32)),
+        ("mistralai/Mistral-7B-v0.1", {"sliding_window": None}, (0, 0)),
+        ("Qwen/Qwen2.5-32B", {}, (0, 0)),  # use_sliding_window is false
+        ("Qwen/Qwen2.5-32B", {"use_sliding_window": True, "max_window_layers": 48}, (131072, 16)),
+        ("google/gemma-2-9b", {}, (4096, 21)),
+        ("google/gemma-2-9b", {"layer_types": [*10 * ["sliding_attention"], *32 * ["full_attention"]]}, (4096, 10)),
+        ("google/gemma-3-1b-pt", {}, (512, 22)),
+        ("google/gemma-3-1b-pt", {"layer_types": ..., "sliding_window_pattern": 2}, (512, 13)),
+        ("microsoft/Phi-3-mini-4k-instruct", {}, (2047, 32)),
+    ],
+)
+def test_sliding_windows_leave_out_pairs_of_tokens(tmp_path, model, changes, window):
+    """A token attends to at most W of S tokens: (S - W)^2 / 2 pairs are left out; operations count pairs twice."""
+    found = read(tmp_path, changed(model, **changes))
+    assert (found.window, found.window_layers) == window
+    whole = dataclasses.replace(found, window=0, window_layers=0)
+    pairs = (found.sequence_length - min(found.window, found.sequence_length)) ** 2
+    left_out = window[1] * 4 * found.heads * found.features * pairs
+    assert whole.block_flops - found.block_flops == pytest.approx(left_out, abs=1.0)
+    assert Architecture.of(found).forward_flops == pytest.approx(found.forward_flops)
+    layout = Layout.parse("1", global_batch=1)
+    code = Implementation(name="", source="")
+    flops, all_flops = (
+        sum(
+            one.flops
+            for one in operations.block(
+                operations.Share(model=Architecture.of(each), layout=layout, code=code), experts=False
+            ).forward
+            if isinstance(one, operations.Attention)
+        )
+        for each in (found, whole)
+    )
+    assert flops / all_flops == pytest.approx(found.pair_share)
+
+
+@pytest.mark.parametrize(
     ("model", "changes", "note"),
     [
         (LLAMA, {}, None),
@@ -251,10 +291,7 @@ def test_fields_that_change_the_count(tmp_path, model, changes, parameters):
         (LLAMA, {"quantization_config": {"bits": 4}}, "counted as before quantization"),
         (LLAMA, {"model_type": "my_llama"}, "model_type 'my_llama' is read as its architecture, LlamaForCausalLM"),
         (DEEPSEEK, {"quantization_config": ...}, "the layers that predict more than one token are not counted"),
-        ("mistralai/Mistral-7B-v0.1", {}, "sliding_window=4096 is ignored"),
-        ("mistralai/Mistral-7B-v0.1", {"sliding_window": None}, None),
-        ("Qwen/Qwen2.5-32B", {}, None),  # use_sliding_window is false
-        ("Qwen/Qwen2.5-32B", {"use_sliding_window": True}, "sliding_window=131072 is ignored"),
+        (LLAMA, {"lm_head_bias": False}, None),
     ],
 )
 def test_fields_that_are_not_followed_are_named(tmp_path, model, changes, note):
@@ -310,10 +347,10 @@ REFUSED = [
     (changed(LLAMA, max_position_embeddings=0), "max_position_embeddings=0 is not valid"),
     (changed(LLAMA, mlp_bias="no"), 'mlp_bias="no" is not valid; give true or false'),
     (changed(LLAMA, tie_word_embeddings=1), "tie_word_embeddings=1 is not valid"),
-    (changed(LLAMA, layer_types=["linear_attention"] * 32), "layer_types has layers that are not read"),
+    (changed(LLAMA, layer_types=["linear_attention"] * 32), "layer_types has unknown layers"),
     (changed(LLAMA, model_type="internlm2", bias=True), "bias=true changes the count in a way that is not read"),
     (changed("bigcode/starcoder2-15b", norm_type="rms_norm"), 'norm_type="rms_norm" changes the count'),
-    (changed(LLAMA, layer_types="full_attention"), "layer_types has layers that are not read"),
+    (changed(LLAMA, layer_types="full_attention"), "layer_types has unknown layers"),
     (changed(DEEPSEEK, moe_layer_freq=2), "moe_layer_freq=2 changes the count in a way that is not read; only 1 is"),
     (changed(DEEPSEEK, attention_bias=True), "attention_bias=true changes the count"),
     (changed(DEEPSEEK, num_experts_per_tok=300), "top_k=300"),

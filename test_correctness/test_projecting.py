@@ -116,6 +116,17 @@ def test_wrong_calibration_ends_the_run_at_once(pytester, monkeypatch, given, sa
     result.stderr.fnmatch_lines([f"*--perf-project: *{said}*"])
 
 
+def test_a_software_is_projected_by_its_constants(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, CASES.replace('strategy="ddp"', 'strategy="ddp", dtype="bf16"'))
+    repo.run("-k", "s4000", "--perf-journal=j.jsonl", "--perf-project=nemo").assert_outcomes(skipped=3)
+    records = read_journal(pytester.path / "j.jsonl").projections
+    step = next(one for case, one in records.items() if "test_wide" in case)
+    assert "under nemo, constants fitted to 38 steps" in step.calibration
+    assert step.regime.startswith("software, another device")
+    result = repo.run("-k", "s4000", "--perf-project=nemmo")
+    result.stderr.fnmatch_lines(["*--perf-project: nemmo is not a file and not a software; did you mean nemo?*"])
+
+
 def test_simulated_calibration_projects_no_real_platform(pytester, monkeypatch):
     repo = repository(pytester, monkeypatch, CASES)
     row = Calibration.from_platform(load_catalog().find("s4000"))

@@ -12,6 +12,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection import memory, operations
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration, Constant, KernelPoint
+from perfsuite.projection.communication import Links
 from perfsuite.projection.engine import Projector, rank_parameters
 from perfsuite.projection.implementation import Implementation, implementation_of
 from perfsuite.projection.job import Job
@@ -319,6 +320,19 @@ def test_experts_are_sent_and_come_back_in_both_passes(mesh, tp):
         assert [("ep", 2, rows), ("tp", 2, tp * rows)][:tp] == [
             (one.axis, one.calls, one.message_bytes) for one in sent if one.calls == 2
         ]
+
+
+def test_a_token_is_sent_to_a_node_once_if_the_code_does_so():
+    """Four of eight experts are on other nodes: copies to each, or one to each node with any of them."""
+    links = Links(calibration=plain_rates(), devices_per_node=8)
+    group = Layout.parse("ep32", global_batch=32).groups(8)["ep"]
+    every, once = (links.seconds("all_to_all", 8e9, group, copies=copies).network for copies in (1, 8))
+    assert every == pytest.approx(8 * 8 * 3 / 4)
+    assert once == pytest.approx(8 * 3 * (1 - (3 / 4) ** 8))
+    model = dataclasses.replace(Architecture.of(find("moe-tiny")), experts=16)
+    code = dataclasses.replace(CODE, routes_once=True)
+    two = [parts(Layout.parse("ep16", global_batch=16), one, model=model)["network"] for one in (CODE, code)]
+    assert two[1] < two[0]
 
 
 def test_the_slowest_of_many_takes_longer_by_the_spread():

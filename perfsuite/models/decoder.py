@@ -49,6 +49,8 @@ class Decoder(GroupedModel):
     shared_hidden: int = 0  # Features of the shared experts, which compute every token.
     dense_layers: int = 0  # Layers without experts, before all others.
     router_biases: bool = False  # Whether a router has a bias for each expert.
+    window: int = 0  # Tokens that a token attends to in layers with a sliding window.
+    window_layers: int = 0  # Layers with a sliding window.
     notes: tuple[str, ...] = ()  # Remarks on the file that the sizes come from.
 
     parallelize: ClassVar[Mapping[str, Split]] = MappingProxyType({})
@@ -162,11 +164,20 @@ class Decoder(GroupedModel):
         )
 
     @property
+    def pair_share(self) -> float:
+        """Share of the pairs of tokens that attention computes: in a window of W of S tokens, W (2 S - W) of S^2."""
+        tokens = self.sequence_length
+        window = min(self.window, tokens)
+        left_out = 1 - window * (2 * tokens - window) / tokens**2
+        return 1 - left_out * min(self.window_layers, self.layers) / self.layers
+
+    @property
     def block_flops(self) -> float:
-        """2 S per number that computes a token, and 2 S^2 H for each feature of keys and values."""
+        """2 S per number that computes a token, and 2 S^2 H for each feature of keys and values, without windows."""
         tokens = self.sequence_length
         features = self.features + (self.value_width if self.key_rank else self.features)
-        return 2.0 * tokens * self._met_by_a_token + self.layers * 2.0 * tokens**2 * self.heads * features
+        pairs = self.layers * self.pair_share * tokens**2
+        return 2.0 * tokens * self._met_by_a_token + 2.0 * pairs * self.heads * features
 
     def twin(self, shape: MeshShape | None = None) -> Decoder:
         """Raise InvalidParameter: the suite has no module of a decoder to train."""

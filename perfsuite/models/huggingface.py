@@ -58,6 +58,7 @@ class FileFields:
     expected: Mapping[str, Any] = field(default_factory=dict)
     """Field of the file -> the supported value; any other changes the count."""
     other_fields: tuple[str, ...] = ()  # Fields of the file that :func:`_complete` reads, or that add nothing
+    assumed: Mapping[str, int] = field(default_factory=dict)  # Sizes that transformers leaves out of a nested file
 
 
 _HEADS = {"head_dim": "head_width"}
@@ -156,7 +157,12 @@ FAMILIES: Mapping[str, FileFields] = MappingProxyType(
         "deepseek_v2": replace(_DEEPSEEK, architecture="DeepseekV2ForCausalLM", always={}, expected=_EVERY_LAYER),
         "gemma": _GEMMA,
         "gemma2": replace(_GEMMA, architecture="Gemma2ForCausalLM", always={"block_norms": 4}),
-        "gemma3_text": replace(_GEMMA, architecture="Gemma3ForCausalLM", always={"block_norms": 4, "head_norms": True}),
+        "gemma3_text": replace(
+            _GEMMA,
+            architecture="Gemma3ForCausalLM",
+            always={"block_norms": 4, "head_norms": True},
+            assumed={"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+        ),
         "phi3": replace(_LLAMA, architecture="Phi3ForCausalLM", flags={}, expected={"attention_bias": False}),
         "granite": replace(_LLAMA, architecture="GraniteForCausalLM"),
         "glm": replace(_LLAMA, architecture="GlmForCausalLM", flags={"attention_bias": ("input_biases",)}),
@@ -186,8 +192,6 @@ _SAME: Mapping[str, str] = MappingProxyType(
     }
 )
 """Model types whose language models have the fields and modules of another type."""
-_SYNONYMS: Mapping[str, str] = MappingProxyType({"num_experts": "num_local_experts"})
-"""Other names of fields in some releases of transformers."""
 _NESTED = ("text_config", "language_config", "llm_config")
 _WITHOUT_COUNT = re.compile(
     r"architectures|model_type|_?name_or_path|auto_map|tokenizer_class|transformers_version|(torch_)?dtype|use_cache|"
@@ -204,7 +208,7 @@ _WITHOUT_COUNT = re.compile(
     # Settings of text generation, in older files.
     r"m(in|ax)_length|temperature|typical_p|top_[kp]|do_sample|num_beam\w*|\w+_penalty|\w+_ngram_size|early_stopping|"
     r"num_return_sequences|remove_invalid_values|\w*suppress_tokens|bad_words_ids|use_bfloat16|tf_legacy_loss|"
-    r"tie_encoder_decoder"
+    r"tie_encoder_decoder|gradient_checkpointing"
 )
 """Fields that change neither parameters nor operations, or that the notes mention."""
 
@@ -214,9 +218,13 @@ def read_config(path: Path) -> Decoder:
     file = path / "config.json" if os.path.isdir(path) else path
     where, config, notes = _text_part(str(file), _object(file))
     kind, family = _family(where, config, notes)
-    for name, synonym in _SYNONYMS.items():
-        if name in family.sizes and config.get(name) is None and synonym in config:
-            config = {**config, name: config[synonym], synonym: None}
+    if "num_experts" in family.sizes and config.get("num_experts") is None:  # transformers 5 has another name for it
+        config = {**config, "num_experts": config.get("num_local_experts"), "num_local_experts": None}
+    assumed = {name: size for name, size in family.assumed.items() if name not in config and where != str(file)}
+    if assumed:
+        config = {**config, **assumed}
+        sizes = ", ".join(f"{name}={size}" for name, size in assumed.items())
+        notes.append(f"not in the file, so as in transformers: {sizes}")
     values = {**family.always, **_sizes(where, family, config), **_flags(where, family, config)}
     _complete(where, kind, config, values)
     values["sequence_length"] = min(_TOKENS, values.get("context") or _positions(where, config))
@@ -267,9 +275,8 @@ def _family(where: str, config: Mapping[str, Any], notes: list[str]) -> tuple[st
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"{where}: architectures={_shown(names)} is not valid; give a list of one name")
     if not kind and not names:
-        raise ConfigurationError(
-            f"{where} has neither model_type nor architectures, so it is not a model's config.json; give that file"
-        )
+        text = "it is not a model's config.json; give that file"
+        raise ConfigurationError(f"{where} has neither model_type nor architectures, so {text}")
     kind = _SAME.get(kind or "", kind or "")
     by_architecture = {family.architecture: name for name, family in FAMILIES.items()}
     if kind not in FAMILIES and names and names[0] in by_architecture:
@@ -339,27 +346,36 @@ def _complete(where: str, kind: str, config: Mapping[str, Any], values: dict[str
         values["router_biases"] = False
     elif values.get("experts") and not values.get("dense_layers"):
         values["hidden"] = values["expert_hidden"]  # no layer has an MLP without experts
+    values.update(_windows(where, kind, config, values["layers"]))
+
+
+def _windows(where: str, kind: str, config: Mapping[str, Any], layers: int) -> dict[str, int]:
+    """Return the sliding window, and the number of layers that have it."""
     kinds = config.get("layer_types")
     attention = ("full_attention", "sliding_attention")
     if kinds is not None and (not isinstance(kinds, list) or any(one not in attention for one in kinds)):
-        raise ConfigurationError(
-            f"{where}: layer_types has layers that are not read; only {' and '.join(attention)} are"
-        )
+        raise ConfigurationError(f"{where}: layer_types has unknown layers; only {' and '.join(attention)} are read")
+    qwen = kind.startswith("qwen")
+    if not config.get("sliding_window") or not config.get("use_sliding_window", not qwen):
+        return {}
+    every = {"gemma2": 2, "gemma3_text": 6}.get(kind, 0)  # each of these layers attends to all tokens
+    if config.get("sliding_window_pattern") is not None:
+        every = _size(where, config, "sliding_window_pattern", 1)
+    first = _size(where, config, "max_window_layers", 0) if qwen and config.get("max_window_layers") is not None else 0
+    count = kinds.count("sliding_attention") if kinds else max(0, layers - first) - (layers // every if every else 0)
+    return {"window": _size(where, config, "sliding_window", 1), "window_layers": count} if count else {}
 
 
 def _remarks(family: FileFields, config: Mapping[str, Any]) -> list[str]:
     """Return notes on fields that the projection ignores."""
     notes = []
-    window = config.get("sliding_window")
-    used = config.get("use_sliding_window", family.architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"))
-    if window and used and "sliding_attention" in (config.get("layer_types") or ["sliding_attention"]):
-        notes.append(f"sliding_window={_shown(window)} is ignored: attention is counted over all tokens of a sample")
     if config.get("num_nextn_predict_layers"):
         notes.append("num_nextn_predict_layers: the layers that predict more than one token are not counted")
     if config.get("quantization_config"):
         notes.append("quantization_config: parameters are counted as before quantization")
     read = {*family.sizes, *family.optional, *family.flags, *family.expected, *_EXPECTED, *family.other_fields}
-    named = {name for name, value in config.items() if value not in (None, [], {}) and name not in read}
+    without = {name for name, value in config.items() if value is False and name.endswith("_bias")}
+    named = {name for name, value in config.items() if value not in (None, [], {})} - read - without
     others = sorted(name for name in named if not _WITHOUT_COUNT.fullmatch(name))
     if others:
         shown = ", ".join(name[:40] for name in others[:8]) + (f" and {len(others) - 8} more" if others[8:] else "")

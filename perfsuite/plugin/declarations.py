@@ -164,9 +164,10 @@ _GATE: _Options = (
 _PROJECT: _Options = (
     (
         "--perf-project",
-        "FILE",
-        "project training steps that cannot run here, with a FILE of perfsuite calibrate or the platform's row "
-        "(default: no projection); write --perf-project=FILE, or put the option last",
+        "FILE|SOFTWARE",
+        "project training steps that cannot run here, with a FILE of perfsuite calibrate, as the code of a SOFTWARE "
+        "such as megatron, or with the platform's row (default: no projection); write --perf-project=FILE, or put the "
+        "option last",
     ),
 )
 _TRAIN: _Options = (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfsuite.base.errors import PerfsuiteError, first_line
+from perfsuite.base.errors import ConfigurationError, PerfsuiteError, did_you_mean, first_line
 from perfsuite.plugin import collisions
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Projecting:
     """Calibration and projections of a run."""
 
     calibration: Calibration | None = None  # None: the platform's row.
+    software: str = ""  # A published program, whose code is projected; empty: perfsuite's own modules.
     records: dict[str, Projected] = field(default_factory=dict)  # By node id.
 
 
@@ -39,22 +40,26 @@ state_key: pytest.StashKey[Projecting] = pytest.StashKey()  # Absent in a run wi
 
 
 def configure(config: pytest.Config) -> None:
-    """Read the calibration of the option.  Raises UsageError before anything is measured."""
+    """Read the calibration or the software of the option.  Raises UsageError before anything is measured."""
     written = collisions.option(config, "perf_project")
     if written is None:
         return
-    file = config.invocation_params.dir / written if written else None
-    if file is not None and not file.is_file():
-        raise pytest.UsageError(
-            f"--perf-project: {written} is not a file; write --perf-project=FILE for a file of perfsuite calibrate, or "
-            "--perf-project as the last word to project from the platform's row"
-        )
     state = Projecting()
-    if file is not None:
+    if written:
         from perfsuite.projection.calibration import read_calibration
+        from perfsuite.projection.softwares import OWN, choices
 
         try:
-            state.calibration = read_calibration(file)
+            if (file := config.invocation_params.dir / written).is_file():
+                state.calibration = read_calibration(file)
+            elif written in choices():
+                state.software = written if written != OWN else ""
+            else:
+                raise ConfigurationError(
+                    f"{written} is not a file and not a software; {did_you_mean(written, choices())}; write "
+                    "--perf-project=FILE for a file of perfsuite calibrate, or --perf-project as the last word to "
+                    "project from the platform's row"
+                )
         except PerfsuiteError as error:
             raise pytest.UsageError(f"--perf-project: {error}") from None
     config.stash[state_key] = state
@@ -148,18 +153,26 @@ def _projected(
 ) -> Projected | None:
     if work is None or work.training is None:
         return None
+    from perfsuite.models import find_projected
     from perfsuite.projection.calibration import Calibration
     from perfsuite.projection.calibration_of import require_kind, software_flag
     from perfsuite.projection.figures import projected
     from perfsuite.projection.job import Job, Node
     from perfsuite.projection.observation import software_key
+    from perfsuite.projection.softwares import software_calibration, software_implementation
     from perfsuite.projection.step import Flag, project
 
     here = asked.platform == suite.machine.name
     device = suite.machine.model if here else suite.catalog.find(asked.platform)
     simulated = suite.machine.simulated and here
-    calibration = state.calibration
-    if calibration is None or calibration.device != asked.platform:
+    calibration, code, training = state.calibration, None, work.training
+    if state.software:
+        if training.compiled:
+            raise ConfigurationError(f"compiled blocks are perfsuite's own; --perf-project={state.software} has none")
+        model = find_projected(training.model, training.overrides)
+        calibration = software_calibration(state.software, device)
+        code = software_implementation(state.software, model, dtype=training.dtype, device=device)
+    elif calibration is None or calibration.device != asked.platform:
         calibration = Calibration.from_platform(device)
     else:
         require_kind(calibration, simulated=simulated)
@@ -169,8 +182,8 @@ def _projected(
         device = machine.row(device)
         node = dataclasses.replace(Node.of(device), machine=machine.describe(asked.world_size))
         calibration = calibration.in_nodes_of(device)
-    projection = project(Job.of(work.training, device, node=node), calibration, simulated=simulated)
-    other = software_flag(calibration, software_key(environment)) if environment else ""
+    projection = project(Job.of(training, device, node=node, implementation=code), calibration, simulated=simulated)
+    other = software_flag(calibration, software_key(environment)) if environment and code is None else ""
     if other:
         projection = dataclasses.replace(projection, flags=(*projection.flags, Flag(name="software", text=other)))
     return projected(asked.case, projection, work, device.peaks, not_measured=asked.not_measured, simulated=simulated)

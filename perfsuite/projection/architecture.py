@@ -59,6 +59,8 @@ class Architecture:
     capacity_factor: float | None = None
     token_groups: tuple[tuple[float, int, int], ...] = ()
     """Attention by parts: (attentions of a block, query tokens, key tokens) of one group; empty: causal, all tokens."""
+    pair_share: float = 1.0
+    """Share of the pairs of tokens that sliding windows leave, on average over the layers."""
     more_parameters: int = 0
     """Parameters outside blocks and embeddings."""
     more_block_parameters: int = 0
@@ -191,10 +193,10 @@ class Architecture:
 
     @property
     def scores(self) -> float:
-        """Return the operations of one sample's attention in one block's forward pass; all pairs are counted."""
+        """Return the operations of one sample's attention in one block's forward pass, without a causal mask."""
         per_pair = 2.0 * self.heads * (self.features + self.value_features)
         if not self.token_groups:
-            return per_pair * self.tokens**2
+            return per_pair * self.pair_share * self.tokens**2
         return sum(count * per_pair * queries * keys for count, queries, keys in self.token_groups)
 
     @property

@@ -69,17 +69,22 @@ class Links:
         for line in self.calibration.collectives:
             self._lines.setdefault(line.collective, []).append(line)
 
-    def seconds(self, collective: str, message_bytes: float, group: Group | None, calls: int = 1) -> Seconds:
-        """Return the seconds of ``calls`` collectives of ``message_bytes`` over a group."""
+    def seconds(
+        self, collective: str, message_bytes: float, group: Group | None, calls: int = 1, copies: int = 1
+    ) -> Seconds:
+        """Return the seconds of ``calls`` collectives of ``message_bytes`` over a group.
+
+        An all_to_all contains ``copies`` of each token, and sends one of them to each node that needs any.
+        """
         if group is None or group.ranks == 1 or not message_bytes:
             return NONE
-        key = (collective, message_bytes, group)
+        key = (collective, message_bytes, group, copies)
         if key not in self._priced:
-            self._priced[key] = self._seconds(collective, message_bytes, group)
+            self._priced[key] = self._seconds(collective, message_bytes, group, copies)
         one = self._priced[key]
         return one if calls == 1 else NONE.plus(one, calls)
 
-    def _seconds(self, collective: str, message_bytes: float, group: Group) -> Seconds:
+    def _seconds(self, collective: str, message_bytes: float, group: Group, copies: int) -> Seconds:
         line = self._line(collective, group)
         if line is not None:
             factor = busbw_factor(collective, group.ranks) if collective in _PASSES else 1.0
@@ -99,7 +104,8 @@ class Links:
             return Seconds(link=inside + latency)
         crossing = moved
         if collective == "all_to_all":  # a node's ranks send all that is for other nodes, each its own part
-            crossing = message_bytes * group.per_node * (group.nodes - 1) / group.nodes
+            nodes = (group.nodes - 1) * (1 - (1 - 1 / group.nodes) ** copies)  # other nodes with an expert of a token
+            crossing = message_bytes / copies * group.per_node * nodes
         outside = crossing * group.concurrent / self._network if self._network else 0.0
         return Seconds(network=outside + latency) if outside >= inside else Seconds(link=inside + latency)
 

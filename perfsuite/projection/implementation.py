@@ -58,6 +58,8 @@ class Implementation:
     forward_row_bytes: float = 24.0
     """Bytes moved in the forward pass to send tokens to experts and back, per token, expert and width."""
     backward_row_bytes: float = 24.0
+    routes_once: bool = False
+    """A token is sent to each node of its experts once (DeepEP, HybridEP), not once to each expert."""
     optimizer_bytes: float = 30.0
     """Bytes that the optimizer moves per parameter that a rank updates."""
     optimizer_kernels: int = 0

@@ -45,6 +45,8 @@ class Attention:
     values: int
     causal: bool
     backward: bool = False
+    share: float = 1.0
+    """Share of the pairs that sliding windows leave."""
 
     @property
     def flops(self) -> float:
@@ -53,7 +55,7 @@ class Attention:
         A causal mask halves them.
         """
         pairs = self.batch * self.heads * self.queries * self.keys * (0.5 if self.causal else 1.0)
-        return pairs * 2.0 * (self.features + self.values) * (2.5 if self.backward else 1.0)
+        return self.share * pairs * 2.0 * (self.features + self.values) * (2.5 if self.backward else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,6 +223,7 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
     else:
         parts = [(float(batch), queries, model.tokens, code.causal_skips)]
     sizes = {"heads": heads, "key_heads": keys, "features": model.features, "values": model.value_features}
+    sizes["share"] = model.pair_share if code.causal_skips else 1.0
     forward, backward = (
         tuple(
             Attention(batch=count, queries=rows, keys=columns, causal=causal, backward=is_backward, **sizes)  # type: ignore[arg-type]

@@ -146,7 +146,8 @@ class StagePrices:
         for sent in messages:
             behind = "attention" if sent.collective == "ring" else "matmul"
             group = groups.get(sent.axis)
-            message = self.links.seconds(sent.collective, sent.message_bytes, group, sent.calls)
+            copies = self.model.top_k if sent.axis == "ep" and self.code.routes_once else 1
+            message = self.links.seconds(sent.collective, sent.message_bytes, group, sent.calls, copies)
             hidden = overlap[sent.beside] * min(message.total, free[behind])
             free[behind] = max(0.0, free[behind] - message.total)
             work = work.waiting(message, message.total - hidden)

@@ -295,7 +295,8 @@ def _flags(
     if standing:
         name = "rates" if by_software and any("matmul" in name for name in standing) else "stand-in"
         flags.append(Flag(name=name, text=f"not measured here, typical of other devices: {', '.join(standing)}"))
-    dense = "the constants of this software are fitted to dense models; the band is of steps with experts"
+    once = "; a token is sent once to each node of its experts" * job.implementation.routes_once
+    dense = f"the constants of this software are fitted to dense models; the band is of steps with experts{once}"
     plain = "no published step of the back-test has blocks of torch.compile"
     flags += [Flag(name="experts", text=dense)] * (by_software and job.architecture.experts > 0)
     flags += [Flag(name="compiled", text=plain)] * (calibration.regime == "platform row only" and job.training.compiled)
@@ -341,13 +342,13 @@ class Band:
 
 
 def kinds_of(nodes: int, device: str = "", dtype: str = "", software: str = "", experts: int = 0) -> tuple[str, ...]:
-    """Return the parts of a back-test that a step belongs to, the narrowest first; experts are one part.
+    """Return the parts of a back-test that a step belongs to, the narrowest first; experts are a part of their own.
 
     >>> kinds_of(1, "a100_40gb", "bf16")
     ('a100 in 16 bits on one node', 'a100 in 16 bits', 'one node')
     """
     if experts:
-        return ("experts",)
+        return (f"{software} with experts", "experts") if software else ("experts",)
     kind = f"{device.partition('_')[0]} in {'fp8' if dtype == 'fp8' else '16 bits'}"
     place = "one node" if nodes == 1 else "several nodes"
     own = (f"{software} on {kind} on {place}", f"{software} on {kind}") if software else ()
