@@ -80,7 +80,7 @@ class Repository:
             self._require(revision, "give a branch, tag or commit that it has, or fetch it")
         span = f"{since}..{branch}" if since else branch
         log = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span, "--")
-        return {line[:40]: line[41:] for line in log.splitlines()}
+        return dict(line.split(" ", 1) for line in log.split("\n") if line)
 
     def present(self, commits: Iterable[str]) -> frozenset[str]:
         """Return the commits that the repository has."""
