@@ -298,13 +298,25 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
         ("bw (Gbps)", ["80", "160"], "bandwidth", [1e10, 2e10]),
         ("TFLOP/s/GPU (TFLOP/s/GPU)", ["636", "586"], "tflops", [636e12, 586e12]),
         ("mem", ["512M", "600 MiB"], "memory", "row 2, mem: '600 MiB' is in MiB, but the column in MB"),
-        ("params", ["7B", "340M"], "parameters", "row 2, params: '340M' is in M, but the column in B"),
+        ("params", ["7B", "340M"], "parameters", [7e9, 340e6]),
+        ("step", ["705 ms", "1.4 s"], "latency", [0.705, 1.4]),
+        ("run", ["20 min", "2 h"], "training_time", "row 2, run: '2 h' is in h, but the column in min; write one unit"),
+        ("tok/s", ["10000-12000", "10 to 12"], "tokens_per_s", [11_000, 11]),
+        ("tok/s", ["3500 \u00b1 20", "16.67 samples/s (8.3 of one)"], "tokens_per_s", [3519, 16.67]),
+        ("tok/s (k)", ["131", "9 [1]"], "tokens_per_s", [131_000, 9000]),
+        ("Ktokens/s", ["131", "2.5k"], "tokens_per_s", [131_000, 2500]),
+        ("loss", ["2.5<sup>2</sup>", "[3.5](https://host/9)"], "loss", [2.5, 3.5]),
+        ("gpus", ["2x8", "8x A100 80GB"], "devices", [16, 8]),
+        ("mem", ["76/80 GB", "44.2/48.0"], "memory", [76e9, 44.2e9]),
         (
-            "step",
-            ["705 ms", "1.4 s"],
-            "latency",
-            "row 2, step: '1.4 s' is in s, but the column in ms; write one unit in all rows",
+            "tok/s",
+            ["16.67 * 2048 / 8 = 4267"],
+            "tokens_per_s",
+            "row 1, tok/s: '16.67 * 2048 / 8 = 4267' can be read in",
         ),
+        ("tok/s", ["4550<br/>9600"], "tokens_per_s", "row 1, tok/s: '4550<br/>9600' can be read in more than one way"),
+        ("params", ["Llama 3 70B"], "parameters", "row 1, params: 'Llama 3 70B' can be read in more than one way"),
+        ("mfu", ["62%", "0.45"], "mfu", "mfu is '0.45' without a percent sign, other rows have one; write one form"),
         ("length", ["4K", "8K"], "sequence_length", "row 1, length: '4K' has a suffix that its column cannot have"),
         ("step", ["95%", "90%"], "latency", "row 1, step: '95%' has a suffix that its column cannot have"),
         *(
@@ -324,6 +336,35 @@ def test_units_and_suffixes_in_cells_are_read_or_refused(tmp_path, header, rows,
     (table,) = read_tables(path, roles, {})
     read = [table.value(row, role) for row in table.rows]
     assert all(one.low <= value <= one.high for value, one in zip(expected, read, strict=True))
+
+
+def test_pipes_in_cells_and_semicolons_separate_as_meant(tmp_path):
+    path = tmp_path / "pipes.md"
+    path.write_text("| run | gpus |\n|---|---|\n| a \\| b | 8 |\n")
+    (table,) = read_tables(path, parse_roles(["gpus=devices", "run=config"]), {})
+    assert (table.rows[0].cells["run"].text, table.rows[0].cells["gpus"].text) == ("a | b", "8")
+    path = tmp_path / "semicolons.csv"
+    path.write_text("gpus;tok/s, all\n8;1000.5\n")
+    (table,) = read_tables(path, parse_roles(["gpus=devices"]), {})
+    assert table.rows[0].cells["gpus"].text == "8"
+
+
+def test_an_empty_setting_at_the_begin_of_a_row_is_that_of_the_row_above(tmp_path):
+    path = tmp_path / "merged.md"
+    path.write_text("| model | gpus | tok/s |\n|---|---|---|\n| 7b | 8 | 100 |\n|  | 16 | 190 |\n| 13b | 8 |  |\n")
+    (table,) = read_tables(path, parse_roles(["model=model", "gpus=devices", "tok/s=tokens_per_s"]), {})
+    assert ["7b", "7b", "13b"] == [table.text(row, "model") for row in table.rows]
+
+
+def test_texts_of_columns_without_a_role_tell_runs_apart(tmp_path, capsys):
+    """Colossal-AI's benchmark table: the parallelism of both rows differs."""
+    path = tmp_path / "colossal.md"
+    rows = ["| 16 | 70B | zero2 | 3.27 |", "| 16 | 70B | tp2+pp4 | 5.66 |"]
+    path.write_text("\n".join(["| gpus | size | parallelism | samples/s |", "|---|---|---|---|", *rows]))
+    roles = ["gpus=devices", "size=parameters", "samples/s=throughput"]
+    assert run(capsys, path, "--roles", *roles)[0] == 0
+    path.write_text(path.read_text().replace("tp2+pp4", "zero2"))
+    assert run(capsys, path, "--roles", *roles)[0] == 1
 
 
 def test_cells_without_a_number_are_mentioned(tmp_path, capsys):

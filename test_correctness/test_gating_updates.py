@@ -102,11 +102,18 @@ def test_a_case_that_still_learns_is_stored_and_a_slowdown_is_said(repo, machine
     done.stdout.fnmatch_lines(["*1 run of 1 case added", "*cpu-1*: * % slower than the 1 run stored; stored*"])
 
 
-def test_an_update_that_stores_nothing_fails(repo, pytester):
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--perf-update=append", "error: the update stored nothing"),
+        ("--perf-history=h.jsonl", "nothing was added to the history"),
+    ],
+)
+def test_an_update_that_stores_nothing_fails(repo, pytester, option, problem):
     pytester.makepyfile("import pytest\n\n@pytest.mark.skip\ndef test_skipped(perf):\n    perf(step)\n")
-    done = repo.run("--perf-update=append", "test_an_update_that_stores_nothing_fails.py")
+    done = repo.run(option, "test_an_update_that_stores_nothing_fails.py")
     assert done.ret == pytest.ExitCode.TESTS_FAILED
-    done.stdout.fnmatch_lines(["*error: the update stored nothing: no case was measured"])
+    done.stdout.fnmatch_lines([f"*{problem}: no case was measured*"])
 
 
 def test_a_baseline_that_links_out_of_its_folder_is_refused_unless_allowed(stored):

@@ -354,3 +354,24 @@ def test_the_next_command_is_printed_where_it_works(checkout, tmp_path):
     for other in (lines, told(failing("a" * 40), checkout), told(failing(""), tmp_path / "plain")):
         assert not any(line.startswith("next: ") for line in other)
     assert "REV: a revision that was fast; the stored runs name none" in told(failing(""), checkout)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\u2028b"])
+def test_a_line_end_in_a_folder_a_branch_or_a_subject_ends_nothing(checkout, tmp_path, name):
+    root = checkout.rename(tmp_path / name)
+    branch = name.replace("\n", "-")
+    run_git(root, "checkout", "-q", "-b", branch)
+    run_git(root, "commit", "-q", "--allow-empty", "-m", "one\u2028two\x85three")
+    run_git(root, "tag", "HEAD")
+    revision = revision_of(root)
+    assert (branch, "one\u2028two\x85three", "") == (revision.branch, revision.subject, revision.problem)
+    assert ["version 1", "version 2", revision.subject] == list(Repository(root=root).first_parents(branch).values())
+
+
+def test_commits_of_sha256_are_whole(tmp_path):
+    run_git(tmp_path, "init", "-q", "-b", "main", "--object-format=sha256")
+    run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
+    commit = revision_of(tmp_path).commit
+    assert 64 == len(commit)
+    assert {commit: "one"} == Repository(root=tmp_path).first_parents("main")
+    assert {commit} == Repository(root=tmp_path).present([commit])

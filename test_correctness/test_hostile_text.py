@@ -214,3 +214,10 @@ def test_paths_of_a_long_message_are_cut_in_time_that_grows_with_its_length():
     began_s = time.process_time()
     without_paths("'" + "/a" * 100_000)  # a quote that nobody closes: minutes where the time grows with the square
     assert time.process_time() - began_s < 10
+
+
+def test_a_long_name_of_others_does_not_hide_the_message(tmp_path):
+    path = tmp_path / "h.jsonl"
+    path.write_text(f'{{"{"9" * 5000}": 1}}\n')
+    code, _, err = printed(["history", "list", str(path)])
+    assert (EXIT_USAGE, True) == (code, len(err) < 1000)

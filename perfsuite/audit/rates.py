@@ -112,7 +112,7 @@ def _tokens_above_peak(table: AuditTable) -> Iterator[Hit]:
             ratio = achieved.low / peak.high
             text = (
                 f"its tokens/s take {_tera(achieved)} TFLOPS per device at least,"
-                f" {float(ratio):.4g} times the peak of {_tera(peak)}"
+                f" {float(ratio):.4g} times the peak of {float(peak.middle / TERA):.4g}"
             )
             yield hit_of(row, achieved.columns, text)
 

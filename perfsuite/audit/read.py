@@ -9,13 +9,14 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
-from perfsuite.published.numbers import Printed, printed
+from perfsuite.published.numbers import Interval, Number, Printed, printed
 from perfsuite.published.records import (
     DEFAULT_UNITS,
     ROLES,
@@ -24,9 +25,13 @@ from perfsuite.published.records import (
     PublishedRow,
     PublishedTable,
     Stated,
+    scale,
 )
 
+_NOTE = re.compile(r"<su[bp]\b.*?</su[bp]>|(?<=[\d%\w]) ?\[\^?\w{1,3}\](?!\()", re.IGNORECASE)
+"""Footnotes behind a figure."""
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|`")
+_LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
 _GROUP = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # Separators of thousands other than the comma.
 _SIGN = str.maketrans("\u2212\u00b5\u03bc", "-uu")
 """The minus sign, and two letters that are the ``u`` of microseconds."""
@@ -35,9 +40,22 @@ _AMBIGUOUS = re.compile(
     r"|\d:\d|\d\s?[hm]\w*\s?\d"
 )
 """Decimal commas, points and spaces between thousands, and times such as 1:30 and 1h20m."""
+_ONE = r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?"
+_SPREAD = re.compile(rf"({_ONE})[\s%]*(-|\u2013|\u2014|~|\.\.+|to\b|\u00b1|\+/-)\s*({_ONE})")
+"""A range, or a figure with its spread."""
+_PRODUCT = re.compile(r"(\d{1,6}) ?[x\u00d7*] ?(\d{1,6})")
+_REMARK = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|(?<=\d)\s*[A-Za-z]*/\s?\d.*|(?<=\d)\s?[x\u00d7] [A-Za-z].*")
+"""Text behind the figure: brackets, the total of ``44.2/48.0``, the device of ``8x A100 80GB``."""
+_MULTIPLE = re.compile(
+    r"[(\[,]\s*(?:in )?(?:[x\u00d7*] ?)?(k|K|M|1,?000|1e3|1e6|thousands|millions)\s*[)\]]"
+    r"|\b([kKM]) ?(?:tok|samp|im|seq)\w*"
+)
+"""The multiple in the title of a rate: ``tokens/s (k)``, ``Ktok/s``."""
 _FIRST = re.compile(r"(?P<number>\d[\d.,]*)(?:[eE][-+]?\d+)?\s?(?P<unit>[A-Za-z%]+(?:/s)?)(?![\w/])")
 """The first number of a cell, directly with a unit or a suffix."""
 _BEFORE = "~≈<>=≤≥+-* "
+_WORD = re.compile(r"[^\W\d_]{2}")
+"""A text that is a setting or a remark, and not a figure."""
 _HEADER = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
 _SUFFIXES = {"k": "e3", "K": "e3", "M": "e6", "B": "e9", "G": "e9", "T": "e12"}
 _NAMES = {"us": "usec", "ms": "msec", "s": "sec secs seconds", "min": "mins minutes", "h": "hr hrs hours", "days": "d"}
@@ -48,8 +66,13 @@ _SYNONYMS = {name: unit for unit, names in _NAMES.items() for name in names.spli
 
 
 def _suffix(text: str) -> str:
-    match = _FIRST.match(_TAG.sub("", text).translate(_SIGN).lstrip(_BEFORE))
+    match = _FIRST.match(_plain(text).lstrip(_BEFORE))
     return match["unit"] if match else ""
+
+
+def _plain(text: str) -> str:
+    """Return a cell without markup, footnotes and separators of thousands."""
+    return _GROUP.sub("", _TAG.sub(" ", _LINK.sub(r"\1", _NOTE.sub("", text))).translate(_SIGN)).strip()
 
 
 def with_unit(column: AuditColumn, cells: Sequence[str]) -> AuditColumn:
@@ -64,37 +87,69 @@ def with_unit(column: AuditColumn, cells: Sequence[str]) -> AuditColumn:
 
 
 def cell(text: str, column: AuditColumn, place: str) -> Printed:
-    """Return a cell's numbers in the unit of its column.
+    """Return a cell's numbers in the unit of its column; a range is one number with a wide interval.
 
     Raises ConfigurationError for a number that could be read in two ways; ``place`` begins the message.
     """
-    plain = _GROUP.sub("", _TAG.sub("", text).translate(_SIGN)).strip()
+    plain = _plain(text)
     if column.meaning.dimension == "text":
         return printed(plain)
-    if _AMBIGUOUS.search(plain):
+    if column.meaning.exact and (product := _PRODUCT.fullmatch(plain)):
+        return printed(str(int(product[1]) * int(product[2])))
+    figure = _REMARK.sub("", plain)
+    spread = _SPREAD.search(figure)
+    numbers = printed(_SPREAD.sub("", figure, 1)).numbers
+    if _AMBIGUOUS.search(plain) or len(numbers) > (0 if spread else 1):
         why = "can be read in more than one way; write one number, with a decimal point and without other separators"
         raise ConfigurationError(f"{place}: {text!r} {why}")
     match = _FIRST.match(plain.lstrip(_BEFORE))
-    if not match:
-        return printed(plain)
-    suffix, unit = match["unit"], _unit(column, match["unit"])
-    own = column.unit or DEFAULT_UNITS.get(column.meaning.dimension, "")
-    if unit and unit != own and column.meaning.dimension != "share":
-        raise ConfigurationError(f"{place}: {text!r} is in {unit}, but the column in {own}; write one unit in all rows")
-    if not unit and suffix in _SUFFIXES and column.meaning.dimension in ("rate", "number"):
-        return printed(plain.replace(match[0], match["number"] + _SUFFIXES[suffix], 1))
-    if not unit and suffix in (*_SUFFIXES, "%") and column.meaning.dimension != "share":
-        raise ConfigurationError(
-            f"{place}: {text!r} has a suffix that its column cannot have; write the number in full"
-        )
+    factor = _factor(match["unit"] if match else "", column, f"{place}: {text!r}")
+    if spread:
+        return _range(plain, spread, factor, column)
+    if factor and (one := re.search(_ONE, figure)):
+        plain = plain.replace(one[0], one[0] + factor, 1)
     return printed(plain)
+
+
+def _factor(suffix: str, column: AuditColumn, what: str) -> str:
+    """Return the power of ten from a cell's unit or suffix to its column's unit, such as ``e3``; empty for none.
+
+    Raises ConfigurationError for a unit or suffix that the column cannot have.
+    """
+    dimension, unit = column.meaning.dimension, _unit(column, suffix)
+    own = column.unit or DEFAULT_UNITS.get(dimension, "")
+    if unit and unit != own and dimension != "share":
+        ratio = scale(dimension, unit).over(scale(dimension, own))
+        digits = next((n for n in range(-12, 13) if ratio == Interval.exactly(Fraction(10) ** n)), None)
+        if digits is None:
+            raise ConfigurationError(f"{what} is in {unit}, but the column in {own}; write one unit in all rows")
+        return f"e{digits}"
+    if not unit and suffix in _SUFFIXES and dimension in ("rate", "number"):
+        return _SUFFIXES[suffix]
+    if not unit and suffix in (*_SUFFIXES, "%") and dimension != "share":
+        raise ConfigurationError(f"{what} has a suffix that its column cannot have; write the number in full")
+    title = _MULTIPLE.search(column.name) if dimension == "rate" else None
+    return ("e6" if (title[1] or title[2])[0] in "Mm" or title[1] == "1e6" else "e3") if title else ""
+
+
+def _range(plain: str, spread: re.Match[str], factor: str, column: AuditColumn) -> Printed:
+    """Return a range such as ``10-12``, or a figure with its spread; without a number in a column of settings."""
+    first, last = (printed(text.lstrip("+") + factor).numbers for text in (spread[1], spread[3]))
+    numbers: tuple[Number, ...] = ()
+    if first and last and not column.meaning.exact:
+        low, high = first[0].value, last[0].value
+        if spread[2] in ("\u00b1", "+/-"):
+            low, high = low - high, low + high
+        if low <= high:
+            numbers = (replace(first[0], value=(low + high) / 2, last_place=high - low, filler=0),)
+    return Printed(text=plain, numbers=numbers, bounded=not numbers)
 
 
 def _unit(column: AuditColumn, text: str) -> str:
     """Return the unit of the column's dimension that a text names; empty for other texts."""
     units = SCALES.get(column.meaning.dimension, {})
     named = _SYNONYMS.get(text, text)
-    if named not in units and f"{named}B" in units and named in "KMG":
+    if named not in units and f"{named}B" in units and named in ("K", "M", "G"):
         named = f"{named}B"  # 12G of memory
     return named if named in units else ""
 
@@ -241,6 +296,9 @@ Grid = list[list[str]]
 
 
 def _delimited(text: str, delimiter: str) -> tuple[int, Grid]:
+    header = text.partition("\n")[0]
+    if delimiter == "," and ";" in header and header.count(";") >= header.count(","):
+        delimiter = ";"
     rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
     return 1, [row for row in rows if any(row)]
 
@@ -258,7 +316,8 @@ def _markdown(text: str) -> Iterator[tuple[int, Grid]]:
 
 def _pipe_cells(line: str) -> list[str]:
     inner = line.strip().removeprefix("|").removesuffix("|") if line.lstrip().startswith("|") else line
-    return [cell.strip().replace("**", "") for cell in inner.split("|")]
+    cells = re.split(r"(?<!\\)\|", inner)
+    return [cell.strip().replace("**", "").replace("\\|", "|") for cell in cells]
 
 
 def _grid_table(
@@ -273,14 +332,39 @@ def _grid_table(
         for at, title in enumerate(header)
         if title in roles
     }
+    for column in columns.values():
+        _require_one_share(column, [row[header.index(column.name)] for row in body if len(row) == len(header)], path)
     rows = []
     for index, cells in enumerate(body):
         if len(cells) > len(header):
             raise ConfigurationError(f"{path}: {cells!r:.80} has {len(cells)} cells for {len(header)} columns")
+        for at, title in enumerate(header[: len(cells)] if index else []):  # cells that were merged downwards
+            if cells[at] or title not in roles or roles[title].meaning.kind != "configuration":
+                break
+            cells[at] = body[index - 1][at]
         figures = {
             title: cell(text, columns[title], f"{path}: row {index + 1}, {title}")
             for title, text in zip(header, cells, strict=False)
             if text and title in roles
         }
-        rows.append(Row(name=f"row {index + 1} ({cells[0]})", cells=figures, index={name: index}))
+        aside = [text for title, text in zip(header, cells, strict=False) if title not in roles and _WORD.search(text)]
+        rows.append(
+            Row(
+                name=f"row {index + 1} ({cells[0]})",
+                cells=figures,
+                facts={"note": Fact(text=" ".join(aside))} if aside else {},
+                index={name: index},
+            )
+        )
     return AuditTable(name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts)
+
+
+def _require_one_share(column: AuditColumn, cells: Sequence[str], path: Path) -> None:
+    """Raise ConfigurationError if some shares have a percent sign, and others are fractions of 1."""
+    if column.meaning.dimension == "share" and not column.unit and any("%" in text for text in cells):
+        for text in cells:
+            number = printed(text).number()
+            if "%" not in text and number and 0 < number.value <= 1:
+                raise ConfigurationError(
+                    f"{path}: {column.name} is {text!r} without a percent sign, other rows have one; write one form"
+                )

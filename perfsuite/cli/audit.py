@@ -154,7 +154,7 @@ def _lines(audited: _Audited) -> Iterator[str]:
             same = (finding for finding in findings if (finding.severity, finding.rule) == (severity, rule))
             yield from (f"      {finding.message}" for finding in same)
     yield from (f"  LABEL {line}" for line in audited.disagreements)
-    yield f"  {len(audited.tables)} tables, {_count(audited.findings)}"
+    yield f"  {plural(len(audited.tables), 'table')}, {_count(audited.findings)}"
     gains = list(more_with(audited.tables).items()) if audited.is_given else []  # sorted, the largest gain first
     for role, count in gains[:SHOWN_ROLES]:
         about = ROLES[role].about

@@ -8,6 +8,7 @@ import functools
 import importlib
 import io
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -52,6 +53,10 @@ class Command:
     mixes: bool = False  # Whether options may appear between the positional arguments.
 
 
+_LONG_WORD = re.compile(r"(\S{250})\S{250,}")
+"""A name in a file of others; a message stays readable without its rest."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -85,7 +90,7 @@ def _run(words: list[str]) -> int:
         return code
     except PerfsuiteError as error:
         # A CaseError carries lines printed by pytest or the ranks; any other message is one line.
-        message = str(error) if isinstance(error, CaseError) else escaped(str(error))
+        message = str(error) if isinstance(error, CaseError) else escaped(_LONG_WORD.sub(r"\1...", str(error)))
         print(f"perfsuite: error: {message}", file=sys.stderr)
         return EXIT_USAGE
     except Exception as error:

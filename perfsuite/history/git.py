@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Iterable, Mapping
@@ -81,7 +82,7 @@ class Repository:
             self._require(revision, "give a branch, tag or commit that it has, or fetch it")
         span = f"{since}..{branch}" if since else branch
         log = git(self.root, "log", "--first-parent", "--reverse", "--format=%H %s", "--end-of-options", span, "--")
-        return {line[:40]: line[41:] for line in log.splitlines()}
+        return dict(line.split(" ", 1) for line in log.split("\n") if line)
 
     def present(self, commits: Iterable[str]) -> frozenset[str]:
         """Return the commits that the repository has."""
@@ -122,11 +123,12 @@ def revision_of(root: Path, *written: Path) -> Revision:
     """
     run = functools.partial(git, root, deadline_s=_DEADLINE_S)
     try:
-        head = run("rev-parse", "--show-toplevel", "HEAD^{commit}", "--abbrev-ref", "HEAD")
+        top, commit = run("rev-parse", "--show-toplevel", "HEAD^{commit}").rsplit("\n", 1)
     except GitFailed as failed:
         return Revision(problem="" if failed.outside else str(failed))
-    top, commit, branch = head.splitlines()
-    clean, problem, subject = False, "", ""
+    clean, problem, subject, branch = False, "", "", ""
+    with contextlib.suppress(GitFailed):  # a detached head has none
+        branch = run("symbolic-ref", "--quiet", "--short", "HEAD")
     try:
         changed = run("status", "--porcelain", "--untracked-files=no", "-z")
         own = [path.resolve() for path in written]
@@ -141,7 +143,7 @@ def revision_of(root: Path, *written: Path) -> Revision:
     named = next((os.environ[name] for name in _BRANCHES if os.environ.get(name)), "")
     return Revision(
         commit=commit,
-        branch=named if branch == "HEAD" else branch,
+        branch=branch or named,
         dirty=not clean,
         subject=subject.strip(),
         problem=problem,
