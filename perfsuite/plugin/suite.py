@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform as python_platform
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -89,6 +90,8 @@ class Suite:
         """Verdict of each judged case in one word, by node id."""
         self.naming = False
         """Whether a perf test is being parametrized; ids of its dataclasses and dtypes are names."""
+        self.place = os.getpid(), threading.get_ident()
+        """The process and the thread in which pytest runs the tests."""
         self.signals = Signals(config)
         self._remove_logs: Callable[[], None] = lambda: None
 
