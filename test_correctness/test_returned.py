@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import dataclasses
 import functools
 import itertools
 import multiprocessing.pool
+import queue
 import subprocess
 import sys
 import threading
@@ -202,6 +204,135 @@ def test_an_open_file_a_module_and_a_value_that_holds_itself_are_no_work(tmp_pat
         assert pending((file, loop), "step") == []
 
 
+# -- work that an iteration starts and neither waits for nor returns ------------------------------------------------
+
+
+def in_a_loop(pool: concurrent.futures.Executor) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().run_in_executor(pool, time.sleep, 0.05)
+
+    asyncio.run(main())
+
+
+def by_torch(pool: concurrent.futures.Executor) -> None:
+    pending = torch.futures.Future()
+    threading.Timer(0.05, pending.set_result, [None]).start()
+
+
+LOOP = asyncio.new_event_loop()
+
+
+async def with_a_task() -> None:
+    LOOP.create_task(asyncio.sleep(0.05))  # noqa: RUF006  nobody keeps it
+
+
+LEFT = {
+    "Thread": lambda pool: threading.Thread(target=time.sleep, args=(0.05,)).start(),
+    "Timer": lambda pool: threading.Timer(0.05, int).start(),
+    "Future": lambda pool: pool.submit(time.sleep, 0.05) and None,
+    "Future, Timer": by_torch,
+    "Task": lambda pool: LOOP.run_until_complete(with_a_task()),
+    "process sleep": lambda pool: subprocess.Popen(["sleep", "0.5"]) and None,
+}
+
+
+@pytest.mark.parametrize(
+    ("left", "start"),
+    [
+        *LEFT.items(),
+        ("Thread", lambda pool: _thread.start_new_thread(time.sleep, (0.05,)) and None),
+        ("Thread", lambda pool: [time.sleep(0.03), LEFT["Thread"](pool)]),
+        ("Future", in_a_loop),
+        ("Thread", lambda pool: types.SimpleNamespace(thread=(LEFT["Thread"](pool)))),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_work_that_three_iterations_leave_is_refused_by_name(left, start):
+    before = [vars(threading.Thread)["start"], vars(subprocess.Popen)["wait"], _thread.start_new_thread]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        iteration = Iteration(lambda: start(pool), "step")
+        iteration()
+        iteration()
+        with pytest.raises(InvalidParameter, match=rf"step started work and did not wait for it \({left}"):
+            iteration()
+    assert before == [vars(threading.Thread)["start"], vars(subprocess.Popen)["wait"], _thread.start_new_thread]
+
+
+def that_prefetches(pool):
+    loaded = [pool.submit(time.sleep, 0.01)]
+
+    def run():
+        loaded.pop().result()
+        loaded.append(pool.submit(time.sleep, 0.01))
+
+    return run
+
+
+def that_writes_checkpoints(pool):
+    writer = []
+
+    def run():
+        for thread in writer:
+            thread.join()
+        writer[:] = [threading.Thread(target=time.sleep, args=(0.01,))]
+        writer[0].start()
+
+    return run
+
+
+def whose_thread_sends_its_result(pool):
+    results = queue.SimpleQueue()
+
+    def run():
+        threading.Thread(target=lambda: results.put(time.sleep(0.01))).start()
+        results.get()
+
+    return run
+
+
+def with_a_pool_that_grows(pool):
+    return lambda: [*concurrent.futures.ThreadPoolExecutor(2).map(time.sleep, [0.001])] and None
+
+
+def with_a_service(pool):
+    services = []
+    ends = threading.Event()
+
+    def run():
+        if not services:
+            services.append(threading.Thread(target=ends.wait, daemon=True))
+            services[0].start()
+
+    return run
+
+
+def with_a_finished_task(pool):
+    async def main():
+        await asyncio.gather(asyncio.sleep(0.001), asyncio.to_thread(time.sleep, 0.001))
+
+    return lambda: asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        that_prefetches,
+        that_writes_checkpoints,
+        whose_thread_sends_its_result,
+        with_a_pool_that_grows,
+        with_a_service,
+        with_a_finished_task,
+        lambda pool: lambda: subprocess.run(["true"], check=True) and None,
+        lambda pool: lambda: torch.utils.data.DataLoader([1, 2], num_workers=1)._get_iterator().__next__() and None,
+    ],
+)
+def test_started_work_that_is_finished_or_awaited_later_is_no_false_alarm(make):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        iteration = Iteration(make(pool), "step")
+        for _ in range(5):
+            iteration()
+
+
 # -- on ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +359,7 @@ def test_returned_communication_is_finished_in_each_sample(driver, how):
         (unwaited.dropped_functional, "started a functional collective and did not wait for it"),
         (unwaited.kept_send, "started send and did not wait for it"),
         (unwaited.asynchronous, r"an iteration of asynchronous returned an awaitable \(coroutine\)"),
+        (unwaited.in_a_thread, r"in_a_thread started work and did not wait for it \(Thread\)"),
         (unwaited.generator, "generator returned a generator; return a callable that is one iteration, or a Step"),
     ],
 )

@@ -30,7 +30,7 @@ ONE_RECORD = (
     "perf and benchmark were both used in one test, and a case has one record; use perf for code on ranks and "
     "benchmark for a function of this process, each in its own test"
 )
-_REMEDY = "or add -m 'not perf' to leave the perf cases out"
+REMEDY = "or add -m 'not perf' to leave the perf cases out"
 
 
 def require_benchmark(item: pytest.Item) -> None:
@@ -38,7 +38,7 @@ def require_benchmark(item: pytest.Item) -> None:
     if "benchmark" not in definitions_of(item):
         raise pytest.fail.Exception(
             "perf stores its samples by pytest-benchmark, and its fixture benchmark is missing: leave out "
-            f"-p no:benchmark, add -p pytest_benchmark.plugin if plugins are not loaded automatically, {_REMEDY}",
+            f"-p no:benchmark, add -p pytest_benchmark.plugin if plugins are not loaded automatically, {REMEDY}",
             pytrace=False,
         )
 
@@ -49,7 +49,7 @@ def require_own_benchmark(benchmark: object) -> None:
         kind = type(benchmark)
         raise pytest.fail.Exception(
             "perf stores its samples by pytest-benchmark, but another plugin or a conftest.py has replaced its "
-            f"fixture benchmark by one that gives {kind.__module__}.{kind.__qualname__}: run without it, {_REMEDY}",
+            f"fixture benchmark by one that gives {kind.__module__}.{kind.__qualname__}: run without it, {REMEDY}",
             pytrace=False,
         )
 

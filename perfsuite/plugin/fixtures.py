@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +18,7 @@ import pytest
 
 from perfsuite.base.errors import DeviceUnusable, InvalidParameter, PerfsuiteError, UnsupportedCase, first_line
 from perfsuite.plugin import projecting
-from perfsuite.plugin.benchmark import ONE_RECORD, clock_key, feed, feed_nothing, require_own_benchmark
+from perfsuite.plugin.benchmark import ONE_RECORD, REMEDY, clock_key, feed, feed_nothing, require_own_benchmark
 from perfsuite.plugin.collect import is_case
 from perfsuite.plugin.options import budget_of
 from perfsuite.plugin.state import suite_of
@@ -128,6 +130,12 @@ def perf(request: pytest.FixtureRequest, perf_platform: DeviceModel, benchmark: 
         from perfsuite.run.session import Case  # imported since collection
 
         suite, timed = suite_of(item.config), make_workload(workload, parameters)
+        if suite.place != (os.getpid(), threading.get_ident()):
+            raise InvalidParameter(
+                f"perf was called in {'a thread' if suite.place[0] == os.getpid() else 'a process'} that a plugin such "
+                "as pytest-forked, pytest-parallel or pytest-run-parallel started for the test, and only pytest's own "
+                f"can record a case: run without that plugin, {REMEDY}"
+            )
         budget = budget_of(item, suite.settings.budget)
         case = Case(
             id=item.nodeid,

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform as python_platform
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -79,6 +80,7 @@ class Suite:
         """Fewest ranks with which a case found a device that torch cannot use, and its message."""
         self.verdicts: dict[str, str] = {}  # Verdict of each judged case in one word, by node id.
         self.naming = False  # Whether a perf test is being parametrized; ids of its dataclasses and dtypes are names.
+        self.place = os.getpid(), threading.get_ident()  # The process and the thread in which pytest runs the tests.
         self.signals = Signals(config)
         self._remove_logs: Callable[[], None] = lambda: None
 

@@ -87,6 +87,14 @@ def asynchronous(rank):
     return run
 
 
+def in_a_thread(rank):
+    """A thread that nobody joins."""
+    import threading
+    import time
+
+    return lambda: threading.Thread(target=time.sleep, args=(0.02,)).start()
+
+
 def generator(rank):
     """A step function with a yield."""
     yield rank

@@ -2,13 +2,15 @@
 
 Returned values: wait for handles of work that the iteration started, and refuse work that has not begun.  An iteration
 that returns without waiting would be timed as done.  The check and the first iterations of the warm-up inspect every
-returned value.  Without handles the samples call the iteration itself.
+returned value, and :mod:`perfsuite.runtime.ranks.started` finds other work.  Without handles the samples call the
+iteration itself.
 
 Exceptions are described for the driver.  pytest's outcomes are recognised only if the workload has imported pytest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -28,9 +30,11 @@ from perfsuite.base.text import MESSAGE_CHARS, TRACEBACK_CHARS, cut
 from perfsuite.base.units import gib
 from perfsuite.platforms.base import DeviceCode
 from perfsuite.record.workload import Step
+from perfsuite.runtime.ranks.started import Started
 from perfsuite.runtime.transports.base import Message
 
 LOOKED_AT = 32  # Iterations of the warm-up whose returned values are inspected.
+_NOTED = 8  # First iterations in which starts are noted, which takes 0.2 ms.
 _HANDLES = (
     ("torch.distributed", "Work", "wait"),
     ("torch._C", "Future", "wait"),  # torch.futures, torch.jit.fork, rpc_async
@@ -61,13 +65,22 @@ class Iteration:
         """``name`` names the workload in errors."""
         self._run = run
         self._name = name
+        self._started = Started(name)
+        self._calls = 0
         self._kind: type | None = None  # Type of the last value that needed a wait.
         self._is_plain = False  # Whether the samples are taken without waiting.
 
     def __call__(self) -> None:
         """Run once and wait; raise InvalidParameter for a value that no wait can finish."""
-        value = self._run()
-        waits = pending(value, self._name)
+        self._calls += 1
+        notes = self._started if self._calls <= _NOTED or self._is_plain else None
+        with notes or contextlib.nullcontext():
+            value = self._run()
+            waits = pending(value, self._name)
+            for wait in waits:
+                wait()
+        if notes:
+            notes.require_finished()
         if waits and self._is_plain:
             raise InvalidParameter(
                 f"{self._name} returned a {type(value).__name__} only after its first iterations, so its samples "
@@ -75,8 +88,6 @@ class Iteration:
             )
         if waits:
             self._kind = type(value)
-        for wait in waits:
-            wait()
 
     def settled(self) -> Callable[[], Any]:
         """Return the fastest equivalent after the first iterations: the step itself if it returned no handles."""

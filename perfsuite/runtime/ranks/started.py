@@ -1,0 +1,157 @@
+"""Find threads, processes, futures and tasks that an iteration starts and neither waits for nor returns.
+
+The samples would not include their work. Three iterations in a row that leave work end the case: a pool or a service
+starts only once. Work for which the next iteration waits is allowed, as data loaders and checkpoints do: the time of
+such a loop is true.
+"""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures
+import multiprocessing.pool
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from perfsuite.base.errors import InvalidParameter
+
+_KINDS: tuple[tuple[Any, str, str, Callable[[Any], bool]], ...] = (
+    (threading.Thread, "start", "join", lambda thread: thread.is_alive() and not _is_of_a_pool(thread)),
+    (concurrent.futures.Future, "__init__", "result", lambda future: not future.done()),
+    (multiprocessing.pool.ApplyResult, "__init__", "wait", lambda result: not result.ready()),
+    (torch.futures.Future, "__init__", "wait", lambda future: not future.done()),
+    (multiprocessing.process.BaseProcess, "start", "join", lambda _: False),  # _processes() finds all
+    (subprocess.Popen, "__init__", "wait", lambda _: False),
+)
+"""Classes of handles: class, method that starts, method that waits, and whether the work goes on."""
+_MAKERS = (("asyncio.base_events", "BaseEventLoop", "create_task"), ("torch.distributed.rpc", "api", "_invoke_rpc"))
+"""Functions that return a handle with a method ``done``, by module, owner and name."""
+_POOLS = ("concurrent", "multiprocessing", "asyncio", "torch")
+"""Packages whose threads serve futures that are noted themselves."""
+_MOST_IN_A_ROW = 2
+_GRACE_S, _GRACE = 5e-4, 0.05  # Time for a thread to end after it sent its result: seconds, and share of the iteration.
+
+
+class Started:
+    """Notes starts by the thread of the iterations, while it is entered."""
+
+    def __init__(self, name: str) -> None:
+        """``name`` names the workload in errors."""
+        self._name = name
+        self._caller = (os.getpid(), threading.get_ident())
+        self._made: list[tuple[Any, Callable[[Any], bool]]] = []
+        self._originals: list[tuple[Any, str, Any]] = []
+        self._processes: set[str] = set()
+        self._began_s = 0.0
+        self._in_a_row = 0  # Number of the last iterations that left work.
+        self._waits_later = False  # Whether an iteration waited for work that was started before it.
+
+    def __enter__(self) -> None:
+        self._made.clear()
+        self._processes = _processes()
+        for kind, start, wait, goes_on in _KINDS:
+            self._replace(kind, start, _Noted(vars(kind)[start], self._note, goes_on))
+            self._replace(kind, wait, _Noted(vars(kind)[wait], self._awaited))
+        for module, owner, name in _MAKERS:
+            if (made_by := getattr(sys.modules.get(module), owner, None)) is not None:
+                self._replace(made_by, name, self._maker(getattr(made_by, name)))
+        self._replace(_thread, "start_new_thread", _start_thread)
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        while self._originals:
+            setattr(*self._originals.pop())
+
+    def _replace(self, owner: Any, name: str, by: Any) -> None:
+        self._originals.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, by)
+
+    def _maker(self, original: Any) -> Any:
+        def make(*arguments: Any, **named: Any) -> Any:
+            made = original(*arguments, **named)
+            self._note(made, lambda handle: not handle.done())
+            return made
+
+        return make
+
+    def _is_caller(self) -> bool:
+        """Return False in other threads, and in forked processes, which keep the replaced methods."""
+        return self._caller == (os.getpid(), threading.get_ident())
+
+    def _note(self, made: Any, goes_on: Callable[[Any], bool]) -> None:
+        if self._is_caller():
+            self._made.append((made, goes_on))
+
+    def _awaited(self, handle: Any) -> None:
+        if self._is_caller() and all(handle is not made for made, _ in self._made):
+            self._waits_later = True
+
+    def require_finished(self) -> None:
+        """Raise InvalidParameter if this iteration and those before it left work."""
+        now_s = time.perf_counter()
+        until_s = now_s + max(_GRACE_S, _GRACE * (now_s - self._began_s))
+        while (left := self._left()) and time.perf_counter() < until_s:
+            time.sleep(_GRACE_S / 10)
+        self._in_a_row = self._in_a_row + 1 if left else 0
+        if self._in_a_row > _MOST_IN_A_ROW and not self._waits_later:
+            raise InvalidParameter(
+                f"an iteration of {self._name} started work and did not wait for it ({', '.join(left)}): its samples "
+                "would not include that work; wait for it in the iteration or in the next one, or return its handle"
+            )
+
+    def _left(self) -> list[str]:
+        """Return the kinds of handles, and the names of processes, whose work goes on."""
+        kinds = sorted({type(handle).__name__ for handle, goes_on in self._made if goes_on(handle)})
+        return kinds + [f"process {name}" for name in map(_running, _processes() - self._processes) if name]
+
+
+class _Noted:
+    """Replaces a method of a class: notes its object and returns the original; adds no frame to the stack."""
+
+    def __init__(self, original: Any, note: Callable[..., None], *arguments: Any) -> None:
+        self._original, self._note, self._arguments = original, note, arguments
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is not None:
+            self._note(instance, *self._arguments)
+        return self._original.__get__(instance, owner)
+
+
+def _start_thread(function: Any, arguments: Any, named: Any = MappingProxyType({})) -> int | None:
+    """Replace ``_thread.start_new_thread`` by a thread that can be asked whether it is alive."""
+    thread = threading.Thread(target=function, args=arguments, kwargs=named, daemon=True)
+    thread.start()
+    return thread.ident
+
+
+def _is_of_a_pool(thread: Any) -> bool:
+    module = getattr(getattr(thread, "_target", None), "__module__", None) or type(thread).__module__
+    return str(module).partition(".")[0] in _POOLS
+
+
+def _processes() -> set[str]:
+    """Return the ids of the children of this thread, and of the main thread, which adopts orphans."""
+    tasks = {os.getpid(), threading.get_native_id()}
+    return {pid for task in tasks for pid in _text(f"/proc/self/task/{task}/children").split()}
+
+
+def _running(pid: str) -> str:
+    """Return the name of a process; empty if it has ended."""
+    name, _, rest = _text(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
+    return "" if rest.split()[:1] == ["Z"] else name
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""

@@ -1,0 +1,73 @@
+"""Plugins that run tests in other processes or threads: a case there is refused, and other tests run as before."""
+
+from __future__ import annotations
+
+import pytest
+
+from test_correctness.helpers.scripted_driver import repository
+
+pytest_plugins = ["pytester"]
+
+FORKS = """
+import os, pickle
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        os.write(writer, pickle.dumps([each._to_json() for each in reports]))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as sent:
+        reports = [pytest.TestReport._from_json(each) for each in pickle.load(sent)]
+    os.wait()
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+THREADS = """
+import threading
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    thread = threading.Thread(target=runtestprotocol, args=(item,), kwargs={"nextitem": nextitem})
+    thread.start()
+    thread.join()
+    return True
+"""
+IN_CALLS = """
+import threading
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    errors = []
+    def call():
+        try:
+            pyfuncitem.obj(**arguments)
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return True
+"""
+TESTS = "def test_perf(perf):\n    perf(step)\n\ndef test_plain():\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "where"), [(FORKS, "process"), (THREADS, "thread"), (IN_CALLS, "thread")], ids=["fork", "thread", "call"]
+)
+def test_a_case_in_a_process_or_thread_of_another_plugin_is_refused(pytester, monkeypatch, plugin, where):
+    repo = repository(pytester, monkeypatch, TESTS)
+    pytester.makeconftest('import pytest\npytest_plugins = ["perfsuite.plugin"]\n' + plugin)
+    found = repo.run("--perf-journal=j.jsonl")
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines([f"perf was called in a {where} that a plugin such as pytest-forked*-m 'not perf'*"])
+    assert "cases kept" not in found.stdout.str() + found.stderr.str()
+    assert repo.driver.timed() == []
