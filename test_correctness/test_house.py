@@ -21,7 +21,7 @@ ROOMS = {
     "audit": 2_580,
     "base": 1_500,
     "baselines": 1_850,
-    "cli": 3_975,
+    "cli": 4_060,
     "expectations": 620,
     "exports": 325,
     "fleet": 1_350,
