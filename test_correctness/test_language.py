@@ -11,7 +11,12 @@ from test_correctness.helpers.plain_language import breaches, breaches_of_code, 
 ROOT = Path(__file__).parent.parent
 PLACES = sorted(
     str(path.relative_to(ROOT))
-    for path in [*(ROOT / "perfsuite").iterdir(), *(ROOT / "docs").glob("*/*.md"), *ROOT.glob("*.md")]
+    for path in [
+        *(ROOT / "perfsuite").iterdir(),
+        *(ROOT / "docs").glob("*/*.md"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "examples").rglob("*.[mp][dy]"),
+    ]
     if path.suffix in (".py", ".md") or (path / "__init__.py").is_file()
 )
 

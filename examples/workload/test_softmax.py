@@ -1,4 +1,4 @@
-"""Its cases: one per size."""
+"""Cases of the workload Softmax, one per size."""
 
 from softmax import Softmax
 

@@ -300,7 +300,11 @@ def api_page() -> list[str]:
         """,
     )
     named = ((code(name), cell(text)) for name, text in _fixtures(fixtures).items())
-    marked = ((code(name), cell(text)) for name, _, text in (line.partition(": ") for line in markers()))
+    marked = (
+        (code(name), cell(text))
+        for name, _, text in (line.partition(": ") for line in markers())
+        if not text.startswith(("set by", "set on"))  # for perfsuite alone
+    )
     lines += ["## Fixtures", "", *table(("fixture", "meaning"), named)]
     lines += ["## Markers", "", *table(("marker", "effect"), marked), "## Decorators", ""]
     for name, function in functions.items():

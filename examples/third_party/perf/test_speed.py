@@ -1,4 +1,4 @@
-"""How long averaging takes: each function runs on every rank and returns one iteration."""
+"""Performance cases: each function runs on every rank and returns one iteration."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from perfsuite import sizes, world_sizes
 
 
 def whole(rank, elements):
-    """One message."""
+    """Average in one message."""
     tensor = torch.ones(elements, device=rank.device)
     return lambda: average_(tensor, rank.group())
 
 
 def bucketed(rank, elements, buckets):
-    """Several messages at once."""
+    """Average in several concurrent messages."""
     tensor = torch.ones(elements, device=rank.device)
     return lambda: average_in_buckets_(tensor, buckets, rank.group())
 

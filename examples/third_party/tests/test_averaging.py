@@ -1,4 +1,4 @@
-"""That averaging is right: a plain test, in which perfsuite has no part."""
+"""Plain tests of the results of averaging, without perfsuite."""
 
 import pytest
 import torch
