@@ -177,10 +177,10 @@ def _environment_lines(findings: Findings) -> Iterator[str]:
     if findings.environment:
         yield ""
         yield "environment:"
-    for change in findings.environment:
-        session = findings.ordered.sessions[change.at]
+    for at, phrases in findings.environment:
+        session = findings.ordered.sessions[at]
         commit = short(escaped(session.revision.commit))
-        yield f"  {_minute(session)} {commit}: {escaped('; '.join(change.phrases))}"
+        yield f"  {_minute(session)} {commit}: {escaped('; '.join(phrases))}"
 
 
 def _apart_lines(ordered: OrderedSessions) -> Iterator[str]:

@@ -105,12 +105,8 @@ class HistoryChange:
         return self.steps[-1].at
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentChange:
-    """A change of the soft key from one session to the next."""
-
-    at: int  # Index of the first session with the new key.
-    phrases: tuple[str, ...]
+EnvironmentChange = tuple[int, tuple[str, ...]]
+"""Index of the first session with a new soft key, and phrases on the changes since the session before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +185,7 @@ def findings_of(
             )
         ),
         since=look_back,
-        environment=tuple(change for change in environment if change.at >= first),
+        environment=tuple(change for change in environment if change[0] >= first),
         nothing_since=first >= len(ordered.sessions),
     )
 
@@ -230,7 +226,7 @@ def _change_of(
         at_most=at_most,
         commits=ordered.commits_between(before, after),
         same_commit=ordered.places[before] is not None and ordered.places[before] == ordered.places[after],
-        environment=tuple(phrase for one in environment if before < one.at <= after for phrase in one.phrases),
+        environment=tuple(phrase for at, phrases in environment if before < at <= after for phrase in phrases),
     )
 
 
@@ -239,20 +235,19 @@ def _environment(ordered: OrderedSessions) -> Iterator[EnvironmentChange]:
         if before.environment != now.environment:
             phrases = causes(now.environment, before.environment)
             if phrases:
-                yield EnvironmentChange(
-                    at=index, phrases=tuple(text.replace(", stored ", ", before ") for text in phrases)
-                )
+                yield index, tuple(text.replace(", stored ", ", before ") for text in phrases)
 
 
 def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str, int]:
     """Return the revision for accumulated changes, and the index of the last session up to it."""
     if since:
         return since, first - 1
-    place = ordered.place_of(ordered.tag.commit) if ordered.tag else None
-    if ordered.tag is None or place is None:
+    name, commit = ordered.tag or ("", "")
+    place = ordered.place_of(commit)
+    if place is None:
         return "", -1
     before = [index for index, other in enumerate(ordered.places) if other is not None and other <= place]
-    return (ordered.tag.name, before[-1]) if before else ("", -1)
+    return (name, before[-1]) if before else ("", -1)
 
 
 @dataclass(frozen=True, kw_only=True)

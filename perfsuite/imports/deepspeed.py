@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from perfsuite.imports import deepspeed_comms
-from perfsuite.imports.row import Format, Imported, Meaning, Source
+from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
-    LogFigures,
     StepFigure,
     StepLine,
     StepProgram,

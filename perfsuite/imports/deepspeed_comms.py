@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from perfsuite.base.units import GIB, KIB, MIB, TIB, plural
 from perfsuite.imports.lines import split_lines
-from perfsuite.imports.row import ImportedRow, Meaning, Source
-from perfsuite.imports.steps import LogFigures, any_line
+from perfsuite.imports.row import ImportedRow, LogFigures, Meaning, Source
+from perfsuite.imports.steps import any_line
 
 _LOGGER = re.compile(r"\bComm\. Op\s+Message Size\s+Count\s+Total Latency")
 _STRAGGLERS = re.compile(r"(?i)straggler|\bTotal comm lat")

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from perfsuite.base.units import plural
 from perfsuite.imports.lines import Runs, StepSeen, seconds, split_lines
-from perfsuite.imports.row import Imported, ImportedRow, Meaning, Refused, Source
+from perfsuite.imports.row import Imported, ImportedRow, LogFigures, Meaning, Source
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
@@ -83,25 +83,6 @@ class StepProgram:
     def begins(self, source: Source) -> bool:
         """Return whether a file has a step of the program."""
         return any_line(source.lines, self.step)
-
-
-@dataclass(kw_only=True)
-class LogFigures:
-    """The figures, refusals and notes of a program's lines."""
-
-    rows: list[ImportedRow] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def refuse(self, line: int, text: str, why: str) -> None:
-        """Refuse a text of a line with a reason."""
-        self.refused.append(Refused(line=line, text=text.strip()[:200], why=why))
-
-    def add(self, other: LogFigures) -> None:
-        """Add the figures, refusals and notes of other lines."""
-        self.rows += other.rows
-        self.refused += other.refused
-        self.notes += [note for note in other.notes if note not in self.notes]
 
 
 def read_steps(source: Source, program: StepProgram) -> Imported:

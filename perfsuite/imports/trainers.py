@@ -14,9 +14,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.imports import deepspeed
-from perfsuite.imports.row import Format, Imported, Meaning, Source
+from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
-    LogFigures,
     StepField,
     StepFigure,
     StepLine,

@@ -130,9 +130,8 @@ class Door:
         reply = visit.handshake.feed(data)
         if reply and visit.sock.send(reply) != len(reply):  # a buffer has space for two short replies
             raise Refused("no handshake")
-        session = visit.handshake.session
-        if session is not None:
-            visit.link = Link(visit.sock, session.to_agent, session.to_driver)
+        if visit.handshake.session is not None:
+            visit.link = Link(visit.sock, *visit.handshake.session)
 
     def _turn_slow_ones_away(self) -> None:
         patience_s = HANDSHAKE_S if self._listening else _CROWDED_S
@@ -227,8 +226,8 @@ def _introduction(launch: Launch, address: Path | int) -> Introduction:
 def _knock(launch: Launch, address: Path | int, key: bytes) -> Link:
     sock = _connect(launch, address)
     try:
-        session = _prove(sock, AgentHandshake(key, _introduction(launch, address), launch.rank))
-        return Link(sock, session.to_driver, session.to_agent)
+        to_agent, to_driver = _prove(sock, AgentHandshake(key, _introduction(launch, address), launch.rank))
+        return Link(sock, to_driver, to_agent)
     except BaseException:
         sock.close()
         raise

@@ -65,12 +65,8 @@ class Introduction:
     address: str  # The driver's address: the path of its socket, or its port as the agent dialled it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionKeys:
-    """One key for each direction of a connection."""
-
-    to_agent: bytes
-    to_driver: bytes
+SessionKeys = tuple[bytes, bytes]
+"""Keys of the frames to the agent and to the driver of a connection."""
 
 
 class _Transcript:
@@ -87,7 +83,7 @@ class _Transcript:
 
     def session(self) -> SessionKeys:
         """Return a key for each direction."""
-        return SessionKeys(to_agent=self._derive("frames to the agent"), to_driver=self._derive("frames to the driver"))
+        return self._derive("frames to the agent"), self._derive("frames to the driver")
 
     def _derive(self, purpose: str) -> bytes:
         return hmac.digest(self._key, purpose.encode() + b"\0" + self._facts, "sha256")

@@ -119,9 +119,9 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
         for change in changes
     ]
     environment = [
-        {"at": series.place(one.at) - 0.5, "tip": f"environment: {'; '.join(one.phrases)}"}
-        for one in findings.environment
-        if one.at <= series.rows[-1]
+        {"at": series.place(at) - 0.5, "tip": f"environment: {'; '.join(phrases)}"}
+        for at, phrases in findings.environment
+        if at <= series.rows[-1]
     ]
     return Chart(
         title=name_of(case),
@@ -147,8 +147,8 @@ def _grid(findings: Findings, series: _Series, changes: Sequence[HistoryChange])
     notes: dict[int, list[str]] = {}
     for change in changes:
         notes.setdefault(series.place(change.until), []).append(_tip(findings, change))
-    for one in findings.environment:
-        notes.setdefault(series.place(one.at), []).append("environment: " + "; ".join(one.phrases))
+    for at, phrases in findings.environment:
+        notes.setdefault(series.place(at), []).append("environment: " + "; ".join(phrases))
     cells = [
         (findings.ordered.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(notes.get(index, ())))
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
