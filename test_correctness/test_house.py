@@ -48,8 +48,7 @@ ROOMS = {
 LOADS = {"perfsuite.cli.show": 7_800, "perfsuite.record.journal": 2_580, "perfsuite.gate.gate": 7_650}
 """Lines of the package that importing a module may load."""
 TWICE = {
-    *("Answer", "Arrival", "Attention", "Child", "Clock", "Control", "Copies", "Core", "Job"),
-    *("Matmul", "Printed", "Refused", "Replay", "Share", "Split", "Traffic", "Transformer", "Watch"),
+    *("Answer", "Attention", "Job", "Matmul", "Replay", "Share", "Split", "Traffic", "Transformer"),
 }
 """Names that more than one class has; no name is added."""
 

@@ -15,7 +15,7 @@ from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
-from perfsuite.published.numbers import Printed, printed
+from perfsuite.published.numbers import PrintedCell, printed
 from perfsuite.published.records import (
     DEFAULT_UNITS,
     ROLES,
@@ -63,7 +63,7 @@ def with_unit(column: AuditColumn, cells: Sequence[str]) -> AuditColumn:
     return replace(column, unit=named)
 
 
-def cell(text: str, column: AuditColumn, place: str) -> Printed:
+def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
     """Return a cell's numbers in the unit of its column.
 
     Raises ConfigurationError for a number that could be read in two ways; ``place`` begins the message.

@@ -28,7 +28,7 @@ from perfsuite.gate.gate import Gate
 from perfsuite.gate.physics import violations
 from perfsuite.record.result import Result
 from perfsuite.record.verdict import INSTRUMENTED, GateSettings, SuiteVerdict, Verdict
-from perfsuite.run.settling import Base, Clock, Say, Settling
+from perfsuite.run.settling import Base, GateClock, Say, Settling
 
 
 class Rerunner(Protocol):
@@ -73,7 +73,7 @@ class Gatekeeper:
         boot: str = "",
         links: bool = False,
         disturbance: Callable[[], str] = str,
-        clock: Clock | None = None,
+        clock: GateClock | None = None,
     ) -> None:
         """Load the baseline file of this hardware; raise BaselineError if it is damaged.
 
@@ -100,7 +100,7 @@ class Gatekeeper:
         self.covered: set[str] = set()  # Cases with enough stored runs for a comparison.
         self.banner: tuple[str, ...] = ()  # Remarks about the session as a whole.
         self.suite: SuiteVerdict | None = None  # Verdict on the session as a whole, if its cases are slower together.
-        self.clock = clock or Clock()
+        self.clock = clock or GateClock()
         self._hosts: Counter[str] = Counter()  # Number of cases by remark about the hosts of their stored runs.
         self._open: Gate | None = None  # The gate of the current or last settling.
 

@@ -67,7 +67,7 @@ def _name_in(file: Path) -> str:
     return match.group(1) if match else ""
 
 
-class Copies:
+class PackageCopies:
     """Decides whether modules from outside of a tree are copies of its packages."""
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import Literal
 from perfsuite.base.errors import AgentLost, RanksFailed
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Event, Message, Place, Transport
-from perfsuite.runtime.transports.exchange import Arrival
+from perfsuite.runtime.transports.exchange import Incoming
 from perfsuite.runtime.transports.keys import offer_meeting
 from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.local import OneSlot
@@ -192,7 +192,7 @@ class ClusterTransport(Transport):
         until = time.monotonic() + timeout_s
         for rank, reason in self._star.lost.items():  # a signal may have interrupted us before this loss was recorded
             if rank not in self._lost:
-                self._note_loss(Arrival(rank=rank, frame=None, reason=reason))
+                self._note_loss(Incoming(rank=rank, frame=None, reason=reason))
         while all(by_signal for _, by_signal in self._lost.values()) and (left := until - time.monotonic()) > 0:
             self._take_in(left, local=False)
             if self._lost:
@@ -236,7 +236,7 @@ class ClusterTransport(Transport):
             elif arrival.frame["reply"] in self._replies:
                 self._replies[arrival.frame["reply"]][arrival.rank] = arrival.frame
 
-    def _note_loss(self, arrival: Arrival) -> None:
+    def _note_loss(self, arrival: Incoming) -> None:
         facts = self._star.facts[arrival.rank]
         text = (
             f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher does not replace it: "

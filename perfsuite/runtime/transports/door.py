@@ -27,10 +27,10 @@ from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.wire import (
     AgentHandshake,
     DriverHandshake,
+    HandshakeRefused,
     Introduction,
     Link,
     LinkLost,
-    Refused,
     SessionKeys,
 )
 
@@ -113,8 +113,8 @@ class Door:
             if hello is None:
                 return None
             if hello.get("rank") != visit.handshake.rank:
-                raise Refused("its hello names another rank than its proof")
-        except Refused as refused:
+                raise HandshakeRefused("its hello names another rank than its proof")
+        except HandshakeRefused as refused:
             self._dismiss(visit, str(refused))
         except (OSError, LinkLost):
             self._dismiss(visit, "no handshake")
@@ -126,10 +126,10 @@ class Door:
     def _shake(self, visit: _Visit) -> None:
         data = visit.sock.recv(512)
         if not data:
-            raise Refused("no handshake")
+            raise HandshakeRefused("no handshake")
         reply = visit.handshake.feed(data)
         if reply and visit.sock.send(reply) != len(reply):  # a buffer has space for two short replies
-            raise Refused("no handshake")
+            raise HandshakeRefused("no handshake")
         if visit.handshake.session is not None:
             visit.link = Link(visit.sock, *visit.handshake.session)
 
@@ -189,7 +189,7 @@ def reach_driver(
                 pass
             except (socket.gaierror, UnicodeError):
                 last = why_unresolved(launch) or last
-            except (OSError, Refused, LinkLost) as problem:
+            except (OSError, HandshakeRefused, LinkLost) as problem:
                 place = f"port {address}" if isinstance(address, int) else str(address)
                 last = f"{place}: {problem or 'no handshake'}"
         time.sleep(_RETRY_S)
@@ -260,7 +260,7 @@ def _prove(sock: socket.socket, handshake: AgentHandshake) -> SessionKeys:
 
 
 def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) -> bytes:
-    """Return ``count`` bytes before ``until``; raise Refused(``closed``) if the connection ends before."""
+    """Return ``count`` bytes before ``until``; raise HandshakeRefused(``closed``) if the connection ends before."""
     data = b""
     while len(data) < count:
         sock.settimeout(max(0.001, until - time.monotonic()))
@@ -269,7 +269,7 @@ def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) ->
         except ConnectionResetError:
             more = b""
         if not more:
-            raise Refused(closed)
+            raise HandshakeRefused(closed)
         data += more
     return data
 
