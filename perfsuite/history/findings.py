@@ -68,20 +68,16 @@ NOTICEABLE_SHIFT = 0.2  # Share of a case's noise above which a session's shift 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeStep:
-    """One step of a change."""
-
-    at: int  # Index of the session that is most likely the first after the step.
-    ratio: Ratio  # Time after over time before.
-
-
-@dataclass(frozen=True, kw_only=True)
 class HistoryChange:
     """A change of one case's level, in one step, or in several if it drifted.  Indexes are of ordered sessions."""
 
     case: str  # Node id, or SUITE.
     ratio: Ratio  # Time after over time before.
-    steps: tuple[ChangeStep, ...]  # Steps that the values show, oldest first; a drift over many commits may have more.
+    steps: tuple[tuple[int, Ratio], ...]
+    """Steps that the values show, oldest first; a drift over many commits may have more.
+
+    Each is the index of the session that is most likely the first after the step, and time after over time before.
+    """
     is_drift: bool  # Whether it certainly took more than one step.
     before: int  # Index of the last session that certainly had the old level.
     after: int  # Index of the first session that certainly had the new one.
@@ -97,12 +93,12 @@ class HistoryChange:
     @property
     def at(self) -> int:
         """Index of the session that most likely was the first after the old level."""
-        return self.steps[0].at
+        return self.steps[0][0]
 
     @property
     def until(self) -> int:
         """Index of the session that most likely was the first at the new level."""
-        return self.steps[-1].at
+        return self.steps[-1][0]
 
 
 EnvironmentChange = tuple[int, tuple[str, ...]]
@@ -217,9 +213,7 @@ def _change_of(
     return HistoryChange(
         case=case,
         ratio=Ratio.of_logs(ramp.effect, ramp.low, ramp.high),
-        steps=tuple(
-            ChangeStep(at=rows[step.at], ratio=Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps
-        ),
+        steps=tuple((rows[step.at], Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps),
         is_drift=ramp.is_drift,
         before=before,
         after=after,

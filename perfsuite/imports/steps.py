@@ -16,7 +16,7 @@ from functools import cache
 from types import MappingProxyType
 
 from perfsuite.base.units import plural
-from perfsuite.imports.lines import Runs, StepSeen, seconds, split_lines
+from perfsuite.imports.lines import Runs, seconds, split_lines
 from perfsuite.imports.row import Imported, ImportedRow, LogFigures, Meaning, Source
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
@@ -230,9 +230,10 @@ class _Reader:
 
     def take(self, line: StepLine) -> None:
         """Take the figures of a line that no earlier line had."""
-        seen, is_first, name = StepSeen(time=None, text=""), True, line.name
+        taken: set[str] = set()
+        is_first, name = True, line.name
         if line.step is not None:
-            seen, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
+            taken, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
             self._steps.add((self._runs.count, name))
         settings = {} if line.step is None else {"step": str(line.step), "run": str(self._runs.count)}
         settings |= {
@@ -250,8 +251,8 @@ class _Reader:
                 why = f"the line has two values of {one.name}: another line was printed into it"
                 self._found.refuse(line.line, f"{name}: {one.name}: {one.value}", why)
                 continue
-            metrics |= self._take_field(line, one, name, settings, seen.metrics)
-        seen.metrics |= metrics
+            metrics |= self._take_field(line, one, name, settings, taken)
+        taken |= metrics
         self._repeated += not is_first and len(self._found.rows) == rows
 
     def _take_field(

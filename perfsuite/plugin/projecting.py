@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,15 +26,11 @@ if TYPE_CHECKING:
 NO_TRAINING = "only training steps are projected"
 
 
-@dataclass(kw_only=True)
-class Projecting:
-    """Calibration and projections of a run."""
+if TYPE_CHECKING:
+    _State = tuple[Calibration | None, dict[str, Projected]]
 
-    calibration: Calibration | None = None  # None: the platform's row.
-    records: dict[str, Projected] = field(default_factory=dict)  # By node id.
-
-
-state_key: pytest.StashKey[Projecting] = pytest.StashKey()  # Absent in a run without projections.
+state_key: pytest.StashKey[_State] = pytest.StashKey()
+"""Calibration (None: the platform's row) and projections by node id; absent in a run without projections."""
 
 
 def configure(config: pytest.Config) -> None:
@@ -49,15 +44,15 @@ def configure(config: pytest.Config) -> None:
             f"--perf-project: {written} is not a file; write --perf-project=FILE for a file of perfsuite calibrate, or "
             "--perf-project as the last word to project from the platform's row"
         )
-    state = Projecting()
+    calibration: Calibration | None = None
     if file is not None:
         from perfsuite.projection.calibration import read_calibration
 
         try:
-            state.calibration = read_calibration(file)
+            calibration = read_calibration(file)
         except PerfsuiteError as error:
             raise pytest.UsageError(f"--perf-project: {error}") from None
-    config.stash[state_key] = state
+    config.stash[state_key] = (calibration, {})
 
 
 def keep(suite: Suite, case: Case, why_not: str) -> None:
@@ -88,11 +83,11 @@ def keep(suite: Suite, case: Case, why_not: str) -> None:
     _add(suite, state, unknown, work)
 
 
-def _keep_measured(suite: Suite, state: Projecting, results: Mapping[str, Result]) -> None:
+def _keep_measured(suite: Suite, state: _State, results: Mapping[str, Result]) -> None:
     from perfsuite.record.run import Projected
 
     for case, result in results.items():
-        if case not in state.records and result.work.training is not None and result.outcome != "smoke":
+        if case not in state[1] and result.work.training is not None and result.outcome != "smoke":
             unknown = Projected(
                 kind="projected",
                 case=case,
@@ -114,18 +109,19 @@ def projections(
         return None
     results = suite.session.results if suite.session else {}
     _keep_measured(suite, state, results)
-    return state.records, results, {case: record.parameters for case, record in state.records.items()}
+    _, records = state
+    return records, results, {case: record.parameters for case, record in records.items()}
 
 
 def _add(
-    suite: Suite, state: Projecting, unknown: Projected, work: Work | None, environment: Mapping[str, Any] | None = None
+    suite: Suite, state: _State, unknown: Projected, work: Work | None, environment: Mapping[str, Any] | None = None
 ) -> None:
     try:
         record = _projected(suite, state, unknown, work, environment) or unknown
         record = dataclasses.replace(record, workload=unknown.workload, parameters=unknown.parameters)
     except PerfsuiteError as error:
         record = dataclasses.replace(unknown, reason=first_line(error) or unknown.reason)
-    state.records[record.case] = record
+    state[1][record.case] = record
     assert suite.session is not None
     suite.session.project(record)
 
@@ -144,7 +140,7 @@ def _machine(suite: Suite, asked: Projected) -> MachineModel | None:
 
 
 def _projected(
-    suite: Suite, state: Projecting, asked: Projected, work: Work | None, environment: Mapping[str, Any] | None
+    suite: Suite, state: _State, asked: Projected, work: Work | None, environment: Mapping[str, Any] | None
 ) -> Projected | None:
     if work is None or work.training is None:
         return None
@@ -158,7 +154,7 @@ def _projected(
     here = asked.platform == suite.machine.name
     device = suite.machine.model if here else suite.catalog.find(asked.platform)
     simulated = suite.machine.simulated and here
-    calibration = state.calibration
+    calibration, _ = state
     if calibration is None or calibration.device != asked.platform:
         calibration = Calibration.from_platform(device)
     else:

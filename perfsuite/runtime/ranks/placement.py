@@ -127,7 +127,8 @@ def place_by_node(cores: Sequence[PhysicalCore], nodes: Sequence[int | None], sh
     as many threads as the smallest share has logical cores. If a node has more ranks than cores, each may use all its
     cores with one thread.
 
-    >>> cores = [PhysicalCore(node=0, logical=(0, 4)), PhysicalCore(node=0, logical=(1, 5)), PhysicalCore(node=1, logical=(2, 6))]
+    >>> near = [PhysicalCore(node=0, logical=(0, 4)), PhysicalCore(node=0, logical=(1, 5))]
+    >>> cores = [*near, PhysicalCore(node=1, logical=(2, 6))]
     >>> [place_by_node(cores, nodes=[0, 1], share=share) for share in range(2)]  # doctest: +NORMALIZE_WHITESPACE
     [Placement(threads=2, cores=(0, 1, 4, 5)),
      Placement(threads=2, cores=(2, 6))]

@@ -103,7 +103,7 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
         {"at": index, "value": value, "tip": f"{commit} {sessions[row].time[:16]}: {value:.4g}"}
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
     ]
-    ends = [0, *(series.place(step.at) for change in changes for step in change.steps), len(points)]
+    ends = [0, *(series.place(at) for change in changes for at, _ in change.steps), len(points)]
     levels = [
         {"begin": low - 0.5, "end": high - 0.5, "value": statistics.geometric_mean(series.values[low:high])}
         for low, high in itertools.pairwise(ends)
