@@ -205,7 +205,10 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
         reason = why(error) if isinstance(error, OSError) else error
         raise ConfigurationError(f"{path}: cannot be read ({reason}); give a CSV, Markdown or JSON file") from None
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
-    grids = [_delimited(text, delimiter)] if delimiter else list(_markdown(text))
+    grids = list(_markdown(text))
+    if delimiter:
+        cells = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
+        grids = [(1, [row for row in cells if any(row)])]
     tables = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]
     titles = {title for _, grid in grids for title in grid[0]} if any(grid for _, grid in grids) else set()
     if not titles:
@@ -238,11 +241,6 @@ def _with_peak(table: AuditTable, row: Row, catalog: Catalog) -> Row:
 
 
 Grid = list[list[str]]
-
-
-def _delimited(text: str, delimiter: str) -> tuple[int, Grid]:
-    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
-    return 1, [row for row in rows if any(row)]
 
 
 def _markdown(text: str) -> Iterator[tuple[int, Grid]]:

@@ -134,7 +134,6 @@ def _events(source: Source, aside: LogFigures) -> Iterator[ImportedRow]:
 
 
 def _event(part: str) -> tuple[Mapping[str, object], str] | None:
-    """Return values and rank of a FINISHED event; None for an incomplete one."""
     match = _EVENT.search(part)
     try:
         event = json.loads(match[1]) if match else None
@@ -181,7 +180,6 @@ def _training(
 
 
 def _results(source: Source, aside: LogFigures) -> Iterator[_Result]:
-    """Yield every complete result line with a known name and unit."""
     for number, part in _parts(source):
         if not part.startswith("[FlagPerf Result]"):
             continue

@@ -322,7 +322,6 @@ def _starts(lines: Sequence[Line], columns: Callable[[str], tuple[str, ...]]) ->
 
 
 def _title(lines: Sequence[Line], start: int, stop: int, title: Callable[[str], str]) -> str:
-    """Return the last title between the previous table and this one."""
     return next((name for line in reversed(lines[stop + 1 : start]) if (name := title(line.text))), "")
 
 

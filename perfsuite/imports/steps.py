@@ -258,7 +258,6 @@ class _Reader:
     def _take_field(
         self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], taken: set[str]
     ) -> set[str]:
-        """Return the metrics of a field that are complete."""
         figures = self._figures.get(one.name)
         if figures is None:
             if any(f"{other}:" in one.value.lower() for other in self._figures):

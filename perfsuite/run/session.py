@@ -346,7 +346,6 @@ class PerfSession:
                 raise
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
-        """Return the machine's peaks; those of a CPU are measured when a case first needs them."""
         peaks = self.machine.peaks()
         if measurement.smoke or self.machine.family.name != "cpu":
             return peaks

@@ -160,7 +160,6 @@ class Settling:
         return reason
 
     def _report(self, requests: Sequence[Request], node: str | None) -> None:
-        """Print the plan at the beginning, and the progress at intervals."""
         budget = f"budget {self.clock.budget_s:.0f} s" if self.clock.is_limited else "no budget"
         if not self._total:
             wanted = self.gate.outlook(node)

@@ -240,7 +240,6 @@ def _foreign(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tup
 
 
 def _of_a_checkout(file: str) -> bool:
-    """Return whether a file lies outside of Python and its installed packages."""
     return not (file.startswith((sys.prefix, sys.base_prefix)) or _installed(Path(file)))
 
 
@@ -259,7 +258,6 @@ def _installed(path: Path) -> bool:
 
 
 def _files(module: ModuleType) -> Iterator[Path]:
-    """Yield the file of a module, or the folders of a namespace package."""
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
         if os.path.isabs(file):  # torch.ops says "_ops.py"

@@ -43,7 +43,6 @@ def read_cores(host: Host, allowed: Iterable[int]) -> tuple[PhysicalCore, ...]:
 
 
 def _nodes(host: Host) -> dict[int, int]:
-    """Return the memory node of each logical core."""
     folders = host.glob("sys/devices/system/node/node[0-9]*")
     return {
         index: int(folder.name.removeprefix("node"))

@@ -281,7 +281,6 @@ class Timer:
         return self._clock.elapsed_s(start, end) / batch, launched_s / batch
 
     def _maximum(self, values: list[float]) -> list[float]:
-        """Return the element-wise maximum over ranks."""
         if self._member.world_size == 1:
             return values
         shared = torch.tensor(values, dtype=torch.float64, device=self._member.device)
@@ -324,7 +323,6 @@ class Timer:
         )  # fmt: skip
 
     def _least_warm_s(self, iteration_s: float) -> float:
-        """Return the least seconds of iterations before the warm-up can count as steady."""
         if self._budget.warmup_min_s is not None:
             return self._budget.warmup_min_s
         return _LEAST_WARM_S if self._member.world_size > 1 and iteration_s < _SHORT_S else 0.0
@@ -357,7 +355,6 @@ class Timer:
 
 
 def _usual_s(barriers: list[float]) -> float:
-    """Return the median of all but the first, if there are others."""
     return statistics.median(barriers[1:] or barriers)
 
 

@@ -319,7 +319,6 @@ class Worker:
         return spans.keeper.report(samples.times_s, offset_s=offset_s)
 
     def _look_at_settings(self) -> None:
-        """Store the settings of this process during the samples."""
         assert self._state is not None, "a case runs"
         self._settings = {
             "threads": torch.get_num_threads(),

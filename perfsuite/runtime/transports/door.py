@@ -277,7 +277,6 @@ def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) ->
 def _introduce(
     link: Link, hello: Message, farewell: Callable[[SystemExit], Message], alive: Callable[[], bool]
 ) -> Message:
-    """Send the hello; return the welcome."""
     try:
         link.send(hello)
         welcome = None

@@ -208,7 +208,6 @@ def _hush(end: socket.socket) -> None:
 
 
 def _why_silent(sock: socket.socket) -> str:
-    """Return the kernel's state of a silent process."""
     if sock.family == socket.AF_UNIX:
         pid, *_ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return f"its process {state_of(pid).removeprefix('Process: ').strip() or 'is stopped or hangs'}"
