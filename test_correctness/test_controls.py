@@ -20,7 +20,7 @@ from perfsuite.record.verdict import GateSettings
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks import timer as timing
-from perfsuite.runtime.ranks.arrival import Watch
+from perfsuite.runtime.ranks.arrival import ArrivalWatch
 from perfsuite.runtime.ranks.timer import Timer
 from perfsuite.runtime.ranks.yardstick import Doing, Effort, make_control
 from test_correctness.helpers import steps
@@ -159,7 +159,7 @@ def test_the_watched_iteration_tells_how_much_a_message_has(tmp_path, monkeypatc
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        watch, buffer = Watch(CpuDevice(), "step"), torch.ones(256)
+        watch, buffer = ArrivalWatch(CpuDevice(), "step"), torch.ones(256)
         watch.once(lambda: [dist.all_reduce(buffer) for _ in range(3)])
         assert watch.message_bytes == 1024
         watch.once(lambda: None)

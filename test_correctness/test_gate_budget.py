@@ -17,7 +17,7 @@ from perfsuite.record.journal import read_journal
 from perfsuite.record.verdict import FAILING, GateSettings
 from perfsuite.run import settling
 from perfsuite.run.arms import Arm, ArmFailed
-from perfsuite.run.settling import Base, Clock, Settling, rounds
+from perfsuite.run.settling import Base, GateClock, Settling, rounds
 from test_correctness.helpers.gate_runs import case_of, jitter, node_of, run_of, stored_runs
 from test_correctness.helpers.gated_repository import ScriptedArms, commit_all, kept, machine, repo, stored
 
@@ -179,7 +179,7 @@ def test_start_and_turn_of_an_arm_share_what_is_left_of_the_budget_and_a_minute(
 
     monkeypatch.setattr(settling, "LiveArm", Slow)
     base = Base(base=Arm(name="base", root=Path()), new=Arm(name="new", root=Path()), case_deadline_s=lambda _: 600.0)
-    clock = Clock(budget_s=20.0, now=lambda: now_s[0], began_s=0.0)
+    clock = GateClock(budget_s=20.0, now=lambda: now_s[0], began_s=0.0)
     gate = Gate([], GateSettings())
     settled = Settling(gate=gate, clock=clock, say=lambda *told: None, rerun=None, add=None, base=base)
     settled._expected = frozenset({"a", "b"})

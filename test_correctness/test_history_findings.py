@@ -156,7 +156,7 @@ def test_a_change_names_its_commit_and_the_environment_that_changed_with_it():
     assert (CASES[0], (commit(20),)) == (change.case, change.commits)
     assert change.environment == ("packages.torch 2.13, before 2.12",)
     assert 1.03 < change.ratio.low < 1.05 < change.ratio.high < 1.07
-    assert [20] == [one.at for one in findings.environment]
+    assert [20] == [at for at, _ in findings.environment]
 
 
 def test_what_a_session_does_to_all_cases_is_no_change_of_a_case():

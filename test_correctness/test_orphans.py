@@ -18,7 +18,7 @@ from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime import scratch
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
-from perfsuite.runtime.transports.orphans import MARK, Child, children
+from perfsuite.runtime.transports.orphans import MARK, ChildProcess, children
 from test_correctness.helpers import orphans, processes, steps
 from test_correctness.helpers.processes import processes_with
 
@@ -157,7 +157,7 @@ def test_a_child_that_has_left_its_group_since_is_killed_all_the_same():
     ended = subprocess.Popen(["true"])
     ended.wait()
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    assert Child(pid=child.pid, group=ended.pid, session=child.pid).kill()
+    assert ChildProcess(pid=child.pid, group=ended.pid, session=child.pid).kill()
     assert -signal.SIGKILL == child.wait()
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from perfsuite.runtime import own_tree
-from perfsuite.runtime.copies import NO_PROJECT, UNREADABLE, Copies, package_folders
+from perfsuite.runtime.copies import NO_PROJECT, UNREADABLE, PackageCopies, package_folders
 from perfsuite.runtime.own_tree import ForeignModule, mirrored, own_modules, require_own_modules, variable
 
 
@@ -105,7 +105,7 @@ def test_folders_with_modules_and_the_project_that_installs_them(tmp_path):
 def test_a_copy_is_told_from_a_dependency_by_what_installed_it(tmp_path, owner, origin, text, copied):
     tree = written(tmp_path / "tree", {"code/shop/__init__.py": "", "code/shop/till.py": "a"})
     installed = written(tmp_path / "site", {"shop/__init__.py": "", "shop/till.py": text}) / "shop" / "till.py"
-    copies = Copies(
+    copies = PackageCopies(
         {str(tree / "code"): "shop-core"},
         tmp_path / "checkout",
         owners=lambda: {"shop": [owner]} if owner else {},

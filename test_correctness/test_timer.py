@@ -16,7 +16,7 @@ from perfsuite.record.workload import Budget
 from perfsuite.runtime.ranks import timer as timing
 from perfsuite.runtime.ranks.returned import Iteration
 from perfsuite.runtime.ranks.timer import Timer
-from perfsuite.runtime.ranks.yardstick import Control
+from perfsuite.runtime.ranks.yardstick import ControlWork
 
 MS = 1_000_000
 BARRIER_NS, FIRST_BARRIER_NS = MS, 400 * MS
@@ -219,7 +219,7 @@ def test_yardsticks_cost_no_samples_within_three_times_the_budget(monkeypatch, y
         clock.now_ns += ns
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=clock.now_s, thread_time=clock.now_s))
-    control = Control(kind="compute", parts=(lambda: passing(yardstick_ns),))
+    control = ControlWork(kind="compute", parts=(lambda: passing(yardstick_ns),))
     monkeypatch.setattr(timing, "make_control", lambda *doing: control)
     member = SimpleNamespace(
         code=SimpleNamespace(clock=clock, synchronize=lambda: None), world_size=1, rank=0, device="cpu"

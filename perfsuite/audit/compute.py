@@ -51,7 +51,6 @@ def _share_out_of_range(table: AuditTable) -> Iterator[Hit]:
 
 
 def _implied_peak(table: AuditTable, row: Row, flops: Value | None) -> Value | None:
-    """Return the implied peak of a row: throughput x FLOPs per sample / (n x MFU)."""
     used = product(table.devices(row), table.value(row, "mfu"))
     return quotient(product(table.throughput(row), flops), used)
 
@@ -111,7 +110,6 @@ def _least_parameters(table: AuditTable, row: Row) -> Value | None:
 
 
 def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
-    """Compare the parameters implied by achieved FLOPs (2 operations per parameter and token) with the model's."""
     for row in table.rows:
         least = _least_parameters(table, row)
         length, latency = table.value(row, "sequence_length"), table.value(row, "latency")
@@ -136,7 +134,6 @@ def _implied_parameters(table: AuditTable) -> Iterator[Hit]:
 
 
 def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
-    """Check stated peaks, and peaks that are declared dense, of columns or of the whole table."""
     roles = ("stated_peak_tflops", "peak_tflops")
     for row in table.rows:
         columns = [table.read(row, column) for column in table.of_role(*roles)]
@@ -152,7 +149,6 @@ def _peak_not_dense(table: AuditTable) -> Iterator[Hit]:
 
 
 def _size_is_count(table: AuditTable) -> Iterator[Hit]:
-    """Find sizes of weights of about one byte per parameter: a count labelled as bytes."""
     for row in table.rows:
         count = table.devices(row)
         narrow = table.text(row, "dtype").lower() in {"fp8", "int8", "uint8"}

@@ -26,7 +26,6 @@ TOTALS = ("memory", "memory_final")
 
 
 def _weights_above_memory(table: AuditTable) -> Iterator[Hit]:
-    """Compare the weights with the memory of all devices of the run."""
     for row in table.rows:
         offloaded = "offload" in f"{table.text(row, 'strategy')} {table.text(row, 'config')}".lower()
         least = WEIGHT_BYTES.get(table.text(row, "dtype").lower(), 1)
@@ -51,7 +50,6 @@ def _memory_text(table: AuditTable, row: Row) -> str:
 
 
 def _memory_exactly_inverse(table: AuditTable) -> Iterator[Hit]:
-    """Find memory that falls exactly as 1 / n although every device keeps its batch and its activations."""
     for column in table.of_role("memory"):
         for base, fewest in table.smallest_runs():
             whole, batch = table.raw(base, column), table.value(base, "local_batch_size")
@@ -97,7 +95,6 @@ def _rate_of_out_of_memory(table: AuditTable) -> Iterator[Hit]:
 
 
 def _residual_column(table: AuditTable) -> Iterator[Hit]:
-    """Find parts of the memory that equal a total minus one or two other columns in every row."""
     totals, parts = table.of_role(*TOTALS), table.of_role(*PARTS)
     for part in () if table.of_role("memory_remainder") else parts:
         candidates = [*totals, *(column for column in parts if column != part)]
@@ -132,7 +129,6 @@ def _gives(table: AuditTable, part: AuditColumn, whole: AuditColumn, *chosen: Au
 
 
 def _optimizer_not_sharded(table: AuditTable) -> Iterator[Hit]:
-    """Find optimizer columns of the form a + b / n: the constant part is not sharded."""
     for column in table.of_role("memory_optimizer"):
         points = []
         for row in table.rows:
@@ -201,7 +197,6 @@ def _bubble_below_bound(table: AuditTable) -> Iterator[Hit]:
 
 
 def _bubble_falls_with_stages(table: AuditTable) -> Iterator[Hit]:
-    """Find bubbles that fall with every added stage at a constant number of micro-batches."""
     for column in table.of_role("bubble"):
         points = [(_stages(table, row), row, table.read(row, column)) for row in table.rows]
         for rows in table.series(points, LAYOUT):

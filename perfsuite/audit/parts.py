@@ -14,12 +14,10 @@ Parts = list[tuple[AuditColumn, Value]]
 
 
 def _parts_of(table: AuditTable, row: Row) -> Parts:
-    """Return the columns of a row that are parts of its step, with their values."""
     return [(column, value) for column in table.of_role(*PARTS) if (value := table.read(row, column))]
 
 
 def _is_total(row: Row) -> bool:
-    """Return whether the name of a row marks it as a sum."""
     return any(cell.text.strip().lower() in {"total", "sum", "总计", "合计"} for cell in row.cells.values())
 
 
@@ -28,7 +26,6 @@ def _whole(table: AuditTable, row: Row) -> Value | None:
 
 
 def _wholes(table: AuditTable) -> list[tuple[Row, Parts, Value]]:
-    """Return rows with at least two parts and the whole."""
     rows = [(row, _parts_of(table, row), _whole(table, row)) for row in table.rows]
     return [(row, parts, whole) for row, parts, whole in rows if whole and len(parts) >= 2]
 

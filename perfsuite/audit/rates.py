@@ -51,7 +51,6 @@ def _rates_per_device(table: AuditTable, row: Row) -> Iterator[tuple[AuditColumn
 
 
 def _tokens_per_device(table: AuditTable, row: Row) -> Value | None:
-    """Return tokens per second of one device, from the first suitable column."""
     return next((rate for _, rate in _rates_per_device(table, row)), None)
 
 
@@ -78,7 +77,6 @@ def _has_steps(table: AuditTable, row: Row) -> bool:
 
 
 def _is_judged(table: AuditTable, row: Row) -> bool:
-    """Return whether the rules about throughput judge the row."""
     return bool(table.throughput(row) and table.devices(row))
 
 
@@ -87,7 +85,6 @@ def _tera(value: Value) -> str:
 
 
 def _rates_disagree(table: AuditTable) -> Iterator[Hit]:
-    """Compare every two rates of a row without a step time; throughput-time checks the other rows."""
     for row in (row for row in table.rows if not _has_steps(table, row)):
         for (first, one), (second, other) in combinations(_rates_per_device(table, row), 2):
             gap = one.gap(other)
@@ -162,7 +159,6 @@ def _in_step(table: AuditTable, what: str, quotients: list[tuple[Row, Value | No
 
 
 def _knows_devices(table: AuditTable) -> bool:
-    """Return whether the table distinguishes rows on other devices."""
     return table.says("device") or table.says("peak_tflops")
 
 
@@ -199,7 +195,6 @@ def _tflops_tokens(table: AuditTable) -> Iterator[Hit]:
 
 
 def _tflops_time(table: AuditTable) -> Iterator[Hit]:
-    """Check FLOPs of a sample against those of a step, and FLOPs of a whole training run."""
     if not any(table.says(role) for role in _MODEL):
         return
     for column in table.of_role("tflops"):

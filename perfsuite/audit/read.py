@@ -16,7 +16,7 @@ from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
-from perfsuite.published.numbers import Interval, Number, Printed, printed
+from perfsuite.published.numbers import Interval, Number, PrintedCell, printed
 from perfsuite.published.records import (
     DEFAULT_UNITS,
     ROLES,
@@ -86,7 +86,7 @@ def with_unit(column: AuditColumn, cells: Sequence[str]) -> AuditColumn:
     return replace(column, unit=named)
 
 
-def cell(text: str, column: AuditColumn, place: str) -> Printed:
+def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
     """Return a cell's numbers in the unit of its column; a range is one number with a wide interval.
 
     Raises ConfigurationError for a number that could be read in two ways; ``place`` begins the message.
@@ -132,7 +132,7 @@ def _factor(suffix: str, column: AuditColumn, what: str) -> str:
     return ("e6" if (title[1] or title[2])[0] in "Mm" or title[1] == "1e6" else "e3") if title else ""
 
 
-def _range(plain: str, spread: re.Match[str], factor: str, column: AuditColumn) -> Printed:
+def _range(plain: str, spread: re.Match[str], factor: str, column: AuditColumn) -> PrintedCell:
     """Return a range such as ``10-12``, or a figure with its spread; without a number in a column of settings."""
     first, last = (printed(text.lstrip("+") + factor).numbers for text in (spread[1], spread[3]))
     numbers: tuple[Number, ...] = ()
@@ -142,7 +142,7 @@ def _range(plain: str, spread: re.Match[str], factor: str, column: AuditColumn) 
             low, high = low - high, low + high
         if low <= high:
             numbers = (replace(first[0], value=(low + high) / 2, last_place=high - low, filler=0),)
-    return Printed(text=plain, numbers=numbers, bounded=not numbers)
+    return PrintedCell(text=plain, numbers=numbers, bounded=not numbers)
 
 
 def _unit(column: AuditColumn, text: str) -> str:
@@ -260,7 +260,13 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
         reason = why(error) if isinstance(error, OSError) else error
         raise ConfigurationError(f"{path}: cannot be read ({reason}); give a CSV, Markdown or JSON file") from None
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
-    grids = [_delimited(text, delimiter)] if delimiter else list(_markdown(text))
+    grids = list(_markdown(text))
+    if delimiter:
+        header = text.partition("\n")[0]
+        if delimiter == "," and ";" in header and header.count(";") >= header.count(","):
+            delimiter = ";"
+        cells = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
+        grids = [(1, [row for row in cells if any(row)])]
     tables = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]
     titles = {title for _, grid in grids for title in grid[0]} if any(grid for _, grid in grids) else set()
     if not titles:
@@ -293,14 +299,6 @@ def _with_peak(table: AuditTable, row: Row, catalog: Catalog) -> Row:
 
 
 Grid = list[list[str]]
-
-
-def _delimited(text: str, delimiter: str) -> tuple[int, Grid]:
-    header = text.partition("\n")[0]
-    if delimiter == "," and ";" in header and header.count(";") >= header.count(","):
-        delimiter = ";"
-    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
-    return 1, [row for row in rows if any(row)]
 
 
 def _markdown(text: str) -> Iterator[tuple[int, Grid]]:

@@ -45,7 +45,6 @@ def _equal_digits(table: AuditTable) -> Iterator[Hit]:
 
 
 def _constant_measurement(table: AuditTable) -> Iterator[Hit]:
-    """Find times, rates and losses with one value for three or more different runs."""
     for column in (measured for measured in _measured(table) if measured.meaning.dimension != "share"):
         numbers = [(row, number) for row in table.rows if (number := table.number(row, column))]
         settings = {tuple(sorted(table.configuration(row).items())) for row, _ in numbers}
@@ -59,7 +58,6 @@ def _constant_measurement(table: AuditTable) -> Iterator[Hit]:
 
 
 def _repeated_row(table: AuditTable) -> Iterator[Hit]:
-    """Find rows that repeat every measurement of a run on fewer devices; memory alone may be equal."""
     columns = [column for column in table.of_kind("measured") if column.role not in ("throughput", "tokens_per_s")]
     for row, other in combinations(table.rows, 2):
         fewer, count = table.devices(row), table.devices(other)
@@ -102,7 +100,6 @@ def _repeats(table: AuditTable, *, disagree: bool) -> Iterator[Hit]:
 
 
 def _shifted_columns(table: AuditTable) -> Iterator[Hit]:
-    """Find cells such as "20 GiB of 48 GiB" in a column of another role."""
     memory = next(iter(table.of_role("memory")), None)
     for column in table.columns if memory else ():
         if memory is None or column.meaning.dimension in ("memory", "text"):
@@ -137,7 +134,6 @@ def _blank_metric(table: AuditTable) -> Iterator[Hit]:
 
 
 def _zero_figure(table: AuditTable) -> Iterator[Hit]:
-    """Find zeros that are not figures; every other rule skips them."""
     for column in (column for column in table.columns if column.role in NEVER_ZERO):
         rows = [row for row in table.rows if (number := table.number(row, column)) and number.value == 0]
         if column.meaning.dimension == "bandwidth":  # one device sends nothing
@@ -155,7 +151,6 @@ RatedRow = tuple[AuditTable, Row, Value]
 
 
 def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[RatedRow]]:
-    """Return rows with a throughput by model and number of devices."""
     rated: dict[tuple[str, Fraction], list[RatedRow]] = {}
     for table in tables:
         for row in table.rows:
@@ -166,7 +161,6 @@ def _runs(tables: tuple[AuditTable, ...]) -> dict[tuple[str, Fraction], list[Rat
 
 
 def _same_run_disagrees(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
-    """Compare one-device runs of different tables with the same model and batch."""
     for (model, count), runs in _runs(tables).items():
         for (table, row, rate), (other, twin, again) in combinations(runs if count == 1 else [], 2):
             batch, same = _one_device_batch(table, row), _one_device_batch(other, twin)
@@ -193,7 +187,6 @@ def _one_device_batch(table: AuditTable, row: Row) -> Fraction | None:
 
 
 def _tables_differ(tables: tuple[AuditTable, ...]) -> Iterator[tuple[AuditTable, Hit]]:
-    """Compare the best throughputs of tables for one model on as many devices."""
     for (model, count), runs in _runs(tables).items():
         best: dict[str, RatedRow] = {}
         for run in runs:

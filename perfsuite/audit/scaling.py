@@ -34,7 +34,6 @@ def _is_one(printed: Interval | None) -> bool:
 def _nearest(
     row: Row, column: AuditColumn, printed: Interval, computed: list[Value], accepted: list[Value] | None = None
 ) -> Iterator[Hit]:
-    """Return a hit if the printed figure differs from all possible values."""
     gap = min(map(printed.gap, accepted or computed), default=Fraction(0))
     if computed and gap:
         best = min(computed, key=printed.gap)
@@ -108,7 +107,6 @@ def _throughput_time(table: AuditTable) -> Iterator[Hit]:
 
 
 def _aggregate_as_per_device(table: AuditTable) -> Iterator[Hit]:
-    """Find columns that are per device by name and aggregate by their figures, or the reverse."""
     for column, role, per_device in _rate_columns(table):
         rows, mistaken = [], True
         for row in table.rows:

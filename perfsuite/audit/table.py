@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from perfsuite.published.numbers import Interval, Number, Printed, printed
+from perfsuite.published.numbers import Interval, Number, PrintedCell, printed
 from perfsuite.published.records import DEGREES, NEVER_ZERO, ROLES, Label, Role, scale
 
 WORK_ROLES = frozenset(
@@ -57,7 +57,7 @@ class Row:
     """One row."""
 
     name: str
-    cells: Mapping[str, Printed]  # Cells by column name, without empty ones.
+    cells: Mapping[str, PrintedCell]  # Cells by column name, without empty ones.
     facts: Mapping[str, Fact] = field(default_factory=dict)  # Facts of this row that are in no column, by role.
     index: Mapping[str, int] = field(default_factory=dict)  # Row number from 0 by identifier of the table.
 

@@ -56,7 +56,6 @@ def _all_to_all_uneven(hosts: Hosts) -> float:
 
 
 def _messages(hosts: Hosts, senders: int, distance: int) -> float:
-    """Return the messages of the busiest host if each of the first ranks sends S to the rank at this distance."""
     pairs = [(hosts[rank], hosts[(rank + distance) % len(hosts)]) for rank in range(senders)]
     crossing = [pair for pair in pairs if pair[0] != pair[1]]
     ends = (Counter(source for source, _ in crossing), Counter(target for _, target in crossing))

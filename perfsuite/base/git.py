@@ -87,7 +87,6 @@ def git(root: Path, *arguments: str, stdin: str = "", deadline_s: float = 60.0) 
 
 
 def _bytes(text: str) -> bytes:
-    """Return a path as the system's bytes; text that cannot be a path becomes one that git does not have."""
     try:
         return os.fsencode(text)
     except UnicodeEncodeError:

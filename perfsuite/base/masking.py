@@ -109,7 +109,6 @@ def masked_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_value(words: Sequence[str], index: int) -> bool:
-    """Return whether a word is the value of a secret option or name before it."""
     if not words[index] or words[index].startswith("-") or index == 0:
         return False
     option = words[index - 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,39 +20,23 @@ REFERENCE_SESSIONS = 3  # Sessions of the machine in a complete reference.
 REFERENCE_MOST = 12  # Most runs of a reference.
 
 
-@dataclass(kw_only=True, slots=True)
-class _Span:
-    """One pytest session: boot and commit of its runs, and the starts of the first and the last one."""
-
-    boot: str
-    commit: str
-    first: datetime
-    last: datetime
-
-
 def machine_sessions(runs: Iterable[RunSummary]) -> dict[str, str]:
     """Return the session of the machine of each pytest session; it is named after its first pytest session.
 
     Runs within minutes share the host's noise, even if different commands started them.  A new session of the machine
     begins with another boot, with another commit, or after a pause of more than SESSION_GAP.
     """
-    spans: dict[str, _Span] = {}
+    starts: dict[str, list[tuple[datetime, str, str]]] = {}
     for run in runs:
-        time = moment(run.time)
-        span = spans.get(run.session)
-        if span is None:
-            spans[run.session] = _Span(boot=run.boot, commit=run.commit, first=time, last=time)
-        elif time < span.first:
-            span.first, span.boot, span.commit = time, run.boot, run.commit
-        elif time > span.last:
-            span.last = time
+        starts.setdefault(run.session, []).append((moment(run.time), run.boot, run.commit))
+    firsts = {session: min(times, key=operator.itemgetter(0)) for session, times in starts.items()}
     current: dict[tuple[str, str], tuple[str, datetime]] = {}
     machine_session = {}
-    for session, span in sorted(spans.items(), key=lambda item: (item[1].first, item[0])):
-        name, last = current.get((span.boot, span.commit), (session, span.first))
-        if span.first - last > SESSION_GAP:
+    for session, (first, boot, commit) in sorted(firsts.items(), key=lambda item: (item[1][0], item[0])):
+        name, last = current.get((boot, commit), (session, first))
+        if first - last > SESSION_GAP:
             name = session
-        current[span.boot, span.commit] = name, max(last, span.last)
+        current[boot, commit] = name, max(last, *(time for time, *_ in starts[session]))
         machine_session[session] = name
     return machine_session
 

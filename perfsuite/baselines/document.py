@@ -167,7 +167,6 @@ def check_of(plain: Mapping[str, Any]) -> str:
 
 
 def _header_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document without its cases, flattened so that its check can be left out."""
     outside = {name: value for name, value in document.items() if name not in (*_CASE_LISTS, "perfsuite")}
     return {**document["perfsuite"], "outside": outside}
 

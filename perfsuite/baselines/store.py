@@ -118,7 +118,6 @@ def update(
 
 
 def _write(path: Path, baseline: Baseline) -> None:
-    """Replace a file by a baseline, with the line endings of the file."""
     try:
         data = dumps(baseline).encode()
     except (TypeError, ValueError) as error:

@@ -72,7 +72,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tried(advice: Advice) -> int:
-    """Return the number of layouts that were looked at: those that fit and the rejected ones."""
     return len(advice.ranked) + sum(advice.rejected.values())
 
 

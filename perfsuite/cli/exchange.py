@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -48,20 +47,15 @@ _MOST_ROWS = 50  # Most rows of a table: rules compare rows in pairs, and logs h
 _SETTINGS = ("global_batch_size", "local_batch_size", "sequence_length")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Doubt:
-    """A rule that imported figures break."""
-
-    rule: str
-    severity: str  # contradiction, mislabel or note, as in findings of the audit.
-    message: str
+Doubt = tuple[str, str, str]
+"""Severity (contradiction, mislabel or note, as in findings of the audit), name and message of a broken rule."""
 
 
 def doubts(imported: Imported, device: DeviceModel | None = None) -> tuple[Doubt, ...]:
     """Return the broken rules; ``device`` has the published figures of their platform."""
     findings = (one for table in _audited_tables(imported, device) for one in audit([table]))
     return (
-        *(Doubt(rule=one.rule, severity=one.severity, message=one.message) for one in findings),
+        *((one.severity, one.rule, one.message) for one in findings),
         *_above_peaks(imported.rows, device),
     )
 
@@ -122,23 +116,19 @@ def _above_peaks(rows: Sequence[ImportedRow], device: DeviceModel | None) -> Ite
     for row in rows:
         where = f"{row.source}:{row.line}: {row.name}: {row.metric} {row.printed}"
         if row.unit == "percent" and row.value > 100:
-            yield Doubt(rule="share-above-one", severity="contradiction", message=f"{where} is more than all of it")
+            yield "contradiction", "share-above-one", f"{where} is more than all of it"
         if device is None:
             continue
         peak = device.tflops.get(row.dtype or "bf16")
         if row.metric == "tflops_per_device" and peak is not None and row.value > peak.value:
-            yield Doubt(
-                rule="above-peak",
-                severity="contradiction",
-                message=f"{where}: above {peak.value:g} {peak.unit} ({peak.source})",
-            )
+            yield "contradiction", "above-peak", f"{where}: above {peak.value:g} {peak.unit} ({peak.source})"
     fast = [row for row in rows if row.metric == "busbw_gb_per_s"]
     link = device.link if device is not None else None
     if link is not None and fast and (row := max(fast, key=lambda row: row.value)).value > link.value:
-        yield Doubt(
-            rule="above-link",
-            severity="note",
-            message=f"{row.source}:{row.line}: {row.name}: busbw {row.printed}, above the link's {link.value:g} GB/s "
+        yield (
+            "note",
+            "above-link",
+            f"{row.source}:{row.line}: {row.name}: busbw {row.printed}, above the link's {link.value:g} GB/s "
             f"({link.source}); a reduction inside the switch can be, a wrong unit or convention as well",
         )
 
@@ -212,7 +202,7 @@ def run_import(options: argparse.Namespace) -> int:
     for imported in files:
         doubted = doubts(imported, device)
         print_lines(_lines(imported, doubted, None if options.all else SHOWN))
-        is_doubtful |= bool(imported.refused) or any(doubt.severity == "contradiction" for doubt in doubted)
+        is_doubtful |= bool(imported.refused) or any(severity == "contradiction" for severity, *_ in doubted)
     for failed in errors:
         print(f"perfsuite: not imported: {escaped(str(failed))}", file=sys.stderr)
     if options.out:
@@ -233,7 +223,7 @@ def _lines(imported: Imported, doubted: Sequence[Doubt], most: int | None) -> It
     yield from _some(
         [f"refused, line {one.line}: {printable(one.text)}: {one.why}" for one in imported.refused], most, "refusal"
     )
-    yield from _some([f"{one.severity} {one.rule}: {escaped(one.message)}" for one in doubted], most, "doubt")
+    yield from _some([f"{severity} {rule}: {escaped(message)}" for severity, rule, message in doubted], most, "doubt")
 
 
 def _some(lines: Sequence[str], most: int | None, noun: str) -> Iterator[str]:
@@ -271,16 +261,16 @@ def _run_export(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"{names}: nothing was measured, so there is nothing to export")
     if len({row.simulated for row in rows}) > 1:
         raise ConfigurationError("real and simulated results cannot be in one export; export them separately")
-    exported = EXPORTS[options.format](rows)
+    text, count, note = EXPORTS[options.format](rows)
     if options.out is None:
-        print(exported.text, end="")
+        print(text, end="")
         return EXIT_OK
-    write_file(options.out, exported.text, option="--out")
-    left_out = len(rows) - exported.count
+    write_file(options.out, text, option="--out")
+    left_out = len(rows) - count
     others = f"; {plural(left_out, 'figure')} left out: older ones, or of a metric that this format cannot hold"
-    print(f"{options.out}: {plural(exported.count, 'figure')} as {options.format}{others if left_out else ''}")
-    if exported.note:
-        print(f"  {exported.note}")
+    print(f"{options.out}: {plural(count, 'figure')} as {options.format}{others if left_out else ''}")
+    if note:
+        print(f"  {note}")
     return EXIT_OK
 
 

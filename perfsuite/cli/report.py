@@ -274,7 +274,6 @@ def _trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_trace(options: argparse.Namespace) -> int:
-    """Write the files of every case with a timeline.  Raises PerfsuiteError without one, or if a write fails."""
     journal = read_run(options.journal)
     timelines = _chosen_timelines(journal, options.case)
     problems = []

@@ -194,7 +194,6 @@ def _parameters(written: object, wrong: Wrong) -> dict[str, Any]:
 
 
 def _refuse_contradictions(rows: Sequence[Expectation]) -> None:
-    """Raise ConfigurationError for two rows of one key that contradict each other."""
     by_key: dict[tuple[object, ...], list[Expectation]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(row)

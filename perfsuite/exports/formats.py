@@ -159,13 +159,8 @@ def newest(rows: Iterable[ExportRow]) -> list[ExportRow]:
     return list(last.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """The content of a file for another program."""
-
-    text: str
-    count: int  # Number of figures in it; a format may contain only the newest ones, or only times.
-    note: str = ""  # A remark for the user.
+Exported = tuple[str, int, str]
+"""Text of a file, number of its figures (a format may hold only the newest ones, or only times), and a remark."""
 
 
 # JSON and CSV: a row per figure.
@@ -176,7 +171,7 @@ SCHEMA = 1
 def as_json(rows: Sequence[ExportRow]) -> Exported:
     """Return ``{"perfsuite_rows": 1, "rows": [...]}``."""
     plain = {"perfsuite_rows": SCHEMA, "rows": [dataclasses.asdict(row) for row in rows]}
-    return Exported(text=json_text(plain), count=len(rows))
+    return json_text(plain), len(rows), ""
 
 
 def as_csv(rows: Sequence[ExportRow]) -> Exported:
@@ -189,7 +184,7 @@ def as_csv(rows: Sequence[ExportRow]) -> Exported:
     for row in rows:
         cells = [getattr(row, name) for name in names]
         writer.writerow([*map(_cell, cells), *(_cell(row.environment.get(part, "")) for part in parts)])
-    return Exported(text=text.getvalue(), count=len(rows))
+    return text.getvalue(), len(rows), ""
 
 
 def _cell(value: object) -> object:
@@ -207,7 +202,7 @@ def as_bencher(rows: Sequence[ExportRow]) -> Exported:
     cases: dict[str, dict[str, dict[str, float]]] = {}
     for row in newest(rows):
         cases.setdefault(row.case, {})[row.metric.replace("_", "-")] = {"value": row.value}
-    return Exported(text=json_text(cases), count=sum(map(len, cases.values())))
+    return json_text(cases), sum(map(len, cases.values())), ""
 
 
 def as_github_action_benchmark(rows: Sequence[ExportRow]) -> Exported:
@@ -220,7 +215,7 @@ def as_github_action_benchmark(rows: Sequence[ExportRow]) -> Exported:
         for row in newest(rows)
         if row.metric == TIME
     ]
-    return Exported(text=json_text(entries), count=len(entries))
+    return json_text(entries), len(entries), ""
 
 
 def as_otava(rows: Sequence[ExportRow]) -> Exported:
@@ -251,7 +246,7 @@ def as_otava(rows: Sequence[ExportRow]) -> Exported:
     note = (
         f"{plural(gaps, 'cell')} of cases that a session lacks repeat another session (column filled)" if gaps else ""
     )
-    return Exported(text=text.getvalue(), count=sum(map(len, lines)), note=note)
+    return text.getvalue(), sum(map(len, lines)), note
 
 
 def _nearest(lines: Sequence[Mapping[str, ExportRow]], index: int, case: str) -> float:
@@ -294,7 +289,7 @@ def as_openmetrics(rows: Sequence[ExportRow]) -> Exported:
         labels["simulated"] = labels["simulated"].lower()
         gauges[name].labels(**{label: escaped(text) for label, text in labels.items()}).set(row.value)
     write: Callable[[Any], bytes] = exposition.generate_latest
-    return Exported(text=write(registry).decode(), count=sum(len(family.samples) for family in registry.collect()))
+    return write(registry).decode(), sum(len(family.samples) for family in registry.collect()), ""
 
 
 EXPORTS: Mapping[str, Callable[[Sequence[ExportRow]], Exported]] = MappingProxyType(

@@ -142,9 +142,7 @@ def steps_between(ordered: OrderedSessions, change: HistoryChange) -> str:
     """Return the likely steps of a drift, or the commits of several small steps that look like one; else empty."""
     sessions = ordered.sessions
     if change.is_drift:
-        places = (
-            f"{step.ratio.percent} at {short(escaped(sessions[step.at].revision.commit))}" for step in change.steps
-        )
+        places = (f"{ratio.percent} at {short(escaped(sessions[at].revision.commit))}" for at, ratio in change.steps)
         return f"seen as {', '.join(places)}; the single steps may be more and smaller"
     before, after = (sessions[index] for index in change.at_most)
     commits = ordered.commits_between(*change.at_most)
@@ -177,10 +175,10 @@ def _environment_lines(findings: Findings) -> Iterator[str]:
     if findings.environment:
         yield ""
         yield "environment:"
-    for change in findings.environment:
-        session = findings.ordered.sessions[change.at]
+    for at, phrases in findings.environment:
+        session = findings.ordered.sessions[at]
         commit = short(escaped(session.revision.commit))
-        yield f"  {_minute(session)} {commit}: {escaped('; '.join(change.phrases))}"
+        yield f"  {_minute(session)} {commit}: {escaped('; '.join(phrases))}"
 
 
 def _apart_lines(ordered: OrderedSessions) -> Iterator[str]:

@@ -307,7 +307,6 @@ def require_fit(path: Path, session: HistorySession) -> bool:
 
 
 def _sessions(path: Path) -> dict[str, HistorySession]:
-    """Return the sessions of a file to change, by identifier; empty without a file."""
     refuse_foreign(path)
     return {one.session: one for one in read(path).sessions} if path.exists() else {}
 

@@ -68,20 +68,16 @@ NOTICEABLE_SHIFT = 0.2  # Share of a case's noise above which a session's shift 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeStep:
-    """One step of a change."""
-
-    at: int  # Index of the session that is most likely the first after the step.
-    ratio: Ratio  # Time after over time before.
-
-
-@dataclass(frozen=True, kw_only=True)
 class HistoryChange:
     """A change of one case's level, in one step, or in several if it drifted.  Indexes are of ordered sessions."""
 
     case: str  # Node id, or SUITE.
     ratio: Ratio  # Time after over time before.
-    steps: tuple[ChangeStep, ...]  # Steps that the values show, oldest first; a drift over many commits may have more.
+    steps: tuple[tuple[int, Ratio], ...]
+    """Steps that the values show, oldest first; a drift over many commits may have more.
+
+    Each is the index of the session that is most likely the first after the step, and time after over time before.
+    """
     is_drift: bool  # Whether it certainly took more than one step.
     before: int  # Index of the last session that certainly had the old level.
     after: int  # Index of the first session that certainly had the new one.
@@ -97,20 +93,16 @@ class HistoryChange:
     @property
     def at(self) -> int:
         """Index of the session that most likely was the first after the old level."""
-        return self.steps[0].at
+        return self.steps[0][0]
 
     @property
     def until(self) -> int:
         """Index of the session that most likely was the first at the new level."""
-        return self.steps[-1].at
+        return self.steps[-1][0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentChange:
-    """A change of the soft key from one session to the next."""
-
-    at: int  # Index of the first session with the new key.
-    phrases: tuple[str, ...]
+EnvironmentChange = tuple[int, tuple[str, ...]]
+"""Index of the first session with a new soft key, and phrases on the changes since the session before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +181,7 @@ def findings_of(
             )
         ),
         since=look_back,
-        environment=tuple(change for change in environment if change.at >= first),
+        environment=tuple(change for change in environment if change[0] >= first),
         nothing_since=first >= len(ordered.sessions),
     )
 
@@ -221,16 +213,14 @@ def _change_of(
     return HistoryChange(
         case=case,
         ratio=Ratio.of_logs(ramp.effect, ramp.low, ramp.high),
-        steps=tuple(
-            ChangeStep(at=rows[step.at], ratio=Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps
-        ),
+        steps=tuple((rows[step.at], Ratio.of_logs(step.effect, step.low, step.high)) for step in ramp.steps),
         is_drift=ramp.is_drift,
         before=before,
         after=after,
         at_most=at_most,
         commits=ordered.commits_between(before, after),
         same_commit=ordered.places[before] is not None and ordered.places[before] == ordered.places[after],
-        environment=tuple(phrase for one in environment if before < one.at <= after for phrase in one.phrases),
+        environment=tuple(phrase for at, phrases in environment if before < at <= after for phrase in phrases),
     )
 
 
@@ -239,20 +229,19 @@ def _environment(ordered: OrderedSessions) -> Iterator[EnvironmentChange]:
         if before.environment != now.environment:
             phrases = causes(now.environment, before.environment)
             if phrases:
-                yield EnvironmentChange(
-                    at=index, phrases=tuple(text.replace(", stored ", ", before ") for text in phrases)
-                )
+                yield index, tuple(text.replace(", stored ", ", before ") for text in phrases)
 
 
 def _looked_back(ordered: OrderedSessions, since: str, first: int) -> tuple[str, int]:
     """Return the revision for accumulated changes, and the index of the last session up to it."""
     if since:
         return since, first - 1
-    place = ordered.place_of(ordered.tag.commit) if ordered.tag else None
-    if ordered.tag is None or place is None:
+    name, commit = ordered.tag or ("", "")
+    place = ordered.place_of(commit)
+    if place is None:
         return "", -1
     before = [index for index, other in enumerate(ordered.places) if other is not None and other <= place]
-    return (ordered.tag.name, before[-1]) if before else ("", -1)
+    return (name, before[-1]) if before else ("", -1)
 
 
 @dataclass(frozen=True, kw_only=True)

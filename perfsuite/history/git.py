@@ -18,14 +18,6 @@ _SHORT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tag:
-    """A tag on a branch."""
-
-    name: str
-    commit: str  # Full id of its commit.
-
-
-@dataclass(frozen=True, kw_only=True)
 class Repository:
     """A git repository, or a folder outside of any."""
 
@@ -91,10 +83,10 @@ class Repository:
         found = {line.split()[0] for line in lines.splitlines() if line.endswith(" commit")}
         return frozenset(found & set(asked))
 
-    def last_tag(self, branch: str) -> Tag | None:
-        """Return the newest tag of a branch's first-parent commits before its tip; None without one."""
+    def last_tag(self, branch: str) -> tuple[str, str] | None:
+        """Return name and full commit id of the newest tag before a first-parent branch's tip; None without one."""
         name = self._ask("describe", "--tags", "--abbrev=0", "--first-parent", f"{branch}~1")
-        return Tag(name=name, commit=self.commit(name)) if name else None
+        return (name, self.commit(name)) if name else None
 
     def _ask(self, *arguments: str, stdin: str = "") -> str:
         try:

@@ -17,7 +17,7 @@ from perfsuite.base.units import plural
 from perfsuite.baselines.hosts import NAMED_HOSTS, host_numbers, named
 from perfsuite.baselines.runs import moment
 from perfsuite.history.file import HistorySession, have_equal_settings
-from perfsuite.history.git import Repository, Tag
+from perfsuite.history.git import Repository
 from perfsuite.statistics.change_points import LEAST_VALUES
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class OrderedSessions:
     subjects: Mapping[str, str]  # Subjects of the branch's commits by full id, oldest first.
     apart: tuple[tuple[HistorySession, str], ...] = ()  # Excluded sessions, with the reasons.
     notes: tuple[str, ...] = ()  # Remarks about the order.
-    tag: Tag | None = None  # The last tag of the branch before its tip.
+    tag: tuple[str, str] | None = None  # Name and full commit id of the last tag of the branch before its tip.
 
     @functools.cached_property
     def commits(self) -> tuple[str, ...]:

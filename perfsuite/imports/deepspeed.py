@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from perfsuite.imports import deepspeed_comms
-from perfsuite.imports.row import Format, Imported, Meaning, Source
+from perfsuite.imports.row import Format, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
-    LogFigures,
     StepFigure,
     StepLine,
     StepProgram,
@@ -82,11 +81,6 @@ _RATES = StepProgram(
     ignored=frozenset({"global_step"}),
     noun="global step",
 )
-
-
-def has_timers(source: Source) -> bool:
-    """Return whether a file has lines of DeepSpeed's timers."""
-    return any_line(source.lines, _BREAKDOWN) or any_line(source.lines, _RATES.mark)
 
 
 def timers_in(source: Source) -> LogFigures:
@@ -165,7 +159,9 @@ def all_figures(source: Source) -> LogFigures:
 
 def has_any(source: Source) -> bool:
     """Return whether DeepSpeed printed something in a file."""
-    return _PROFILER in source.text or deepspeed_comms.has_tables(source) or has_timers(source)
+    return _PROFILER in source.text or any(
+        any_line(source.lines, mark) for mark in (deepspeed_comms.LOGGER, _BREAKDOWN, _RATES.mark)
+    )
 
 
 def _profiles(source: Source) -> Iterator[list[tuple[int, str]]]:
@@ -262,14 +258,10 @@ class _Profile:
             self._counts.clear()
 
 
-def _read(source: Source) -> Imported:
-    return imported(source, all_figures(source))
-
-
 FORMAT = Format(
     name="deepspeed",
     about="DeepSpeed's timers, FLOPs profiler and communication logger",
     recognises=has_any,
-    read=_read,
+    read=lambda source: imported(source, all_figures(source)),
     options=("run",),
 )

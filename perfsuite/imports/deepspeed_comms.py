@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 
 from perfsuite.base.units import GIB, KIB, MIB, TIB, plural
 from perfsuite.imports.lines import split_lines
-from perfsuite.imports.row import ImportedRow, Meaning, Source
-from perfsuite.imports.steps import LogFigures, any_line
+from perfsuite.imports.row import ImportedRow, LogFigures, Meaning, Source
 
-_LOGGER = re.compile(r"\bComm\. Op\s+Message Size\s+Count\s+Total Latency")
+LOGGER = re.compile(r"\bComm\. Op\s+Message Size\s+Count\s+Total Latency")
 _STRAGGLERS = re.compile(r"(?i)straggler|\bTotal comm lat")
 _OPERATION = re.compile(r"^(?P<name>\w+)(?: \| \[Caller Func: [^\]]*\]?)?\s*$")
 _SIZE = re.compile(
@@ -39,16 +38,11 @@ _ROOTED = ("reduce", "gather", "scatter")
 _BYTES: Mapping[str, int] = {"B": 1, "KB": KIB, "MB": MIB, "GB": GIB, "TB": TIB}
 
 
-def has_tables(source: Source) -> bool:
-    """Return whether a file has a table of the logger."""
-    return any_line(source.lines, _LOGGER)
-
-
 def tables_in(source: Source) -> LogFigures:
     """Return the rows of the tables that have rates."""
     tables = _Tables(source)
     for number, (line, raw) in enumerate(zip(source.lines, split_lines(source.text), strict=True), start=1):
-        if _LOGGER.search(line):
+        if LOGGER.search(line):
             tables.begin(number, line)
         elif tables.count:
             tables.take(number, line, raw)

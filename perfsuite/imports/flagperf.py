@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.units import GIB, plural
+from perfsuite.base.units import GIB
 from perfsuite.imports.nccl_table import factor
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
+from perfsuite.imports.row import Format, Imported, ImportedRow, LogFigures, Meaning, Source
 
 _TAG = re.compile(r"(?=\[FlagPerf Result\]|\[PerfLog\])")
 _RESULT = re.compile(
@@ -93,26 +92,12 @@ class _Result:
         return f"{self.text}{self.unit}"
 
 
-@dataclass(kw_only=True)
-class _Aside:
-    """The values that are not imported."""
-
-    refused: list[Refused] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)  # Number of lines left out, by kind.
-
-    def refuse(self, line: int, text: str, why: str) -> None:
-        """Keep a refused figure with its reason."""
-        self.refused.append(Refused(line=line, text=text.strip()[:120], why=why))
-
-
 def _read(source: Source) -> Imported:
-    aside = _Aside()
+    aside = LogFigures()
     rows = [*_events(source, aside), *_base(source, list(_results(source, aside)), aside)]
     if not rows and not aside.refused:
         raise source.fault(1, "no FINISHED event and no [FlagPerf Result]: the run did not end", "give a whole log")
-    counted = [f"{plural(count, what)} left out" for what, count in aside.counts.items()]
-    return source.imported(rows, refused=aside.refused, notes=[*aside.notes, *counted])
+    return source.imported(rows, refused=aside.refused, notes=[*aside.notes, *aside.counted()])
 
 
 def _parts(source: Source) -> Iterator[tuple[int, str]]:
@@ -125,23 +110,23 @@ def _parts(source: Source) -> Iterator[tuple[int, str]]:
 # Training: the FINISHED event.
 
 
-def _events(source: Source, aside: _Aside) -> Iterator[ImportedRow]:
+def _events(source: Source, aside: LogFigures) -> Iterator[ImportedRow]:
     seen: list[tuple[str, str]] = []
     for number, part in _parts(source):
         if not part.startswith("[PerfLog]"):
             continue
         name = _EVENT_NAME.search(part)
         if name is not None and name[1] != "FINISHED":
-            aside.counts["other event"] += 1
+            aside.left_out["other event", ""] += 1
             continue
         event = _event(part)
         if event is None:
-            aside.refuse(number, part, "the event is cut; copy the log again")
+            aside.refuse(number, part[:120], "the event is cut; copy the log again")
             continue
         values, rank = event
         text = json.dumps(values, sort_keys=True)
         if (rank, text) in seen:
-            aside.counts["repeated event"] += 1
+            aside.left_out["repeated event", ""] += 1
             continue
         seen.append((rank, text))
         run = sum(other == rank for other, _ in seen)
@@ -149,7 +134,6 @@ def _events(source: Source, aside: _Aside) -> Iterator[ImportedRow]:
 
 
 def _event(part: str) -> tuple[Mapping[str, object], str] | None:
-    """Return values and rank of a FINISHED event; None for an incomplete one."""
     match = _EVENT.search(part)
     try:
         event = json.loads(match[1]) if match else None
@@ -163,7 +147,7 @@ def _event(part: str) -> tuple[Mapping[str, object], str] | None:
 
 
 def _training(
-    source: Source, number: int, values: Mapping[str, object], aside: _Aside, *, rank: str, run: int
+    source: Source, number: int, values: Mapping[str, object], aside: LogFigures, *, rank: str, run: int
 ) -> Iterator[ImportedRow]:
     other: list[str] = []
     settings = {"converged": str(values.get("converged", "not said")), "rank": rank, "run": str(run) if run > 1 else ""}
@@ -195,28 +179,31 @@ def _training(
 # Base cases.
 
 
-def _results(source: Source, aside: _Aside) -> Iterator[_Result]:
-    """Yield every complete result line with a known name and unit."""
+def _results(source: Source, aside: LogFigures) -> Iterator[_Result]:
     for number, part in _parts(source):
         if not part.startswith("[FlagPerf Result]"):
             continue
         match = _RESULT.fullmatch(part)
         if match is None:
-            aside.refuse(number, part, "not one name, figure and unit: cut, or joined with another; copy the log again")
+            aside.refuse(
+                number, part[:120], "not one name, figure and unit: cut, or joined with another; copy the log again"
+            )
             continue
         name, unit = match["name"], match["unit"]
         family = next((row for row in _FAMILIES if re.search(row[0], name)), None)
         if family is None:
-            aside.refuse(number, part, f"{name} is not a result of FlagPerf's base cases; its meaning is not known")
+            aside.refuse(
+                number, part[:120], f"{name} is not a result of FlagPerf's base cases; its meaning is not known"
+            )
         elif not unit or unit not in family[2]:
             reason = f"its unit {unit!r} does not fit" if unit else "its unit is missing"
-            aside.refuse(number, part, f"{name}: {reason}; it may be {', '.join(family[2])}")
+            aside.refuse(number, part[:120], f"{name}: {reason}; it may be {', '.join(family[2])}")
         elif not _is_figure(match["value"]):
-            aside.refuse(number, part, f"{name} is {match['value']}, not a number above 0; run again")
+            aside.refuse(number, part[:120], f"{name} is {match['value']}, not a number above 0; run again")
         elif match["chips"] not in (None, "'s "):
             aside.refuse(
                 number,
-                part,
+                part[:120],
                 "twice the figure that the line of the rank has (two chips, or both directions); use that line",
             )
         else:
@@ -239,13 +226,13 @@ def _is_figure(text: str) -> bool:
 _Runs = Mapping[tuple[str, str], Sequence[Mapping[str, _Result]]]  # Results by unit of each run, by (rank, name).
 
 
-def _runs(results: Sequence[_Result], aside: _Aside) -> _Runs:
+def _runs(results: Sequence[_Result], aside: LogFigures) -> _Runs:
     """Group results into runs: a repeated figure with another value in the same unit begins a new run."""
     runs: dict[tuple[str, str], list[dict[str, _Result]]] = {}
     for result in results:
         series = runs.setdefault((result.rank, result.name), [{}])
         if any(result.unit in run and run[result.unit].text == result.text for run in series):
-            aside.counts["repeated line"] += 1
+            aside.left_out["repeated line", ""] += 1
         elif result.unit in series[-1]:
             series.append({result.unit: result})
         else:
@@ -253,7 +240,7 @@ def _runs(results: Sequence[_Result], aside: _Aside) -> _Runs:
     return runs
 
 
-def _base(source: Source, results: Sequence[_Result], aside: _Aside) -> list[ImportedRow]:
+def _base(source: Source, results: Sequence[_Result], aside: LogFigures) -> list[ImportedRow]:
     rows: list[ImportedRow] = []
     runs = _runs(results, aside)
     for (rank, name), series in runs.items():
@@ -273,32 +260,25 @@ def _base(source: Source, results: Sequence[_Result], aside: _Aside) -> list[Imp
             if isinstance(found, str):
                 aside.refuse(first.line, f"{name}={first.printed}", found)
                 continue
+            value, meaning, convention, more = found
             settings = {"rank": rank, "run": str(index + 1) if index else ""}
             rows.append(
                 source.row(
                     first.line,
                     f"{name}, run {index + 1}" if index else name,
-                    found.meaning,
-                    found.value,
+                    meaning,
+                    value,
                     printed=first.printed,
-                    convention=found.convention,
+                    convention=convention,
                     settings={key: text for key, text in settings.items() if text},
-                    **found.more,
+                    **more,
                 )
             )
     return sorted(rows, key=lambda row: row.line)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Converted:
-    """A figure in a comparable convention."""
-
-    value: float
-    meaning: Meaning
-    convention: str
-    more: Mapping[str, Any] = field(default_factory=dict)  # Fields of ImportedRow.
-
-
+_Converted = tuple[float, Meaning, str, Mapping[str, Any]]
+"""A figure in a comparable convention: value, meaning, convention and further fields of ImportedRow."""
 _OF_ALL_REDUCE: Mapping[str, Any] = {"collective": "all_reduce", "dtype": "fp32"}
 
 
@@ -307,7 +287,7 @@ def _converted(source: Source, result: _Result, runs: _Runs, algbw: _Result | No
     name, is_collective = result.name, "MPI_" in result.name
     if name.endswith("algbw"):
         about = "nccl-tests algbw; flagperf's toolkit of nvidia or mthreads"
-        return _Converted(value=result.value, meaning=result.meaning, convention=about, more=_OF_ALL_REDUCE)
+        return result.value, result.meaning, about, _OF_ALL_REDUCE
     if result.rank and (is_collective or name == "transfer-bandwidth"):
         return _of_ranks(result, source.options.ranks_per_node, len({rank for rank, _ in runs if rank}))
     if is_collective:
@@ -317,7 +297,7 @@ def _converted(source: Source, result: _Result, runs: _Runs, algbw: _Result | No
     if name == "computation-FP32" and not result.rank and result.blank:
         dtype, remark = "", "; the FP16 toolkit of MTT S4000 prints this name as well"
     more = {"dtype": dtype} if dtype else {}
-    return _Converted(value=result.value, meaning=result.meaning, convention=f"flagperf{remark}", more=more)
+    return result.value, result.meaning, f"flagperf{remark}", more
 
 
 def _remark(result: _Result) -> str:
@@ -341,7 +321,7 @@ def _of_ranks(result: _Result, node: int | None, ranks: int) -> _Converted | str
     meaning: Meaning = ("busbw_gb_per_s", "GB/s", "higher")
     if "MPI_intraserver" in result.name:
         about = "nccl-tests busbw; flagperf prints it doubled (both directions)"
-        return _Converted(value=result.value / 2, meaning=meaning, convention=about, more=_OF_ALL_REDUCE)
+        return result.value / 2, meaning, about, _OF_ALL_REDUCE
     if not node or node < 2:
         return (
             "busbw with the ranks of one node for n, or another transfer: the log does not say; if it is "
@@ -351,7 +331,7 @@ def _of_ranks(result: _Result, node: int | None, ranks: int) -> _Converted | str
         return f"the log has {ranks} ranks, so {node} ranks per node are not several nodes"
     right = result.value * factor("all_reduce", ranks) / factor("all_reduce", node)
     about = f"nccl-tests busbw over {ranks} ranks; flagperf counts it with {node}, those of a node"
-    return _Converted(value=right, meaning=meaning, convention=about, more={**_OF_ALL_REDUCE, "ranks": ranks})
+    return right, meaning, about, {**_OF_ALL_REDUCE, "ranks": ranks}
 
 
 def _of_toolkit(result: _Result, algbw: _Result | None) -> _Converted | str:
@@ -372,7 +352,7 @@ def _of_toolkit(result: _Result, algbw: _Result | None) -> _Converted | str:
     ranks = fewest if fewest == most else None
     about = f"nccl-tests busbw{f' over {ranks} ranks, by algbw' if ranks else ''}; flagperf prints it doubled"
     more = {**_OF_ALL_REDUCE, "ranks": ranks}
-    return _Converted(value=busbw, meaning=("busbw_gb_per_s", "GB/s", "higher"), convention=about, more=more)
+    return busbw, ("busbw_gb_per_s", "GB/s", "higher"), about, more
 
 
 FORMAT = Format(

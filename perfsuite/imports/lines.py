@@ -139,37 +139,29 @@ def seconds(line: str, text: str) -> float | None:
 
 
 @dataclass(kw_only=True)
-class StepSeen:
-    """A step of a run."""
-
-    time: float | None
-    text: str
-    metrics: set[str] = field(default_factory=set)  # Metrics already taken from a line of the step.
-
-
-@dataclass(kw_only=True)
 class Runs:
     """The runs of a log, in the order of its lines."""
 
     count: int = 1
     notes: list[str] = field(default_factory=list)
-    _seen: dict[int, StepSeen] = field(default_factory=dict)
+    _seen: dict[int, tuple[float | None, str, set[str]]] = field(default_factory=dict)
+    """Time and text of each step, and the metrics that were taken from its lines."""
     _last: dict[str, tuple[int, float | None]] = field(default_factory=dict)  # Last step and time of each rank.
 
-    def enter(self, line: int, step: int, rank: str, time: float | None, text: str) -> tuple[StepSeen, bool]:
-        """Return the step of a line, and whether the line is its first one; begin a new run if necessary."""
+    def enter(self, line: int, step: int, rank: str, time: float | None, text: str) -> tuple[set[str], bool]:
+        """Return the metrics taken from the step, and whether the line is its first; begin a new run if necessary."""
         if why := self._why_new(step, rank, time, text):
             self.count += 1
             self.notes.append(f"line {line}: {why}: run {self.count} begins")
             self._seen, self._last = {}, {}
         is_first = step not in self._seen
-        seen = self._seen.setdefault(step, StepSeen(time=time, text=text))
+        *_, metrics = self._seen.setdefault(step, (time, text, set()))
         self._last[rank] = (step, time)
-        return seen, is_first
+        return metrics, is_first
 
     def _why_new(self, step: int, rank: str, time: float | None, text: str) -> str:
-        seen, last = self._seen.get(step), self._last.get(rank)
-        later = None if seen is None or seen.time is None or time is None else time - seen.time
+        (seen_s, seen_text, _), last = self._seen.get(step, (None, text, set())), self._last.get(rank)
+        later = None if seen_s is None or time is None else time - seen_s
         if last is None:
             is_later = later is not None and later > _OTHER_S
             return f"step {step} comes again {later:.0f} s later" if is_later else ""
@@ -180,10 +172,8 @@ class Runs:
             return f"step {step} follows step {last_step}"
         if step == last_step and later is not None and later > _AGAIN_S:
             return f"step {step} comes again {later:.0f} s later"
-        is_again = step == last_step and rank.isdigit() and seen is not None and seen.text != text and time is None
+        is_again = step == last_step and rank.isdigit() and seen_text != text and time is None
         back = last_time - time if time is not None and last_time is not None else 0.0
-        return f"rank {rank} prints step {step} again" if is_again else _back(back)
-
-
-def _back(seconds_back: float) -> str:
-    return f"the time goes back by {seconds_back:.0f} s" if seconds_back > _BACK_S else ""
+        if is_again:
+            return f"rank {rank} prints step {step} again"
+        return f"the time goes back by {back:.0f} s" if back > _BACK_S else ""

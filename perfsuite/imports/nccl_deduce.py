@@ -131,7 +131,6 @@ def _is_unchecked(points: Sequence[LogPoint]) -> bool:
 
 
 def _options(source: Source, log: Log, points: Iterable[LogPoint]) -> tuple[range, list[str]]:
-    """Return the possible numbers of ranks, and notes."""
     asked = source.options.ranks
     if asked and log.ranks and (asked < log.ranks or (log.complete and asked != log.ranks)):
         reason = f"the log has {log.ranks} ranks, --ranks says {asked}"

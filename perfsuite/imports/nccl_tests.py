@@ -31,13 +31,11 @@ _MOST_RANKS = 1 << 20
 
 
 def _is_json(source: Source) -> bool:
-    """Return whether a file has the JSON of ``-J``."""
     plain = source.json
     return isinstance(plain, dict) and {"version", "config", "results"} <= set(plain)
 
 
 def _read_json(source: Source) -> Log:
-    """Return the run in the JSON. Raises ImportFailed with line, reason and remedy."""
     plain: dict[str, Any] = source.json
     config, results = plain["config"], plain["results"]
     try:
@@ -108,7 +106,6 @@ def _json_points(source: Source, results: Sequence[Mapping[str, Any]], refused: 
 
 
 def _reason(source: Source, error: ImportFailed) -> str:
-    """Return the message of an error without file and line."""
     return re.sub(r"^:\d+: ", "", str(error).removeprefix(str(source.path)))
 
 
@@ -161,7 +158,6 @@ def _read_text(source: Source) -> list[Log]:
 
 
 def _run(source: Source, log: Log, run: str) -> tuple[list[ImportedRow], list[Refused], list[str]]:
-    """Return figures, refusals and notes of a run. Raises ImportFailed for an unreadable one."""
     refused = list(log.refused)
     if not log.points and refused:
         reason, _, remedy = refused[0].why.rpartition("; ")

@@ -72,7 +72,6 @@ def read_runs(source: Source) -> list[Log]:
 
 
 def _split(labelled: Sequence[Line]) -> list[tuple[list[Line], list[Line]]]:
-    """Return the lines of each run, and the lines between it and the previous run."""
     begins = {line.label for line in labelled if BEGIN.search(line.text)}
     if len(begins) < 2:  # one line's label says nothing
         return _of_one(labelled, labelled)
@@ -195,7 +194,6 @@ def _command(lines: Iterable[Line]) -> tuple[str, int]:
 
 
 def _failure(lines: Sequence[Line]) -> Refused | None:
-    """Return the first line that reports the failure of the run."""
     for pattern in (_FAILURE, _FAILURE_AROUND):
         for line in lines:
             if match := pattern.search(line.text):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import ImportFailed
+from perfsuite.base.units import plural
 from perfsuite.imports.lines import Line, labelled_lines, split_lines
 from perfsuite.record.own_metrics import Better
 
@@ -46,6 +47,33 @@ class Refused:
     line: int
     text: str
     why: str  # The broken rule and the remedy.
+
+
+@dataclass(kw_only=True)
+class LogFigures:
+    """The figures, refusals and notes of a file read so far."""
+
+    rows: list[ImportedRow] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of lines or values that are not imported, by (noun, reason or empty)."""
+
+    def refuse(self, line: int, text: str, why: str) -> None:
+        """Refuse a text of a line with a reason."""
+        self.refused.append(Refused(line=line, text=text.strip()[:200], why=why))
+
+    def add(self, other: LogFigures) -> None:
+        """Add the figures, refusals and notes of other lines."""
+        self.rows += other.rows
+        self.refused += other.refused
+        self.notes += [note for note in other.notes if note not in self.notes]
+
+    def counted(self) -> list[str]:
+        """Return a note for each kind of lines or values that are left out."""
+        return [
+            f"{plural(count, noun)} left out{f': {why}' if why else ''}" for (noun, why), count in self.left_out.items()
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +322,6 @@ def _starts(lines: Sequence[Line], columns: Callable[[str], tuple[str, ...]]) ->
 
 
 def _title(lines: Sequence[Line], start: int, stop: int, title: Callable[[str], str]) -> str:
-    """Return the last title between the previous table and this one."""
     return next((name for line in reversed(lines[stop + 1 : start]) if (name := title(line.text))), "")
 
 

@@ -16,8 +16,8 @@ from functools import cache
 from types import MappingProxyType
 
 from perfsuite.base.units import plural
-from perfsuite.imports.lines import Runs, StepSeen, seconds, split_lines
-from perfsuite.imports.row import Imported, ImportedRow, Meaning, Refused, Source
+from perfsuite.imports.lines import Runs, seconds, split_lines
+from perfsuite.imports.row import Imported, ImportedRow, LogFigures, Meaning, Source
 
 _NUMBER = r"(?:[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))"
 _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
@@ -83,25 +83,6 @@ class StepProgram:
     def begins(self, source: Source) -> bool:
         """Return whether a file has a step of the program."""
         return any_line(source.lines, self.step)
-
-
-@dataclass(kw_only=True)
-class LogFigures:
-    """The figures, refusals and notes of a program's lines."""
-
-    rows: list[ImportedRow] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def refuse(self, line: int, text: str, why: str) -> None:
-        """Refuse a text of a line with a reason."""
-        self.refused.append(Refused(line=line, text=text.strip()[:200], why=why))
-
-    def add(self, other: LogFigures) -> None:
-        """Add the figures, refusals and notes of other lines."""
-        self.rows += other.rows
-        self.refused += other.refused
-        self.notes += [note for note in other.notes if note not in self.notes]
 
 
 def read_steps(source: Source, program: StepProgram) -> Imported:
@@ -249,9 +230,10 @@ class _Reader:
 
     def take(self, line: StepLine) -> None:
         """Take the figures of a line that no earlier line had."""
-        seen, is_first, name = StepSeen(time=None, text=""), True, line.name
+        taken: set[str] = set()
+        is_first, name = True, line.name
         if line.step is not None:
-            seen, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
+            taken, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
             self._steps.add((self._runs.count, name))
         settings = {} if line.step is None else {"step": str(line.step), "run": str(self._runs.count)}
         settings |= {
@@ -269,14 +251,13 @@ class _Reader:
                 why = f"the line has two values of {one.name}: another line was printed into it"
                 self._found.refuse(line.line, f"{name}: {one.name}: {one.value}", why)
                 continue
-            metrics |= self._take_field(line, one, name, settings, seen.metrics)
-        seen.metrics |= metrics
+            metrics |= self._take_field(line, one, name, settings, taken)
+        taken |= metrics
         self._repeated += not is_first and len(self._found.rows) == rows
 
     def _take_field(
         self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], taken: set[str]
     ) -> set[str]:
-        """Return the metrics of a field that are complete."""
         figures = self._figures.get(one.name)
         if figures is None:
             if any(f"{other}:" in one.value.lower() for other in self._figures):

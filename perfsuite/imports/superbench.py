@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perfsuite.base.units import plural
 from perfsuite.imports.nccl_table import collective_named
-from perfsuite.imports.row import Format, Imported, ImportedRow, Meaning, Refused, Source
+from perfsuite.imports.row import Format, Imported, ImportedRow, LogFigures, Meaning, Refused, Source
 
 _KEY = re.compile(r"^(?P<benchmark>[^/\s]+(?:/[^/\s]+)*)/(?P<metric>[^/\s]+?)(?::(?P<rank>\d+))?$")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
@@ -101,16 +100,6 @@ class _Document:
         return "".join((key, f" on {self.node}" if self.node else "", f", run {self.run}" if self.run > 1 else ""))
 
 
-@dataclass(kw_only=True)
-class _Kept:
-    """The figures, refusals and notes read so far."""
-
-    rows: list[ImportedRow] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number of values that are not figures, by (value or line, reason)."""
-
-
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object; a repeated key gets both values as a text."""
     found: dict[str, object] = {}
@@ -129,7 +118,7 @@ def _parsed(text: str) -> list[dict[str, object]]:
     return objects if all(isinstance(each, dict) for each in objects) else []
 
 
-def _documents(source: Source, kept: _Kept) -> list[_Document]:
+def _documents(source: Source, kept: LogFigures) -> list[_Document]:
     """Return the objects of the file or of each line; a damaged line costs only itself."""
     if _DIAGNOSIS.search(source.text):
         reason = "a diagnosis: its values are ratios to a baseline, not measurements"
@@ -191,7 +180,7 @@ def _document(entries: dict[str, tuple[int, object]]) -> _Document:
     return _Document(entries=entries, node=str(node or ""))
 
 
-def _runs(documents: list[_Document], kept: _Kept) -> list[_Document]:
+def _runs(documents: list[_Document], kept: LogFigures) -> list[_Document]:
     """Return the documents without repeated ones, and number those of one node."""
     different: list[_Document] = []
     for document in documents:
@@ -205,7 +194,7 @@ def _runs(documents: list[_Document], kept: _Kept) -> list[_Document]:
 
 
 def _read(source: Source) -> Imported:
-    kept = _Kept()
+    kept = LogFigures()
     documents = _documents(source, kept)
     for document in documents:
         _figures(source, document, kept)
@@ -213,7 +202,7 @@ def _read(source: Source) -> Imported:
         raise source.fault(1, "no figure whose unit is known", "give a results-summary.json or baseline.json")
     notes = [
         *_machines(documents),
-        *(f"{plural(count, what)} left out: {why}" for (what, why), count in kept.left_out.items()),
+        *kept.counted(),
     ]
     return source.imported(kept.rows, refused=kept.refused, notes=notes)
 
@@ -229,7 +218,7 @@ def _machines(documents: list[_Document]) -> Iterator[str]:
         yield "no node is named: one machine, or a mean over machines rank by rank"
 
 
-def _figures(source: Source, document: _Document, kept: _Kept) -> None:
+def _figures(source: Source, document: _Document, kept: LogFigures) -> None:
     """Add the figures of a document, refuse those of failed runs, and count all other values."""
     failed = list(_failures(document))
     for prefix, rank, line, why in failed:
@@ -267,7 +256,7 @@ def _failures(document: _Document) -> Iterator[tuple[str, str | None, int, str]]
         yield f"{match['benchmark']}/{own}", match["rank"], line, why
 
 
-def _figure(source: Source, document: _Document, kept: _Kept, match: re.Match[str]) -> None:
+def _figure(source: Source, document: _Document, kept: LogFigures, match: re.Match[str]) -> None:
     line, value = document.entries[match[0]]
     plain = _RUN.sub("", _ANNOTATION.sub(r"\1", f"{match['benchmark']}/{match['metric']}"))
     meaning, remark = _meaning(plain)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from perfsuite.imports import deepspeed
-from perfsuite.imports.row import Format, Imported, Meaning, Source
+from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
-    LogFigures,
     StepField,
     StepFigure,
     StepLine,
@@ -176,7 +176,6 @@ def _table(source: Source, found: LogFigures) -> Iterator[StepLine]:
 
 
 def _memory(source: Source) -> Iterator[StepLine]:
-    """Yield the memory of each device from nvidia-smi's table."""
     device: int | None = None
     for number, line in enumerate(source.lines, start=1):
         if _MEMORY_COLUMNS in line:
@@ -187,33 +186,25 @@ def _memory(source: Source) -> Iterator[StepLine]:
             device += 1
 
 
-TORCHTITAN = Format(
+_of_run = partial(Format, options=("run",))
+TORCHTITAN = _of_run(
     name="torchtitan",
     about="torchtitan's metric lines",
     recognises=lambda source: _TITAN.begins(source) and any_line(source.lines, _TITAN.mark),
-    read=lambda source: read_steps(source, _TITAN),
-    options=("run",),
+    read=partial(read_steps, program=_TITAN),
 )
-LATTE = Format(
-    name="latte",
-    about="Latte's and DiT's lines with Train Steps/Sec",
-    recognises=_LATTE.begins,
-    read=lambda source: read_steps(source, _LATTE),
-    options=("run",),
+LATTE, LIBAI = (
+    _of_run(name=name, about=about, recognises=program.begins, read=partial(read_steps, program=program))
+    for name, about, program in (
+        ("latte", "Latte's and DiT's lines with Train Steps/Sec", _LATTE),
+        ("libai", "libai's iteration lines", _LIBAI),
+    )
 )
-LIBAI = Format(
-    name="libai",
-    about="libai's iteration lines",
-    recognises=_LIBAI.begins,
-    read=lambda source: read_steps(source, _LIBAI),
-    options=("run",),
-)
-ONEFLOW = Format(
+ONEFLOW = _of_run(
     name="oneflow",
     about="the log of OneFlow-Benchmark's GPT",
     recognises=lambda source: _ONEFLOW.begins(source) or any_line(source.lines, _COLUMNS),
     read=_read_oneflow,
-    options=("run",),
 )
 
 
@@ -337,7 +328,6 @@ def _read_megatron(source: Source) -> Imported:
 
 
 def _bridge(source: Source) -> Iterator[StepLine]:
-    """Yield the lines of Megatron-Bridge without an iteration."""
     reports = ((number, match) for number, line in enumerate(source.lines, start=1) if (match := _BRIDGE.search(line)))
     for report, (number, match) in enumerate(reports, start=1):
         fields = tuple(StepField(name=name, value=match[name], is_closed=True) for name in _BRIDGE_FIGURES)
@@ -345,12 +335,11 @@ def _bridge(source: Source) -> Iterator[StepLine]:
 
 
 MEGATRON, GPT_NEOX, PRIMUS = (
-    Format(
+    _of_run(
         name=name,
         about=about,
         recognises=lambda source, name=name: family(source) == name,  # type: ignore[misc]
         read=_read_megatron,
-        options=("run",),
     )
     for name, about in (
         ("megatron", "iteration lines of Megatron-LM, Megatron-DeepSpeed and NeMo"),

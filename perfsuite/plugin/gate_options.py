@@ -200,11 +200,9 @@ def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> No
 
 def tolerances_of(item: pytest.Item) -> Tolerances:
     """Return the tolerances of the ``perf_tolerance`` marker of a case.  Raises UsageError if they are not valid."""
-    from perfsuite.run.gatekeeper import Tolerances
-
     mark = item.get_closest_marker(MARKER)
     if mark is None:
-        return Tolerances()
+        return None, {}
     if len(mark.args) > 1:
         raise pytest.UsageError(
             f"{item.nodeid}: marker {MARKER} takes one number for the time, and metrics by name; "
@@ -212,10 +210,8 @@ def tolerances_of(item: pytest.Item) -> Tolerances:
         )
     where = f"{item.nodeid}: marker {MARKER}"
     metrics: Mapping[str, Any] = mark.kwargs
-    return Tolerances(
-        time=_tolerance(mark.args[0], where) if mark.args else None,
-        metrics={name: _tolerance(value, f"{where}, {name}") for name, value in metrics.items()},
-    )
+    by_name = {name: _tolerance(value, f"{where}, {name}") for name, value in metrics.items()}
+    return _tolerance(mark.args[0], where) if mark.args else None, by_name
 
 
 def _tolerance(written: object, where: str) -> float:

@@ -40,7 +40,7 @@ from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.layout import fit
 from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
-from perfsuite.run.settling import Clock
+from perfsuite.run.settling import GateClock
 
 _REASONS = 3  # Most reasons for comparing nothing in one line.
 _UPDATE_LINES = 5  # Most lines about stored runs on one screen.
@@ -74,7 +74,7 @@ class Gating:
             boot=boot_of(Host()),
             links=options.links,
             disturbance=telemetry_of(suite),
-            clock=Clock(asked_s=options.budget_s),
+            clock=GateClock(asked_s=options.budget_s),
         )
 
     # -- before the loop -----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import pytest
 
@@ -16,16 +15,11 @@ MARKER = "published"
 _NAMED = 3  # Most tests to list if nothing was selected.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The published tables that a run selects."""
+asked_key = pytest.StashKey[tuple[frozenset[str], str, bool]]()
+"""Selected tables such as ``002/performance``; the option or ini key with its value; whether it is the option.
 
-    tables: frozenset[str]  # Names such as ``002/performance``; empty without a selection.
-    written: str  # The option or ini key with its value, for messages.
-    alone: bool  # Whether tests other than perf cases are deselected too: the option does so, the ini key does not.
-
-
-asked_key = pytest.StashKey[Asked]()
+The option also deselects tests other than perf cases, the ini key does not.
+"""
 
 
 def configure(config: pytest.Config) -> None:
@@ -41,12 +35,12 @@ def configure(config: pytest.Config) -> None:
             tables = frozenset(tables_of_runs(names))
         except ConfigurationError as error:
             raise pytest.UsageError(f"{where}: {error}") from None
-    config.stash[asked_key] = Asked(tables=tables, written=f"{where}={text}", alone=option is not None)
+    config.stash[asked_key] = (tables, f"{where}={text}", option is not None)
 
 
 def platforms(config: pytest.Config) -> frozenset[str]:
     """Return the platforms of the selected rows."""
-    tables = config.stash[asked_key].tables
+    tables, *_ = config.stash[asked_key]
     if not tables:
         return frozenset()
     from perfsuite.published.lookup import rows_of
@@ -63,15 +57,15 @@ def select(
     platforms; on other platforms only rows of its platform.  Raises UsageError if no collected case reproduces a
     selected row.
     """
-    asked = config.stash[asked_key]
-    if not asked.tables and MARKER not in re.findall(r"\w+", config.getoption("markexpr") or ""):
+    asked, written, alone = config.stash[asked_key]
+    if not asked and MARKER not in re.findall(r"\w+", config.getoption("markexpr") or ""):
         return
     tables = {case: _mark(case, chosen) for case in cases}
-    if not asked.tables or not (cases or asked.alone):
+    if not asked or not (cases or alone):
         return
-    if not any(asked.tables & of for of in tables.values()):
-        raise pytest.UsageError(_nothing(asked, len(cases)))
-    kept = [item for item in items if (asked.tables & tables[item] if item in tables else not asked.alone)]
+    if not any(asked & of for of in tables.values()):
+        raise pytest.UsageError(_nothing(asked, written, len(cases)))
+    kept = [item for item in items if (asked & tables[item] if item in tables else not alone)]
     there = set(kept)
     dropped = [item for item in items if item not in there]
     items[:] = kept
@@ -94,12 +88,12 @@ def _mark(case: pytest.Item, chosen: Collection[str]) -> frozenset[str]:
     return tables
 
 
-def _nothing(asked: Asked, count: int) -> str:
+def _nothing(tables: frozenset[str], written: str, count: int) -> str:
     from perfsuite.base.text import listed
     from perfsuite.published.lookup import recipes_of, rows_of
 
-    tests = list(dict.fromkeys(recipe.test for row in rows_of(asked.tables) for recipe in recipes_of(row)))
+    tests = list(dict.fromkeys(recipe.test for row in rows_of(tables) for recipe in recipes_of(row)))
     return (
-        f"{asked.written}: none of {plural(count, 'collected perf case')} reproduces a row of it; run "
+        f"{written}: none of {plural(count, 'collected perf case')} reproduces a row of it; run "
         f"{listed(tests, _NAMED)}, at the full scale (--perf-scale=full)"
     )

@@ -115,7 +115,7 @@ class Number:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Printed:
+class PrintedCell:
     """One cell of a table: its text and the numbers in it."""
 
     text: str
@@ -138,7 +138,7 @@ class Printed:
 
 
 @functools.lru_cache(maxsize=4096)
-def printed(text: str) -> Printed:
+def printed(text: str) -> PrintedCell:
     """Return the numbers of a cell.  Digits after a letter belong to a name; ``15-33`` is two numbers, ``1,812`` is
     one.
 
@@ -148,7 +148,7 @@ def printed(text: str) -> Printed:
     ('1812', (), 2)
     """
     numbers = tuple(_number(match) for match in _NUMBER.finditer(text) if _is_figure(match))
-    return Printed(text=text, numbers=numbers, bounded=bool(_BOUND.match(text)))
+    return PrintedCell(text=text, numbers=numbers, bounded=bool(_BOUND.match(text)))
 
 
 def _is_figure(match: re.Match[str]) -> bool:

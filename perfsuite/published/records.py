@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from perfsuite.base.errors import BaselineError
 from perfsuite.base.files import shipped
-from perfsuite.published.numbers import Interval, Printed, printed
+from perfsuite.published.numbers import Interval, PrintedCell, printed
 from perfsuite.record.codec import from_json, read_json
 
 
@@ -277,7 +277,7 @@ class PublishedTable:
         """Columns that the report prints, in its order."""
         return tuple(column for column in self.columns if not column.of)
 
-    def cell(self, row: PublishedRow, column: PublishedColumn) -> Printed | None:
+    def cell(self, row: PublishedRow, column: PublishedColumn) -> PrintedCell | None:
         """Return the printed cell; None for an empty one."""
         names = [column.name for column in self.printed_columns]
         raw = row.cells[names.index(column.of or column.name)]

@@ -188,9 +188,17 @@ def _dataclass_reader(kind: type) -> _Reader:
         if not plain.keys() <= fields.keys():
             names = ", ".join(sorted(plain.keys() - fields.keys()))
             raise _Misfit(f" has unknown fields {names}; another version of perfsuite may have written it")
-        values = _each((name, value, fields[name]) for name, value in plain.items())
+        values: dict[str, Any] = {}
+        name = ""
+        try:  # without _each: most values of a journal pass here
+            for name, value in plain.items():
+                accepted, inner = fields[name]
+                values[name] = value if type(value) in accepted else inner(value)
+        except _Misfit as misfit:
+            misfit.path.append(f".{name}")
+            raise
         try:
-            return kind(**dict(zip(plain, values, strict=True)))
+            return kind(**values)
         except (TypeError, InvalidParameter) as unusable:
             raise _Misfit(f": {unusable}") from None
 

@@ -24,7 +24,6 @@ as not finished.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -68,7 +67,7 @@ def read_journal(path: Path) -> RunRecord:
             if header is None:
                 header = _header(path, kind, body)
             elif kind == "result":
-                result = dataclasses.replace(from_json(Result, body), environment=environment)
+                result = from_json(Result, {**body, "environment": environment} if isinstance(body, dict) else body)
                 results[result.case] = result
                 measured[result.case] += 1
                 aside["failure"].pop(result.case, None)

@@ -129,7 +129,6 @@ class JournalWriter:
             self._move(why(error))
 
     def _write_rest(self) -> None:
-        """Write the lines that the file does not have yet; OSError leaves it with whole lines."""
         environment, data = self._environment, []
         for line in self._lines[self._written :]:
             if not isinstance(line, Result):

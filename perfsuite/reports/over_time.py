@@ -72,10 +72,10 @@ def _environment(findings: Findings) -> Grid:
         columns=("since", "commit", "what"),
         rows=tuple(
             (
-                escaped(sessions[change.at].time)[:16],
-                escaped(short(sessions[change.at].revision.commit)),
-                escaped("; ".join(change.phrases)),
+                escaped(sessions[at].time)[:16],
+                escaped(short(sessions[at].revision.commit)),
+                escaped("; ".join(phrases)),
             )
-            for change in findings.environment
+            for at, phrases in findings.environment
         ),
     )

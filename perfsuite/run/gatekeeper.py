@@ -28,7 +28,7 @@ from perfsuite.gate.gate import Gate
 from perfsuite.gate.physics import violations
 from perfsuite.record.result import Result
 from perfsuite.record.verdict import INSTRUMENTED, GateSettings, SuiteVerdict, Verdict
-from perfsuite.run.settling import Base, Clock, Say, Settling
+from perfsuite.run.settling import Base, GateClock, Say, Settling
 
 
 class Rerunner(Protocol):
@@ -38,12 +38,8 @@ class Rerunner(Protocol):
         """Run a case of this session once more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tolerances:
-    """Tolerances of a case's own marker."""
-
-    time: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+Tolerances = tuple[float | None, Mapping[str, float]]
+"""Tolerances of a case's own marker: of its time, None for the usual one, and of metrics by name."""
 
 
 @dataclass(kw_only=True)
@@ -77,7 +73,7 @@ class Gatekeeper:
         boot: str = "",
         links: bool = False,
         disturbance: Callable[[], str] = str,
-        clock: Clock | None = None,
+        clock: GateClock | None = None,
     ) -> None:
         """Load the baseline file of this hardware; raise BaselineError if it is damaged.
 
@@ -104,7 +100,7 @@ class Gatekeeper:
         self.covered: set[str] = set()  # Cases with enough stored runs for a comparison.
         self.banner: tuple[str, ...] = ()  # Remarks about the session as a whole.
         self.suite: SuiteVerdict | None = None  # Verdict on the session as a whole, if its cases are slower together.
-        self.clock = clock or Clock()
+        self.clock = clock or GateClock()
         self._hosts: Counter[str] = Counter()  # Number of cases by remark about the hosts of their stored runs.
         self._open: Gate | None = None  # The gate of the current or last settling.
 
@@ -225,7 +221,7 @@ class Gatekeeper:
                     runs=tuple(taken.runs if accepted else taken.again or taken.runs),
                     verdict="impossible" if taken.broken else None,
                     seen=f"impossible: {taken.broken[0]}" if taken.broken else "",
-                    tolerance=taken.tolerances.time or self.settings.tolerance,
+                    tolerance=taken.tolerances[0] or self.settings.tolerance,
                     instrumented=taken.instrumented,
                 )
                 runs.append(new if verdict is None or taken.broken else offered(new, verdict, self.suite))
@@ -253,8 +249,8 @@ class Gatekeeper:
                 baseline=self.baseline,
                 hardware=self.hardware,
                 folder=self.folder,
-                tolerance=taken.tolerances.time,
-                metric_tolerances=taken.tolerances.metrics,
+                tolerance=taken.tolerances[0],
+                metric_tolerances=taken.tolerances[1],
             )
             if not taken.instrumented
             else GateCase(case=taken.identity, refusal="not-comparable", reasons=(taken.instrumented,))

@@ -12,8 +12,8 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -65,26 +65,20 @@ def deadline_s(
     return turns * budget.timeout_s + _ITERATIONS.get(purpose, _OTHERWISE) * at_best_s / _SHARE_OF_PEAK
 
 
-@dataclass(kw_only=True)
-class UntimedBuilds:
-    """Results of the untimed builds of a case: memory, FLOPs, losses, traffic, ..."""
-
-    settled: tuple[Record, ...]
-    done: list[Measurement] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    def added_to(self, timed: Measurement) -> Measurement:
-        """Return the timed measurement with these results."""
-        records = {record.name: record for record in timed.records}
-        for record in itertools.chain(() if timed.smoke else self.settled, *(build.records for build in self.done)):
-            records.setdefault(record.name, record)
-        return dataclasses.replace(
-            timed,
-            records=tuple(records.values()),
-            traffic=tuple(entry for build in self.done for entry in build.traffic),
-            components=tuple(component for build in self.done for component in build.components),
-            failed_builds=self.failed,
-        )
+def _with_builds(
+    timed: Measurement, settled: tuple[Record, ...], done: Sequence[Measurement], failed: Mapping[str, str]
+) -> Measurement:
+    """Return the timed measurement with the results of untimed builds: memory, FLOPs, losses, traffic, ..."""
+    records = {record.name: record for record in timed.records}
+    for record in itertools.chain(() if timed.smoke else settled, *(build.records for build in done)):
+        records.setdefault(record.name, record)
+    return dataclasses.replace(
+        timed,
+        records=tuple(records.values()),
+        traffic=tuple(entry for build in done for entry in build.traffic),
+        components=tuple(component for build in done for component in build.components),
+        failed_builds=failed,
+    )
 
 
 _Limits = Callable[[Work, Purpose], float]  # Returns the deadline of a build in seconds from its work and purpose.
@@ -297,15 +291,17 @@ class PerfSession:
         if records:
             result = dataclasses.replace(result, work=job.workload.work(shape))
         result = dataclasses.replace(result, environment=self.environment_now())
-        builds = UntimedBuilds(settled=records)
+        done: list[Measurement] = []
+        failed: dict[str, str] = {}
         try:
-            self._build_untimed(builds, job, result.work, limits)
+            self._build_untimed(done, failed, job, result.work, limits)
         except BaseException:
             if keep:
                 peaks = self.measured_peaks.complete(self.machine.peaks())
-                self._keep(_complete(result, workload, builds.added_to(timed), peaks))
+                self._keep(_complete(result, workload, _with_builds(timed, records, done, failed), peaks))
             raise
-        return _complete(result, workload, builds.added_to(timed), self._peaks(result, timed))
+        measured = _with_builds(timed, records, done, failed)
+        return _complete(result, workload, measured, self._peaks(result, timed))
 
     def _settle(self, job: Job, limits: _Limits) -> tuple[Job, tuple[Record, ...], Measurement]:
         """Return the job with the final parameters of the workload, the records of the search, and the measurement.
@@ -334,21 +330,22 @@ class PerfSession:
         budget = dataclasses.replace(job.budget, smoke=True)
         return self.driver.run(_limited(dataclasses.replace(job, purpose=purpose, budget=budget), limit_s))
 
-    def _build_untimed(self, builds: UntimedBuilds, job: Job, work: Work, limits: _Limits) -> None:
+    def _build_untimed(
+        self, done: list[Measurement], failed: dict[str, str], job: Job, work: Work, limits: _Limits
+    ) -> None:
         """Run the untimed builds. Note one that is impossible here; raise the error of one that fails."""
         for purpose in () if job.budget.smoke else job.workload.untimed():
             try:
                 # A process with libraries loaded by earlier builds would show too little memory in this one.
                 further = dataclasses.replace(job, continues=purpose != "memory")
-                builds.done.append(self._untimed(further, purpose, limits(work, purpose)))
+                done.append(self._untimed(further, purpose, limits(work, purpose)))
             except (OutOfMemory, UnsupportedCase) as error:
-                builds.failed[purpose] = first_line(error)
+                failed[purpose] = first_line(error)
             except BaseException as error:
-                builds.failed[purpose] = first_line(error)
+                failed[purpose] = first_line(error)
                 raise
 
     def _peaks(self, result: Result, measurement: Measurement) -> Peaks:
-        """Return the machine's peaks; those of a CPU are measured when a case first needs them."""
         peaks = self.machine.peaks()
         if measurement.smoke or self.machine.family.name != "cpu":
             return peaks

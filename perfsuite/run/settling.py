@@ -60,7 +60,7 @@ class Base:
 
 
 @dataclass(kw_only=True)
-class Clock:
+class GateClock:
     """Cost of further runs of one session, and the budget that is left for them."""
 
     asked_s: float | None = None  # Budget of the option; None: :func:`perfsuite.gate.budget.usual_s`.
@@ -99,7 +99,7 @@ class Settling:
     """One settling of a gate: of all cases of a session, or of one in place."""
 
     gate: Gate
-    clock: Clock
+    clock: GateClock
     say: Say
     rerun: Callable[[str], Result]
     add: Callable[[Result], None]  # Stores a further run of a case and passes it to the gate.
@@ -160,7 +160,6 @@ class Settling:
         return reason
 
     def _report(self, requests: Sequence[Request], node: str | None) -> None:
-        """Print the plan at the beginning, and the progress at intervals."""
         budget = f"budget {self.clock.budget_s:.0f} s" if self.clock.is_limited else "no budget"
         if not self._total:
             wanted = self.gate.outlook(node)

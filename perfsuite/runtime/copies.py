@@ -40,7 +40,6 @@ def package_folders(tree: Path) -> dict[str, str]:
 
 
 def _up_to(tree: Path, folder: Path) -> Iterator[Path]:
-    """Yield ``folder`` and the folders above it up to ``tree``."""
     if folder.is_relative_to(tree):
         yield folder
         if folder != tree:
@@ -57,7 +56,6 @@ def _project_of(tree: Path, folder: Path) -> str:
 
 
 def _name_in(file: Path) -> str:
-    """Return the name in a project's file; empty if it has none or computes it."""
     text = file.read_text(encoding="utf-8", errors="replace")
     if file.suffix == ".toml":
         sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
@@ -67,7 +65,7 @@ def _name_in(file: Path) -> str:
     return match.group(1) if match else ""
 
 
-class Copies:
+class PackageCopies:
     """Decides whether modules from outside of a tree are copies of its packages."""
 
     def __init__(
@@ -126,7 +124,6 @@ def _holds(folder: str, name: str) -> bool:
 
 
 def _is_package(folder: str, parts: Sequence[str]) -> bool | None:
-    """Return whether a module belongs to a package with ``__init__.py`` here; None if it is not in this folder."""
     if any(Path(folder, *parts[:length], "__init__.py").is_file() for length in range(1, len(parts) + 1)):
         return True
     return False if Path(folder, *parts).with_suffix(".py").is_file() else None

@@ -187,7 +187,6 @@ class Driver:
         )
 
     def _time(self, job: Job, command: Message, shape: MeshShape) -> tuple[dict[int, Message], Sequence[DeviceLook]]:
-        """Return the reports by rank, and readings of the devices; a CPU is read in sustained runs only."""
         if not job.budget.smoke and not (self._family.shareable and job.budget.sustain_s is None):
             self._telemetry = self._telemetry or self._family.telemetry()
             self._watch = DeviceWatch(self._telemetry)

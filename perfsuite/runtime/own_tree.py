@@ -24,7 +24,7 @@ from types import ModuleType
 
 from perfsuite.base.errors import CaseError
 from perfsuite.record.run import foreign_line
-from perfsuite.runtime.copies import Copies, package_folders
+from perfsuite.runtime.copies import PackageCopies, package_folders
 
 VARIABLE = "PERFSUITE_TREE"  # Variable with the code places of a run for its processes: JSON of :class:`_Places`.
 _SOURCE_FOLDERS = ("", "src", "lib", "python")  # Folders of a repository that usually hold packages.
@@ -42,7 +42,7 @@ class _Places:
     tree: Path  # Tree that the arm runs: the work tree of its revision, or the user's checkout.
     checkout: Path  # The user's checkout, which the tree replaces; the tree itself outside of an arm.
     folders: tuple[Path, ...]  # Folders of the tree from which modules are imported.
-    copies: Copies  # Finds installed copies of modules in further folders of the tree.
+    copies: PackageCopies  # Finds installed copies of modules in further folders of the tree.
     session: bool  # Whether this is the session's own run, not an arm.
     exclusive: bool  # Whether every module of the project has to come from the tree.
 
@@ -196,7 +196,7 @@ def _places_of(text: str) -> _Places:
         tree=Path(plain["tree"]),
         checkout=Path(plain["checkout"]),
         folders=tuple(map(Path, plain.get("folders", ()))),
-        copies=Copies(plain.get("elsewhere", {}), Path(plain["checkout"])),
+        copies=PackageCopies(plain.get("elsewhere", {}), Path(plain["checkout"])),
         session=plain["session"],
         exclusive=plain["exclusive"],
     )
@@ -240,7 +240,6 @@ def _foreign(modules: Mapping[str, ModuleType], places: _Places) -> Iterator[tup
 
 
 def _of_a_checkout(file: str) -> bool:
-    """Return whether a file lies outside of Python and its installed packages."""
     return not (file.startswith((sys.prefix, sys.base_prefix)) or _installed(Path(file)))
 
 
@@ -259,7 +258,6 @@ def _installed(path: Path) -> bool:
 
 
 def _files(module: ModuleType) -> Iterator[Path]:
-    """Yield the file of a module, or the folders of a namespace package."""
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
         if os.path.isabs(file):  # torch.ops says "_ops.py"

@@ -160,7 +160,6 @@ def _compiler_folders() -> Iterator[Path]:
 
 
 def _user() -> str:
-    """Return the user's name as torch writes it in a path."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user id of a container without a name

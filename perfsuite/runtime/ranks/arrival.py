@@ -178,7 +178,7 @@ class _Communication(TorchDispatchMode):
         return {name for name, _ in self._open.values()}
 
 
-class Watch:
+class ArrivalWatch:
     """Runs iterations that are not timed, on all ranks together, and keeps its observations."""
 
     def __init__(self, code: DeviceCode, name: str) -> None:

@@ -22,14 +22,14 @@ _CPU = "sys/devices/system/cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Core:
+class PhysicalCore:
     """A physical core, as far as this process may use it."""
 
     node: int  # Memory node (NUMA); 0 if the kernel lists none.
     logical: tuple[int, ...]  # Its hardware threads, by the kernel's numbers.
 
 
-def read_cores(host: Host, allowed: Iterable[int]) -> tuple[Core, ...]:
+def read_cores(host: Host, allowed: Iterable[int]) -> tuple[PhysicalCore, ...]:
     """Return the physical cores of ``allowed`` logical ones, by node and number; single ones without sibling lists."""
     left, node = set(allowed), _nodes(host)
     cores = []
@@ -38,12 +38,11 @@ def read_cores(host: Host, allowed: Iterable[int]) -> tuple[Core, ...]:
             listed = parse_list(host.read(f"{_CPU}/cpu{index}/topology/thread_siblings_list") or "")
             siblings = tuple(sorted(left & {index, *listed}))
             left -= set(siblings)
-            cores.append(Core(node=node.get(index, 0), logical=siblings))
+            cores.append(PhysicalCore(node=node.get(index, 0), logical=siblings))
     return tuple(sorted(cores, key=lambda core: (core.node, core.logical)))
 
 
 def _nodes(host: Host) -> dict[int, int]:
-    """Return the memory node of each logical core."""
     folders = host.glob("sys/devices/system/node/node[0-9]*")
     return {
         index: int(folder.name.removeprefix("node"))
@@ -120,19 +119,20 @@ def divide_cores(cores: tuple[int, ...], share: int, shares: int, *, pin: bool =
     return Placement(threads=width, cores=cores[share * width : (share + 1) * width] if pin else None)
 
 
-def place_by_node(cores: Sequence[Core], nodes: Sequence[int | None], share: int) -> Placement:
+def place_by_node(cores: Sequence[PhysicalCore], nodes: Sequence[int | None], share: int) -> Placement:
     """Return the rank's share of the whole physical cores of its device's memory node.
 
     ``nodes``: by share, the node of each rank's device; with None the ranks go over the nodes in order. All ranks have
     as many threads as the smallest share has logical cores. If a node has more ranks than cores, each may use all its
     cores with one thread.
 
-    >>> cores = [Core(node=0, logical=(0, 4)), Core(node=0, logical=(1, 5)), Core(node=1, logical=(2, 6))]
+    >>> near = [PhysicalCore(node=0, logical=(0, 4)), PhysicalCore(node=0, logical=(1, 5))]
+    >>> cores = [*near, PhysicalCore(node=1, logical=(2, 6))]
     >>> [place_by_node(cores, nodes=[0, 1], share=share) for share in range(2)]  # doctest: +NORMALIZE_WHITESPACE
     [Placement(threads=2, cores=(0, 1, 4, 5)),
      Placement(threads=2, cores=(2, 6))]
     """
-    of_node: dict[int, list[Core]] = {}
+    of_node: dict[int, list[PhysicalCore]] = {}
     for core in cores:
         of_node.setdefault(core.node, []).append(core)
     order = sorted(of_node)
@@ -144,17 +144,19 @@ def place_by_node(cores: Sequence[Core], nodes: Sequence[int | None], share: int
     return Placement(threads=min(len(_logical(part or ())) or 1 for part in shares), cores=_logical(own))
 
 
-def _share(cores: Sequence[Core], share: int, shares: int) -> Sequence[Core] | None:
+def _share(cores: Sequence[PhysicalCore], share: int, shares: int) -> Sequence[PhysicalCore] | None:
     """Return the physical cores of one of several ranks of a node; None if there are fewer cores than ranks."""
     width = len(cores) // shares
     return cores[share * width : (share + 1) * width] if width else None
 
 
-def _logical(cores: Sequence[Core]) -> tuple[int, ...]:
+def _logical(cores: Sequence[PhysicalCore]) -> tuple[int, ...]:
     return tuple(sorted(index for core in cores for index in core.logical))
 
 
-def nodes_of_devices(host: Host, cores: Sequence[Core], addresses: Mapping[int, str | None]) -> list[int | None]:
+def nodes_of_devices(
+    host: Host, cores: Sequence[PhysicalCore], addresses: Mapping[int, str | None]
+) -> list[int | None]:
     """Return the memory node of each rank's device; None if its devices belong to no node.
 
     ``addresses``: by rank, the PCI address of its device, empty if unknown, None if it has none. Raises UnsupportedCase

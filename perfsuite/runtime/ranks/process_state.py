@@ -97,7 +97,6 @@ def _is_wrapped(old: Any, new: Any) -> bool:
 
 
 def _functions() -> _Names:
-    """Return the functions of modules and classes by which cases work."""
     modules = [torch, torch.nn.functional, torch.autograd, dist, distributed_c10d, _functional_collectives]
     modules += [builtins, os, socket, threading, time, *filter(None, [sys.modules.get("numpy")])]
     classes = [torch.Tensor, torch.utils.data.DataLoader, *_classes(torch.nn.Module), *_classes(torch.optim.Optimizer)]
@@ -105,7 +104,6 @@ def _functions() -> _Names:
 
 
 def _classes(base: type) -> Iterator[type]:
-    """Yield the class and its subclasses that torch defines."""
     if base.__module__.startswith("torch."):
         yield base
     subclasses: list[type] = base.__subclasses__()
@@ -120,7 +118,6 @@ def _loggers() -> _Names:
 
 
 def _attribute(path: str, *, recorded: bool = True, puts: bool = True) -> Setting:
-    """Return a row for an attribute below ``torch``."""
     owner, _, name = path.rpartition(".")
     parent = operator.attrgetter(owner)
     return Setting(
@@ -139,7 +136,6 @@ def _function(path: str, put: Callable[[Any], object] | None = None, *arguments:
 
 
 def _numpy_random() -> Any:
-    """Return NumPy's random state; None while NumPy is not loaded."""
     if "numpy" not in sys.modules:
         return None
     state = sys.modules["numpy"].random.get_state()

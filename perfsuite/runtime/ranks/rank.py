@@ -100,7 +100,6 @@ class RecordKeeper:
         }
 
     def _metric(self, name: str, meaning: Mapping[str, Any], users: bool) -> OwnMetric | None:
-        """Return the metric of a record; None for records of perfsuite and for inputs of derived metrics."""
         unknown = sorted(set(meaning) - MEANING)
         if unknown:
             raise InvalidParameter(

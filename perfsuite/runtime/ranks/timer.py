@@ -32,7 +32,7 @@ from perfsuite.record.workload import Budget, Yardstick
 from perfsuite.runtime.ranks.rank import Membership
 from perfsuite.runtime.ranks.returned import LOOKED_AT, Iteration
 from perfsuite.runtime.ranks.spans import SpanRecorder
-from perfsuite.runtime.ranks.yardstick import Control, Doing, Effort, make_control
+from perfsuite.runtime.ranks.yardstick import ControlWork, Doing, Effort, make_control
 
 _CLOCK_MARGIN = 100
 _BARRIER_MARGIN = 20
@@ -97,8 +97,8 @@ class Timer:
         self._aligned = aligned
         self._clock = member.code.clock
         self._declared: Yardstick = "compute"
-        self._prepared: Control | None = None
-        self._unused: Control | None = None
+        self._prepared: ControlWork | None = None
+        self._unused: ControlWork | None = None
         self._flush: Callable[[], None] | None = None
 
     def prepare(self, yardstick: Yardstick, *, always: bool = False) -> None:
@@ -172,7 +172,7 @@ class Timer:
     _sends = False
     _yardsticks_s = 0.0  # Seconds of the controls so far.
 
-    def _make_control(self, message_bytes: float | None, iterations: int) -> Control:
+    def _make_control(self, message_bytes: float | None, iterations: int) -> ControlWork:
         """Return the control that resembles the iterations of the warm-up, the same on all ranks."""
         member, effort = self._member, self._effort
         numbers = [effort.own_share, effort.share, effort.wait_s, effort.blocks / iterations, message_bytes or 0.0]
@@ -215,7 +215,7 @@ class Timer:
         return max(1, fitting)
 
     def _sample(
-        self, run: Callable[[], Any], iterations: int, control: Control | None, flush: Callable[[], None] | None
+        self, run: Callable[[], Any], iterations: int, control: ControlWork | None, flush: Callable[[], None] | None
     ) -> _OwnSample:
         if flush is not None and not self._clock.queues:
             flush()
@@ -253,7 +253,7 @@ class Timer:
         *worst, self._shared_elapsed_s = self._maximum([*numbers, self._elapsed(started_s)])
         return worst
 
-    def _time_control(self, control: Control) -> float:
+    def _time_control(self, control: ControlWork) -> float:
         if control.meets:
             self.align()
         return control.time_s(self._time_once)
@@ -281,7 +281,6 @@ class Timer:
         return self._clock.elapsed_s(start, end) / batch, launched_s / batch
 
     def _maximum(self, values: list[float]) -> list[float]:
-        """Return the element-wise maximum over ranks."""
         if self._member.world_size == 1:
             return values
         shared = torch.tensor(values, dtype=torch.float64, device=self._member.device)
@@ -324,7 +323,6 @@ class Timer:
         )  # fmt: skip
 
     def _least_warm_s(self, iteration_s: float) -> float:
-        """Return the least seconds of iterations before the warm-up can count as steady."""
         if self._budget.warmup_min_s is not None:
             return self._budget.warmup_min_s
         return _LEAST_WARM_S if self._member.world_size > 1 and iteration_s < _SHORT_S else 0.0
@@ -357,7 +355,6 @@ class Timer:
 
 
 def _usual_s(barriers: list[float]) -> float:
-    """Return the median of all but the first, if there are others."""
     return statistics.median(barriers[1:] or barriers)
 
 

@@ -36,7 +36,7 @@ from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import (
     GROUP_TIMEOUT,
-    Watch,
+    ArrivalWatch,
     has_compiled,
     iterations_within,
     offset_to_rank0_s,
@@ -71,7 +71,9 @@ class Worker:
         self._state: ProcessState | None = None  # State of the process before the current case.
         self._settings: Message = {}  # Settings of the process after the last sample of that case.
         self._stale: list[str] = []  # Settings that the previous case changed and that could not be restored.
-        self._watch: Watch | None = None  # Observations of the current case; None if its iterations are not watched.
+        self._watch: ArrivalWatch | None = (
+            None  # Observations of the current case; None if its iterations are not watched.
+        )
         self._held_bytes = 0  # Memory of the device that the process had allocated before the build.
         self._meshes: Meshes | None = None  # Meshes of the current case in this process group.
         self._group: dist.ProcessGroup | None = None  # Process group of :attr:`_member`.
@@ -269,7 +271,7 @@ class Worker:
         iteration = Iteration(step.run, _name_of(workload))
         # Builds that are not timed run the same step; a work that the watch keeps would hold memory that they measure.
         watches = rank.purpose == "time" and (member.world_size > 1 or member.code.clock.queues)
-        watch = self._watch = Watch(member.code, _name_of(workload)) if watches else None
+        watch = self._watch = ArrivalWatch(member.code, _name_of(workload)) if watches else None
         # Watch at once, before lost messages could block the ranks; but torch.compile would compile again for it.
         watched = watch is not None and "torch._dynamo" not in sys.modules
         look = watch and (watch.once if watched else watch.count)
@@ -317,7 +319,6 @@ class Worker:
         return spans.keeper.report(samples.times_s, offset_s=offset_s)
 
     def _look_at_settings(self) -> None:
-        """Store the settings of this process during the samples."""
         assert self._state is not None, "a case runs"
         self._settings = {
             "threads": torch.get_num_threads(),

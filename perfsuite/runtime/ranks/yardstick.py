@@ -138,7 +138,7 @@ def _rounded(value: float, step: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class ControlWork:
     """A control of one kind; equal kinds do the same work in every session and version."""
 
     kind: str  # ``compute``, ``memory``, ``message 32 KiB``, ``sleep 16 ms``, two of them with a plus, or UNLIKE.
@@ -151,7 +151,7 @@ class Control:
         return math.exp(math.fsum(map(math.log, times_s)) / len(times_s)) if times_s and min(times_s) > 0 else 0.0
 
 
-def make_control(doing: Doing, device: torch.device, code: DeviceCode) -> Control:
+def make_control(doing: Doing, device: torch.device, code: DeviceCode) -> ControlWork:
     """Return the control that resembles a step: each part takes about a millisecond, or one wait of the step."""
     made, names = [], []
     for kind in doing.parts():
@@ -166,7 +166,7 @@ def make_control(doing: Doing, device: torch.device, code: DeviceCode) -> Contro
             made.append(_compute(code.yardstick_side, device) if kind == "compute" else _copy(code, device))
             names.append(kind)
     meets = any(name.startswith("message") for name in names)
-    return Control(kind="+".join(names) or UNLIKE, parts=tuple(made), meets=meets)
+    return ControlWork(kind="+".join(names) or UNLIKE, parts=tuple(made), meets=meets)
 
 
 def _sleep(length_s: float) -> Callable[[], object]:

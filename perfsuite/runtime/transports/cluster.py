@@ -13,14 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from perfsuite.base.errors import AgentLost, RanksFailed
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Event, Message, Place, Transport
-from perfsuite.runtime.transports.exchange import Arrival
+from perfsuite.runtime.transports.exchange import Incoming
 from perfsuite.runtime.transports.keys import offer_meeting
 from perfsuite.runtime.transports.launchers import Launch, gathering_s
 from perfsuite.runtime.transports.local import OneSlot
@@ -32,10 +31,8 @@ _WATCH_S = 1.0
 _CAUSE_S = 0.2  # Wait for a loss without a signal after one with a signal: reports come in any order.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Loss:
-    text: str
-    by_signal: bool  # It got SIGTERM or SIGHUP: usually from a launcher, because another process had died.
+_Loss = tuple[str, bool]
+"""Text on a lost agent, and whether it got SIGTERM or SIGHUP: usually from a launcher, because another process died."""
 
 
 class ClusterTransport(Transport):
@@ -195,8 +192,8 @@ class ClusterTransport(Transport):
         until = time.monotonic() + timeout_s
         for rank, reason in self._star.lost.items():  # a signal may have interrupted us before this loss was recorded
             if rank not in self._lost:
-                self._note_loss(Arrival(rank=rank, frame=None, reason=reason))
-        while all(loss.by_signal for loss in self._lost.values()) and (left := until - time.monotonic()) > 0:
+                self._note_loss(Incoming(rank=rank, frame=None, reason=reason))
+        while all(by_signal for _, by_signal in self._lost.values()) and (left := until - time.monotonic()) > 0:
             self._take_in(left, local=False)
             if self._lost:
                 until = min(until, time.monotonic() + _CAUSE_S)
@@ -239,13 +236,13 @@ class ClusterTransport(Transport):
             elif arrival.frame["reply"] in self._replies:
                 self._replies[arrival.frame["reply"]][arrival.rank] = arrival.frame
 
-    def _note_loss(self, arrival: Arrival) -> None:
+    def _note_loss(self, arrival: Incoming) -> None:
         facts = self._star.facts[arrival.rank]
         text = (
             f"the agent of {facts} is lost: {arrival.reason}; the run ends, because a launcher does not replace it: "
             "see its output and that of the launcher"
         )
-        self._lost[arrival.rank] = _Loss(text=text, by_signal=arrival.reason.startswith(GOT_SIGNAL))
+        self._lost[arrival.rank] = (text, arrival.reason.startswith(GOT_SIGNAL))
         self._events.append(Event(slot=arrival.rank, kind="agent_lost", text=text))
 
     def _require_agents(self, ranks: Iterable[int] | None = None) -> None:
@@ -257,8 +254,8 @@ class ClusterTransport(Transport):
 
 def _headline(losses: Collection[_Loss]) -> str:
     """Return the text of the first loss that no signal caused (else of the first), with the number of the others."""
-    causes = [loss for loss in losses if not loss.by_signal] or list(losses)
-    return causes[0].text + (f" ({len(causes) - 1} more are lost)" if len(causes) > 1 else "")
+    causes = [text for text, by_signal in losses if not by_signal] or [text for text, _ in losses]
+    return causes[0] + (f" ({len(causes) - 1} more are lost)" if len(causes) > 1 else "")
 
 
 def _end_with_parent(parent: int) -> None:

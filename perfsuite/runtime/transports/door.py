@@ -27,10 +27,10 @@ from perfsuite.runtime.transports.launchers import Launch
 from perfsuite.runtime.transports.wire import (
     AgentHandshake,
     DriverHandshake,
+    HandshakeRefused,
     Introduction,
     Link,
     LinkLost,
-    Refused,
     SessionKeys,
 )
 
@@ -113,8 +113,8 @@ class Door:
             if hello is None:
                 return None
             if hello.get("rank") != visit.handshake.rank:
-                raise Refused("its hello names another rank than its proof")
-        except Refused as refused:
+                raise HandshakeRefused("its hello names another rank than its proof")
+        except HandshakeRefused as refused:
             self._dismiss(visit, str(refused))
         except (OSError, LinkLost):
             self._dismiss(visit, "no handshake")
@@ -126,13 +126,12 @@ class Door:
     def _shake(self, visit: _Visit) -> None:
         data = visit.sock.recv(512)
         if not data:
-            raise Refused("no handshake")
+            raise HandshakeRefused("no handshake")
         reply = visit.handshake.feed(data)
         if reply and visit.sock.send(reply) != len(reply):  # a buffer has space for two short replies
-            raise Refused("no handshake")
-        session = visit.handshake.session
-        if session is not None:
-            visit.link = Link(visit.sock, session.to_agent, session.to_driver)
+            raise HandshakeRefused("no handshake")
+        if visit.handshake.session is not None:
+            visit.link = Link(visit.sock, *visit.handshake.session)
 
     def _turn_slow_ones_away(self) -> None:
         patience_s = HANDSHAKE_S if self._listening else _CROWDED_S
@@ -190,7 +189,7 @@ def reach_driver(
                 pass
             except (socket.gaierror, UnicodeError):
                 last = why_unresolved(launch) or last
-            except (OSError, Refused, LinkLost) as problem:
+            except (OSError, HandshakeRefused, LinkLost) as problem:
                 place = f"port {address}" if isinstance(address, int) else str(address)
                 last = f"{place}: {problem or 'no handshake'}"
         time.sleep(_RETRY_S)
@@ -227,8 +226,8 @@ def _introduction(launch: Launch, address: Path | int) -> Introduction:
 def _knock(launch: Launch, address: Path | int, key: bytes) -> Link:
     sock = _connect(launch, address)
     try:
-        session = _prove(sock, AgentHandshake(key, _introduction(launch, address), launch.rank))
-        return Link(sock, session.to_driver, session.to_agent)
+        to_agent, to_driver = _prove(sock, AgentHandshake(key, _introduction(launch, address), launch.rank))
+        return Link(sock, to_driver, to_agent)
     except BaseException:
         sock.close()
         raise
@@ -261,7 +260,7 @@ def _prove(sock: socket.socket, handshake: AgentHandshake) -> SessionKeys:
 
 
 def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) -> bytes:
-    """Return ``count`` bytes before ``until``; raise Refused(``closed``) if the connection ends before."""
+    """Return ``count`` bytes before ``until``; raise HandshakeRefused(``closed``) if the connection ends before."""
     data = b""
     while len(data) < count:
         sock.settimeout(max(0.001, until - time.monotonic()))
@@ -270,7 +269,7 @@ def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) ->
         except ConnectionResetError:
             more = b""
         if not more:
-            raise Refused(closed)
+            raise HandshakeRefused(closed)
         data += more
     return data
 
@@ -278,7 +277,6 @@ def _read_exactly(sock: socket.socket, count: int, until: float, closed: str) ->
 def _introduce(
     link: Link, hello: Message, farewell: Callable[[SystemExit], Message], alive: Callable[[], bool]
 ) -> Message:
-    """Send the hello; return the welcome."""
     try:
         link.send(hello)
         welcome = None

@@ -32,7 +32,7 @@ _OWN_SLEEP_S = 2 * _TURN_S  # A longer turn was delayed itself and counts as so 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrival:
+class Incoming:
     """A frame from an agent or the driver, or the loss of its link."""
 
     rank: int
@@ -48,7 +48,7 @@ class Exchange:
         self._links = dict(links)
         self._silent_s = dict.fromkeys(links, 0.0)
         self.lost: dict[int, str] = {}  # Reason of each lost link.
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: deque[Incoming] = deque()
         self._requests: deque[tuple[int, Message | None]] = deque()  # Frames to send; None closes the link.
         self._news_r, self._news_w = _bell()
         self._wake_r, self._wake_w = _bell()
@@ -83,7 +83,7 @@ class Exchange:
         """Whether :meth:`take` has something, also if a signal interrupted an earlier call."""
         return bool(self._arrivals)
 
-    def take(self) -> list[Arrival]:
+    def take(self) -> list[Incoming]:
         """Return the frames and losses since the last call."""
         _hush(self._news_r)
         arrivals = []
@@ -144,7 +144,7 @@ class Exchange:
                 for frame in self._links[rank].receive():
                     if LEAVING in frame:
                         raise LinkLost(frame[LEAVING])
-                    self._arrivals.append(Arrival(rank=rank, frame=frame))
+                    self._arrivals.append(Incoming(rank=rank, frame=frame))
                     _ring(self._news_w)
             if events & selectors.EVENT_WRITE:
                 self._links[rank].flush()
@@ -179,7 +179,7 @@ class Exchange:
 
     def _lose(self, rank: int, reason: str) -> None:
         if self.lost.setdefault(rank, reason) is reason:
-            self._arrivals.append(Arrival(rank=rank, frame=None, reason=reason))
+            self._arrivals.append(Incoming(rank=rank, frame=None, reason=reason))
             _ring(self._news_w)
 
     def _close(self, rank: int) -> None:
@@ -208,7 +208,6 @@ def _hush(end: socket.socket) -> None:
 
 
 def _why_silent(sock: socket.socket) -> str:
-    """Return the kernel's state of a silent process."""
     if sock.family == socket.AF_UNIX:
         pid, *_ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return f"its process {state_of(pid).removeprefix('Process: ').strip() or 'is stopped or hangs'}"

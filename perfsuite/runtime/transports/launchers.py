@@ -251,7 +251,6 @@ def _with_master(
 
 
 def _require_agreement(environ: Environ, launch: Launch, *, prefix: str) -> None:
-    """Raise LaunchError if ``env://`` variables contradict the launcher's own."""
     for name, value in (("RANK", launch.rank), ("LOCAL_RANK", launch.local_rank), ("WORLD_SIZE", launch.world_size)):
         if environ.get(name, str(value)) != str(value):
             raise LaunchError(

@@ -244,7 +244,6 @@ class LocalTransport(Transport):
             server.signal(children, number)
 
     def _look(self, timeout_s: float, links: list[Connection] | None = None) -> None:
-        """Process messages of the forkservers; wait up to ``timeout_s`` for one or for a worker's frame."""
         controls: list[Any] = [server.control for server in self._servers.values()]
         ready = wait([*controls, *(links or [])], timeout_s) if controls else []
         for number, server in list(self._servers.items()):
@@ -277,7 +276,6 @@ def _next_event(child: Child) -> Event | None:
 
 
 def _end_of(child: Child) -> str:
-    """Return how a worker ended, with the last exception of its log if it ended by itself."""
     return child.ended + (_raised_in(_tail(child)) if child.ended.startswith("exit code") else "")
 
 

@@ -23,7 +23,7 @@ _PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Child:
+class ChildProcess:
     """A child of this process, read from ``/proc/<pid>/stat``."""
 
     pid: int
@@ -48,7 +48,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children() -> Iterator[Child]:
+def children() -> Iterator[ChildProcess]:
     """Yield every child of this process, adopted ones included. Only the caller may reap them."""
     lists = list(Path("/proc/self/task").glob("*/children"))  # CONFIG_PROC_CHILDREN; without it read all processes
     pids: list[str] = [] if lists else list(filter(str.isdigit, os.listdir("/proc")))
@@ -60,7 +60,7 @@ def children() -> Iterator[Child]:
             # pid (name) state parent group session ...; the name may hold spaces and parentheses
             state, parent, group, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
             if int(parent) == os.getpid():
-                yield Child(pid=int(pid), group=int(group), session=int(session), has_ended=state == "Z")
+                yield ChildProcess(pid=int(pid), group=int(group), session=int(session), has_ended=state == "Z")
 
 
 def end_marked(value: str, deadline_s: float) -> None:

@@ -142,11 +142,7 @@ class ForkServer:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:  # it hangs in an import; its children watch the same pipe
             self.process.kill()
-        self._end_in_its_place()
-
-    def _end_in_its_place(self) -> None:
-        """After its certain end: end the descendants that it could not end because it was killed."""
-        if self.process.wait(5) != 0:
+        if self.process.wait(5) != 0:  # it was killed: end the descendants that it could not end
             end_marked(self.mark, _END_S)
 
 

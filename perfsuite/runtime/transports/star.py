@@ -23,7 +23,7 @@ from perfsuite.base.text import spans
 from perfsuite.runtime.ranks.placement import allowed_cores
 from perfsuite.runtime.transports.base import Message, Place
 from perfsuite.runtime.transports.door import Door, why_unresolved
-from perfsuite.runtime.transports.exchange import Arrival, Exchange
+from perfsuite.runtime.transports.exchange import Exchange, Incoming
 from perfsuite.runtime.transports.keys import Meeting
 from perfsuite.runtime.transports.launchers import Launch, telling_variables
 from perfsuite.runtime.transports.wire import Link, LinkLost
@@ -76,7 +76,7 @@ class Star:
         for rank in list(ranks):
             self._exchange.send(rank, frame)
 
-    def receive(self, timeout_s: float, also: Sequence[Connection | socket] = ()) -> list[Arrival]:
+    def receive(self, timeout_s: float, also: Sequence[Connection | socket] = ()) -> list[Incoming]:
         """Return the frames and losses of agents; wait up to ``timeout_s`` for one, or for ``also``."""
         if self._closed:
             return []

@@ -48,7 +48,7 @@ _TAG_BYTES = 32
 _HEAD_TAG_BYTES = 16
 
 
-class Refused(Exception):
+class HandshakeRefused(Exception):
     """A handshake failed; the message is the reason."""
 
 
@@ -65,12 +65,8 @@ class Introduction:
     address: str  # The driver's address: the path of its socket, or its port as the agent dialled it.
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionKeys:
-    """One key for each direction of a connection."""
-
-    to_agent: bytes
-    to_driver: bytes
+SessionKeys = tuple[bytes, bytes]
+"""Keys of the frames to the agent and to the driver of a connection."""
 
 
 class _Transcript:
@@ -87,7 +83,7 @@ class _Transcript:
 
     def session(self) -> SessionKeys:
         """Return a key for each direction."""
-        return SessionKeys(to_agent=self._derive("frames to the agent"), to_driver=self._derive("frames to the driver"))
+        return self._derive("frames to the agent"), self._derive("frames to the driver")
 
     def _derive(self, purpose: str) -> bytes:
         return hmac.digest(self._key, purpose.encode() + b"\0" + self._facts, "sha256")
@@ -105,21 +101,21 @@ class AgentHandshake:
         self.opening = _OPENING.pack(_MAGIC, PROTOCOL, rank, self._nonce)
 
     def prove(self, answer: bytes) -> bytes:
-        """Return the agent's proof for the driver's answer; raise Refused for another program or version."""
+        """Return the agent's proof for the driver's answer; raise HandshakeRefused for another program or version."""
         magic, version, nonce = _ANSWER.unpack(answer)
         if magic != _MAGIC:
-            raise Refused("another program, or a perfsuite of another version, listens there")
+            raise HandshakeRefused("another program, or a perfsuite of another version, listens there")
         if version != PROTOCOL:
-            raise Refused(
+            raise HandshakeRefused(
                 f"the driver speaks protocol {version}, this agent {PROTOCOL}; install one perfsuite everywhere"
             )
         self._transcript = _Transcript(self._key, self._launch, self._rank, self._nonce, nonce)
         return self._transcript.proof("agent")
 
     def finish(self, proof: bytes) -> SessionKeys:
-        """Return the keys of the connection; raise Refused if the driver does not have the key."""
+        """Return the keys of the connection; raise HandshakeRefused if the driver does not have the key."""
         if not hmac.compare_digest(proof, self._transcript.proof("driver")):
-            raise Refused("the driver has another key")
+            raise HandshakeRefused("the driver has another key")
         return self._transcript.session()
 
 
@@ -134,20 +130,20 @@ class DriverHandshake:
         self.session: SessionKeys | None = None  # Keys of the connection, after the agent's proof.
 
     def feed(self, data: bytes) -> bytes:
-        """Add received bytes and return the bytes to send. Raises Refused."""
+        """Add received bytes and return the bytes to send. Raises HandshakeRefused."""
         self._heard += data
         reply = b""
         if self._transcript is None and len(self._heard) >= _OPENING.size:
             reply = self._answer(self._take(_OPENING.size))
         elif self._transcript is None and not _MAGIC.startswith(self._heard[: len(_MAGIC)]):
-            raise Refused("no handshake")
+            raise HandshakeRefused("no handshake")
         if self._transcript is not None and len(self._heard) >= _PROOF_BYTES:
             if not hmac.compare_digest(self._take(_PROOF_BYTES), self._transcript.proof("agent")):
-                raise Refused("another key, launch or port")
+                raise HandshakeRefused("another key, launch or port")
             self.session = self._transcript.session()
             reply += self._transcript.proof("driver")
         if self._heard and (self.session or len(self._heard) >= _OPENING.size):
-            raise Refused("no handshake")  # an agent must wait for each answer
+            raise HandshakeRefused("no handshake")  # an agent must wait for each answer
         return reply
 
     def _take(self, count: int) -> bytes:
@@ -157,7 +153,7 @@ class DriverHandshake:
     def _answer(self, opening: bytes) -> bytes:
         magic, version, rank, agent_nonce = _OPENING.unpack(opening)
         if magic != _MAGIC:
-            raise Refused("no handshake")
+            raise HandshakeRefused("no handshake")
         nonce = secrets.token_bytes(_NONCE_BYTES)
         if version == PROTOCOL:
             self.rank = rank

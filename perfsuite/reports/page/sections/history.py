@@ -103,7 +103,7 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
         {"at": index, "value": value, "tip": f"{commit} {sessions[row].time[:16]}: {value:.4g}"}
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
     ]
-    ends = [0, *(series.place(step.at) for change in changes for step in change.steps), len(points)]
+    ends = [0, *(series.place(at) for change in changes for at, _ in change.steps), len(points)]
     levels = [
         {"begin": low - 0.5, "end": high - 0.5, "value": statistics.geometric_mean(series.values[low:high])}
         for low, high in itertools.pairwise(ends)
@@ -119,9 +119,9 @@ def _chart(findings: Findings, case: str, changes: Sequence[HistoryChange], capt
         for change in changes
     ]
     environment = [
-        {"at": series.place(one.at) - 0.5, "tip": f"environment: {'; '.join(one.phrases)}"}
-        for one in findings.environment
-        if one.at <= series.rows[-1]
+        {"at": series.place(at) - 0.5, "tip": f"environment: {'; '.join(phrases)}"}
+        for at, phrases in findings.environment
+        if at <= series.rows[-1]
     ]
     return Chart(
         title=name_of(case),
@@ -147,8 +147,8 @@ def _grid(findings: Findings, series: _Series, changes: Sequence[HistoryChange])
     notes: dict[int, list[str]] = {}
     for change in changes:
         notes.setdefault(series.place(change.until), []).append(_tip(findings, change))
-    for one in findings.environment:
-        notes.setdefault(series.place(one.at), []).append("environment: " + "; ".join(one.phrases))
+    for at, phrases in findings.environment:
+        notes.setdefault(series.place(at), []).append("environment: " + "; ".join(phrases))
     cells = [
         (findings.ordered.sessions[row].time[:16], commit, f"{value:.4g}", "; ".join(notes.get(index, ())))
         for index, (row, commit, value) in enumerate(zip(series.rows, series.commits, series.values, strict=True))
