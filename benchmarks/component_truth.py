@@ -34,7 +34,7 @@ def traffic_with_sleep(rank, model, where, sleep_s):
     """The build ``traffic`` of a step in which ``where`` of the last layer sleeps in its forward."""
     from contextlib import contextmanager
 
-    from perfsuite.workloads.training.traffic import TrafficStep
+    from perfsuite.workloads.training.builds import TrafficStep
 
     class Sleepy(TrafficStep):
         @contextmanager

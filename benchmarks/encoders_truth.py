@@ -14,8 +14,8 @@ import torch
 from diffusers import AutoencoderKL  # type: ignore[import-not-found,unused-ignore] # not among the requirements
 from transformers import T5Config, T5EncoderModel  # type: ignore[import-not-found,unused-ignore] # as above
 
-from perfsuite.models.encoders import ENCODERS, Encoders
-from perfsuite.models.encoders_module import FrozenEncoders
+from perfsuite.models.dit_module import FrozenEncoders
+from perfsuite.models.program import ENCODERS, Encoders
 
 _PICTURE = {
     "norm": "group_norm", "query": "to_q", "key": "to_k", "value": "to_v", "project": "to_out.0",

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfsuite.fleet.rule import Outliers, compare, slow_in_pairs, two_groups
+from perfsuite.fleet.rule import Slow, compare, slow_in_pairs, two_groups
 from perfsuite.metrics.pairs import SLOW_LINK, beyond_ends
 from perfsuite.workloads.pair_rounds import AGAIN, tournament
 
@@ -68,22 +68,22 @@ class Fleet:
 def named(runs: np.ndarray, again: dict[int, list[np.ndarray]] | None = None) -> np.ndarray:
     """Which devices the rule names, a whole node as all of its devices."""
     found = np.zeros(runs.shape[:2], bool)
-    for quantity, compared in _compared(runs, again):
+    for quantity, outliers in _compared(runs, again):
         del quantity
-        for slow in compared.slow:
+        for slow in outliers:
             node, device = slow.member
             found[int(node), int(device) if device else slice(None)] = True
     return found
 
 
-def _compared(runs: np.ndarray, again: dict[int, list[np.ndarray]] | None) -> Iterator[tuple[int, Outliers]]:
+def _compared(runs: np.ndarray, again: dict[int, list[np.ndarray]] | None) -> Iterator[tuple[int, tuple[Slow, ...]]]:
     def plain(values: np.ndarray) -> dict[str, float]:
         return dict(zip(map(str, range(DEVICES)), values.tolist(), strict=True))
 
     for quantity in range(runs.shape[2]):
         values = {str(node): plain(runs[node, :, quantity]) for node in range(len(runs))}
         later = {str(node): [plain(run[:, quantity]) for run in more] for node, more in (again or {}).items()}
-        yield quantity, compare(values, prior=PRIORS[quantity], again=later)
+        yield quantity, compare(values, prior=PRIORS[quantity], again=later)[0]
 
 
 def rates(nodes: int, repetitions: int, tails: float, *, seed: int, transients=0.0, look_again=False, **world):

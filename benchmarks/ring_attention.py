@@ -14,12 +14,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from perfsuite.models.layers import Core
+from perfsuite.models.layers import AttentionCore
 from perfsuite.platforms import device_code
 from perfsuite.platforms.attention import attention_kernels
 from perfsuite.platforms.base import Clock
 from perfsuite.statistics.student import ratio_interval
-from perfsuite.strategies.context.ring import RingCore
+from perfsuite.strategies.context_attention import RingCore
 
 HEADS, FEATURES = 8, 64
 AIM = 1.25
@@ -58,7 +58,7 @@ def compare(
     *inputs, upstream = (torch.randn(shape, device=device, dtype=dtype).transpose(1, 2) for shape in shapes)
     for each in inputs:
         each.requires_grad_()
-    runs = [step(core, inputs, upstream) for core in (Core("flash"), ring)]
+    runs = [step(core, inputs, upstream) for core in (AttentionCore("flash"), ring)]
     found = []
     for index in range(-3, pairs):
         order = runs if index % 2 else runs[::-1]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 
-from perfsuite.platforms.clocks import PerfCounterClock
-from perfsuite.platforms.cpu import Cpu, CpuDevice
+from perfsuite.platforms.cpu import Cpu, CpuDevice, PerfCounterClock
 from perfsuite.runtime.ranks import timer
 
 SWITCHED_OUT = "SWITCHED_OUT"

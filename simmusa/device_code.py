@@ -6,9 +6,8 @@ import json
 import os
 from types import ModuleType
 
-from perfsuite.platforms.accelerator import Accelerator
+from perfsuite.platforms.accelerator import Accelerator, EventClock
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.platforms.clocks import EventClock
 from perfsuite.platforms.musa import MusaDevice
 from simmusa.costs import S4000, VARIABLE
 from simmusa.device_module import install

@@ -7,7 +7,7 @@ import torch
 
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.models.base import require_attention
-from perfsuite.models.layers import Core
+from perfsuite.models.layers import AttentionCore
 
 
 def heads(number: int, length: int = 9) -> torch.Tensor:
@@ -29,14 +29,16 @@ def plainly(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torc
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_every_method_computes_causal_attention(method, key_heads):
     query, key, value = heads(4), heads(key_heads), heads(key_heads).flip(2)
-    torch.testing.assert_close(plainly(query, key, value), Core(method)(query, key, value), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        plainly(query, key, value), AttentionCore(method)(query, key, value), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_method_is_the_kernel_of_its_name():
     profiled = {}
     for method in ("math", "flash"):
         with torch.profiler.profile() as profile:
-            Core(method)(heads(2), heads(2), heads(2))
+            AttentionCore(method)(heads(2), heads(2), heads(2))
         profiled[method] = {event.key for event in profile.key_averages()}
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in profiled["flash"] - profiled["math"]
     assert "aten::_scaled_dot_product_attention_math" in profiled["math"] - profiled["flash"]
@@ -45,8 +47,8 @@ def test_a_method_is_the_kernel_of_its_name():
 def test_what_a_device_lacks_is_unsupported():
     there = heads(2).to("meta")  # torch knows no kernels of it and would compute with math, saying nothing
     with pytest.raises(UnsupportedCase, match=r"attention='flash': torch .* on meta .*float32 heads of 8.*choose auto"):
-        Core("flash")(there, there, there)
-    assert Core("math")(there, there, there).shape == there.shape
+        AttentionCore("flash")(there, there, there)
+    assert AttentionCore("math")(there, there, there).shape == there.shape
 
 
 def test_a_method_that_there_is_not_is_refused():

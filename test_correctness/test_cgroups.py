@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.platforms import cgroups, detect_machine, fingerprint, load_catalog, quiet, read_environment
-from perfsuite.platforms.cgroups import (
+from perfsuite.platforms import detect_machine, fingerprint, load_catalog, quiet, read_environment
+from perfsuite.platforms.cpu import memory_bytes
+from perfsuite.platforms.host import (
+    Host,
     OomKills,
     Throttling,
     cpu_quota,
@@ -18,9 +20,8 @@ from perfsuite.platforms.cgroups import (
     read_oom_kills,
     read_throttling,
     throttled,
+    throttled_share,
 )
-from perfsuite.platforms.cpu import memory_bytes
-from perfsuite.platforms.host import Host
 from perfsuite.record.run import RunEnd
 from perfsuite.reports.screen import screen
 from test_correctness.helpers import machines
@@ -336,14 +337,14 @@ def test_the_screen_says_throttled_and_not_that_the_machine_was_quiet():
 def test_this_machine_has_limits_that_can_be_read():
     """Whatever they are: nothing raises, and the folders are there."""
     for controller in ("cpu", "memory"):
-        assert all(Path("/", folder).is_dir() for folder in cgroups.own_groups(Host(), controller).folders)
+        assert all(Path("/", folder).is_dir() for folder in own_groups(Host(), controller)[0])
 
 
 def test_the_share_of_periods_is_unknown_without_a_quota_and_zero_where_nothing_was_held_back():
     def counts(periods, throttled):
         return {"cpu": Throttling(periods=periods, throttled=throttled, held_s=0.1 * throttled)}
 
-    assert cgroups.throttled_share({}, {}) is None
-    assert cgroups.throttled_share(counts(0, 0), counts(0, 0)) is None
-    assert cgroups.throttled_share(counts(10, 5), counts(30, 5)) == 0.0
-    assert cgroups.throttled_share(counts(10, 5), counts(30, 10)) == 0.25
+    assert throttled_share({}, {}) is None
+    assert throttled_share(counts(0, 0), counts(0, 0)) is None
+    assert throttled_share(counts(10, 5), counts(30, 5)) == 0.0
+    assert throttled_share(counts(10, 5), counts(30, 10)) == 0.25

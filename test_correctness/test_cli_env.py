@@ -15,7 +15,7 @@ import perfsuite
 from perfsuite.cli import main as cli
 from perfsuite.cli import platforms
 from perfsuite.platforms import Host
-from perfsuite.platforms.host import Answer
+from perfsuite.platforms.host import ToolAnswer
 from test_correctness.helpers import machines
 
 ROOT = Path(__file__).parent.parent
@@ -164,7 +164,7 @@ def test_a_driver_that_hangs_is_said_and_not_waited_for(
     tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machines.write(machines.xeon(tmp_path), {"dev/mtgpu.0": ""})
-    use(machines.host(tmp_path, {"mthreads-gmi -q": Answer(problem="no answer in 10 s")}))
+    use(machines.host(tmp_path, {"mthreads-gmi -q": ToolAnswer(problem="no answer in 10 s")}))
     assert 0 == cli.main(["env"])
     out = capsys.readouterr().out
     assert "mthreads-gmi does not show which device this is (no answer in 10 s)" in out

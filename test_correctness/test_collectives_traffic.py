@@ -15,7 +15,7 @@ from perfsuite.base.collectives import TRAFFIC, busbw_factor, link_bound_gb_per_
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import derive
 from perfsuite.record.result import Peaks, Work
-from perfsuite.strategies.pipeline.pipeline import Pipeline
+from perfsuite.strategies.pipeline import Pipeline
 from perfsuite.workloads import collective
 from perfsuite.workloads.collective_base import Collective, Endpoint
 
@@ -35,11 +35,11 @@ def needed(workload: Collective, count: int, hosts: list[int]) -> float:
     incoming: dict[int, set[tuple[int, int]]] = {host: set() for host in hosts}
     outgoing: dict[int, set[tuple[int, int]]] = {host: set() for host in hosts}
     for rank, host in enumerate(hosts):
-        for part in workload.expected(count, ranks, rank):
-            elements = {(part.rank, index) for index in range(part.start, part.start + part.length)}
-            if hosts[part.rank] != host:
+        for source, start, length in workload.expected(count, ranks, rank):
+            elements = {(source, index) for index in range(start, start + length)}
+            if hosts[source] != host:
                 incoming[host] |= elements
-                outgoing[hosts[part.rank]] |= elements
+                outgoing[hosts[source]] |= elements
     return max(len(elements) for end in (incoming, outgoing) for elements in end.values()) / count
 
 
@@ -153,7 +153,7 @@ def test_so_is_that_of_a_gradient_that_two_stages_share(monkeypatch):
     import torch
 
     posts = Posts()
-    monkeypatch.setattr("perfsuite.strategies.pipeline.pipeline.dist", posts)
+    monkeypatch.setattr("perfsuite.strategies.pipeline.dist", posts)
     pipeline = types.SimpleNamespace(group=None)
     Pipeline.exchange(pipeline, torch.zeros(2), between=(0, 1))
     assert posts.posted == [("irecv", 1), ("isend", 1)]

@@ -18,9 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.platforms.attention import Attended, AttentionBlock, attention_kernels
-from perfsuite.strategies.context import places as module
-from perfsuite.strategies.context.places import ContextMethod, places, require_context
-from perfsuite.strategies.context.ring import (
+from perfsuite.strategies import context as module
+from perfsuite.strategies.context import ContextMethod, places, require_context
+from perfsuite.strategies.context_attention import (
     Products,
     RingCore,
     block_backward,
@@ -62,11 +62,10 @@ def test_blocks_are_all_pairs_of_a_query_and_an_earlier_key(zigzag, cp, size):
         for step in range(cp):
             part = window_at(step, rank, 2 * size, zigzag=zigzag)
             if part:
-                queries = tokens(method, length, cp, rank)[part.queries]
-                keys = tokens(method, length, cp, (rank - step) % cp)[part.keys]
-                pairs += [
-                    (q, k) for i, q in enumerate(queries) for j, k in enumerate(keys) if j <= i or not part.causal
-                ]
+                among, seen, causal = part
+                queries = tokens(method, length, cp, rank)[among]
+                keys = tokens(method, length, cp, (rank - step) % cp)[seen]
+                pairs += [(q, k) for i, q in enumerate(queries) for j, k in enumerate(keys) if j <= i or not causal]
         own = tokens(method, length, cp, rank)
         assert sorted(pairs) == [(query, key) for query in own for key in range(query + 1)]
 

@@ -78,11 +78,11 @@ def test_the_uses_that_are_known_by_heart_are_among_those_found(uses: tuple[devi
     assert {
         ("perfsuite/platforms/accelerator.py", "torch.musa.set_device"),
         ("perfsuite/platforms/accelerator.py", "torch.musa.reset_peak_memory_stats"),
-        ("perfsuite/platforms/clocks.py", "torch.musa.Event"),  # through a constructor's parameter
-        ("perfsuite/platforms/clocks.py", "torch.musa.Event.elapsed_time"),  # through an opaque stamp
+        ("perfsuite/platforms/accelerator.py", "torch.musa.Event"),  # through a constructor's parameter
+        ("perfsuite/platforms/accelerator.py", "torch.musa.Event.elapsed_time"),  # through an opaque stamp
         ("perfsuite/platforms/musa.py", "torch.backends.mudnn.allow_tf32"),
         ("perfsuite/platforms/musa.py", "torch.musa.get_device_capability"),
-        ("perfsuite/workloads/training/memory_ledger.py", "torch.musa.max_memory_reserved"),  # through an attribute
+        ("perfsuite/workloads/training/memory.py", "torch.musa.max_memory_reserved"),  # through an attribute
         ("perfsuite/workloads/collective.py", "torch.musa.synchronize"),
     } <= places
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.models import find
 from perfsuite.models.dataset import generate, read
-from perfsuite.models.loading import Files, Rows, Share, Synthetic, synthetic_batch
+from perfsuite.models.loading import Files, Rows, Synthetic, numbers_of, synthetic_batch
 
 CPU = torch.device("cpu")
 TOKENS = find("gpt2-tiny").twin()
@@ -109,7 +109,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 def test_ranks_share_the_samples_without_gap_or_overlap(ranks, micro_batch_size, batches):
-    shares = [Share(replica=rank, replicas=ranks, micro_batch_size=micro_batch_size).numbers() for rank in range(ranks)]
+    shares = [numbers_of(replica=rank, replicas=ranks, micro_batch_size=micro_batch_size) for rank in range(ranks)]
     seen = [number for _ in range(batches) for share in shares for number in next(share)]
     assert seen == list(range(ranks * micro_batch_size * batches))
 
@@ -118,7 +118,7 @@ def test_ranks_share_the_samples_without_gap_or_overlap(ranks, micro_batch_size,
 def test_loaders_bring_this_rank_s_samples_in_order(tmp_path, num_workers):
     dataset = generate(VIDEO, tmp_path / "set", samples=7)
     rows = Rows(VIDEO, dataset)
-    share = Share(replica=1, replicas=2, micro_batch_size=2)
+    share = numbers_of(replica=1, replicas=2, micro_batch_size=2)
     batches = Files(VIDEO, dataset, share, CPU, num_workers=num_workers)
     try:
         for numbers in ([2, 3], [6, 7], [10, 11]):
@@ -131,7 +131,7 @@ def test_loaders_bring_this_rank_s_samples_in_order(tmp_path, num_workers):
 
 
 def test_synthetic_batches_repeat_and_follow_the_sample_numbers():
-    share = Share(replica=0, replicas=1, micro_batch_size=2)
+    share = numbers_of(replica=0, replicas=1, micro_batch_size=2)
     batches = Synthetic(VIDEO, share, CPU)
     taken = [next(batches) for _ in range(5)]
     assert taken[4] is taken[0]

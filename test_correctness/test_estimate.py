@@ -6,8 +6,7 @@ import pytest
 
 from perfsuite.platforms import load_catalog
 from perfsuite.published.recipes import find
-from perfsuite.workloads.training.estimate import estimate, why_not_fit
-from perfsuite.workloads.training.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep, estimate, why_not_fit
 
 MODELS = load_catalog(()).models
 

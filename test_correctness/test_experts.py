@@ -151,7 +151,7 @@ def test_a_layer_is_a_loop_over_its_experts(monkeypatch, grouped, capacity_facto
         outcomes.append([output, x.grad, *(parameter.grad.clone() for parameter in layer.parameters())])
     for got, expected in zip(*outcomes, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    dropped = float(router_figures(layer).dropped_share)
+    dropped = float(router_figures(layer)["dropped_share"])
     assert dropped > 0 if capacity_factor == 0.6 else capacity_factor == 2.0 or dropped == 0
 
 
@@ -173,7 +173,7 @@ def test_the_balance_loss_is_its_formula_and_its_gradient_is_weighed():
     layer, x = layer_of(config), torch.randn(3, 16, 16)
     set_loss_factor(layer, 4.0)
     layer(x).mul(0.0).sum().backward()
-    found, got = float(router_figures(layer).balance_loss), layer.router.weight.grad
+    found, got = float(router_figures(layer)["balance_loss"]), layer.router.weight.grad
     weight = layer.router.weight.detach().clone().requires_grad_()
     probabilities = F.linear(x, weight).softmax(dim=-1)
     chosen = F.one_hot(probabilities.topk(2).indices, 4).sum(dim=(1, 2)) / (16 * 2)
@@ -188,9 +188,9 @@ def test_the_balance_loss_of_a_batch_is_the_mean_of_its_samples():
     alone = []
     for sample in x:
         layer(sample[None])
-        alone.append(float(router_figures(layer).balance_loss))
+        alone.append(float(router_figures(layer)["balance_loss"]))
     layer(x)
-    assert float(router_figures(layer).balance_loss) == pytest.approx(sum(alone) / 4, rel=1e-6)
+    assert float(router_figures(layer)["balance_loss"]) == pytest.approx(sum(alone) / 4, rel=1e-6)
 
 
 # -- skew --------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_skew_is_what_the_layer_has():
     config = dataclasses.replace(SMALL, skew=1.5)
     layer = layer_of(config)
     layer(torch.randn(3, 16, 16))
-    assert float(router_figures(layer).imbalance) == pytest.approx(1.5, rel=0.01)
+    assert float(router_figures(layer)["expert_imbalance"]) == pytest.approx(1.5, rel=0.01)
 
 
 # -- over meshes -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import Fingerprint, detect_machine, fingerprint, load_catalog, read_environment
 from perfsuite.platforms.environment import Environment
-from perfsuite.platforms.host import Answer, Host
+from perfsuite.platforms.host import Host, ToolAnswer
 from perfsuite.record.codec import from_json, to_json
 from test_correctness.helpers import machines
 
@@ -163,7 +163,7 @@ def test_the_environment_has_the_packages_and_no_torch_is_imported_for_them(tmp_
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
-    found = environment_of(Host(root=tmp_path, environ={}, run=lambda _: Answer(problem="not installed"), cores=1))
+    found = environment_of(Host(root=tmp_path, environ={}, run=lambda _: ToolAnswer(problem="not installed"), cores=1))
     assert ("unknown", "unknown", "unknown", "unknown") == (
         found.machine_model,
         found.os,
@@ -173,7 +173,9 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert ("unknown, memory unknown",) == found.devices
     assert ("unknown", (), {}, "") == (found.tcp, found.network, dict(found.driver), found.topology)
     assert "unknown; sockets: unknown; threads per core: unknown; cores used: 1" == found.cpu
-    broken = machines.nvidia(tmp_path / "gpu", ["NVIDIA H200"], tools={machines.SMI_FIELDS: Answer(problem="exit 9")})
+    broken = machines.nvidia(
+        tmp_path / "gpu", ["NVIDIA H200"], tools={machines.SMI_FIELDS: ToolAnswer(problem="exit 9")}
+    )
     assert {"driver": "unknown"} == dict(environment_of(broken).driver)
 
 
@@ -203,7 +205,7 @@ def test_every_field_of_an_environment_is_in_its_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("silent", [machines.SMI_FIELDS, "nvidia-smi topo -m"])
 def test_a_tool_that_gives_no_answer_is_an_error_and_never_another_key(tmp_path: Path, silent: str) -> None:
-    hung = Answer(problem="no answer in 60 s", hung=True)
+    hung = ToolAnswer(problem="no answer in 60 s", hung=True)
     host = machines.nvidia(tmp_path, ["NVIDIA H100 80GB HBM3"] * 2, tools={silent: hung})
     with pytest.raises(
         ConfigurationError, match=r"^nvidia-smi: no answer in 60 s, so the hardware is unknown .*persistenced"
@@ -212,6 +214,6 @@ def test_a_tool_that_gives_no_answer_is_an_error_and_never_another_key(tmp_path:
 
 
 def test_a_tool_that_is_not_installed_leaves_parts_unknown(tmp_path: Path) -> None:
-    missing = Answer(problem="not installed")
+    missing = ToolAnswer(problem="not installed")
     host = machines.nvidia(tmp_path, ["NVIDIA H100 80GB HBM3"] * 2, tools={"nvidia-smi topo -m": missing})
     assert "unknown" == key_of(host).parts["links"]

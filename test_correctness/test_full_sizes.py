@@ -25,9 +25,8 @@ from perfsuite.projection.memory import USABLE, memory_of
 from perfsuite.published.lookup import lookup
 from perfsuite.published.recipes import find
 from perfsuite.runtime.transports.launchers import launcher_variables
-from perfsuite.workloads.training.estimate import estimate
 from perfsuite.workloads.training.largest_batch import LargestBatch
-from perfsuite.workloads.training.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep, estimate
 from test_perf import test_options
 
 pytestmark = pytest.mark.extended

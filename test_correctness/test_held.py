@@ -10,13 +10,12 @@ import pytest
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import GIB
-from perfsuite.models.encoders import ENCODERS
+from perfsuite.models.program import ENCODERS
 from perfsuite.platforms import load_catalog
 from perfsuite.published.recipes import find
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
-from perfsuite.workloads.training.estimate import held
-from perfsuite.workloads.training.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep, held
 from test_correctness.helpers.local_driver import COMPILER, FSDP, WORKER, driver_fixture
 
 S4000 = load_catalog(()).find("s4000")

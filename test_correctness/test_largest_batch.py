@@ -24,7 +24,6 @@ from perfsuite.workloads.training import largest_batch
 from perfsuite.workloads.training.largest_batch import (
     LargestBatch,
     Limited,
-    Usage,
     by_doubling,
     by_prediction,
     by_stepping_down,
@@ -62,10 +61,7 @@ def memories(draw):
     lines += [
         (draw(st.integers(0, 100)), activation + draw(st.integers(0, 20))) for _ in range(draw(st.integers(0, 2)))
     ]
-    return lambda batch: Usage(
-        peak_bytes=float(max(fixed + slope * batch for fixed, slope in lines)),
-        activation_bytes=float(activation * batch),
-    )
+    return lambda batch: (float(max(fixed + slope * batch for fixed, slope in lines)), float(activation * batch))
 
 
 @given(memories(), st.integers(1, 20000), st.integers(1, 500))
@@ -78,13 +74,13 @@ def test_prediction_ends_there_too_and_hardly_ever_tries_more(memory, budget, mo
         return tried[batch]
 
     found = by_prediction(measure, budget, most)
-    best = max((batch for batch in range(1, most + 1) if memory(batch).peak_bytes <= budget), default=0)
-    if memory(1).peak_bytes + memory(1).activation_bytes > budget:  # then nobody dares to try 2
+    best = max((batch for batch in range(1, most + 1) if memory(batch)[0] <= budget), default=0)
+    if sum(memory(1)) > budget:  # then nobody dares to try 2
         best = min(best, 1)
     assert found.batch == best
     assert found.tries == len(tried)
     assert found.batch == 0 or found.batch in tried  # what is reported was seen to fit
-    over = [batch for batch, usage in tried.items() if usage.peak_bytes > budget]
+    over = [batch for batch, (peak, _) in tried.items() if peak > budget]
     assert len(over) <= 1 + math.log2(most)
 
 
@@ -93,7 +89,7 @@ def test_a_straight_line_is_never_overstepped():
 
     def measure(batch):
         tried.append(batch)
-        return Usage(peak_bytes=1000.0 + 7 * batch, activation_bytes=7.0 * batch)
+        return 1000.0 + 7 * batch, 7.0 * batch
 
     found = by_prediction(measure, 8000.0, 1 << 16)
     assert (found.batch, found.predicted_bytes, tried) == (1000, 8000.0, [1, 2, 4, 1000])

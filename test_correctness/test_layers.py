@@ -19,8 +19,11 @@ those of their own.
 LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
 MODULES = sorted(PACKAGE.glob("**/*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in MODULES}
-RANK_SIDE = ("models", "strategies", "runtime.ranks")
-"""Rooms with modules that only ranks load."""
+RANK_SIDE = (
+    *("models", "strategies", "runtime.ranks", "workloads.moe_layer_ranks"),
+    *(f"workloads.training.{module}" for module in ("on_rank", "builds", "exposed", "memory")),
+)
+"""Rooms with modules that only ranks load, and such modules."""
 
 
 def part(name: str) -> str:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.workloads.training.memory_ledger import CpuLedger, MemoryChange, running_sums, within_collectives
+from perfsuite.workloads.training.memory import CpuLedger, running_sums, within_collectives
 
 
 def test_the_ledger_has_every_byte_and_the_peak_between_its_marks():
@@ -28,14 +28,14 @@ def test_the_ledger_has_every_byte_and_the_peak_between_its_marks():
 
 def history(sizes, seen_bytes):
     """One collective from 10 to 20 that allocates for itself; what is seen to end, and when, is a matter of chance."""
-    events = [MemoryChange(at_ns=1, address=1, size_bytes=100)]
+    events = [(1, 1, 100)]
     for index, size in enumerate(sizes):
-        events.append(MemoryChange(at_ns=11 + index, address=2 + index, size_bytes=size))
+        events.append((11 + index, 2 + index, size))
     for index, (size, seen) in enumerate(zip(sizes, seen_bytes, strict=True)):
         if seen is not None:
-            events.append(MemoryChange(at_ns=seen, address=2 + index, size_bytes=-size))
-    events.append(MemoryChange(at_ns=30, address=2, size_bytes=7))  # the address of what may not have been seen to end
-    return sorted(events, key=lambda each: each.at_ns)
+            events.append((seen, 2 + index, -size))
+    events.append((30, 2, 7))  # the address of what may not have been seen to end
+    return sorted(events, key=lambda each: each[0])
 
 
 @given(

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.models import MODELS, find
 from perfsuite.models.build import build
-from perfsuite.models.encoders import ENCODERS
-from perfsuite.models.encoders_module import FrozenEncoders, build_encoders
+from perfsuite.models.dit_module import FrozenEncoders, build_encoders
 from perfsuite.models.layers import materialize
 from perfsuite.models.loading import synthetic_batch
+from perfsuite.models.program import ENCODERS
 
 PUBLISHED = {
     "gpt2": 124_439_808,
@@ -93,7 +93,7 @@ def test_frozen_encoders_run_without_gradients_and_as_counted(dtype):
 
 
 def test_words_know_their_distance_and_direction():
-    from perfsuite.models.encoders_module import _distance_class
+    from perfsuite.models.dit_module import _distance_class
 
     classes = _distance_class(torch.arange(-200, 201)).tolist()
     at = dict(zip(range(-200, 201), classes, strict=True))

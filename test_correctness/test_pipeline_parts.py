@@ -18,9 +18,9 @@ from perfsuite.metrics import REGISTRY
 from perfsuite.models import find as find_model
 from perfsuite.schedules import SCHEDULES, make_schedule, split_costs
 from perfsuite.strategies import hybrid_sizes
+from perfsuite.strategies import pipeline as pipeline_module
 from perfsuite.strategies.hybrid_sizes import split_layers
-from perfsuite.strategies.pipeline import pipeline as pipeline_module
-from perfsuite.strategies.pipeline.pipeline import Watch, torch_order
+from perfsuite.strategies.pipeline import StageWatch, torch_order
 from perfsuite.workloads.training.emulated_pipeline import EmulatedPipeline
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.pipelines import staged
@@ -249,7 +249,7 @@ class Message:
 @pytest.mark.parametrize("several", [True, False], ids=["a list of messages", "one message, as before torch 2.8"])
 def test_waiting_is_watched_whatever_torch_posts(several):
     rank, message = Mute(), Message()
-    watch = Watch(rank)
+    watch = StageWatch(rank)
     stage = Stage()
     watch.attach([stage])
     post = watch.posting(lambda operations: [message] if several else message)

@@ -8,7 +8,7 @@ import pytest
 
 from perfsuite.metrics.pipeline import bubble_ratio
 from perfsuite.platforms.base import Clock
-from perfsuite.platforms.clocks import PerfCounterClock
+from perfsuite.platforms.cpu import PerfCounterClock
 from perfsuite.record.result import ClockFacts
 from perfsuite.reports.timelines.files import chrome_trace
 from perfsuite.reports.timelines.picture import timeline_svg

@@ -19,7 +19,7 @@ from perfsuite.platforms import detect_machine, families, load_catalog, why_abse
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.cpu import memory_bytes, read_processor
 from perfsuite.platforms.detection import visible
-from perfsuite.platforms.host import Answer, Host, run_tool
+from perfsuite.platforms.host import Host, ToolAnswer, run_tool
 from test_correctness.helpers import machines
 
 ROOT = Path(__file__).parent.parent
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 def test_without_an_accelerator_the_machine_is_the_cpu_and_no_tool_is_run(tmp_path: Path) -> None:
     machines.xeon(tmp_path)
 
-    def run(command: Any) -> Answer:
+    def run(command: Any) -> ToolAnswer:
         raise AssertionError(f"{command} was run")
 
     machine = detect_machine(load_catalog(), host=Host(root=tmp_path, environ={}, run=run, cores=112))
@@ -74,9 +74,9 @@ def test_the_tools_table_serves_where_it_knows_no_query(tmp_path: Path) -> None:
     assert (True, False) == (machine.natively("fp16"), machine.natively("bf16"))
 
 
-@pytest.mark.parametrize("tool", [{}, {"mthreads-gmi -q": Answer(problem="no answer in 10 s")}])
+@pytest.mark.parametrize("tool", [{}, {"mthreads-gmi -q": ToolAnswer(problem="no answer in 10 s")}])
 def test_a_device_that_no_tool_names_is_measured_without_peaks_or_named_by_the_user(
-    tmp_path: Path, tool: dict[str, Answer]
+    tmp_path: Path, tool: dict[str, ToolAnswer]
 ) -> None:
     machines.write(machines.xeon(tmp_path), {"dev/mtgpu.0": "", "dev/mtgpu.1": "", "dev/mtgpu-ctl": ""})
     host = machines.host(tmp_path, tool)
@@ -111,7 +111,7 @@ def test_h200_by_nvidia_smi(tmp_path: Path) -> None:
 
 
 def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp_path: Path) -> None:
-    refused = Answer(problem='exit 2: Field "compute_cap" is not a valid field to query.')
+    refused = ToolAnswer(problem='exit 2: Field "compute_cap" is not a valid field to query.')
     tools = {machines.SMI_DETAILS: refused, machines.SMI_OLDER_DETAILS: "0, 250.00, 3, 16, [N/A]\n"}
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["Tesla V100-SXM2-16GB"], tools=tools))
     assert ("v100", "pcie3x16", "") == (machine.name, machine.devices[0].link, machine.devices[0].capability)
@@ -289,9 +289,9 @@ def test_an_interrupted_wait_leaves_no_tool_running(monkeypatch) -> None:
 def test_a_tool_that_hung_is_not_asked_again(tmp_path: Path) -> None:
     asked = []
 
-    def run(command: Any) -> Answer:
+    def run(command: Any) -> ToolAnswer:
         asked.append(command)
-        return Answer(problem="no answer in 10 s", hung=True)
+        return ToolAnswer(problem="no answer in 10 s", hung=True)
 
     machines.write(machines.xeon(tmp_path), {"dev/nvidia0": ""})
     machine = detect_machine(load_catalog(), host=Host(root=tmp_path, environ={}, run=run, cores=1))

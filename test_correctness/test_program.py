@@ -13,10 +13,10 @@ import torch
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models import find, video
+from perfsuite.models import dataset, find
 from perfsuite.models.dataset import generate, read
-from perfsuite.models.encoders import ENCODERS
-from perfsuite.models.loading import Files, Rows, Share
+from perfsuite.models.loading import Files, Rows, numbers_of
+from perfsuite.models.program import ENCODERS
 from perfsuite.published.recipes import find as find_recipe
 from perfsuite.workloads.training.train_step import TrainStep
 
@@ -124,7 +124,7 @@ def test_what_a_loader_process_refuses_is_one_line(videos, tmp_path):
     folder = tmp_path / "set"
     shutil.copytree(videos, folder)
     (folder / "video" / "000000.mp4").write_bytes(b"no video")
-    share = Share(replica=0, replicas=1, micro_batch_size=1)
+    share = numbers_of(replica=0, replicas=1, micro_batch_size=1)
     batches = Files(RAW, read(folder, RAW), share, torch.device("cpu"), num_workers=1)
     try:
         with pytest.raises(InvalidParameter, match=r"\A[^\n]*000000.mp4 cannot be decoded[^\n]*\Z"):
@@ -138,7 +138,7 @@ def test_what_a_loader_process_refuses_is_one_line(videos, tmp_path):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loaders_decode_each_rank_s_videos(videos, num_workers):
     rows = Rows(RAW, read(videos, RAW))
-    share = Share(replica=1, replicas=2, micro_batch_size=1)
+    share = numbers_of(replica=1, replicas=2, micro_batch_size=1)
     batches = Files(RAW, read(videos, RAW), share, torch.device("cpu"), num_workers=num_workers)
     try:
         for number in (1, 3, 5):
@@ -207,7 +207,7 @@ def damaged(folder, how):
         (lambda folder: (folder / "video" / "000001.mp4").unlink(), "has 2 video files, and the data set counts 3"),
         (lambda folder: sound(folder / "video" / "000001.mp4"), "000001.mp4 has no video in it; give a video file"),
         (
-            lambda folder: video.write(folder / "video" / "000001.mp4", (3, 2, 64, 64), seed=0),
+            lambda folder: dataset.write_video(folder / "video" / "000001.mp4", (3, 2, 64, 64), seed=0),
             "000001.mp4 has 2 frames, and a sample needs 4; give longer videos, or leave it out",
         ),
     ],
@@ -219,7 +219,7 @@ def test_a_damaged_video_is_named(videos, tmp_path, how, said):
 
 
 def test_without_a_codec_own_videos_are_refused_and_raw_frames_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "has_codec", lambda: False)
+    monkeypatch.setattr(dataset, "has_codec", lambda: False)
     raw = generate(RAW, tmp_path / "raw", samples=3)
     assert raw.tables[0].dtype == "uint8"
     sample = Rows(RAW, raw)[0]["video"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsuite.metrics.scaling import efficiency, kind_of, speed_up
+from perfsuite.metrics.spec import efficiency, kind_of, speed_up
 from perfsuite.plugin.summary import oddities
 from perfsuite.reports.ids import without_ranks
 from perfsuite.reports.layout import grid_lines

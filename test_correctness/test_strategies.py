@@ -16,9 +16,8 @@ from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.models import find as find_model
 from perfsuite.strategies import STRATEGIES, Plan, find
-from perfsuite.strategies.deepspeed import ds_config
 from perfsuite.strategies.deepspeed.engine import compiling
-from perfsuite.strategies.deepspeed.zero import require_compiler
+from perfsuite.strategies.deepspeed.zero import adam_settings, require_compiler
 from perfsuite.strategies.trainer import _require_compiler
 from perfsuite.workloads.training.parity import tolerance_on
 
@@ -145,8 +144,8 @@ def test_a_config_that_agrees_is_honoured_and_completed(tmp_path):
 
 def test_a_config_s_optimizer_settings_are_used():
     config = {"optimizer": {"type": "AdamW", "params": {"lr": 2e-4, "betas": [0.9, 0.95], "torch_adam": True}}}
-    assert ds_config.adam_settings(config, 1e-4) == {"lr": 2e-4, "betas": (0.9, 0.95)}
-    assert ds_config.adam_settings({}, 1e-4) == {"lr": 1e-4}
+    assert adam_settings(config, 1e-4) == {"lr": 2e-4, "betas": (0.9, 0.95)}
+    assert adam_settings({}, 1e-4) == {"lr": 1e-4}
 
 
 def test_offload_is_written_where_deepspeed_reads_it():

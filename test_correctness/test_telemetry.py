@@ -250,11 +250,7 @@ def test_the_warning_names_what_others_took_of_the_cores(tmp_path: Path, own_tic
         return quiet.read_host_load(host, [os.getpid()])
 
     before, after = reading(1000, 0), reading(2000, own_ticks)
-    assert after.core_time == quiet.CoreTime(
-        granted_s=2000 * len(cores) / a_second,
-        busy_s=2000 * len(cores) / a_second,
-        own_s=own_ticks * len(cores) / a_second,
-    )
+    assert after.core_time == tuple(ticks * len(cores) / a_second for ticks in (2000, 2000, own_ticks))
     lines = quiet.warnings([("test_a", "")], before=before, after=after)
     assert lines == ([f"the machine is not quiet: other programs took {told}"] if told else [])
 
@@ -266,7 +262,7 @@ def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
     after = quiet.read_host_load(Host(), [os.getpid()]).core_time
     if before is None or after is None:
         pytest.skip("no /proc/stat here")
-    assert after.own_s - before.own_s >= 0.4
+    assert after[2] - before[2] >= 0.4
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ from perfsuite.runtime.driver import Job
 from perfsuite.strategies import Plan, find
 from perfsuite.strategies.traffic import find_shapes
 from perfsuite.strategies.traffic_count import Posted
-from perfsuite.strategies.traffic_parts import Parts, mark
-from perfsuite.workloads.training.names import BUILDS
-from perfsuite.workloads.training.traffic import components_of, difference, traffic_of
+from perfsuite.workloads.training.builds import Parts, components_of, difference, mark, traffic_of
+from perfsuite.workloads.training.case import BUILDS
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.scripted_driver import measurement
 

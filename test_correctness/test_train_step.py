@@ -13,7 +13,7 @@ from perfsuite.metrics import derive
 from perfsuite.metrics.flop_conventions import EXACT
 from perfsuite.models import find as find_model
 from perfsuite.models.dataset import generate
-from perfsuite.models.encoders import ENCODERS
+from perfsuite.models.program import ENCODERS
 from perfsuite.record.result import Peak, Peaks
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job

@@ -17,9 +17,9 @@ from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import ITEM_BYTES, Workload
 from perfsuite.workloads import collective, matmul
+from perfsuite.workloads.checks import Pattern, difference, fill, poison
 from perfsuite.workloads.matmul import Matmul, ProductStep
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad, StreamingStep
-from perfsuite.workloads.pattern import Pattern, difference, fill, poison
 from test_correctness.helpers.bare_rank import BareRank
 
 ROOT = Path(__file__).parent.parent
@@ -240,14 +240,14 @@ def test_collective_extents_and_expectations_fit(
     assert (workload.name, count * ITEM_BYTES[dtype], dtype) == (work.collective, work.message_bytes, work.dtype)
     most = 0
     for rank in range(ranks):
-        extents = workload.extents(count, ranks, rank)
-        output = extents.source if extents.target is None else extents.target
+        source, target = workload.extents(count, ranks, rank)
+        output = source if target is None else target
         segments = workload.expected(count, ranks, rank)
-        assert sum(segment.length for segment in segments) in (0, output)
-        sources = [workload.extents(count, ranks, max(0, segment.rank)).source for segment in segments]
-        ends = [segment.start + segment.length for segment in segments]
+        assert sum(length for _, _, length in segments) in (0, output)
+        sources = [workload.extents(count, ranks, max(0, of))[0] for of, _, _ in segments]
+        ends = [start + length for _, start, length in segments]
         assert all(end <= source for end, source in zip(ends, sources, strict=True))
-        most = max(most, extents.source, output)
+        most = max(most, source, output)
     assert most == count, "S is what the busiest rank sends or receives"
 
 
@@ -299,8 +299,8 @@ def test_difference_finds_exactly_what_was_changed(
     found = difference(buffer, values)
     if changed:
         assert found is not None
-        assert (min(changed), len(changed)) == (found.index, found.wrong)
-        assert values[min(changed) % len(values)] == found.expected
+        assert (min(changed), len(changed)) == (found[0], found[3])
+        assert values[min(changed) % len(values)] == found[1]
     else:
         assert found is None
 
@@ -311,7 +311,7 @@ def test_difference_counts_beyond_one_chunk() -> None:
     buffer[[7, (1 << 24) + 100]] = 9
     found = difference(buffer, [1, 2, 3])
     assert found is not None
-    assert (7, 2, 2.0, 9.0) == (found.index, found.wrong, found.expected, found.got)
+    assert (7, 2.0, 9.0, 2) == found
 
 
 def test_the_example_of_a_workload_is_checked() -> None:

@@ -61,7 +61,7 @@ def require_fit(request, platform):
     """
 
     def require(step, world_size):
-        from perfsuite.workloads.training.estimate import why_not_fit
+        from perfsuite.workloads.training.train_step import why_not_fit
 
         suite, device = suite_of(request.config), platform
         machine = suite.machine

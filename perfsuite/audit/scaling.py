@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from perfsuite.audit.table import ONE, AuditColumn, AuditTable, Hit, Row, Rule, Value, hit_of, merged, product, quotient
-from perfsuite.metrics.scaling import SUPERLINEAR_SLACK
+from perfsuite.metrics.spec import SUPERLINEAR_SLACK
 from perfsuite.published.numbers import Interval
 
 BATCHES = ("local_batch_size", "micro_batch_size", "global_batch_size", "batch_size")

@@ -13,9 +13,8 @@ from perfsuite.base.units import GIB, format_seconds, plural
 from perfsuite.cli.job_checks import check_options
 from perfsuite.cli.main import EXIT_FOUND, EXIT_OK, Command, platform_arguments, print_json, print_lines, screen_width
 from perfsuite.cli.project import SIMULATED, base_training, job_arguments, make_job, node_of, read_platform
-from perfsuite.models import trained_like
+from perfsuite.models import counts, describe, trained_like
 from perfsuite.models.decoder import Decoder
-from perfsuite.models.describe import counts, describe
 from perfsuite.projection.advisor import Advice, Candidate, advise, case_of, described, difference_error, job_of
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import command_for

@@ -1,8 +1,8 @@
 """``perfsuite explain 000/memory``: search for set-ups that reproduce the memory figures of a published table.
 
 The search varies strategy, dtype, frozen encoders, EMA and, for a printed peak, checkpointing.  The module
-:mod:`perfsuite.workloads.training.estimate` computes the memory after a step exactly and estimates its peak.  A set-up
-that gives the figures is possible, not proven.
+:mod:`perfsuite.workloads.training.train_step` computes the memory after a step exactly and estimates its peak.  A
+set-up that gives the figures is possible, not proven.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.published.lookup import PublishedFigure, chosen, figures, shipped
 from perfsuite.published.recipes import recipe_of
 from perfsuite.published.recipes.recipe import Recipe
-from perfsuite.workloads.training.estimate import estimate, held
-from perfsuite.workloads.training.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep, estimate, held
 
 _METRICS = ("final_device_gib", "peak_gib", "whole_device_gib")
 """Metrics of memory in a table, the most exactly computed one first."""

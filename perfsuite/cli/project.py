@@ -22,9 +22,8 @@ from perfsuite.cli.job_checks import (
     software_lines,
 )
 from perfsuite.cli.main import EXIT_OK, Command, platform_arguments, print_json, print_lines, screen_width
-from perfsuite.models import find_projected
+from perfsuite.models import counts, describe, find_projected
 from perfsuite.models.base import Checkpointing
-from perfsuite.models.describe import counts, describe
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, achieved, read_calibration
 from perfsuite.projection.figures import figures

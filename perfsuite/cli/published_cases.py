@@ -23,8 +23,7 @@ from perfsuite.published.records import ROLES, PublishedTable
 from perfsuite.record.workload import Workload
 from perfsuite.reports.document import Grid
 from perfsuite.suite import runnable
-from perfsuite.workloads.training.estimate import why_not_fit
-from perfsuite.workloads.training.train_step import TrainStep
+from perfsuite.workloads.training.train_step import TrainStep, why_not_fit
 
 
 @dataclass(frozen=True, kw_only=True)

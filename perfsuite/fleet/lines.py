@@ -216,10 +216,9 @@ FEWEST_TO_LEARN = 4  # Fewest nodes of a population from which expectations are 
 
 
 def own_rows(standings: Standings, fleet: Fleet, date: str) -> list[str]:
-    """Return the lines of a TOML file with an own row for each quantity of the largest population.
-
-    Low and high are the median over nodes that pass or get a look.  Raises ConfigurationError while the fleet is below
-    a shipped row, and for fewer than four such nodes: a slow fleet would make slowness normal.
+    """Return the lines of a TOML file with an own row for each quantity of the largest population.  Low and high are
+    the median over nodes that pass or get a look. Raises ConfigurationError while the fleet is below a shipped row, and
+    for fewer than four such nodes: a slow fleet would make slowness normal.
     """
     if standings.alike:
         entry, below, of = standings.alike[0]

@@ -90,11 +90,9 @@ class Fleet:
 
 
 def read_nodes(paths: Sequence[Path], rows: Sequence[Expectation]) -> Fleet:
-    """Read journals and folders of journals.
-
-    Raises ConfigurationError without any. Journals with equal device UUIDs or equal boots are further runs of one node.
-    Equal host names of different or unknown nodes are replaced by file names. Unreadable journals remain as absent
-    nodes.
+    """Read journals and folders of journals.  Raises ConfigurationError without any. Journals with equal device UUIDs
+    or equal boots are further runs of one node. Equal host names of different or unknown nodes are replaced by file
+    names. Unreadable journals remain as absent nodes.
     """
     files = [file for path in paths for file in _files_of(path)]
     doubled = sorted({str(file) for file in files if files.count(file) > 1})

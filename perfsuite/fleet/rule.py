@@ -103,23 +103,16 @@ class Slow:
     deviations: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outliers:
-    """One quantity of one population, judged by device and by node."""
-
-    slow: tuple[Slow, ...]
-    devices: Position | None  # None with too few devices, and for a quantity of whole nodes.
-    nodes: Position | None  # None with too few nodes.
-
-
 def compare(
     values: Mapping[str, Mapping[str, float]],
     *,
     prior: float,
     learned: bool = False,
     again: Mapping[str, Sequence[Mapping[str, float]]] | None = None,
-) -> Outliers:
+) -> tuple[tuple[Slow, ...], Position | None, Position | None]:
     """Judge the log times of a quantity by node and device; a node's own value has an empty device.
+
+    Return the slow members, and the positions of devices and of nodes; None with too few, or for whole nodes.
 
     ``learned``: the prior is of this site's own row. ``again``: values of further runs by node; a member is slow only
     if it is slow in all of them. A device is not repeated if its whole node is equally slow.
@@ -153,7 +146,7 @@ def compare(
             beyond = devices.slower(value)
             if all(devices.is_slow(run, AGAIN) for run in runs) and not (whole and beyond < whole + SLOWER_THAN):
                 slow.append(Slow(member=(node, name), slower=beyond, deviations=devices.deviations(value)))
-    return Outliers(slow=tuple(slow), devices=devices, nodes=nodes)
+    return tuple(slow), devices, nodes
 
 
 def two_groups(values: Sequence[float]) -> tuple[float, int] | None:

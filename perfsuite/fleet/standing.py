@@ -226,13 +226,13 @@ def _judge(
             node: [{name: value - shifts[groups[node]] for name, value in run.items()} for run in more]
             for node, more in again.items()
         }
-    compared = compare(values, prior=prior, learned=learned is not None, again=again)
+    outliers, devices, nodes = compare(values, prior=prior, learned=learned is not None, again=again)
     judgement = QuantityJudgement(
         quantity=quantity,
         population=population,
-        devices=compared.devices,
-        nodes=compared.nodes,
-        slow=compared.slow,
+        devices=devices,
+        nodes=nodes,
+        slow=outliers,
         values=values,
     )
     return judgement, slow

@@ -63,9 +63,8 @@ def _unsettled(asked: Question, first: Estimate) -> Finding:
 
 
 def _with_base(asked: Question, level: Estimate, change: Estimate) -> Finding:
-    """Return the finding of the A/B with the base; if it clears the code, the stored level decides.
-
-    A case that is slower than the base or the stored commit is slower at any level: the host may be faster today.
+    """Return the finding of the A/B with the base; if it clears the code, the stored level decides.  A case that is
+    slower than the base or the stored commit is slower at any level: the host may be faster today.
     """
     if change.outcome == "regressed":
         return replace(asked.shown(change, "regressed", asked.work.pairs), confirmed=True)
@@ -211,9 +210,8 @@ def _resting_on_shift(asked: Question, shown: Finding, estimate: Estimate) -> Fi
 
 
 def growth(asked: Question) -> tuple[str, ...]:
-    """Return a phrase with the stored commits around the largest step of a level that left its reference.
-
-    Empty without stored runs newer than the reference that have a commit.
+    """Return a phrase with the stored commits around the largest step of a level that left its reference.  Empty
+    without stored runs newer than the reference that have a commit.
     """
     work, judged = asked.work, asked.judged
     anchor, values = work.gate_case.anchor, dict[str, list[float]]()
@@ -308,9 +306,8 @@ def _is_slower(asked: Question, changes: Sequence[tuple[float, float | None]], *
 
 
 def _apparent(work: CaseWork) -> list[tuple[float, float | None]]:
-    """Return the changes (ln) of each run's samples and of its yardstick from the stored runs.
-
-    Runs with a disturbance in the telemetry are left out; None for a yardstick that was not timed or did other work.
+    """Return the changes (ln) of each run's samples and of its yardstick from the stored runs.  Runs with a disturbance
+    in the telemetry are left out; None for a yardstick that was not timed or did other work.
     """
     stored = [run for run in work.gate_case.stored if run.quantiles_s and not run.is_disturbed]
     if not stored:

@@ -91,9 +91,8 @@ class Spending:
     def shared_out(
         self, kind: RequestKind, counts: Mapping[str, int], decides: Callable[[str, int], bool]
     ) -> dict[str, int]:
-        """Return the number of pairs per case with which as many cases as possible can be decided.
-
-        ``decides(node, further)`` returns whether that number of pairs could decide a case; others get no pairs.
+        """Return the number of pairs per case with which as many cases as possible can be decided.  ``decides(node,
+        further)`` returns whether that number of pairs could decide a case; others get no pairs.
         """
         best: dict[str, int] = {}
         for most in range(max(counts.values(), default=0), 0, -1):
@@ -109,7 +108,6 @@ def round_robin(
     wanted: Mapping[str, int], kind: RequestKind, why: str, done: Mapping[str, int] | None = None
 ) -> list[Request]:
     """Return one request of each case, then a second of each, and so on, so that a short disturbance hits a case once.
-
     All pairs of a turn begin with the same code, so that each arm is started once per turn.
     """
     return [

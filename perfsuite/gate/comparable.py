@@ -42,10 +42,9 @@ def gate_case(
     now: datetime | None = None,
     boot: str = "",
 ) -> GateCase:
-    """Return the case with the comparable stored runs, or with the reason why there are none.
-
-    ``environment`` is the soft key of this session, ``boot`` the boot of its host; ``folder`` is searched for other
-    hardware if no stored case matches.
+    """Return the case with the comparable stored runs, or with the reason why there are none.  ``environment`` is the
+    soft key of this session, ``boot`` the boot of its host; ``folder`` is searched for other hardware if no stored case
+    matches.
     """
     found = find(case, baseline=baseline, hardware=hardware, folder=folder)
     tolerances = dict(metric_tolerances or {})
@@ -91,9 +90,8 @@ def gate_case(
 def _of_this_host(
     reference: tuple[RunSummary, ...], later: tuple[RunSummary, ...], environment: Mapping[str, Any], boot: str
 ) -> tuple[tuple[RunSummary, ...], tuple[RunSummary, ...], str, tuple[str, ...]]:
-    """Return the runs to compare with, a sentence about their hosts, and the host as a possible cause of a change.
-
-    A reference of several hosts is reduced to the runs of this host if there are enough.  The host is a possible cause
+    """Return the runs to compare with, a sentence about their hosts, and the host as a possible cause of a change.  A
+    reference of several hosts is reduced to the runs of this host if there are enough. The host is a possible cause
     only if all runs are of one other host: the scatter of several hosts is part of the noise.
     """
     here, hosts = host_of(environment, boot), by_host(reference)
@@ -117,10 +115,7 @@ def _nearest(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> Map
 
 
 def find(case: CaseIdentity, *, baseline: Baseline | None, hardware: Hardware, folder: Path) -> Entry | tuple[str, ...]:
-    """Return the entry of a case, or its differences from the nearest entry on this or other hardware.
-
-    An empty tuple if no hardware has a run of the case.
-    """
+    """Return the entry of a case, or its differences from the nearest entry on any hardware; empty without one."""
     entries = baseline.by_node.get(case.node, ()) if baseline else ()
     if entries:  # newest last: of equally near ones the newest
         _, entry = min(enumerate(entries), key=lambda pair: (len(case.differences(pair[1].case)), -pair[0]))
@@ -231,9 +226,8 @@ def _short(value: object) -> str:
 
 
 def usable_runs(entry: Entry, now: datetime) -> tuple[tuple[RunSummary, ...], tuple[str, ...]]:
-    """Return the runs of an entry, unless the newest is too old, and flags about their age.
-
-    The reference of an epoch does not expire while runs are appended: otherwise it would follow a slow drift.
+    """Return the runs of an entry, unless the newest is too old, and flags about their age.  The reference of an epoch
+    does not expire while runs are appended: otherwise it would follow a slow drift.
     """
     age = (now - moment(entry.newest.time)).days
     if age > DROPPED_DAYS:

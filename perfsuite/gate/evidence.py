@@ -74,10 +74,7 @@ class Judged:
         return self.quantity.is_secondary
 
     def values(self, runs: Sequence[RunSummary], yardstick_shift: float = 0.0) -> list[float]:
-        """Return the values of the stable runs on the scale of the level.
-
-        ``yardstick_shift`` is the common shift of all cases' yardsticks today.
-        """
+        """Return the values of the stable runs; ``yardstick_shift`` is the common shift of the yardsticks today."""
         values = []
         for run in runs:
             value = self.quantity.stable_value(run)
@@ -129,10 +126,9 @@ class CaseWork:
         learnt: int | None = None,
         plain_level: Callable[[], Level] | None = None,
     ) -> None:
-        """``judged`` begins with the time; it is empty if nothing can be compared.
-
-        ``learnt`` is the number of usable stored runs if they are too few to judge.
-        ``plain_level`` returns the level of the time without subtraction of a yardstick.
+        """``judged`` begins with the time; it is empty if nothing can be compared.  ``learnt`` is the number of usable
+        stored runs if they are too few to judge. ``plain_level`` returns the level of the time without subtraction of a
+        yardstick.
         """
         self.gate_case = gate_case
         self.judged = tuple(judged)
@@ -244,9 +240,8 @@ class CaseWork:
             self.judged = (*self.judged, Judged(quantity=quantity, level=level))
 
     def control(self, judged: Judged, runs: Sequence[RunSummary], yardstick_shift: float) -> Moved | None:
-        """Return the movement of these runs' control that is not subtracted from their values; None without any.
-
-        A control uses torch, so it is not used if torch or another part of the environment changed.
+        """Return the movement of these runs' control that is not subtracted from their values; None without any.  A
+        control uses torch, so it is not used if torch or another part of the environment changed.
         """
         if self.gate_case.environment_changes or (judged.name != TIME and not judged.is_secondary):
             return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from perfsuite.base.units import percent, significant
 from perfsuite.baselines.runs import MetricMeaning, RunSummary
@@ -20,36 +19,30 @@ MEMORY_CHANGE = 0.01  # Accepted relative change of a memory size that has no ot
 _STILL = 0.1  # Share of the allowed change up to which stored values do not scatter.
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExactRule:
-    """The allowed change of a quantity for the worse: the larger of the two values."""
-
-    relative: float = 0.0  # Share of the stored value.
-    absolute: float = 0.0  # In the unit of the quantity.
+ExactRule = tuple[float, float]
+"""Allowed change for the worse: as a share of the stored value, and in the unit of the quantity; the larger counts."""
 
 
 def rule_for(name: str, meaning: MetricMeaning, tolerance: float | None = None) -> ExactRule | None:
-    """Return the exact rule of a metric; None if it scatters and is judged by statistics or not judged.
-
-    The registry lists the deterministic metrics.  Of other metrics bubbles, sizes in GiB or bytes, and counts of
-    operations are deterministic.  ``tolerance`` is the relative tolerance of the case; a bubble ratio keeps its
-    absolute rule.
+    """Return the exact rule of a metric; None if it scatters and is judged by statistics or not judged.  The registry
+    lists the deterministic metrics. Of other metrics bubbles, sizes in GiB or bytes, and counts of operations are
+    deterministic. ``tolerance`` is the relative tolerance of the case; a bubble ratio keeps its absolute rule.
     """
     spec, own = REGISTRY.get(name), meaning.own
     if own is not None and own.exact:
-        return ExactRule(relative=(own.tolerance or 0.0) if tolerance is None else tolerance, absolute=own.floor)
+        return (own.tolerance or 0.0) if tolerance is None else tolerance, own.floor
     scatters = not name.startswith("bubble") and spec is not None and not (spec.deterministic or spec.unit == "GiB")
     if own is not None or scatters or (spec is not None and spec.observed):
         return None
     if name.startswith("bubble"):
-        return ExactRule(absolute=(spec.absolute_floor if spec else 0.0) or BUBBLE_CHANGE)
+        return 0.0, (spec.absolute_floor if spec else 0.0) or BUBBLE_CHANGE
     if spec is not None:
         usual = MEMORY_CHANGE if spec.unit == "GiB" else 0.0
         relative = next(choice for choice in (tolerance, spec.tolerance, usual) if choice is not None)
-        return ExactRule(relative=relative, absolute=spec.absolute_floor)
+        return relative, spec.absolute_floor
     if meaning.unit == "GiB":
-        return ExactRule(relative=MEMORY_CHANGE if tolerance is None else tolerance)
-    return ExactRule(relative=tolerance or 0.0) if meaning.unit in ("B", "bytes", "FLOP", "FLOPs") else None
+        return MEMORY_CHANGE if tolerance is None else tolerance, 0.0
+    return (tolerance or 0.0, 0.0) if meaning.unit in ("B", "bytes", "FLOP", "FLOPs") else None
 
 
 def exact_findings(
@@ -70,17 +63,16 @@ def exact_findings(
 
 
 def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[float], now: Sequence[float]) -> Finding:
-    before, after = statistics.median(then), statistics.median(now)
-    allowed = max(rule.relative * abs(before), rule.absolute, STORED_DIGITS * abs(before))
+    (relative, absolute), before, after = rule, statistics.median(then), statistics.median(now)
+    allowed = max(relative * abs(before), absolute, STORED_DIGITS * abs(before))
     change = after - before  # for the worse; without a better direction any change is worse
     change = {"higher": -change, "lower": change}.get(meaning.better, abs(change))
     verdict: VerdictName = "regressed" if change > allowed else "improved" if change < -allowed else "pass"
     reasons: tuple[str, ...] = ()
     if verdict != "pass":
-        reasons = (
-            f"{name} {significant(after, 6)}, stored {significant(before, 6)} {meaning.unit}".rstrip()
-            + f": it may change by {_allowed_text(rule)}",
-        )
+        figures = f"{name} {significant(after, 6)}, stored {significant(before, 6)} {meaning.unit}".rstrip()
+        limits = [*([percent(relative)] if relative else []), *([significant(absolute)] if absolute else [])]
+        reasons = (f"{figures}: it may change by {' or '.join(limits) or 'nothing'}",)
     flags: tuple[str, ...] = ()
     spread = max(then) - min(then)
     if verdict == "regressed" and spread > _STILL * allowed and _beyond(then, now, meaning.better) <= spread:
@@ -89,7 +81,7 @@ def _judge(name: str, rule: ExactRule, meaning: MetricMeaning, then: Sequence[fl
     return Finding(
         quantity=name,
         name=verdict,
-        tolerance=rule.absolute if rule.absolute > rule.relative * abs(before) else rule.relative,
+        tolerance=absolute if absolute > relative * abs(before) else relative,
         before=before,
         after=after,
         unit=meaning.unit,
@@ -105,9 +97,3 @@ def _beyond(then: Sequence[float], now: Sequence[float], better: Better) -> floa
     if better == "neither":
         return min(abs(new - old) for new in now for old in then)
     return min(then) - max(now) if better == "higher" else min(now) - max(then)
-
-
-def _allowed_text(rule: ExactRule) -> str:
-    parts = [percent(rule.relative)] if rule.relative else []
-    parts += [significant(rule.absolute)] if rule.absolute else []
-    return " or ".join(parts) or "nothing"

@@ -17,16 +17,9 @@ from perfsuite.gate.quantity import is_throttled
 from perfsuite.gate.question import Question, View
 from perfsuite.gate.suite import SUITE_ALPHA, Compared, SuiteShift, compared
 from perfsuite.record.verdict import FAILING, Finding, GateSettings, SuiteVerdict, Verdict, VerdictName
-from perfsuite.statistics.student import t_quantile
 
 _ORDER: tuple[VerdictName, ...] = (
-    "regressed",
-    "drifted",
-    "environment",
-    "unstable-host",
-    "inconclusive",
-    "improved",
-    "pass",
+    *("regressed", "drifted", "environment", "unstable-host", "inconclusive", "improved", "pass"),
 )
 """The worst first: a case has the verdict of its worst quantity."""
 LOUD = 3.0  # Standard deviations of a run; every change that can be shown is larger.
@@ -76,9 +69,8 @@ def _in_its_words(found: Finding, asked: Question) -> Finding:
 
 
 def _within_its_interval(found: Finding, asked: Question) -> Finding:
-    """Withdraw a slowdown that no interval shows; report the level if only its interval shows it.
-
-    An A/B must show less if the re-measurement has shown the rest against the stored runs.
+    """Withdraw a slowdown that no interval shows; report the level if only its interval shows it.  An A/B must show
+    less if the re-measurement has shown the rest against the stored runs.
     """
     if found.name not in FAILING or found.interval is None or found.interval[0] > 0:
         return found
@@ -298,7 +290,7 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
         name = "unstable-host"
     elif not shift.is_shown:
         name = "inconclusive"
-        usual = percent(math.expm1(t_quantile(1 - SUITE_ALPHA, shift.drift.dof) * shift.drift.error))
+        usual = percent(math.expm1(shift.reach(1 - SUITE_ALPHA)))
         controls.append(f"this host moves by up to {usual} between sessions")
     elif keys:
         name = "environment"
@@ -321,9 +313,8 @@ def on_suite(works: Sequence[CaseWork], view: View) -> SuiteVerdict | None:
 def _hidden(
     shift: SuiteShift, settings: GateSettings, base: Compared | None, anchor: Compared | None, no_anchor: str
 ) -> SuiteVerdict | None:
-    """Return the verdict on a suite whose host may hide a slowdown; None if other arms clear the code.
-
-    Without pairs of the stored commit, the base is that commit.
+    """Return the verdict on a suite whose host may hide a slowdown; None if other arms clear the code.  Without pairs
+    of the stored commit, the base is that commit.
     """
     tolerance = math.log1p(settings.tolerance)
     effect = math.expm1(shift.effect)

@@ -128,8 +128,7 @@ class Gate:
 
     def next_requests(self, node: str | None = None, spending: Spending | None = None) -> list[Request]:
         """Return the next requests in order; empty if every verdict is final, or if no useful request fits the time.
-
-        Call it after every case of the suite has run, or with a node id to settle that case in place.  Without
+        Call it after every case of the suite has run, or with a node id to settle that case in place. Without
         ``spending`` there is no limit.
         """
         if not self.settings.remeasure or self._ended:
@@ -337,10 +336,9 @@ class Gate:
         )
 
     def _look_beside(self, name: str, time: Today) -> tuple[Today, Shares]:
-        """Return the session's shift of all means or tails, with the shares of noise.
-
-        A host moves all tails alike, and so may a change of the code: movement beyond that of the times by more than
-        the tolerance stays in the cases.
+        """Return the session's shift of all means or tails, with the shares of noise.  A host moves all tails alike,
+        and so may a change of the code: movement beyond that of the times by more than the tolerance stays in the
+        cases.
         """
         yard = time.yardstick_shift
         having = [(work, judged) for work, judged in self._beside[name] if judged.is_secondary and work.is_open]
@@ -351,7 +349,7 @@ class Gate:
         own = [judged.quantity for _, judged in having if judged.quantity.is_own]
         if own and abs(beyond) > math.log1p(accepted):  # no host moves a metric further than the time
             shared = sorted((0.0, time.shift, today.shift))[1]
-            usual = usual_drift((judged.quantity.history, judged.level) for _, judged in having).error ** 2
+            usual = usual_drift((judged.quantity.history, judged.level) for _, judged in having)[0] ** 2
             today = dataclasses.replace(time, shift=shared, shift_variance=time.shift_variance + usual, unexplained=0.0)
         elif today.is_known and beyond > math.log1p(accepted):
             today = dataclasses.replace(today, shift=time.shift, unexplained=beyond)

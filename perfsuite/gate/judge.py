@@ -68,18 +68,15 @@ class Judge:
 
     @property
     def dof(self) -> int:
-        """Degrees of freedom of the noise.
-
-        If the host's drifts are not subtracted, they are most of the noise.  All cases show them in the same few
-        sessions, so other cases add no degrees of freedom.
+        """Degrees of freedom of the noise.  If the host's drifts are not subtracted, they are most of the noise. All
+        cases show them in the same few sessions, so other cases add no degrees of freedom.
         """
         dof = self.level.dof
         return dof if self.today.is_known else max(LEAST_DOF, min(dof, self.level.sessions - 1))
 
     def spread(self, runs: int) -> Spread:
-        """Return the standard errors of the mean of ``runs`` runs of this session minus the stored level.
-
-        The part between sessions shrinks with the number of stored sessions, not with the number of runs today.
+        """Return the spread of the mean of ``runs`` runs of this session minus the stored level.  The part between
+        sessions shrinks with the number of stored sessions, not with the number of runs today.
         """
         level = self.level
         variance = level.sigma**2
@@ -89,12 +86,11 @@ class Judge:
             between = max(between, UNKNOWN_SESSION_SIGMA**2)
         shared = between * (1 + 1 / level.sessions) + within / level.runs + self.today.shift_variance
         new = self.inside * variance
-        return Spread(error=math.sqrt(shared + new / runs), shared=math.sqrt(shared))
+        return math.sqrt(shared + new / runs), math.sqrt(shared)
 
     def excludes(self, effect: float, error: float) -> bool:
-        """Return whether a slowdown of the limit is practically impossible.
-
-        A negative effect counts as 0: a faster look does not make a noisy case more certain.
+        """Return whether a slowdown of the limit is practically impossible.  A negative effect counts as 0: a faster
+        look does not make a noisy case more certain.
         """
         return max(0.0, effect) + self._sure * error < self.bounds.limit
 
@@ -110,51 +106,47 @@ class Judge:
         if not self.settings.can_run_base:
             return runs
         error = self.level.sigma * math.sqrt(2 * self.inside / self._most_pairs)
-        return Spread(error=min(error, runs.error), shared=0.0)
+        return min(error, runs[0]), 0.0
 
     @property
     def smallest_shown(self) -> float:
         """The smallest change that the last stage shows with 95 % probability; not below the tolerance."""
-        best, dof = self.best, self.dof
+        (error, shared), dof = self.best, self.dof
         alpha = self._pairs_alpha if self.settings.can_run_base else self.bounds.alpha
-        reach = max(
-            t_quantile(1 - alpha, dof) * best.error, t_quantile(1 - self.bounds.shared_alpha, dof) * best.shared
-        )
-        return max(self.bounds.tolerance, reach + t_quantile(LIKELY, dof) * best.error)
+        reach = max(t_quantile(1 - alpha, dof) * error, t_quantile(1 - self.bounds.shared_alpha, dof) * shared)
+        return max(self.bounds.tolerance, reach + t_quantile(LIKELY, dof) * error)
 
     def smallest_found(self, screening_runs: int) -> float:
-        """Return the smallest change that all stages find with 95 % probability after ``screening_runs`` runs.
-
-        A stage finds a change that exceeds its threshold by the scatter of its estimate: a change equal to the
-        tolerance is found in half of the sessions on any host.
+        """Return the smallest change that all stages find with 95 % probability after ``screening_runs`` runs.  A stage
+        finds a change that exceeds its threshold by the scatter of its estimate: a change equal to the tolerance is
+        found in half of the sessions on any host.
         """
         bounds, dof = self.bounds, self.dof
         sure = t_quantile(TWO_SIDED, dof)
-        first, again = self.spread(max(1, screening_runs)).error, self.spread(self.settings.first_runs).error
+        first, again = self.spread(max(1, screening_runs))[0], self.spread(self.settings.first_runs)[0]
         hopeful = 0.0 if self.can_clear else self.smallest_shown / 2
         suspected = max(self._suspicious(first), hopeful) + sure * first
         kept = NEAR * bounds.tolerance + sure * again
-        scatter, best = self.level.sigma * math.sqrt(self.inside), self.best
+        scatter, (error, fixed) = self.level.sigma * math.sqrt(self.inside), self.best
         if self.settings.can_run_base:
             count, scatter = self._most_pairs, scatter * math.sqrt(2)
             least, alpha = self._least_of_pairs, self._pairs_alpha
         else:
             count, least, alpha = self._most_runs, bounds.tolerance, bounds.alpha
-        shared = t_quantile(1 - bounds.shared_alpha, dof) * best.shared
-        threshold = max(least, shared, t_quantile(1 - alpha, dof) * best.error) + without_largest(count) * scatter
-        last = threshold + t_quantile(LAST_STAGE, dof) * best.error
+        shared = t_quantile(1 - bounds.shared_alpha, dof) * fixed
+        threshold = max(least, shared, t_quantile(1 - alpha, dof) * error) + without_largest(count) * scatter
+        last = threshold + t_quantile(LAST_STAGE, dof) * error
         return max(bounds.tolerance, suspected, kept, last)
 
     @property
     def can_clear(self) -> bool:
         """Whether an unchanged case would pass after all allowed runs and pairs."""
-        return self.excludes(0.0, self.best.error)
+        return self.excludes(0.0, self.best[0])
 
     def arms_tell(self, values: Sequence[float]) -> bool:
-        """Return whether the base and the stored commit, run now, would show a slowdown of the limit.
-
-        Used if too few cases show the host's movement since the stored sessions: it affects all arms of today alike.
-        ``values`` of this session show the scatter of runs; stored runs of several days scatter more.
+        """Return whether the base and the stored commit, run now, would show a slowdown of the limit.  Used if too few
+        cases show the host's movement since the stored sessions: it affects all arms of today alike. ``values`` of this
+        session show the scatter of runs; stored runs of several days scatter more.
         """
         if not self.settings.can_run_base or self.today.is_known:
             return False
@@ -185,31 +177,28 @@ class Judge:
         return estimate.effect > self._suspicious(estimate.error)
 
     def screening_runs(self, values: Sequence[float]) -> int:
-        """Return the number of runs that the screening needs: 1 on a quiet host.
-
-        A case that looks unchanged gets more runs until a pass excludes the limit, unless no number of runs does.
+        """Return the number of runs that the screening needs: 1 on a quiet host.  A case that looks unchanged gets more
+        runs until a pass excludes the limit, unless no number of runs does.
         """
         noise = self.level.sigma * math.sqrt(max(1.0, self.inside))
         wanted = min(self.settings.first_runs, max(1, math.ceil((noise / (0.4 * self.bounds.tolerance)) ** 2)))
         effect = self.bounds.tolerance / 4
         if len(values) >= wanted:
             effect = self.difference(values)
-            if effect > self._suspicious(self.spread(len(values)).error):
+            if effect > self._suspicious(self.spread(len(values))[0]):
                 return len(values)
         enough = max(wanted, len(values))
         for runs in range(enough, self._most_runs + 1):
-            if self.excludes(effect, self.spread(runs).error):
+            if self.excludes(effect, self.spread(runs)[0]):
                 return runs
         return enough
 
     def screen(self, values: Sequence[float]) -> Estimate:
-        """Return the screening: suspect (slower, or much faster than the baseline), pass, or inconclusive.
-
-        A case is suspected only if more runs could clear it or confirm the effect.  A case that is not cleared is also
-        suspected if other arms could decide.
+        """Return the screening: suspect (slower, or much faster than the baseline), pass, or inconclusive.  A case is
+        suspected only if more runs could clear it or confirm the effect. A case that is not cleared is also suspected
+        if other arms could decide.
         """
-        effect, spread = self.difference(values), self.spread(len(values))
-        error = spread.error
+        effect, (error, shared) = self.difference(values), self.spread(len(values))
         slower = effect > self._suspicious(error) and (effect > self.smallest_shown / 2 or self.can_clear)
         faster = -effect > max(0.8 * self.bounds.tolerance, error) and -effect > self.smallest_shown / 2
         outcome: Outcome = "inconclusive"
@@ -219,38 +208,35 @@ class Judge:
             outcome = "pass"
         elif self.arms_tell(values):
             outcome = "suspect"
-        reach = self._reach(values, spread)
+        reach = self._reach(values, shared)
         return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome, reach=reach)
 
     def remeasured(self, values: Sequence[float]) -> Estimate:
         """Return the re-measurement, from fresh runs only: the runs of the screening are biased by the selection.
-
         Improved excludes the limit like a pass.
         """
-        effect, spread = self._effect(values), self.spread(len(values))
+        effect, (error, shared) = self._effect(values), self.spread(len(values))
         outcome: Outcome
         if self._shows(values, 1.0):
             outcome = "candidate"
-        elif self._shows(values, -1.0) and effect + self._sure * spread.error < self.bounds.limit:
+        elif self._shows(values, -1.0) and effect + self._sure * error < self.bounds.limit:
             outcome = "improved"
         else:
             share = NEAR_LAST if len(values) >= self._most_runs else NEAR
-            least = effect + t_quantile(LIKELY, self.dof) * spread.error
+            least = effect + t_quantile(LIKELY, self.dof) * error
             near = effect < share * self.bounds.tolerance or least < self.bounds.tolerance
-            outcome = "pass" if near and self.excludes(effect, spread.error) else "inconclusive"
-        reach = self._reach(values, spread)
-        return Estimate(effect=effect, error=spread.error, dof=self.dof, outcome=outcome, reach=reach)
+            outcome = "pass" if near and self.excludes(effect, error) else "inconclusive"
+        reach = self._reach(values, shared)
+        return Estimate(effect=effect, error=error, dof=self.dof, outcome=outcome, reach=reach)
 
     def is_surely_worse(self, values: Sequence[float], *, expected: bool) -> bool:
-        """Return whether these runs of one session are certainly worse than the level.
-
-        If the host's drifts are unknown, the session counts as one more run with the full noise between sessions,
-        because its drift looks like a change.  ``expected``: the environment has changed in a way that can slow the
-        case; this is rare, so the bound of an A/B applies.  Otherwise every case of a large suite adds a chance of a
-        false alarm.
+        """Return whether these runs of one session are certainly worse than the level.  If the host's drifts are
+        unknown, the session counts as one more run with the full noise between sessions, because its drift looks like a
+        change. ``expected``: the environment has changed in a way that can slow the case; this is rare, so the bound of
+        an A/B applies. Otherwise every case of a large suite adds a chance of a false alarm.
         """
         level, bounds = self.level, self.bounds
-        error, dof = self.spread(len(values)).error, self.dof
+        error, dof = self.spread(len(values))[0], self.dof
         if not self.today.is_known:
             sigma, dof = self._of_sessions(values)
             error = max(error, sigma * math.sqrt(1 + 1 / level.sessions))
@@ -260,11 +246,10 @@ class Judge:
         return self._effect(values) > max(bounds.tolerance, t_quantile(1 - alpha, dof) * error)
 
     def _of_sessions(self, values: Sequence[float]) -> tuple[float, int]:
-        """Return the scatter between sessions and its degrees of freedom, without help of other cases.
-
-        A few stored runs may lie close together by chance, which causes false alarms.  So the scatter of the runs
-        inside this session, times the usual ratio, counts as well.  Its weight is smaller if the stored runs scatter
-        much more: such a host drifts more than runs inside a session show.
+        """Return the scatter between sessions and its degrees of freedom, without help of other cases.  A few stored
+        runs may lie close together by chance, which causes false alarms. So the scatter of the runs inside this
+        session, times the usual ratio, counts as well. Its weight is smaller if the stored runs scatter much more: such
+        a host drifts more than runs inside a session show.
         """
         own, dof = self.level.sigma**2, self.dof
         if len(values) < MIN_SCATTER:
@@ -280,9 +265,8 @@ class Judge:
 
     @property
     def _pairs_alpha(self) -> float:
-        """False alarms of an A/B.
-
-        If too few cases show the host's noise, an A/B is run although the case does not look slower.
+        """False alarms of an A/B.  If too few cases show the host's noise, an A/B is run although the case does not
+        look slower.
         """
         return self.bounds.confirm_alpha if self.today.is_known else self.bounds.lone_alpha
 
@@ -308,23 +292,21 @@ class Judge:
         return self.settings.first_runs + self.settings.more_runs
 
     def _shows(self, values: Sequence[float], sign: float) -> bool:
-        """Return whether the runs show a change in this direction, also without the most extreme run.
-
-        Disturbances are one-sided and rare: one of a few runs can dominate a mean, and must not decide a verdict.
+        """Return whether the runs show a change in this direction, also without the most extreme run.  Disturbances are
+        one-sided and rare: one of a few runs can dominate a mean, and must not decide a verdict.
         """
         bounds = self.bounds
         for some in (values, sorted(values, key=lambda value: sign * value)[:-1]):
-            spread = self.spread(len(some))
-            alone = t_quantile(1 - bounds.alpha, self.dof) * spread.error
-            shared = t_quantile(1 - bounds.shared_alpha, self.dof) * spread.shared
+            error, fixed = self.spread(len(some))
+            alone = t_quantile(1 - bounds.alpha, self.dof) * error
+            shared = t_quantile(1 - bounds.shared_alpha, self.dof) * fixed
             if sign * self._effect(some) <= max(bounds.tolerance, alone, shared):
                 return False
         return True
 
     def paired(self, pairs: Sequence[tuple[float, float]]) -> Estimate:
-        """Return the A/B from (base, new) values of neighbouring runs in this session, without the stored level.
-
-        The expected noise of the case and that of the pairs are pooled by degrees of freedom.
+        """Return the A/B from (base, new) values of neighbouring runs in this session, without the stored level.  The
+        expected noise of the case and that of the pairs are pooled by degrees of freedom.
         """
         differences = [new - base for base, new in pairs]
         effect, error, dof = self.mean_of_pairs(differences)
@@ -339,11 +321,10 @@ class Judge:
         reach = own_reach(differences)
         return Estimate(effect=effect, error=error, dof=dof, outcome=outcome, reach=reach)
 
-    def _reach(self, values: Sequence[float], spread: Spread) -> float:
-        """Return half the 95 % interval from the runs of this session.
-
-        A host with more noise inside a session than in the baseline is assumed to vary more between sessions by the
-        same factor; if its drift is unknown, as much as inside.
+    def _reach(self, values: Sequence[float], shared: float) -> float:
+        """Return half the 95 % interval from the runs of this session; ``shared`` is the part of their spread.  A host
+        with more noise inside a session than in the baseline is assumed to vary more between sessions by the same
+        factor; if its drift is unknown, as much as inside.
         """
         count, expected = len(values), self.inside * self.level.sigma**2
         sure = t_quantile(TWO_SIDED, self.dof)
@@ -354,7 +335,7 @@ class Judge:
         now = max(expected, own, (1 - UNRESTED_SHARE) * self.restless**2 * then)
         further = share / (1 - share) * now - share * then if now > NOISIER * then else 0.0
         inside = max(sure * math.sqrt(expected / count), own_reach(values))
-        return math.hypot(sure * spread.shared, max(sure, unsure) * math.sqrt(further), inside)
+        return math.hypot(sure * shared, max(sure, unsure) * math.sqrt(further), inside)
 
     def _pairs_show(self, differences: Sequence[float]) -> bool:
         """Return whether the pairs confirm a slowdown, also without the most extreme pair."""
@@ -362,9 +343,8 @@ class Judge:
         return all(self.confirms(*self.mean_of_pairs(some)) for some in (ordered, ordered[:-1]))
 
     def mean_of_pairs(self, differences: Sequence[float]) -> tuple[float, float, int]:
-        """Return the mean, its standard error and its degrees of freedom.
-
-        Many pairs use only their own scatter if the stored noise contains drifts of the host or a disturbed run.
+        """Return the mean, its standard error and its degrees of freedom.  Many pairs use only their own scatter if the
+        stored noise contains drifts of the host or a disturbed run.
         """
         count, dof = len(differences), self.level.dof
         expected = 2 * self.inside * self.level.sigma**2

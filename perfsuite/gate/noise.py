@@ -25,7 +25,6 @@ STEEPEST = 1.5  # Largest slope on a yardstick; a larger one means an unsuitable
 
 def slopes(series: Iterable[tuple[str, Sequence[float], Sequence[float]]]) -> dict[str, float]:
     """Return the slope of value on yardstick by kind, pooled over its cases, without kinds where it does not help.
-
     ``series`` has the kind, values and yardsticks of each case, logarithms.
     """
     points: dict[str, list[tuple[float, float]]] = {}
@@ -75,18 +74,9 @@ KIND_CASES = 6
 Member = tuple[float, int]  # Variance of one case and its degrees of freedom.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prior:
-    """The noise of other cases."""
-
-    variance: float  # The usual variance.
-    dof: int  # Its weight in degrees of freedom.
-
-
-def priors(members: Sequence[tuple[str, Member]]) -> dict[str, Prior]:
-    """Return the noise of each kind; kinds of few cases get that of the whole suite.
-
-    ``members`` are cases with their kind.  The similarity of cases of one kind is estimated over all kinds together.
+def priors(members: Sequence[tuple[str, Member]]) -> dict[str, Member]:
+    """Return the usual variance of each kind with its weight in degrees of freedom; the whole suite's for few cases.
+    ``members`` are cases with their kind. The similarity of cases of one kind is estimated over all kinds together.
     """
     groups: dict[str, list[Member]] = {}
     for kind, member in members:
@@ -122,9 +112,9 @@ def prior_weight(groups: Sequence[Sequence[Member]]) -> int:
     return min(weight, MOST_PRIOR_DOF, len(away) - len(groups))
 
 
-def _prior(members: Sequence[Member], weight: int) -> Prior:
+def _prior(members: Sequence[Member], weight: int) -> Member:
     middle = median(_centred_logs(members))
-    return Prior(variance=math.exp(middle + (_log_bias(weight / 2) if weight else 0.0)), dof=weight)
+    return math.exp(middle + (_log_bias(weight / 2) if weight else 0.0)), weight
 
 
 def _centred_logs(members: Sequence[Member]) -> list[float]:
@@ -169,9 +159,8 @@ class Level:
     yardstick: float | None = None  # Median logarithm of the stored yardsticks.
 
     def adjusted(self, value: float, yardstick: float | None, yardstick_shift: float) -> float | None:
-        """Return a new value on the scale of ``centre``; None without its yardstick.
-
-        ``yardstick_shift`` is the common shift of all yardsticks in the session.
+        """Return a new value on the scale of ``centre``; None without its yardstick.  ``yardstick_shift`` is the common
+        shift of all yardsticks in the session.
         """
         if not self.slope:
             return value
@@ -179,10 +168,8 @@ class Level:
 
 
 def levels(histories: Sequence[History], *, min_suite: float, use_yardstick: bool = True) -> tuple[Level, ...]:
-    """Return the level of each history, estimated together.
-
-    The common effect of a session with at least ``min_suite`` histories is subtracted; ``use_yardstick`` is False if
-    this session's runs do not time it.
+    """Return the level of each history, estimated together.  The common effect of a session with at least ``min_suite``
+    histories is subtracted; ``use_yardstick`` is False if this session's runs do not time it.
     """
     if not histories:
         return ()
@@ -214,9 +201,8 @@ def levels(histories: Sequence[History], *, min_suite: float, use_yardstick: boo
 def session_effects(
     histories: Sequence[History], values: Sequence[Sequence[float]], min_suite: float
 ) -> dict[str, float]:
-    """Return the common effect of each session with enough histories, by a median polish.
-
-    ``values`` are the values of each history.  A case counts once per session.  The effects have median 0.
+    """Return the common effect of each session with enough histories, by a median polish.  ``values`` are the values of
+    each history. A case counts once per session. The effects have median 0.
     """
     effects: dict[str, float] = {}
     if len(histories) < min_suite:
@@ -250,9 +236,8 @@ def _freed(
 
 
 def _undisturbed(histories: Sequence[History], values: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-    """Return the values without a disturbed run: one far from all others, which agree.
-
-    In kinds of few cases all runs stay: without them a host with heavy tails would look quiet.
+    """Return the values without a disturbed run: one far from all others, which agree.  In kinds of few cases all runs
+    stay: without them a host with heavy tails would look quiet.
     """
     rough = [rough_sigma(row) for row in values]
     by_kind: dict[str, list[float]] = defaultdict(list)
@@ -265,10 +250,10 @@ def _undisturbed(histories: Sequence[History], values: Sequence[Sequence[float]]
     ]
 
 
-def _level(history: History, values: Sequence[float], noise: Member, prior: Prior, slope: float) -> Level:
-    own, dof = noise
-    weight = prior.dof if own < UNLIKE**2 * prior.variance else min(prior.dof, UNLIKE_PRIOR_DOF)
-    sigma = math.sqrt((weight * prior.variance + dof * own) / (weight + dof))
+def _level(history: History, values: Sequence[float], noise: Member, prior: Member, slope: float) -> Level:
+    (own, dof), (usual, weight) = noise, prior
+    weight = weight if own < UNLIKE**2 * usual else min(weight, UNLIKE_PRIOR_DOF)
+    sigma = math.sqrt((weight * usual + dof * own) / (weight + dof))
     return Level(
         centre=huber_mean(values, sigma),
         sigma=sigma,

@@ -14,8 +14,7 @@ from typing import Literal
 from perfsuite.base.collectives import busbw_factor, link_bound_gb_per_s
 from perfsuite.base.units import plural
 from perfsuite.metrics.pipeline import bubble_ratio, impossible_bubble
-from perfsuite.metrics.scaling import SUPERLINEAR_SLACK, speed_up
-from perfsuite.metrics.spec import devices_used
+from perfsuite.metrics.spec import SUPERLINEAR_SLACK, devices_used, speed_up
 from perfsuite.record.result import Metric, Peak, Peaks, Result
 from perfsuite.record.step import Timeline
 from perfsuite.schedules.replay import replay
@@ -57,10 +56,7 @@ class Subject:
 
 
 def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | None = None) -> tuple[Violation, ...]:
-    """Return every rule that ``result`` breaks; empty for a possible result.
-
-    ``peaks`` belong to the device and ``network`` to a host; None if unknown.
-    """
+    """Return every rule that a result breaks; ``peaks`` are of the device and ``network`` of a host, if known."""
     broken = examine(result, peaks=peaks, network=network)
     return tuple(violation for violation in broken if violation.severity == "impossible")
 
@@ -68,9 +64,8 @@ def violations(result: Result, *, peaks: Peaks | None = None, network: Peak | No
 def examine(
     result: Result, *, peaks: Peaks | None = None, network: Peak | None = None, base: Result | None = None
 ) -> tuple[Violation, ...]:
-    """Return the impossible and the unlikely properties of a result; empty for a smoke run.
-
-    ``base`` is the same case on fewer ranks, for the speed-up.
+    """Return the impossible and the unlikely properties of a result; empty for a smoke run.  ``base`` is the same case
+    on fewer ranks, for the speed-up.
     """
     if result.outcome == "smoke":
         return ()
@@ -198,10 +193,9 @@ def _bubble(subject: Subject) -> Iterator[Violation]:
 
 
 def bubble_bound(timeline: Timeline) -> float | None:
-    """Return the bubble ratio of the timeline's schedule with the measured durations and no other time.
-
-    None for a schedule outside of the catalogue, and for an incomplete timeline.  The formula for equal stages is not a
-    bound: if ranks share cores, the first and last actions of a step run faster than the others.
+    """Return the bubble ratio of the timeline's schedule with the measured durations and no other time.  None for a
+    schedule outside of the catalogue, and for an incomplete timeline. The formula for equal stages is not a bound: if
+    ranks share cores, the first and last actions of a step run faster than the others.
     """
     simulated = replay(timeline).simulated
     return bubble_ratio(simulated) if simulated else None
@@ -244,15 +238,7 @@ def _speed_up(subject: Subject) -> Iterator[Violation]:
 
 
 RULES: tuple[Callable[[Subject], Iterator[Violation]], ...] = (
-    _times,
-    _above_peak,
-    _above_link,
-    _utilisation,
-    _throughput_times_latency,
-    _parts,
-    _bubble,
-    _constant,
-    _memory,
-    _speed_up,
+    *(_times, _above_peak, _above_link, _utilisation, _throughput_times_latency, _parts, _bubble, _constant),
+    *(_memory, _speed_up),
 )
 """Each rule yields one violation per breach."""

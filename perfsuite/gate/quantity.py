@@ -11,7 +11,7 @@ from types import MappingProxyType
 from perfsuite.baselines.runs import DISTURBED_CPU_SHARE, CaseIdentity, RunSummary, mostly, usually_clean
 from perfsuite.gate.exact import rule_for
 from perfsuite.gate.noise import History
-from perfsuite.gate.shift import Control, stored_control
+from perfsuite.gate.shift import StoredControl, stored_control
 from perfsuite.metrics import REGISTRY
 from perfsuite.record.verdict import ALL, MEAN, P95, TIME
 from perfsuite.statistics.robust import median
@@ -58,7 +58,7 @@ class Quantity:
     usual_cpu_share: float = 0.0  # Median CPU share of the stored runs; a lower share shows that a core was shared.
     usually_held_back: bool = False
     """Whether the CPU quota throttled most of the stored runs too, so that it is not a reason."""
-    control: Control | None = None
+    control: StoredControl | None = None
     """The control of the stored runs; None if too few have one of the same kind, and for other quantities."""
 
     def value(self, run: RunSummary) -> float | None:
@@ -77,9 +77,8 @@ class Quantity:
         return self.sign * math.log1p(self.sign * worse)
 
     def unrest(self, run: RunSummary) -> float:
-        """Return the spread of a run's samples relative to the usual one, which shows a noisier host in one run.
-
-        Only the faster half counts, because slow iterations of the code hardly widen it.
+        """Return the spread of a run's samples relative to the usual one, which shows a noisier host in one run.  Only
+        the faster half counts, because slow iterations of the code hardly widen it.
         """
         return spread_of(run) / self.usual_spread if self.usual_spread else 1.0
 
@@ -115,9 +114,8 @@ def spread_of(run: RunSummary) -> float:
 def quantities(
     case: CaseIdentity, stored: Sequence[RunSummary], *, tolerance: float, metric_tolerances: Mapping[str, float]
 ) -> tuple[tuple[Quantity, ...], tuple[str, ...]]:
-    """Return the quantities for statistics, the time first, and a flag for every tolerance that cannot be used.
-
-    A tolerance for an alias of the time or the mean (latency, bandwidth, FLOPS) becomes the tolerance of these.  Exact
+    """Return the quantities for statistics, the time first, and a flag for every tolerance that cannot be used.  A
+    tolerance for an alias of the time or the mean (latency, bandwidth, FLOPS) becomes the tolerance of these. Exact
     quantities have other rules and are not listed.
     """
     measured = [run for run in stored if run.outcome == "measured"]
@@ -162,7 +160,6 @@ def _beside_the_time(
     case: CaseIdentity, measured: Sequence[RunSummary], tolerance: float, tolerances: Mapping[str, float]
 ) -> Mapping[str, Quantity]:
     """Return metrics that scatter, have a direction, are above 0 in every stored run and are not an alias of the time.
-
     These are own metrics, and perfsuite's metrics without a marker.
     """
     judged: dict[str, float | None] = {}

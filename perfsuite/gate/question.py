@@ -268,9 +268,8 @@ class Question:
         )
 
     def shown(self, estimate: Estimate, name: VerdictName, pairs: Sequence[Pair] = ()) -> Finding:
-        """Return a finding with its effect, its interval and the common flags.
-
-        The effect is relative to the older runs of ``pairs``, or to the stored level without pairs.
+        """Return a finding with its effect, its interval and the common flags.  The effect is relative to the older
+        runs of ``pairs``, or to the stored level without pairs.
         """
         blank, older = self.blank, [value for value, _ in self.pair_values(pairs)]
         flags = [] if name in FAILING else list(blank.flags)

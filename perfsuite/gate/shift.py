@@ -41,7 +41,7 @@ Says = Literal["host", "unsure", "code"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Control:
+class StoredControl:
     """The control of the stored runs of a case; times are logarithms."""
 
     kind: str  # Kind of the control; empty in older runs.
@@ -82,9 +82,8 @@ def comparable(stored: str, now: str) -> bool:
     return stored == now != UNLIKE
 
 
-def stored_control(runs: Sequence[RunSummary], values: Sequence[float], *reads: Read) -> Control | None:
+def stored_control(runs: Sequence[RunSummary], values: Sequence[float], *reads: Read) -> StoredControl | None:
     """Return the control of most stored runs; ``values`` are the judged values of the runs, in the same order.
-
     ``reads`` are functions that read a control's time; the first one with enough values is used, because old runs have
     no means.
     """
@@ -95,17 +94,15 @@ def stored_control(runs: Sequence[RunSummary], values: Sequence[float], *reads: 
         timed = [(time, value) for run, value in alike if (time := read(run)) is not None]
         if len(timed) >= ENOUGH_CONTROLS:
             apart = rough_sigma([value - time for time, value in timed])
-            return Control(kind=kind, centre=median([time for time, _ in timed]), apart=apart, read=read)
+            return StoredControl(kind=kind, centre=median([time for time, _ in timed]), apart=apart, read=read)
     return None
 
 
 def moved(
-    stored: Control | None, runs: Sequence[RunSummary], *, slope: float = 0.0, common: float = 0.0
+    stored: StoredControl | None, runs: Sequence[RunSummary], *, slope: float = 0.0, common: float = 0.0
 ) -> Moved | None:
-    """Return the movement of these runs' control; None without any control.
-
-    ``slope`` times its movement beyond ``common``, the common movement of all controls, is already subtracted from the
-    values.
+    """Return the movement of these runs' control; None without any control.  ``slope`` times its movement beyond
+    ``common``, the common movement of all controls, is already subtracted from the values.
     """
     timed = [run for run in runs if run.control or run.yardstick is not None]
     if not timed:
@@ -174,12 +171,9 @@ class Bounds:
         return self.surely_alpha / LONE_LOOKS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Uncertainty of this session's mean minus the stored level."""
-
-    error: float  # Standard error of the difference.
-    shared: float  # The part that more runs in this session cannot reduce: level, session and shift.
+Spread = tuple[float, float]
+"""Standard error of this session's mean minus the stored level, and its part that more runs in this session cannot
+reduce: level, session and shift."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,10 +229,8 @@ class Seen:
         return len(self.values) - 1
 
     def ratio(self, scale: float) -> float:
-        """Return the variance of the values relative to that of stored runs.
-
-        Noise is assumed to be ``scale`` times the stored one; an outlier is clipped to ``CLIP`` standard deviations of
-        that from the median.
+        """Return the variance of the values relative to that of stored runs.  Noise is assumed to be ``scale`` times
+        the stored one; an outlier is clipped to ``CLIP`` standard deviations of that from the median.
         """
         return clipped_variance(self.values, scale * self.level.sigma) / self.level.sigma**2
 
@@ -260,8 +252,7 @@ class Shares:
 
 def shares(replicates: Iterable[Seen], *, with_shift: bool) -> Shares:
     """Return the shares of noise from replicated runs and an expectation, which outweighs a few of them.
-
-    ``with_shift``: the sessions' common shifts are known and subtracted.  Otherwise they are part of the variance
+    ``with_shift``: the sessions' common shifts are known and subtracted. Otherwise they are part of the variance
     between sessions, which is then at least half of the whole: scatter inside this session does not show its drift.
     """
     replicated = list(replicates)

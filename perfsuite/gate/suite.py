@@ -27,18 +27,10 @@ SHOWN_KINDS = 3  # Most kinds of controls in the line of the suite.
 USUAL_DOF = 2  # Weight, in degrees of freedom, of the expected movement without stored sessions.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drift:
-    """The movement of the whole suite from one session to the next."""
-
-    sigma: float = UNKNOWN_SESSION_SIGMA  # Standard deviation (ln).
-    dof: int = USUAL_DOF
-    sessions: int = 1  # Number of stored sessions behind the estimate.
-
-    @property
-    def error(self) -> float:
-        """Standard error of this session minus the stored ones."""
-        return self.sigma * math.sqrt(1 + 1 / self.sessions)
+Drift = tuple[float, int]
+"""Usual movement of the whole suite between sessions: standard error of this session minus the stored ones, and its
+degrees of freedom."""
+_UNKNOWN_DRIFT: Drift = (UNKNOWN_SESSION_SIGMA * math.sqrt(2), USUAL_DOF)
 
 
 def usual_drift(cases: Iterable[tuple[History, Level]]) -> Drift:
@@ -56,10 +48,10 @@ def usual_drift(cases: Iterable[tuple[History, Level]]) -> Drift:
             away[session].append(statistics.fmean(differences))
     medians = [median(differences) for differences in away.values() if 2 * len(differences) >= count]
     if len(medians) < 2:
-        return Drift()
+        return _UNKNOWN_DRIFT
     total = USUAL_DOF * UNKNOWN_SESSION_SIGMA**2 + (len(medians) - 1) * statistics.variance(medians)
     dof = USUAL_DOF + len(medians) - 1
-    return Drift(sigma=math.sqrt(total / dof), dof=dof, sessions=len(medians))
+    return math.sqrt(total / dof) * math.sqrt(1 + 1 / len(medians)), dof
 
 
 def _adjusted(history: History, level: Level) -> Sequence[float]:
@@ -79,17 +71,22 @@ class SuiteShift:
     cases: int = 0
     slower: int = 0  # Number of cases slower than stored by more than the tolerance.
     effect: float = 0.0  # Median over the cases (ln); larger is slower.
-    drift: Drift = Drift()  # Usual movement of the suite.
+    drift: Drift = _UNKNOWN_DRIFT  # Usual movement of the suite.
     control: Moved | None = None
     """Movement of the controls of the slower cases, or of all cases if few are slower.
 
     None if no control was timed, or if the software of the controls changed.
     """
 
+    def reach(self, probability: float) -> float:
+        """Return the largest usual movement (ln) with this one-sided probability."""
+        error, dof = self.drift
+        return t_quantile(probability, dof) * error
+
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the relative change."""
-        reach = t_quantile(0.975, self.drift.dof) * self.drift.error
+        reach = self.reach(0.975)
         return math.expm1(self.effect - reach), math.expm1(self.effect + reach)
 
     def exceeds(self, settings: GateSettings) -> bool:
@@ -100,29 +97,24 @@ class SuiteShift:
     @property
     def is_shown(self) -> bool:
         """Whether the shift is larger than the host's usual movement."""
-        return self.effect > t_quantile(1 - SUITE_ALPHA, self.drift.dof) * self.drift.error
+        return self.effect > self.reach(1 - SUITE_ALPHA)
 
     def may_hide(self, settings: GateSettings) -> bool:
-        """Return whether a host that is faster today may hide a slowdown of all cases.
-
-        The common shift is subtracted from the cases.  If it may be that large, only a yardstick that did not move, or
-        another arm, excludes the slowdown.
+        """Return whether a host that is faster today may hide a slowdown of all cases.  The common shift is subtracted
+        from the cases. If it may be that large, only a yardstick that did not move, or another arm, excludes the
+        slowdown.
         """
         if self.cases < settings.min_suite:
             return False
         amount = self.control.amount if self.control is not None else None
         if amount is not None and self.effect - amount <= math.log1p(settings.tolerance):
             return False
-        return self.effect + self._sure_reach >= math.log1p(settings.tolerance + settings.blind_margin)
+        return self.effect + self.reach(1 - SURELY_ALPHA) >= math.log1p(settings.tolerance + settings.blind_margin)
 
     @property
     def most_hidden(self) -> float:
         """The largest relative slowdown that may be hidden."""
-        return math.expm1(self.effect + self._sure_reach)
-
-    @property
-    def _sure_reach(self) -> float:
-        return t_quantile(1 - SURELY_ALPHA, self.drift.dof) * self.drift.error
+        return math.expm1(self.effect + self.reach(1 - SURELY_ALPHA))
 
     def explained(self, settings: GateSettings) -> bool:
         """Return whether yardsticks, which do not run the code under test, moved with the cases."""

@@ -49,10 +49,8 @@ def find(name: str) -> MetricSpec:
 
 
 def derive(names: Iterable[str], *, work: Work, measurement: Measurement, peaks: Peaks) -> tuple[Metric, ...]:
-    """Return the metrics of one case in the order of ``names``, then the user's own metrics.
-
-    An unknown value, and an unknown peak, is None with the reason as the note.  Raises InvalidParameter for a name that
-    is not in the registry.
+    """Return the metrics of one case in the order of ``names``, then the user's own metrics.  An unknown value, and an
+    unknown peak, is None with the reason as the note. Raises InvalidParameter for a name that is not in the registry.
     """
     own = (
         Metric(name=own.name, value=entry.value, unit=own.unit, better=own.better, convention=own.convention)
@@ -68,9 +66,8 @@ def is_headline(name: str) -> bool:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a journal; shares of measured peaks are shares of the last peaks in it.
-
-    Raises JournalError as :func:`perfsuite.record.journal.read_journal` does.
+    """Read a journal; shares of measured peaks are shares of the last peaks in it.  Raises JournalError as
+    :func:`perfsuite.record.journal.read_journal` does.
     """
     from perfsuite.record.journal import read_journal  # most users of metrics read no journal
 

@@ -108,23 +108,20 @@ def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> AlphaBeta:
     weights = [1.0] * len(points)
     line = _fit_line(points, weights)
     for _ in range(20 if len(points) >= 5 else 0):
-        weights = _huber([line.residual(point) for point in points])
+        weights = _huber(_residuals(line, points))
         line = _fit_line(points, weights)
-    if line.slope <= 0:
+    if line[1] <= 0:
         raise ValueError("time does not grow with size, so there is no bandwidth to fit")
     return _describe(line, points, weights)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    intercept: float
-    slope: float
-    intercept_variance: float  # Per unit of residual variance; so is ``slope_variance``.
-    slope_variance: float
+_Line = tuple[float, float, float, float]
+"""Intercept and slope, and their variances per unit of residual variance."""
 
-    def residual(self, point: tuple[float, float]) -> float:
-        size, time_s = point
-        return (time_s - self.intercept - self.slope * size) / time_s
+
+def _residuals(line: _Line, points: Sequence[tuple[float, float]]) -> list[float]:
+    intercept, slope, *_ = line
+    return [(time_s - intercept - slope * size) / time_s for size, time_s in points]
 
 
 def _fit_line(points: Sequence[tuple[float, float]], weights: Sequence[float]) -> _Line:
@@ -138,10 +135,10 @@ def _fit_line(points: Sequence[tuple[float, float]], weights: Sequence[float]) -
     intercept = mean_time - slope * mean_size
     if intercept >= 0:
         variance = 1 / total + mean_size**2 / spread
-        return _Line(intercept=intercept, slope=slope, intercept_variance=variance, slope_variance=1 / spread)
+        return intercept, slope, variance, 1 / spread
     square = sum(w * size**2 for w, (size, _) in zip(relative, points, strict=True))
     slope = sum(w * size * time_s for w, (size, time_s) in zip(relative, points, strict=True)) / square
-    return _Line(intercept=0.0, slope=slope, intercept_variance=0.0, slope_variance=1 / square)
+    return 0.0, slope, 0.0, 1 / square
 
 
 def _huber(residuals: Sequence[float]) -> list[float]:
@@ -150,18 +147,19 @@ def _huber(residuals: Sequence[float]) -> list[float]:
 
 
 def _describe(line: _Line, points: Sequence[tuple[float, float]], weights: Sequence[float]) -> AlphaBeta:
-    residuals = [line.residual(point) for point in points]
+    intercept, slope, intercept_variance, slope_variance = line
+    residuals = _residuals(line, points)
     squares = sum(w * residual**2 for w, residual in zip(weights, residuals, strict=True))
     relative = [weight / time_s**2 for weight, (_, time_s) in zip(weights, points, strict=True)]
     mean_time = sum(w * time_s for w, (_, time_s) in zip(relative, points, strict=True)) / sum(relative)
     variation = sum(w * (time_s - mean_time) ** 2 for w, (_, time_s) in zip(relative, points, strict=True))
     variance = squares / (len(points) - 2)
-    beta = 1 / line.slope
+    beta = 1 / slope
     return AlphaBeta(
-        alpha_us=seconds_to_us(line.intercept),
+        alpha_us=seconds_to_us(intercept),
         beta_gb_per_s=beta / 1e9,
-        alpha_error_us=seconds_to_us((variance * line.intercept_variance) ** 0.5),
-        beta_error_gb_per_s=(variance * line.slope_variance) ** 0.5 * beta**2 / 1e9,
+        alpha_error_us=seconds_to_us((variance * intercept_variance) ** 0.5),
+        beta_error_gb_per_s=(variance * slope_variance) ** 0.5 * beta**2 / 1e9,
         r2=1 - squares / variation if variation else 0.0,
         misfit=(sum(residual**2 for residual in residuals) / len(residuals)) ** 0.5,
         points=len(points),

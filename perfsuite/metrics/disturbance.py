@@ -19,13 +19,12 @@ COMPUTES = frozenset({"tflops", "gb_per_s"})  # Metrics of cases whose ranks com
 
 
 def disturbance(result: Result) -> str:
-    """Return why the times of a result are disturbed, as a phrase; empty if nothing shows that they are.
-
-    A single rank that computes (it has a rate of operations or bytes) is disturbed if it got less than its core: a
-    hypervisor takes a core without a switch.  Any other rank may sleep or read a file, so it must be switched out too.
-    A training step may also wait for its data, so that a quarter of its samples must be switched out.
-    Ranks that wait for each other are judged by their context switches alone, and only if a core is left for other
-    programs: without one, perfsuite's own driver causes such switches.
+    """Return why the times of a result are disturbed, as a phrase; empty if nothing shows that they are.  A single rank
+    that computes (it has a rate of operations or bytes) is disturbed if it got less than its core: a hypervisor takes a
+    core without a switch. Any other rank may sleep or read a file, so it must be switched out too. A training step may
+    also wait for its data, so that a quarter of its samples must be switched out. Ranks that wait for each other are
+    judged by their context switches alone, and only if a core is left for other programs: without one, perfsuite's own
+    driver causes such switches.
     """
     measurement = result.measurement
     if result.outcome != "measured" or measurement is None or measurement.smoke:

@@ -35,9 +35,8 @@ def name_of(pair: Pair, messages: int, *, both: bool) -> str:
 
 
 def message_times_s(measurement: Measurement) -> dict[Pair, float]:
-    """Seconds of a message by pair, the median of the slower of its ranks; empty where no span is of a pair.
-
-    Two that send to each other at the same time are two pairs of one time.
+    """Seconds of a message by pair, the median of the slower of its ranks; empty where no span is of a pair.  Two that
+    send to each other at the same time are two pairs of one time.
     """
     times_s: dict[Pair, float] = {}
     for span in measurement.spans:

@@ -67,10 +67,7 @@ def _bounds(by_rank: Sequence[Sequence[TimelineEvent]]) -> tuple[float, float]:
 
 
 def step_bounds_s(timeline: Timeline) -> tuple[float, float]:
-    """Start of the first action and end of the last on any rank; T is their difference.
-
-    Raises InvalidParameter for a timeline without actions, as all functions here do.
-    """
+    """Start of the first action and end of the last on any rank; InvalidParameter without actions."""
     return _bounds(_compute_by_rank(timeline))
 
 
@@ -136,9 +133,8 @@ def _rank_phases(rank: int, events: Sequence[TimelineEvent], first: float, last:
 
 
 def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
-    """The most micro-batches of which a rank holds activations at one time, by rank.
-
-    GPipe m on every rank; 1F1B min(m, p - r) on rank r; naive 1.
+    """The most micro-batches of which a rank holds activations at one time, by rank.  GPipe m on every rank; 1F1B
+    min(m, p - r) on rank r; naive 1.
     """
     peaks = []
     for events in _compute_by_rank(timeline):
@@ -157,10 +153,8 @@ def in_flight_micro_batches(timeline: Timeline) -> tuple[int, ...]:
 
 
 def peak_activations(timeline: Timeline, stage_sizes: Sequence[float] | None = None) -> tuple[float, ...]:
-    """The most activations that a rank holds at one time, by rank.
-
-    ``stage_sizes`` are the bytes (or any unit) that one micro-batch leaves behind in each stage; without them every
-    stage counts 1.
+    """The most activations that a rank holds at one time, by rank.  ``stage_sizes`` are the bytes (or any unit) that
+    one micro-batch leaves behind in each stage; without them every stage counts 1.
     """
     peaks = []
     for events in _compute_by_rank(timeline):

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from perfsuite.base.units import seconds_to_us, significant
 from perfsuite.record.own_metrics import Better
@@ -60,8 +61,7 @@ class MetricSpec:
 
 def launch_bound(measurement: Measurement, rate: Callable[[float], float], unit: str, peak: Peak | None) -> str:
     """Return the note of a launch-bound rate: the host launches iterations no faster than they were timed; else empty.
-
-    ``rate`` converts seconds of an iteration; the note has the kernel's own rate if a graph was captured.  A rate above
+    ``rate`` converts seconds of an iteration; the note has the kernel's own rate if a graph was captured. A rate above
     the peak is never launch-bound, and a graph above the peak did not capture the kernel.
     """
     launches = [rank.launch_s for rank in measurement.ranks if rank.device != "cpu" and rank.launch_s is not None]
@@ -102,3 +102,42 @@ def on_every_device(result: Result) -> bool:
         return False
     communicates = result.work.collective or result.work.tokens or result.work.samples
     return not communicates and devices_used(measurement) == measurement.world_size > 1
+
+
+Kind = Literal["weak", "strong", "mixed"]
+
+SUPERLINEAR_SLACK = 0.05
+"""A speed-up this far above linear is let pass: parts of a split problem fit into caches that the whole does not."""
+_SAME = 1e-9
+
+
+def speed_up(work: float, time_s: float, base_work: float, base_time_s: float) -> float:
+    """Throughput over the base's throughput; work in samples or tokens per step, the same for both.
+
+    With equal work it is T_base / T, with work that grows by n it is n x T_base / T.
+
+    >>> round(speed_up(8, 1 / 1.52, 1, 1 / 3.05), 2)
+    3.99
+    """
+    return (work / time_s) / (base_work / base_time_s)
+
+
+def efficiency(speed_up: float, ranks: int, base_ranks: int) -> float:
+    """Speed-up over the factor of ranks; 1 is linear.
+
+    >>> round(efficiency(1.84, 16, 8), 3)
+    0.92
+    """
+    return speed_up / (ranks / base_ranks)
+
+
+def kind_of(work: float, ranks: int, base_work: float, base_ranks: int) -> Kind:
+    """Whether the work stayed the same (strong), grew with the ranks (weak), or neither (mixed).
+
+    >>> kind_of(64, 2, 32, 1), kind_of(32, 2, 32, 1), kind_of(48, 2, 32, 1)
+    ('weak', 'strong', 'mixed')
+    """
+    if abs(work - base_work) <= _SAME * base_work:
+        return "strong"
+    grown = base_work * ranks / base_ranks
+    return "weak" if abs(work - grown) <= _SAME * grown else "mixed"

@@ -15,18 +15,9 @@ from perfsuite.metrics.spec import Compute, MetricSpec, MetricValue, devices_use
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Measurement, Peaks, Work
 
 TIMED = (
-    "step_time_s",
-    "samples_per_s",
-    "samples_per_s_per_device",
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "six_n_tflops_per_device",
-    "palm_tflops_per_device",
-    "megatron_tflops_per_device",
-    "colossalai_tflops_per_device",
-    "mfu_percent",
-    "hfu_percent",
+    *("step_time_s", "samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device"),
+    *("tflops_per_device", "six_n_tflops_per_device", "palm_tflops_per_device", "megatron_tflops_per_device"),
+    *("colossalai_tflops_per_device", "mfu_percent", "hfu_percent"),
 )
 """Metrics of a training step that follow from its work and time alone, also for projections."""
 

@@ -12,14 +12,16 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError, did_you_mean
+from perfsuite.base.mesh import MeshShape
 from perfsuite.models import decoder, dit, language, moe
 from perfsuite.models.base import Model, SampleTensor
+from perfsuite.models.language import LanguageModel
 
 __all__ = [
     "MODELS",
@@ -63,9 +65,7 @@ def find_trained(name: str, overrides: Mapping[str, Any] | None = None) -> Model
 
 
 def find_projected(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
-    """Return the configuration of a model by name, as :func:`find` does, or that of a ``config.json`` or its folder.
-    Raises ConfigurationError for a file that does not describe a model.
-    """
+    """Return a configuration by name, or of a ``config.json`` or its folder; ConfigurationError for other files."""
     if name in MODELS or name in PROJECTED or not _is_file(name):
         return find(name, overrides)
     from perfsuite.models.huggingface import read_config  # most projections read no file
@@ -126,3 +126,49 @@ def stated(parameters: Mapping[str, Any], tp: int = 1) -> dict[str, Any]:
     if model.vocabulary:
         facts.update(sequence_length=model.tokens_per_sample, vocabulary=model.vocabulary)
     return facts
+
+
+def counts(model: Model, layout: str) -> dict[str, Any]:
+    """Return the parameters, the words padded for a layout and the notes of a model, for JSON.
+
+    >>> from perfsuite.models import find
+    >>> counts(find("gpt3-13b"), "dp2-tp8")["padded_words"]
+    51200
+    """
+    return {
+        "words": model.vocabulary,
+        "padded_words": model.built_for(MeshShape.parse(layout).size("tp") if layout else 1).vocabulary,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "model_notes": list(model.notes),
+    }
+
+
+def describe(model: Model, sizes: Iterable[int]) -> Iterator[str]:
+    """Yield one line for the model, one line for words padded at these sizes of tp, then the model's notes.
+
+    >>> from perfsuite.models import find
+    >>> for line in describe(find("gpt2-xl"), (1, 5)): print(line)
+    gpt2-xl: 1,557,611,200 parameters, 48 layers x 1,600, 25 heads, 50,257 words, 1,024 tokens per sample
+    50,257 words are padded to a multiple of 128 x tp: 50,560 at tp5 (1,558,096,000 parameters)
+    """
+    active = f" ({model.active_parameters:,} active per token)" if model.experts else ""
+    keys = model.key_heads if isinstance(model, LanguageModel) else model.heads
+    parts = [
+        f"{model.name}: {model.parameters:,} parameters{active}",
+        f"{model.layers:,} layers x {model.width:,}",
+        f"{model.heads} heads" + (f" ({keys} of keys)" if keys != model.heads else ""),
+        *([f"{model.experts} experts"] if model.experts else []),
+        *([f"{model.vocabulary:,} words"] if model.vocabulary else []),
+        f"{model.tokens_per_sample:,} tokens per sample",
+    ]
+    yield ", ".join(parts)
+    built = {tp: model.built_for(tp) for tp in sorted(set(sizes))}
+    padded = [
+        f"{one.vocabulary:,} at tp{tp} ({one.parameters:,} parameters)"
+        for tp, one in built.items()
+        if one.vocabulary != model.vocabulary
+    ]
+    if padded:
+        yield f"{model.vocabulary:,} words are padded to a multiple of 128 x tp: {', '.join(padded)}"
+    yield from model.notes

@@ -3,7 +3,7 @@
 Both take latents of a frozen image encoder (8 times smaller than the picture, 4 channels), cut them into patches of
 2 x 2 and predict the noise in them.  Latte alternates blocks that attend within a frame and blocks that attend over
 time; every block of STDiT does both and attends to the words of a caption as well.  Their data are latents and, for
-STDiT, embedded captions.  The frozen encoders are a separate part of the step (:mod:`perfsuite.models.encoders`).
+STDiT, embedded captions.  The frozen encoders are a separate part of the step (:mod:`perfsuite.models.program`).
 
 Sources: Ma et al. 2024 (Latte, unconditional L/2 and XL/2), Open-Sora 1.0 (STDiT-XL/2).  Unconditional Latte has
 457,094,176 and 673,994,912 parameters, the "457MB" and "673MB" of the published report.

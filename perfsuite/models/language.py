@@ -129,8 +129,7 @@ class GroupedModel(LanguageModel):
 
 
 def twin_sizes(shape: MeshShape | None) -> tuple[int, int, int]:
-    """Return (heads, tokens, words) of a twin: at least 4, 16 and 64, divisible by tp, cp and both halves of
-    zig-zag.
+    """Return (heads, tokens, words) of a twin: at least 4, 16 and 64, divisible by tp, cp and both halves of zig-zag.
 
     tp and cp divide half as many key heads too.
 

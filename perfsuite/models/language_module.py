@@ -13,10 +13,10 @@ from torch import nn
 
 from perfsuite.models.base import AttentionMethod, Checkpointing
 from perfsuite.models.language import Gpt, LanguageModel, Llama
-from perfsuite.models.layers import Block, Core, TrainingModule, cross_entropy
+from perfsuite.models.layers import AttentionCore, Block, TrainingModule, cross_entropy
 
 
-class Transformer(Block):
+class TransformerBlock(Block):
     """Attention and an MLP, each with a norm before it and a residual connection."""
 
     norm1: nn.Module
@@ -32,14 +32,14 @@ class Transformer(Block):
         return result
 
 
-class Attention(nn.Module):
+class LanguageAttention(nn.Module):
     """Causal self-attention; subclasses define the projections."""
 
     project: nn.Module
 
     def __init__(self, attention: AttentionMethod) -> None:
         super().__init__()
-        self.core: nn.Module = Core(attention)
+        self.core: nn.Module = AttentionCore(attention)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D) for (B, S, H, E) queries and (B, S, K, E) keys and values."""
@@ -68,7 +68,7 @@ class LanguageModule(TrainingModule):
         self.blocks = nn.ModuleDict({str(layer): self.new_block(checkpointing, attention) for layer in layers})
 
     @abstractmethod
-    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
+    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> TransformerBlock:
         """Return a new layer."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class TiedEmbedding(nn.Embedding):
         return F.linear(inputs, self.weight) if project else super().forward(inputs)
 
 
-class GptAttention(Attention):
+class GptAttention(LanguageAttention):
     """One matrix has queries, keys and values of a head in adjacent rows, so that ranks can share it by heads."""
 
     def __init__(self, config: Gpt, attention: AttentionMethod) -> None:
@@ -128,7 +128,7 @@ class GptAttention(Attention):
         return self.attend(query, key, value)
 
 
-class GptMlp(nn.Module):
+class _GptMlp(nn.Module):
     """Two matrices with a GELU between them."""
 
     def __init__(self, config: Gpt) -> None:
@@ -142,7 +142,7 @@ class GptMlp(nn.Module):
         return result
 
 
-class GptBlock(Transformer):
+class GptBlock(TransformerBlock):
     """A layer of a GPT."""
 
     def __init__(self, config: Gpt, checkpointing: Checkpointing, attention: AttentionMethod) -> None:
@@ -150,7 +150,7 @@ class GptBlock(Transformer):
         self.norm1 = nn.LayerNorm(config.width)
         self.attention = GptAttention(config, attention)
         self.norm2 = nn.LayerNorm(config.width)
-        self.mlp = GptMlp(config)
+        self.mlp = _GptMlp(config)
 
 
 class GptModule(LanguageModule):
@@ -169,7 +169,7 @@ class GptModule(LanguageModule):
         if self.last:
             self.norm = nn.LayerNorm(config.width)
 
-    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
+    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> TransformerBlock:
         """Return a new layer."""
         return GptBlock(self.config, checkpointing, attention)
 
@@ -188,7 +188,7 @@ _ROTARY_BASE = 10000.0
 _EPSILON = 1e-5
 
 
-class LlamaAttention(Attention):
+class LlamaAttention(LanguageAttention):
     """Attention with rotary positions; heads of queries may share keys."""
 
     def __init__(self, config: Llama, attention: AttentionMethod) -> None:
@@ -208,7 +208,7 @@ class LlamaAttention(Attention):
         return self.attend(_turn(query, cosines, sines), _turn(key, cosines, sines), value)
 
 
-class LlamaMlp(nn.Module):
+class _LlamaMlp(nn.Module):
     """A SwiGLU MLP."""
 
     def __init__(self, config: Llama) -> None:
@@ -223,7 +223,7 @@ class LlamaMlp(nn.Module):
         return result
 
 
-class LlamaBlock(Transformer):
+class LlamaBlock(TransformerBlock):
     """A layer of a LLaMA."""
 
     def __init__(self, config: Llama, checkpointing: Checkpointing, attention: AttentionMethod, mlp: nn.Module) -> None:
@@ -252,13 +252,13 @@ class LlamaModule(LanguageModule):
         # Computed at the first forward and not a buffer: a model on the meta device has no values to keep.
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> Transformer:
+    def new_block(self, checkpointing: Checkpointing, attention: AttentionMethod) -> TransformerBlock:
         """Return a new layer."""
         return LlamaBlock(self.config, checkpointing, attention, self.new_mlp(self.config))
 
     def new_mlp(self, config: Llama) -> nn.Module:
         """Return the MLP of a layer."""
-        return LlamaMlp(config)
+        return _LlamaMlp(config)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the word embeddings; blocks apply the positions."""

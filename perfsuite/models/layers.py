@@ -75,13 +75,12 @@ def attend(core: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch
 
 
 def materialize(module: nn.Module, device: torch.device, *, seed: int, prefix: str = "") -> None:
-    """Move every parameter of ``module`` from the meta device to ``device`` and set its initial value.
-
-    The value depends only on the seed and on the parameter's full name (``prefix`` + its name in ``module``).  So a
-    strategy may fill a model block by block, no rank needs memory for the whole model, and all strategies start from
-    the same values.  A module with a method ``fill`` sets its own values; it can hold a part of a parameter. Matrices
-    are normal with a standard deviation of 0.02; gains are 1 and biases 0.  Gates published as zero at the start
-    (adaLN-Zero) are not zero here: all gradients behind a closed gate are zero, and a check of zeros finds no error.
+    """Move every parameter of ``module`` from the meta device to ``device`` and set its initial value.  The value
+    depends only on the seed and on the parameter's full name (``prefix`` + its name in ``module``). So a strategy may
+    fill a model block by block, no rank needs memory for the whole model, and all strategies start from the same
+    values. A module with a method ``fill`` sets its own values; it can hold a part of a parameter. Matrices are normal
+    with a standard deviation of 0.02; gains are 1 and biases 0. Gates published as zero at the start (adaLN-Zero) are
+    not zero here: all gradients behind a closed gate are zero, and a check of zeros finds no error.
     """
     for name, parameter in list(module.named_parameters()):
         if not parameter.is_meta:
@@ -121,7 +120,7 @@ BACKENDS = {"math": SDPBackend.MATH, "flash": SDPBackend.FLASH_ATTENTION}
 """torch's kernels by method; with ``auto`` torch chooses one."""
 
 
-class Core(nn.Module):
+class AttentionCore(nn.Module):
     """Attention over all tokens; context parallelism replaces this module."""
 
     def __init__(self, method: AttentionMethod = "auto", *, causal: bool = True) -> None:
@@ -130,9 +129,7 @@ class Core(nn.Module):
         self.causal = causal
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return (B, H, S, E) for (B, H, S, E) queries and (B, K, S', E) keys and values.  Raises UnsupportedCase if
-        the device has no kernel of the method for these tensors.
-        """
+        """Return (B, H, S, E) for queries and (B, K, S', E) keys and values; UnsupportedCase without a kernel."""
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         if self.method == "auto":
             return F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
@@ -157,7 +154,5 @@ def chosen_backend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 
 def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return (B, K, S, E) as (B, heads, S, E): neighbouring query heads share one key head.  Heads are repeated because
-    several backends of torch's attention do not support enable_gqa=True.
-    """
+    """Return (B, K, S, E) as (B, heads, S, E): some backends of torch's attention do not support enable_gqa=True."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -11,7 +11,6 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,25 +25,17 @@ _PR_SET_PDEATHSIG = 1
 _DIFFERENT_BATCHES = 4  # Synthetic batches that are made before the first step and used in turn
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """The samples of one replica."""
+def numbers_of(replica: int, replicas: int, micro_batch_size: int) -> Iterator[list[int]]:
+    """Yield the numbers of the samples of a replica's micro-batches, without end.
 
-    replica: int  # Number of the replica, from 0
-    replicas: int
-    micro_batch_size: int
-
-    def numbers(self) -> Iterator[list[int]]:
-        """Yield the numbers of the samples of its micro-batches, without end.
-
-        >>> numbers = Share(replica=1, replicas=2, micro_batch_size=2).numbers()
-        >>> next(numbers), next(numbers)
-        ([2, 3], [6, 7])
-        """
-        first = self.replica * self.micro_batch_size
-        while True:
-            yield list(range(first, first + self.micro_batch_size))
-            first += self.replicas * self.micro_batch_size
+    >>> numbers = numbers_of(replica=1, replicas=2, micro_batch_size=2)
+    >>> next(numbers), next(numbers)
+    ([2, 3], [6, 7])
+    """
+    first = replica * micro_batch_size
+    while True:
+        yield list(range(first, first + micro_batch_size))
+        first += replicas * micro_batch_size
 
 
 def draw(part: SampleTensor, number: int) -> torch.Tensor:
@@ -63,8 +54,7 @@ def synthetic_batch(model: Sampled, numbers: list[int]) -> dict[str, torch.Tenso
 class Synthetic(Iterator[Mapping[str, torch.Tensor]]):
     """A few batches on the device, used in turn: loading data takes no time."""
 
-    def __init__(self, model: Sampled, share: Share, device: torch.device) -> None:
-        numbers = share.numbers()
+    def __init__(self, model: Sampled, numbers: Iterator[list[int]], device: torch.device) -> None:
         self._batches = [
             {name: values.to(device) for name, values in synthetic_batch(model, next(numbers)).items()}
             for _ in range(_DIFFERENT_BATCHES)
@@ -106,21 +96,21 @@ class Files(Iterator[Mapping[str, torch.Tensor]]):
     """Batches read from disk by ``num_workers`` loader processes (0: by the rank itself) and copied to the device."""
 
     def __init__(
-        self, model: Sampled, dataset: Dataset, share: Share, device: torch.device, *, num_workers: int
+        self, model: Sampled, dataset: Dataset, numbers: Iterator[list[int]], device: torch.device, *, num_workers: int
     ) -> None:
         self._device = device
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="pin_memory_device is deprecated")  # torch 2.8 and newer
-            self._batches = self._read(model, dataset, share, num_workers)
+            self._batches = self._read(model, dataset, numbers, num_workers)
 
-    def _read(self, model: Sampled, dataset: Dataset, share: Share, num_workers: int) -> Iterator[Any]:
+    def _read(self, model: Sampled, dataset: Dataset, numbers: Iterator[list[int]], num_workers: int) -> Iterator[Any]:
         pins = self._device.type != "cpu"
         # Always fork: other start methods run a server for the loaders, which stays if the rank is killed. Loaders use
         # no device, so a fork is safe.
         return iter(
             DataLoader(
                 Rows(model, dataset),
-                batch_sampler=_Endless(share),
+                batch_sampler=numbers,
                 num_workers=num_workers,
                 multiprocessing_context="fork" if num_workers else None,
                 worker_init_fn=_end_with_rank,
@@ -139,16 +129,6 @@ class Files(Iterator[Mapping[str, torch.Tensor]]):
     def close(self) -> None:
         """End the loader processes."""
         del self._batches
-
-
-class _Endless:
-    """A batch sampler without end."""
-
-    def __init__(self, share: Share) -> None:
-        self._share = share
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._share.numbers()
 
 
 def _end_with_rank(_: int) -> None:

@@ -87,9 +87,7 @@ def _product(device: str, dtype: torch.dtype, counts: torch.Tensor) -> Callable[
 
 @functools.cache
 def _grouped_product(device: str, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
-    """Return torch's grouped product if it computes this dtype on this device, else None.
-    ``torch.nn.functional.grouped_mm`` is in torch 2.10 and newer, ``torch._grouped_mm`` in 2.8 and newer.
-    """
+    """Return torch's grouped product (2.8 and newer) if it computes this dtype on this device, else None."""
     found: Any = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if found is None:
         return None
@@ -108,7 +106,7 @@ Dispatch = Callable[[torch.Tensor, torch.Tensor, Experts], tuple[torch.Tensor, t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class SampleSplit:
     """This rank's part of every sample if ranks share a sequence."""
 
     places: torch.Tensor  # (S,) positions of this rank's tokens in the whole sample
@@ -118,13 +116,11 @@ class Split:
     averaged: int = 1  # The number of those ranks whose gradients are averaged and not summed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Figures of routing in one forward, as tensors, so that the host does not wait for the device."""
+Figures = dict[str, torch.Tensor]
+"""Figures of routing in one forward, as tensors, so that the host does not wait for the device.
 
-    imbalance: torch.Tensor  # Rows of the fullest expert on this rank over the mean of all experts
-    dropped_share: torch.Tensor  # Share of this rank's rows that no expert took
-    balance_loss: torch.Tensor  # E x sum of f_e P_e without its weight; 1 for even routing
+``expert_imbalance``: rows of the fullest expert over the mean of all; ``dropped_share``: share of this rank's rows that
+no expert took; ``balance_loss``: E x sum of f_e P_e without its weight, 1 for even routing."""
 
 
 class Router(nn.Module):
@@ -153,10 +149,10 @@ class MoeMlp(nn.Module):
         self.router = Router(width, routing.experts)
         self.experts = Experts(routing.experts, width, hidden)
         self.dispatch: Dispatch = alone
-        self.split: Split | None = None  # This rank's part of split samples; None: it holds whole samples
+        self.split: SampleSplit | None = None  # This rank's part of split samples; None: it holds whole samples
         self.loss_factor: float | torch.Tensor = 1.0
         """Factor of the micro-batch's mean loss before its backward, and of the balance loss."""
-        self.figures: Figures | None = None  # Figures of the latest forward
+        self.figures: Figures = {}  # Figures of the latest forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D) for (B, S, D)."""
@@ -169,11 +165,12 @@ class MoeMlp(nn.Module):
             x = _AddLoss.apply(x, weighted, self.loss_factor)  # type: ignore[no-untyped-call] # torch does not type it
         tokens = x.reshape(-1, shape[-1])
         route = dropless(chosen, routing.experts) if routing.capacity is None else within_capacity(chosen, routing)
+        source, target, counts = route
         padded = torch.cat((tokens, tokens.new_zeros(1, shape[-1])))
-        rows, load = self.dispatch(padded[route.source], route.counts, self.experts)
+        rows, load = self.dispatch(padded[source], counts, self.experts)
         rows = torch.cat((rows, rows.new_zeros(1, shape[-1])))
         # Rows are gathered and not added by index, so that the order of sums is the same in every run.
-        chosen_rows = rows[route.target].view(*chosen.shape, shape[-1])
+        chosen_rows = rows[target].view(*chosen.shape, shape[-1])
         self._note(load, chosen, route, balance)
         mixed: torch.Tensor = (chosen_rows * weights.to(x.dtype)[..., None]).sum(dim=-2)
         return mixed.view(shape).type_as(x)
@@ -209,16 +206,16 @@ class MoeMlp(nn.Module):
 
     def _note(self, load: torch.Tensor, chosen: torch.Tensor, route: Route, balance: torch.Tensor) -> None:
         """Keep the figures of routing; with a capacity, buffers are full, so the imbalance shows the choice."""
+        source, target, counts = route
         mean = chosen.numel() / self.routing.experts
         if self.routing.capacity is not None:
-            load = torch.zeros_like(route.counts).index_add(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+            load = torch.zeros_like(counts).index_add(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
         else:  # every rank sends as many rows
             mean *= getattr(self.dispatch, "sources", 1)
         parts = 1 if self.split is None else self.split.length / chosen.shape[1] / self.split.averaged
-        kept = (route.target < len(route.source)).float().mean()
-        self.figures = Figures(
-            imbalance=load.max() / mean, dropped_share=1 - kept, balance_loss=balance.detach() * parts
-        )
+        kept = (target < len(source)).float().mean()
+        imbalance, loss = load.max() / mean, balance.detach() * parts
+        self.figures = {"expert_imbalance": imbalance, "dropped_share": 1 - kept, "balance_loss": loss}
 
 
 class _AddLoss(torch.autograd.Function):
@@ -259,30 +256,19 @@ def set_loss_factor(module: nn.Module, factor: float | torch.Tensor) -> None:
         layer.loss_factor = factor
 
 
-def router_figures(module: nn.Module) -> Figures | None:
-    """Return the figures of the latest forward: the least even layer, and means over layers of the other figures.  None
-    for a module without experts, or before its first forward.  The host does not wait for the device.
-    """
-    of_layers = [layer.figures for layer in moe_layers(module) if layer.figures is not None]
-    if not of_layers:
-        return None
-    return Figures(
-        imbalance=torch.stack([figures.imbalance for figures in of_layers]).max(),
-        dropped_share=torch.stack([figures.dropped_share for figures in of_layers]).mean(),
-        balance_loss=torch.stack([figures.balance_loss for figures in of_layers]).mean(),
-    )
+def router_figures(module: nn.Module) -> Figures:
+    """Return the figures of the latest forward, of the least even layer or means over layers; empty without experts."""
+    of_layers = [layer.figures for layer in moe_layers(module) if layer.figures]
+    values = {name: torch.stack([figures[name] for figures in of_layers]) for name in (of_layers or [{}])[0]}
+    return {name: value.max() if name == "expert_imbalance" else value.mean() for name, value in values.items()}
 
 
 # -- routes: from the experts that tokens chose to rows sorted by expert, and back -------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """The token of each row, and the row of each token's choices."""
-
-    source: torch.Tensor  # (R,) token of each row, sorted by expert; n, one beyond the last token, for an empty row
-    target: torch.Tensor  # (n k,) row of each choice; R, one beyond the last row, for a dropped choice
-    counts: torch.Tensor  # (E,) rows of each expert
+Route = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""(R,) token of each row, sorted by expert; n, one beyond the last token, for an empty row.  (n k,) row of each choice;
+R, one beyond the last row, for a dropped choice.  (E,) rows of each expert."""
 
 
 def dropless(chosen: torch.Tensor, experts: int) -> Route:
@@ -293,7 +279,7 @@ def dropless(chosen: torch.Tensor, experts: int) -> Route:
     target[order] = torch.arange(len(order), device=order.device)
     # bincount would wait for the device to know the length of its result.
     counts = torch.zeros(experts, dtype=flat.dtype, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
-    return Route(source=order // chosen.shape[-1], target=target, counts=counts)
+    return order // chosen.shape[-1], target, counts
 
 
 def within_capacity(chosen: torch.Tensor, routing: Routing) -> Route:
@@ -313,7 +299,7 @@ def within_capacity(chosen: torch.Tensor, routing: Routing) -> Route:
     source = torch.full((rows + 1,), tokens, device=chosen.device)
     source[target] = torch.arange(tokens * k, device=chosen.device) // k
     counts = torch.full((experts,), groups * capacity, device=chosen.device)
-    return Route(source=source[:-1], target=target, counts=counts)
+    return source[:-1], target, counts
 
 
 def imposed(places: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from perfsuite.base.errors import DeviceUnusable
 from perfsuite.base.units import MIB
-from perfsuite.platforms.base import DeviceCode
-from perfsuite.platforms.clocks import EventClock
+from perfsuite.platforms.base import Clock, DeviceCode, facts_of
+from perfsuite.record.result import ClockFacts
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +23,47 @@ _NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|Failed to \w+ [cm]al
 (NCCL's alloc.h: "Failed to CUDA calloc 6291456 bytes")."""
 
 
-class Accelerator(DeviceCode):
-    """Rank side over ``torch.get_device_module(family)``; a subclass adds its TF32 switch and its versions.
+_EVENT_RESOLUTION_S = 0.5e-6  # Resolution by the CUDA runtime's manual, if no steps are visible.
 
-    It uses only names that every supported vendor's module has, and not ``torch.accelerator``: some backends lack its
-    guard and its memory functions.
+
+class EventClock(Clock):
+    """Timing events of a device module: recorded in the current stream, read in milliseconds."""
+
+    queues = True
+
+    def __init__(self, module: Any, name: str) -> None:
+        self._module = module
+        self._name = name
+        self._facts: ClockFacts | None = None
+
+    def stamp(self) -> object:
+        """Return an event in the current stream."""
+        event = self._module.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self, stamp: object) -> None:
+        """Block until the device has reached the event."""
+        cast(Any, stamp).synchronize()
+
+    def elapsed_s(self, start: object, end: object) -> float:
+        """Return the seconds between two events that the device has passed."""
+        return float(cast(Any, start).elapsed_time(end)) * 1e-3
+
+    def facts(self) -> ClockFacts:
+        """Measure 200 pairs of events without work between them."""
+        if self._facts is None:
+            pairs = [(self.stamp(), self.stamp()) for _ in range(200)]
+            self._module.synchronize()
+            gaps = [self.elapsed_s(start, end) for start, end in pairs]
+            self._facts = facts_of(self._name, gaps, _EVENT_RESOLUTION_S)
+        return self._facts
+
+
+class Accelerator(DeviceCode):
+    """Rank side over ``torch.get_device_module(family)``; a subclass adds its TF32 switch and its versions.  It uses
+    only names that every supported vendor's module has, and not ``torch.accelerator``: some backends lack its guard and
+    its memory functions.
     """
 
     # Large enough to measure the device instead of a launch or a cache: half a millisecond and more of fp32 on every
@@ -118,10 +154,7 @@ _REPLAYS = 20
 
 
 def captured_kernel_s(device: torch.device, run: Callable[[], object]) -> float | None:
-    """Return the median seconds of one ``run`` among many in a graph, between two events of the device.
-
-    None without graphs: on a CPU, and on a device whose torch has none or cannot capture this kernel.
-    """
+    """Return the median seconds of one ``run`` among many in a graph; None if torch cannot capture it here."""
     import torch
 
     module: Any = torch.get_device_module(device)

@@ -52,9 +52,8 @@ class AttentionKernel(ABC):
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the block's share of the gradients of query, key and value.
-
-        ``whole`` is the attention of the block's queries to all keys, ``gradient`` that of its output.
+        """Return the block's share of the gradients of query, key and value.  ``whole`` is the attention of the block's
+        queries to all keys, ``gradient`` that of its output.
         """
 
 

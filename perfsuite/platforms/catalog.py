@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,8 @@ class Catalog:
     declared: Mapping[str, Any] = field(default_factory=dict)  # ``[environment]`` sections of the user's files.
 
     def find(self, name: str, *, besides: Iterable[str] = ()) -> DeviceModel:
-        """Return the row of this platform name, in upper or lower case.
-
-        Raises UnknownPlatform with the valid names, those of ``besides`` included, and the most similar one.
+        """Return the row of this platform name, in upper or lower case.  Raises UnknownPlatform with the valid names,
+        those of ``besides`` included, and the most similar one.
         """
         if (row := self.models.get(name) or self.models.get(name.lower())) is not None:
             return row
@@ -78,9 +77,8 @@ class Catalog:
         )
 
     def hosts(self, platform: str | None, machine: str | None) -> tuple[DeviceModel, MachineModel | None]:
-        """Return a platform's row, with the nodes of the machine if one is named.
-
-        Raises ConfigurationError if neither is named, and if the machine has devices of another platform.
+        """Return a platform's row, with the nodes of the machine if one is named.  Raises ConfigurationError if neither
+        is named, and if the machine has devices of another platform.
         """
         if not machine:
             if not platform:
@@ -126,9 +124,8 @@ class Catalog:
 
 
 def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
-    """Return the built-in rows and those of ``extra_files`` in order: a new name adds a row, an old one overrides keys.
-
-    Raises ConfigurationError in one line with file, line if found, key, rule and remedy.
+    """Return the built-in rows and those of ``extra_files`` in order: a new name adds a row, an old one overrides
+    keys.  Raises ConfigurationError in one line with file, line if found, key, rule and remedy.
     """
     rows: dict[str, dict[str, Any]] = {}
     homes: dict[str, _File] = {}
@@ -229,18 +226,26 @@ class _File:
             raise self.error(name, "", f"is {section!r:.40}; write a table [{name}...]")
         return section
 
-    def check_row(self, name: str, row: object) -> None:
-        """Check a row of this file by itself, before it is merged into an earlier one."""
-        table = f"platform.{name}"
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise self.error(
-                table, "", f"has name {name!r}; ids contain it: use small letters, digits and _, as in s4000"
-            )
+    def _check(self, section: str, name: str, row: object, *, pattern: str, rule: str, keys: Sequence[str]) -> None:
+        """Check name and keys of a table of this file by itself, before it is merged into an earlier one."""
+        if not re.fullmatch(pattern, name):
+            raise self.error(f"{section}.{name}", "", f"has name {name!r}; {rule}")
         if not isinstance(row, Mapping):
-            raise self.error("platform", name, f"is {row!r:.40}; write a table [platform.{name}]")
+            raise self.error(section, name, f"is {row!r:.40}; write a table [{section}.{name}]")
         for key in row:
-            if key not in _ROW_KEYS:
-                raise self.error(table, key, f"is unknown; choose from {', '.join(_ROW_KEYS)}")
+            if key not in keys:
+                raise self.error(f"{section}.{name}", key, f"is unknown; choose from {', '.join(keys)}")
+
+    def _require_texts(self, table: str, row: Mapping[str, Any], keys: Iterable[str]) -> None:
+        for key in keys:
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise self.error(table, key, f"is missing or not a text; write {key} = {_EXAMPLES[key]}")
+
+    def check_row(self, name: str, row: Any) -> None:
+        """Check a row of this file by itself."""
+        rule = "ids contain it: use small letters, digits and _, as in s4000"
+        self._check("platform", name, row, pattern=r"[a-z][a-z0-9_]*", rule=rule, keys=_ROW_KEYS)
+        table = f"platform.{name}"
         if name in self.families and name != "cpu":
             raise self.error(
                 table, "", "is the name of a family, reserved for its unknown devices; choose another name"
@@ -252,45 +257,27 @@ class _File:
     def model(self, name: str, row: Mapping[str, Any]) -> DeviceModel:
         """Return the complete row; this file is the last that wrote to it."""
         table = f"platform.{name}"
-        for key in ("title", "family"):
-            if not isinstance(row.get(key), str) or not row[key]:
-                raise self.error(table, key, f"is missing or not a text; write {key} = {_EXAMPLES[key]}")
+        self._require_texts(table, row, ("title", "family"))
         if not isinstance(row.get("architecture", ""), str):
             raise self.error(table, "architecture", f'is {row["architecture"]!r:.40}; write architecture = "mp_22"')
         if row["family"] not in self.families:
             raise self.error(
                 table, "family", f"is {row['family']!r}, which is not installed; choose from {', '.join(self.families)}"
             )
+        texts = {key: row[key] for key in ("title", "family", "architecture") if key in row}
         lists_and_peaks: dict[str, Any] = {**self._lists(table, row), **self._peaks(table, row)}
-        return DeviceModel(
-            name=name,
-            title=row["title"],
-            family=row["family"],
-            architecture=row.get("architecture", ""),
-            tflops=self._tflops(table, row.get("tflops", {})),
-            **lists_and_peaks,
-        )
+        return DeviceModel(name=name, **texts, tflops=self._tflops(table, row.get("tflops", {})), **lists_and_peaks)
 
     def check_machine(self, name: str, machine: object) -> None:
-        """Check a machine of this file by itself, before it is merged into an earlier one."""
-        table = f"machine.{name}"
-        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-            raise self.error(
-                table, "", f"has name {name!r}; use small letters, digits, - and _, as in oneflow-4x8-v100"
-            )
-        if not isinstance(machine, Mapping):
-            raise self.error("machine", name, f"is {machine!r:.40}; write a table [machine.{name}]")
-        for key in machine:
-            if key not in (*_MACHINE_TEXTS, *_MACHINE_UNITS):
-                choices = ", ".join((*_MACHINE_TEXTS, *_MACHINE_UNITS))
-                raise self.error(table, key, f"is unknown; choose from {choices}")
+        """Check a machine of this file by itself."""
+        rule = "use small letters, digits, - and _, as in oneflow-4x8-v100"
+        keys = (*_MACHINE_TEXTS, *_MACHINE_UNITS)
+        self._check("machine", name, machine, pattern=r"[a-z0-9][a-z0-9_-]*", rule=rule, keys=keys)
 
     def machine(self, name: str, row: Mapping[str, Any], models: Mapping[str, DeviceModel]) -> MachineModel:
         """Return the complete machine; this file is the last that wrote to it."""
         table = f"machine.{name}"
-        for key in _MACHINE_TEXTS:
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                raise self.error(table, key, f"is missing or not a text; write {key} = {_EXAMPLES[key]}")
+        self._require_texts(table, row, _MACHINE_TEXTS)
         if row["platform"] not in models:
             near = did_you_mean(row["platform"], list(models))
             raise self.error(table, "platform", f"is {row['platform']!r}, which has no row; {near}")
@@ -301,18 +288,16 @@ class _File:
         return MachineModel(name=name, **{key: row[key] for key in _MACHINE_TEXTS}, **peaks)
 
     def _lists(self, table: str, row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        lists = {key: self._strings(table, key, row.get(key, [])) for key in _LISTS}
+        lists = {key: row.get(key, []) for key in _LISTS}
+        for key, value in lists.items():
+            if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+                raise self.error(table, key, f'is {value!r:.40}; write a list of texts: {key} = ["..."]')
         for dtype in lists["native"]:
             self._check_dtype(table, "native", dtype)
-        return lists
+        return {key: tuple(value) for key, value in lists.items()}
 
     def _peaks(self, table: str, row: Mapping[str, Any]) -> dict[str, Peak]:
         return {key: self._peak(table, key, row[key], unit) for key, unit in _PEAK_UNITS.items() if key in row}
-
-    def _strings(self, table: str, key: str, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise self.error(table, key, f'is {value!r:.40}; write a list of texts: {key} = ["..."]')
-        return tuple(value)
 
     def _check_dtype(self, table: str, key: str, dtype: str) -> None:
         if dtype not in _COMPUTE_DTYPES:

@@ -7,18 +7,18 @@ import importlib
 import os
 import platform
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from perfsuite.base.units import KIB, MIB
 from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
-from perfsuite.platforms.base import DetectedDevice, DeviceCode, DeviceModel, Family
-from perfsuite.platforms.cgroups import memory_limit
-from perfsuite.platforms.clocks import PerfCounterClock
-from perfsuite.platforms.host import Host
+from perfsuite.platforms.base import Clock, DetectedDevice, DeviceCode, DeviceModel, Family, facts_of
+from perfsuite.platforms.host import Host, memory_limit
 from perfsuite.platforms.telemetry import Reading, Telemetry, attempt
+from perfsuite.record.result import ClockFacts
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +130,36 @@ class Cpu(Family):
     def telemetry(self) -> Telemetry:
         """Return a reader by psutil, if installed, and by the kernel's throttle counters."""
         return CpuTelemetry(self.host)
+
+
+class PerfCounterClock(Clock):
+    """``time.perf_counter_ns`` with the interface of a device's clock."""
+
+    def __init__(self) -> None:
+        self._facts: ClockFacts | None = None
+
+    def stamp(self) -> object:
+        """Return the time in nanoseconds since an arbitrary point."""
+        return time.perf_counter_ns()
+
+    def wait(self, stamp: object) -> None:
+        """Do nothing: a CPU has passed its stamp."""
+
+    def elapsed_s(self, start: object, end: object) -> float:
+        """Return the seconds between two stamps."""
+        return (cast(int, end) - cast(int, start)) * 1e-9
+
+    def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
+        """Return the stamp in seconds: it is the host's clock."""
+        return cast(int, stamp) * 1e-9
+
+    def facts(self) -> ClockFacts:
+        """Measure 2000 pairs of stamps without work between them."""
+        if self._facts is None:
+            pairs = [(self.stamp(), self.stamp()) for _ in range(2000)]
+            gaps = [self.elapsed_s(start, end) for start, end in pairs]
+            self._facts = facts_of("perf_counter", gaps, time.get_clock_info("perf_counter").resolution)
+        return self._facts
 
 
 class CpuDevice(DeviceCode):

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.base.units import MIB
@@ -17,7 +17,7 @@ from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
 from perfsuite.platforms.base import DetectedDevice
 from perfsuite.platforms.detection import AcceleratorFamily, number, unnamed
-from perfsuite.platforms.host import Answer
+from perfsuite.platforms.host import ToolAnswer
 from perfsuite.platforms.quirks import numbers
 from perfsuite.platforms.telemetry import HandleTelemetry, Reading, Telemetry, attempt
 
@@ -89,7 +89,7 @@ class Cuda(AcceleratorFamily):
             capability=details.get("compute_cap", "") if number(details.get("compute_cap", "")) else "",
         )
 
-    def _ask(self, *fields: str) -> Answer:
+    def _ask(self, *fields: str) -> ToolAnswer:
         return self.host.tool(self.tool_name, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
 
     def _query(self, *fields: str) -> list[dict[str, str]]:
@@ -298,14 +298,17 @@ _FEATURE_STEP = 8  # Heads need a multiple of this many features: unlike torch, 
 
 
 class _Fused(AttentionKernel):
-    backend: ClassVar[str]  # Its name among torch's SDPBackends.
+    """``aten::_scaled_dot_product_<name>_attention``; its rest is the random state of the unused dropout."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def takes(self, block: AttentionBlock) -> bool:
         """Return whether torch would choose this kernel: by dtype, shapes and the device's generation."""
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        backend = getattr(SDPBackend, self.backend)
+        backend = getattr(SDPBackend, f"{self._name.upper()}_ATTENTION")
         with sdpa_kernel(backend):
             try:
                 chosen = torch._fused_sdp_choice(block.query, block.key, block.value, is_causal=block.causal)
@@ -313,19 +316,14 @@ class _Fused(AttentionKernel):
                 return False
         return block.query.shape[-1] % _FEATURE_STEP == 0 and chosen == int(backend.value)
 
-
-class CudaFlash(_Fused):
-    """``aten::_scaled_dot_product_flash_attention``: fp16 and bf16."""
-
-    backend = "FLASH_ATTENTION"
-
     def forward(self, block: AttentionBlock) -> Attended:
-        """Return the attention; its rest is the random state of the unused dropout."""
+        """Return the attention; cuDNN's logarithms of sums have a fourth dimension of size 1."""
         import torch
 
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention
-        outputs = kernel(block.query, block.key, block.value, 0.0, block.causal)
-        return Attended(out=outputs[0], log_sum=outputs[1], rest=(outputs[6], outputs[7]))
+        kernel = getattr(torch.ops.aten, f"_scaled_dot_product_{self._name}_attention")
+        more = (None, True) if self._name == "cudnn" else ()  # no bias, and the sums are wanted
+        out, log_sum, *outputs = kernel(block.query, block.key, block.value, *more, 0.0, block.causal)
+        return Attended(out=out, log_sum=log_sum.view(out.shape[:-1]), rest=(outputs[4], outputs[5]))
 
     def backward(
         self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
@@ -333,39 +331,17 @@ class CudaFlash(_Fused):
         """Return the gradients in the dtype of the query."""
         import torch
 
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
-        tensors = gradient, block.query, block.key, block.value, whole.out, whole.log_sum
+        kernel = getattr(torch.ops.aten, f"_scaled_dot_product_{self._name}_attention_backward")
+        tensors = gradient, block.query, block.key, block.value, whole.out
         lengths = None, None, block.query.shape[2], block.key.shape[2]  # one length for all samples
-        d_query, d_key, d_value = kernel(*tensors, *lengths, 0.0, block.causal, *whole.rest)
-        return d_query, d_key, d_value
-
-
-class CudaCudnn(_Fused):
-    """``aten::_scaled_dot_product_cudnn_attention``, whose logarithms of sums have a fourth dimension of size 1."""
-
-    backend = "CUDNN_ATTENTION"
-
-    def forward(self, block: AttentionBlock) -> Attended:
-        """Return the attention; its rest is the random state of the unused dropout."""
-        import torch
-
-        kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
-        outputs = kernel(block.query, block.key, block.value, None, True, 0.0, block.causal)
-        return Attended(out=outputs[0], log_sum=outputs[1].view(outputs[0].shape[:-1]), rest=(outputs[6], outputs[7]))
-
-    def backward(
-        self, gradient: torch.Tensor, block: AttentionBlock, whole: Attended
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the gradients in the dtype of the query."""
-        import torch
-
-        kernel = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
-        tensors = gradient, block.query, block.key, block.value, whole.out, whole.log_sum.unsqueeze(-1)
-        lengths = None, None, None, block.query.shape[2], block.key.shape[2]  # no bias, one length for all samples
-        d_query, d_key, d_value = kernel(*tensors, *whole.rest, *lengths, 0.0, block.causal)
+        if self._name == "cudnn":  # without a bias
+            sums = whole.log_sum.unsqueeze(-1)
+            d_query, d_key, d_value = kernel(*tensors, sums, *whole.rest, None, *lengths, 0.0, block.causal)
+        else:
+            d_query, d_key, d_value = kernel(*tensors, whole.log_sum, *lengths, 0.0, block.causal, *whole.rest)
         return d_query, d_key, d_value
 
 
 def kernels() -> Mapping[str, AttentionKernel]:
     """Return the kernels, flash first, as torch prefers it."""
-    return {"flash": CudaFlash(), "cudnn": CudaCudnn()}
+    return {name: _Fused(name) for name in ("flash", "cudnn")}

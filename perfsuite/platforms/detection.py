@@ -189,7 +189,6 @@ def unnamed(count: int) -> tuple[DetectedDevice, ...]:
 
 def visible(devices: Sequence[DetectedDevice], setting: str | None) -> tuple[DetectedDevice, ...]:
     """Return the devices that a variable like CUDA_VISIBLE_DEVICES selects, in its order and renumbered from 0.
-
     Entries are indices or beginnings of UUIDs; the first invalid entry hides itself and all after it (CUDA programming
     guide, environment variables). ``None`` (unset) selects all.
     """

@@ -27,9 +27,8 @@ from perfsuite.base.masking import is_secret_name, masked, masked_value
 from perfsuite.base.text import spans
 from perfsuite.base.units import gib
 from perfsuite.platforms.base import Family
-from perfsuite.platforms.cgroups import cpu_quota
 from perfsuite.platforms.cpu import memory_bytes, read_processor
-from perfsuite.platforms.host import Host, active_ports
+from perfsuite.platforms.host import Host, active_ports, cpu_quota
 from perfsuite.platforms.machine import Machine
 from perfsuite.platforms.quirks import numbers
 from perfsuite.record.codec import to_json
@@ -248,11 +247,10 @@ class Fingerprint:
 
 
 def fingerprint(machine: Machine, host: Host | None = None, *, cores: int | None = None, hosts: int = 1) -> Fingerprint:
-    """Return the fingerprint of this machine.
-
-    ``cores`` are the logical cores for ranks, by default all granted ones; a smaller CPU quota of the control group
-    replaces them. ``hosts`` is the number of equal machines of a cluster. Raises ConfigurationError if a vendor's tool
-    did not answer: without its values this machine would get another key, which has no baseline.
+    """Return the fingerprint of this machine.  ``cores`` are the logical cores for ranks, by default all granted ones;
+    a smaller CPU quota of the control group replaces them. ``hosts`` is the number of equal machines of a cluster.
+    Raises ConfigurationError if a vendor's tool did not answer: without its values this machine would get another key,
+    which has no baseline.
     """
     host = host or machine.family.host
     processor = read_processor(host)

@@ -82,10 +82,9 @@ def detect_machine(
     host: Host | None = None,
     families: Mapping[str, Family] | None = None,
 ) -> Machine:
-    """Return the accelerator of this host, else its CPU; or the platform ``override``, present or not.
-
-    ``override`` is the name of a row, or of a family (``cuda``: any of its devices here). Raises UnknownPlatform with
-    the valid names for other text.
+    """Return the accelerator of this host, else its CPU; or the platform ``override``, present or not.  ``override`` is
+    the name of a row, or of a family (``cuda``: any of its devices here). Raises UnknownPlatform with the valid names
+    for other text.
     """
     by_name = families if families is not None else all_families(host)
     if override is not None:

@@ -222,9 +222,8 @@ class MusaDevice(Accelerator):
 
 
 class MtmlTelemetry(HandleTelemetry):
-    """Clock, power and temperature by pymtml (package mthreads-ml-py from 2.2.10 on), by its ``mtml*`` calls only.
-
-    It has no calls for throttling and processes. The package's layer with NVML's names invents missing values: an empty
+    """Clock, power and temperature by pymtml (package mthreads-ml-py from 2.2.10 on), by its ``mtml*`` calls only.  It
+    has no calls for throttling and processes. The package's layer with NVML's names invents missing values: an empty
     process list, limits of 0.
     """
 

@@ -23,8 +23,7 @@ from types import MappingProxyType
 
 from perfsuite.base.units import plural
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.platforms.cgroups import Throttling, cpu_quota, read_throttling, throttled
-from perfsuite.platforms.host import Host
+from perfsuite.platforms.host import Host, Throttling, cpu_quota, read_throttling, throttled
 from perfsuite.platforms.telemetry import family_of_processes
 from perfsuite.record.run import NOT_QUIET, THROTTLED
 
@@ -33,13 +32,9 @@ PRESSURE_PERCENT = 5.0
 OTHERS_SHARE = 0.05  # Share of other programs: a tenth of a core of two. Idle systems use 0.01 to 0.02.
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoreTime:
-    """Core seconds since boot of the cores that this run may use."""
-
-    granted_s: float
-    busy_s: float  # Time in which programs ran there; interrupts do not count.
-    own_s: float  # Time of this run's processes, ended ones included.
+CoreTime = tuple[float, float, float]
+"""Core seconds since boot of the cores that this run may use: all, those of programs (interrupts do not count), and
+those of this run's processes, ended ones included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +76,7 @@ def _core_time(host: Host, roots: Iterable[int]) -> CoreTime | None:
     user, nice, system = 0, 1, 2
     busy = sum(core[user] + core[nice] + core[system] for core in ticks)
     a_second = os.sysconf("SC_CLK_TCK")
-    return CoreTime(granted_s=sum(map(sum, ticks)) / a_second, busy_s=busy / a_second, own_s=_own_time(host, roots))
+    return sum(map(sum, ticks)) / a_second, busy / a_second, _own_time(host, roots)
 
 
 def _own_time(host: Host, roots: Iterable[int]) -> float:
@@ -98,17 +93,16 @@ def others_share(before: HostLoad, after: HostLoad) -> float | None:
 
     If the own control group exhausted its quota, the rest of the cores was not available to the run.
 
-    >>> def reading(granted_s, busy_s, own_s):
-    ...     core_time = CoreTime(granted_s=granted_s, busy_s=busy_s, own_s=own_s)
+    >>> def reading(*core_time):
     ...     return HostLoad(stolen_ticks=None, all_ticks=None, pressure_percent=None, core_time=core_time)
     >>> others_share(reading(100.0, 50.0, 10.0), reading(300.0, 190.0, 110.0))
     0.2
     """
     one, other = before.core_time, after.core_time
-    if one is None or other is None or other.granted_s <= one.granted_s:
+    if one is None or other is None or other[0] <= one[0]:
         return None
-    passed_s = other.granted_s - one.granted_s
-    others_s = (other.busy_s - one.busy_s) - (other.own_s - one.own_s)
+    passed_s, busy_s, own_s = (now - then for then, now in zip(one, other, strict=True))
+    others_s = busy_s - own_s
     if throttled(before.throttling, after.throttling):
         others_s -= (1 - after.quota_share) * passed_s
     return max(0.0, others_s) / passed_s
@@ -204,9 +198,8 @@ _AUTOMATIC = ("ddtrace", "newrelic", "elasticapm", "opentelemetry", "scalene", "
 
 
 def instruments(code: DeviceCode, wrapper: str = "") -> tuple[str, ...]:
-    """Return the instruments of this process with their remedies: ``development mode of Python (unset PYTHONDEVMODE)``.
-
-    ``wrapper`` is the command that started the ranks.
+    """Return the instruments of this process with their remedies: ``development mode of Python (unset
+    PYTHONDEVMODE)``.  ``wrapper`` is the command that started the ranks.
     """
     found = [*_in_python(), *_in_torch(), *_from_outside(wrapper)]
     for name, (values, feature) in {**_VARIABLES, **code.instrument_variables}.items():

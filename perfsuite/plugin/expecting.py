@@ -47,7 +47,7 @@ def slow_members(result: Result) -> dict[str, str]:
         values: dict[str, dict[str, float]] = {}
         for rank in ranks:
             values.setdefault(rank.host, {})[rank.device] = math.log(rank.median_s) if rank.median_s > 0 else 0.0
-        slow = compare(values, prior=PRIORS[quantity_of(result, len(ranks)).kind]).slow
+        slow, *_ = compare(values, prior=PRIORS[quantity_of(result, len(ranks)).kind])
         names = {each.member: " ".join(each.member[len(values) < 2 :]).strip() for each in slow}
         return {names[each.member]: f"{names[each.member]} takes {percent(each.slower)} longer" for each in slow}
     if result.workload.endswith(":PairRounds"):

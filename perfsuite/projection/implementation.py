@@ -249,7 +249,7 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
     double = 2.0 if plain else 1.0
     gradient = 4.0 if training.gradient_dtype == "fp32" else 2.0
     gathered, scattered = _sharded_bytes(training)
-    # Others than DeepSpeed send gradients in the last micro-batch of a step (perfsuite.strategies.fsdp.reduce_in_last).
+    # Others than DeepSpeed send gradients in the last micro-batch of a step (``reduce_in_last`` of their strategy).
     deepspeed = training.strategy in _DEEPSPEED
     once = not deepspeed
     kept_gradient = 4.0 if training.strategy == "hybrid" and training.narrow else 0.0  # FSDP2 adds them up wide
@@ -264,7 +264,7 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         backward_width_bytes=double * own.backward_width_bytes,
         backward_hidden_bytes=double * own.backward_hidden_bytes,
         compute_bytes=2.0 if training.narrow else 4.0,
-        # Read in perfsuite.strategies.context.ring: in fp32; a kernel's narrow parts are made wide first.
+        # Read in perfsuite.strategies.context_attention: in fp32; a kernel's narrow parts are made wide first.
         ring_bytes=(40.0, 12.0) if plain else (46.0, 10.0),
         # Its own products, in fp32: scaled, their logarithms of sums, exponentials; again, and their gradients.
         ring_score_bytes=(48.0, 52.0),

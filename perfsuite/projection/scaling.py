@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError
 from perfsuite.base.mesh import MeshShape
-from perfsuite.metrics.scaling import efficiency, speed_up
+from perfsuite.metrics.spec import efficiency, speed_up
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job
 from perfsuite.projection.memory import memory_of

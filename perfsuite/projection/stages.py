@@ -20,6 +20,7 @@ from perfsuite.projection.layout import Group, Layout
 from perfsuite.projection.operations import Attention, Matmul, Operation, Passes, Share, Traffic
 from perfsuite.projection.pipeline import StageKind, rank_kinds, stage_kinds
 from perfsuite.schedules import StageTimes
+from perfsuite.strategies.traffic import sharded_unit
 
 
 class Priced(NamedTuple):
@@ -305,11 +306,13 @@ class StagePrices:
         """Return (gather, scatter with the sum over replicas); ``routed`` are parameters of this rank's experts."""
         gather = scatter = NONE
         for count, group in ((parameters - routed, groups["shard"]), (routed, groups["experts"])):
-            gather = gather.plus(self.links.seconds("all_gather", count * self.code.compute_bytes, group))
-            gradients = count * self.code.gradient_bytes
-            scatter = scatter.plus(self.links.seconds("reduce_scatter", gradients, group))
-            copies = self.links.seconds("all_reduce", gradients / group.ranks, groups.get("dp_replicate"))
-            scatter = scatter.plus(copies)
+            unit = sharded_unit(count * self.code.compute_bytes, count * self.code.gradient_bytes, group.ranks)
+            for collective, size, is_of_copies in unit:
+                each = self.links.seconds(collective, size, groups.get("dp_replicate") if is_of_copies else group)
+                if collective == "all_gather":
+                    gather = gather.plus(each)
+                else:
+                    scatter = scatter.plus(each)
         return gather, scatter
 
     def _moving(self, seconds: Seconds, moved_bytes: float) -> Seconds:

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfsuite.base.units import plural
 from perfsuite.metrics.disturbance import disturbance
-from perfsuite.metrics.scaling import Kind, efficiency, kind_of, speed_up
+from perfsuite.metrics.spec import Kind, efficiency, kind_of, speed_up
 from perfsuite.record.result import Result
 from perfsuite.reports.document import Grid
 from perfsuite.reports.ids import name_of, without_ranks

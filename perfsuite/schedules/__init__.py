@@ -1,6 +1,5 @@
 """Pipeline schedules as orders of actions, their simulator, and balanced splits of layers; without torch."""
 
-from perfsuite.schedules.balance import balance, check_layers, split_costs
 from perfsuite.schedules.catalog import (
     SCHEDULES,
     check_counts,
@@ -18,7 +17,17 @@ from perfsuite.schedules.replay import (
     replay,
     schedule_of,
 )
-from perfsuite.schedules.schedule import Action, Kind, Order, Schedule, simulate, stages_of
+from perfsuite.schedules.schedule import (
+    Action,
+    Kind,
+    Order,
+    Schedule,
+    balance,
+    check_layers,
+    simulate,
+    split_costs,
+    stages_of,
+)
 
 __all__ = [
     "SCHEDULES",

@@ -41,10 +41,6 @@ def fill_drain_bubble(ranks: Count, num_micro_batches: Count, stages_per_rank: C
     return Fraction(empty, stages_per_rank * num_micro_batches + empty)
 
 
-def _even_rounds(ranks: int, num_micro_batches: int) -> bool:
-    return num_micro_batches >= 1 and num_micro_batches % max(1, num_micro_batches // ranks) == 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
     """One row of the catalog."""
@@ -68,7 +64,7 @@ class ScheduleSpec:
 _IN_ROUNDS: Mapping[str, Any] = {
     "fewest_stages_per_rank": 2,
     "most_stages_per_rank": None,
-    "legal_count": _even_rounds,
+    "legal_count": lambda ranks, count: count >= 1 and count % max(1, count // ranks) == 0,
     "count_rule": "a multiple of its number of rounds max(1, num_micro_batches // ranks)",
 }
 _V_SHAPED: Mapping[str, Any] = {

@@ -52,22 +52,10 @@ def gpipe(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[
 
 
 def one_f_one_b(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
-    """Return p - 1 - r forwards of rank r, then one forward and one backward in turn: at most p - r in flight.
-
-    The bubble is as large as in GPipe.  The paper calls the schedule PipeDream-flush.
+    """Return p - 1 - r forwards of rank r, then one forward and one backward in turn: at most p - r in flight.  The
+    bubble is as large as in GPipe. The paper calls the schedule PipeDream-flush.
     """
     return tuple(_one_stage(rank, num_micro_batches, ranks - 1 - rank) for rank in range(ranks))
-
-
-def micro_batches_per_round(ranks: int, num_micro_batches: int) -> int:
-    """Return the number of micro-batches that a stage runs before the rank continues with its next stage.
-
-    The paper uses p and needs a multiple of p micro-batches.  As in torch, m is a multiple of max(1, m // p) here.
-
-    >>> micro_batches_per_round(4, 8), micro_batches_per_round(4, 10), micro_batches_per_round(4, 3)
-    (4, 5, 3)
-    """
-    return num_micro_batches // max(1, num_micro_batches // ranks)
 
 
 def _in_rounds(kind: Kind, stages: Sequence[int], num_micro_batches: int, per_round: int) -> list[Action]:
@@ -85,7 +73,8 @@ def _interleave(
 ) -> Order:
     """Return the order of one rank; its warm-up is v - 1 rounds and ``ahead_per_rank`` for each later rank."""
     stages = stages_of(rank, ranks=ranks, stages_per_rank=stages_per_rank, placement="loop")
-    per_round = micro_batches_per_round(ranks, num_micro_batches)
+    # The paper uses p and needs a multiple of p micro-batches.  As in torch, m is a multiple of max(1, m // p) here.
+    per_round = num_micro_batches // max(1, num_micro_batches // ranks)
     return alternate(
         _in_rounds("forward", stages, num_micro_batches, per_round),
         _in_rounds(backward, stages[::-1], num_micro_batches, per_round),
@@ -118,9 +107,8 @@ def interleaved_zero_bubble(*, ranks: int, num_micro_batches: int, stages_per_ra
 
 
 def _defer_weights(order: Order, *, lag: int) -> Order:
-    """Return the order with each weight gradient ``lag`` input gradients after its own; the others come last.
-
-    With lag r, every rank holds as many activations as with 1F1B.
+    """Return the order with each weight gradient ``lag`` input gradients after its own; the others come last.  With lag
+    r, every rank holds as many activations as with 1F1B.
     """
     weights = [
         dataclasses.replace(action, kind="backward_weight") for action in order if action.kind == "backward_input"
@@ -164,9 +152,8 @@ class _Row:
 
 
 def zbv(*, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[Order, ...]:
-    """Return zero bubble on a V: in the steady state no rank waits if F, I and W are equally long.
-
-    The order is made for at least 2p - 1 micro-batches, which fill the V; micro-batches beyond m are dropped.
+    """Return zero bubble on a V: in the steady state no rank waits if F, I and W are equally long.  The order is made
+    for at least 2p - 1 micro-batches, which fill the V; micro-batches beyond m are dropped.
     """
     filled = max(2 * ranks - 1, num_micro_batches)
     return tuple(

@@ -105,9 +105,8 @@ class Imbalance:
 
 
 def find_imbalance(schedule: Schedule, timeline: Timeline, *, communication_s: float = 0) -> Imbalance:
-    """Return the bottleneck of ``timeline`` and both simulations of its schedule.
-
-    Raises InvalidParameter when the timeline lacks an action of the schedule.
+    """Return the bottleneck of ``timeline`` and both simulations of its schedule.  Raises InvalidParameter when the
+    timeline lacks an action of the schedule.
     """
     if timeline.ranks != schedule.ranks:
         raise InvalidParameter(

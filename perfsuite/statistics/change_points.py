@@ -64,10 +64,9 @@ class Levels:
 
 
 def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float = LEAST_CHANGE) -> Levels:
-    """Return the changes of level of a series in its order.
-
-    Similar neighbours (a host that drifts from day to day) increase the noise of a mean; single outliers count little.
-    Raises ConfigurationError if ``ruptures`` is not installed.
+    """Return the changes of level of a series in its order.  Similar neighbours (a host that drifts from day to day)
+    increase the noise of a mean; single outliers count little. Raises ConfigurationError if ``ruptures`` is not
+    installed.
     """
     import numpy as np
 
@@ -88,7 +87,6 @@ def find_changes(values: Sequence[float], *, alpha: float = ALPHA, least: float 
 
 def _proposed(series: Series, sigma: float) -> list[int]:
     """Return the ends of the segments with the least penalised squared error, the last one the length of the series.
-
     The search takes the square of the length, so a long series is searched in parts. Their borders are further places
     to test.
     """
@@ -301,10 +299,9 @@ class _Fits:
         return begins[in_order], ends[in_order]
 
     def _products(self) -> tuple[Series, Series]:
-        """Return the inner products of each ramp, less its mean, with the values and with itself.
-
-        From its begin to its end a ramp is 1/m, 2/m, ... 1, and 1 after it. Running sums of the values, which have
-        mean 0, give the products.
+        """Return the inner products of each ramp, less its mean, with the values and with itself.  From its begin to
+        its end a ramp is 1/m, 2/m, ... 1, and 1 after it. Running sums of the values, which have mean 0, give the
+        products.
         """
         import numpy as np
 

@@ -66,10 +66,9 @@ def paired_mean(differences: Sequence[float]) -> Paired:
 
 
 def smallest_found(paired: Paired, tolerance: float, alpha: float = 0.05) -> float:
-    """Return the smallest difference that another comparison like this one finds with probability POWER.
-
-    Found: its interval excludes 0 and its mean exceeds ``tolerance``. The noise is estimated from these pairs alone,
-    and three pairs may underestimate it.
+    """Return the smallest difference that another comparison like this one finds with probability POWER.  Found: its
+    interval excludes 0 and its mean exceeds ``tolerance``. The noise is estimated from these pairs alone, and three
+    pairs may underestimate it.
     """
     needed = []
     for here, there in _replays(paired.pairs):

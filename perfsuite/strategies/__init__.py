@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter, did_you_mean
 from perfsuite.base.mesh import MeshShape
+from perfsuite.models.base import Plan
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.base import Strategy
-from perfsuite.strategies.ddp import Ddp, ZeroRedundancy
+from perfsuite.strategies.data_parallel import Ddp, Fsdp, ZeroRedundancy
 from perfsuite.strategies.deepspeed.zero import Zero
-from perfsuite.strategies.fsdp import Fsdp
 from perfsuite.strategies.hybrid import Hybrid
-from perfsuite.strategies.plan import Plan
 
 if TYPE_CHECKING:
     from perfsuite.strategies.trainer import Trainer

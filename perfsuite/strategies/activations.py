@@ -50,10 +50,9 @@ class Activations:
     load_bytes: float = 0.0  # Bytes of the loads of experts that a balance loss sums; 0: none
 
     def block(self) -> Iterator[Sent]:
-        """Yield the messages of one block.
-
-        Attention and MLP gather tokens before and sum partial results after; the backward pass does the reverse.  Full
-        checkpointing repeats the forward pass, except the last sum, which the backward pass does not need.
+        """Yield the messages of one block.  Attention and MLP gather tokens before and sum partial results after; the
+        backward pass does the reverse. Full checkpointing repeats the forward pass, except the last sum, which the
+        backward pass does not need.
         """
         whole, parts = self.whole_bytes, (ATTENTION, MLP) if self.mlp else (ATTENTION,)
         last = parts[-1] if self.mlp else ""
@@ -89,10 +88,8 @@ class Activations:
         return Sent("tp", name, size, part, backward=backward, again=again, beside="products")
 
     def _context(self) -> Iterator[Sent]:
-        """Yield keys and values that go round a ring, or heads exchanged for tokens.
-
-        In the backward pass keys go round again.  Their gradients make one more step to their owner, which no work
-        hides.
+        """Yield keys and values that go round a ring, or heads exchanged for tokens.  In the backward pass keys go
+        round again. Their gradients make one more step to their owner, which no work hides.
         """
         keys, steps = 2 * self.tokens * self.key_features, self.cp - 1
         for backward in (False, True):
@@ -109,7 +106,6 @@ class Activations:
 
     def _routed(self) -> Iterator[Sent]:
         """Yield the rows to experts and back, along ep and then to all ranks of tp, which have a part of every expert.
-
         Unequal numbers of rows are sent before them.
         """
         if not self.even:
@@ -133,7 +129,6 @@ class Activations:
 
     def head(self, *, words: int = 0) -> Iterator[Sent]:
         """Yield the messages of the output projection and of the loss; logits of ``words`` are gathered, 0: none are.
-
         Without gathered logits a token has three sums: its largest logit, its exponentials and its target's logit.
         """
         if self.sequence_parallel:

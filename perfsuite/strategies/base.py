@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import DATA_PARALLEL, MeshShape
-from perfsuite.models.base import Model
+from perfsuite.models.base import Model, Plan
 from perfsuite.record.workload import Process, Rank
 from perfsuite.schedules import Schedule
-from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import Call
 
 if TYPE_CHECKING:
@@ -32,12 +31,10 @@ class Strategy(ABC):
     """Options of one strategy, in a frozen dataclass."""
 
     name: ClassVar[str]
-    process: ClassVar[Process | None] = None
-    """Requirements on processes, if it needs separate ones."""
+    process: ClassVar[Process | None] = None  # Requirements on processes, if it needs separate ones.
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that are slow to import, in addition to torch and the modules that every optimizer needs."""
-    axes: ClassVar[tuple[str, ...]] = DATA_PARALLEL
-    """Axes of a mesh along which it can train."""
+    axes: ClassVar[tuple[str, ...]] = DATA_PARALLEL  # Axes of a mesh along which it can train.
     ignorable: ClassVar[bool] = True
     """Its collectives can be replaced by ones that do nothing, to measure exposed communication."""
 

@@ -6,7 +6,6 @@ experts' hidden features are split, and tokens as in sequence parallelism.  Torc
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -112,21 +111,12 @@ def expert_modules(module: nn.Module) -> Iterator[Experts]:
     return (layer.experts for layer in moe_layers(module))
 
 
-def record(rank: Rank, modules: Sequence[nn.Module]) -> None:
-    """Record the figures of routing in the latest forward of the rank's modules; nothing without experts."""
+def record(rank: Rank, module: nn.Module) -> None:
+    """Record the figures of routing in the latest forward of the rank's module; nothing without experts."""
     from perfsuite.models.moe_module import router_figures
 
-    figures_of_layers = [figures for figures in map(router_figures, modules) if figures is not None]
-    if not figures_of_layers:
-        return
-    import torch
-
-    for field in dataclasses.fields(figures_of_layers[0]):
-        values = torch.stack([getattr(figures, field.name) for figures in figures_of_layers])
-        if field.name == "imbalance":
-            rank.record("expert_imbalance", values.max(), reduce="max")
-        else:
-            rank.record(field.name, values.mean(), reduce="mean")
+    for name, value in router_figures(module).items():
+        rank.record(name, value, reduce="max" if name == "expert_imbalance" else "mean")
 
 
 def _lay_out_over_tp(layer: MoeMlp, rank: Rank) -> None:
@@ -147,7 +137,7 @@ def _lay_out_over_tp(layer: MoeMlp, rank: Rank) -> None:
 def _connect(layer: MoeMlp, rank: Rank, places: torch.Tensor | None) -> None:
     import torch
 
-    from perfsuite.models.moe_module import Split
+    from perfsuite.models.moe_module import SampleSplit
     from perfsuite.strategies.expert_dispatch import Dispatcher
 
     shape, at = rank.shape, rank.shape.coordinates(rank.rank)
@@ -158,7 +148,7 @@ def _connect(layer: MoeMlp, rank: Rank, places: torch.Tensor | None) -> None:
     if groups.keys() & {"cp", "tp"}:
         length = layer.routing.sequence_length
         held = torch.arange(length) if places is None else places.cpu()
-        layer.split = Split(
+        layer.split = SampleSplit(
             places=held.chunk(shape.size("tp"))[at.get("tp", 0)],
             length=length,
             add_up=functools.partial(_add_up, [groups[axis] for axis in ("cp", "tp") if axis in groups]),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,15 +20,9 @@ import torch.distributed._functional_collectives as functional
 
 from perfsuite.models.moe_module import Experts
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """Number of rows per source or destination rank."""
-
-    sent: list[int]  # From this rank to each rank along ep
-    received: list[int]  # From each rank along ep
-    gathered: list[int]  # From each rank along tp, after ep
-    counts: torch.Tensor  # (T W, E / W): rows of each of this rank's experts by source, in the order of arrival
+Parts = tuple[list[int], list[int], list[int], torch.Tensor]
+"""Rows sent to and received from each rank along ep, rows from each rank along tp after ep, and (T W, E / W) rows of
+each of this rank's experts by source, in the order of arrival."""
 
 
 class Dispatcher:
@@ -44,21 +37,21 @@ class Dispatcher:
 
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (R, D) rows after their experts, and the (E / W,) rows computed here; ``counts``: (E,) rows each."""
-        parts = self._parts(rows, counts)
+        sent, received, gathered, by_source = self._parts(rows, counts)
         if self._ep is not None:
-            rows = self.move(rows, parts.received, parts.sent, self._ep)
+            rows = self.move(rows, received, sent, self._ep)
         here = rows.shape[0]
         if self._tp is not None:
-            rows = self.move(rows.repeat(self._tp_ranks, 1), parts.gathered, [here] * self._tp_ranks, self._tp)
-        order, load = _by_expert(parts.counts, rows.shape[0])
+            rows = self.move(rows.repeat(self._tp_ranks, 1), gathered, [here] * self._tp_ranks, self._tp)
+        order, load = _by_expert(by_source, rows.shape[0])
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         rows = experts(rows[order], load)[back]
         if self._tp is not None:
-            rows = self.move(rows, [here] * self._tp_ranks, parts.gathered, self._tp)
+            rows = self.move(rows, [here] * self._tp_ranks, gathered, self._tp)
             rows = rows.view(self._tp_ranks, here, rows.shape[-1]).sum(dim=0)
         if self._ep is not None:
-            rows = self.move(rows, parts.sent, parts.received, self._ep)
+            rows = self.move(rows, sent, received, self._ep)
         return rows, load
 
     def move(self, rows: torch.Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> torch.Tensor:
@@ -71,16 +64,12 @@ class Dispatcher:
         """Return a context around the exchange of counts."""
         return nullcontext()
 
-    def _parts(self, rows: torch.Tensor, counts: torch.Tensor) -> _Parts:
+    def _parts(self, rows: torch.Tensor, counts: torch.Tensor) -> Parts:
         ranks, tp_ranks = self._ep_ranks, self._tp_ranks
         if self._even:
             part = rows.shape[0] // ranks
-            return _Parts(
-                sent=[part] * ranks,
-                received=[part] * ranks,
-                gathered=[rows.shape[0]] * tp_ranks,
-                counts=counts.view(ranks, -1).repeat(tp_ranks, 1),
-            )
+            by_source = counts.view(ranks, -1).repeat(tp_ranks, 1)
+            return [part] * ranks, [part] * ranks, [rows.shape[0]] * tp_ranks, by_source
         with self.exchanging():
             received = counts
             if self._ep is not None:
@@ -94,12 +83,8 @@ class Dispatcher:
             sums = [counted.view(parts, -1).sum(dim=1) for counted, parts in ((counts, ranks), (received, ranks))]
             # One synchronization with the device.
             numbers = torch.cat((*sums, gathered.view(tp_ranks, -1).sum(dim=1))).tolist()
-        return _Parts(
-            sent=numbers[:ranks],
-            received=numbers[ranks : 2 * ranks],
-            gathered=numbers[2 * ranks :],
-            counts=gathered.view(tp_ranks * ranks, -1),
-        )
+        by_source = gathered.view(tp_ranks * ranks, -1)
+        return numbers[:ranks], numbers[ranks : 2 * ranks], numbers[2 * ranks :], by_source
 
 
 def _by_expert(counts: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import AXES, MeshShape
-from perfsuite.models.base import Model
+from perfsuite.models.base import Model, Plan
 from perfsuite.models.language import LanguageModel
 from perfsuite.record.workload import Process, Rank
 from perfsuite.schedules import Schedule, check_layers, find_schedule, make_schedule
 from perfsuite.strategies import expert
 from perfsuite.strategies.base import Strategy, require_choice, require_hsdp
-from perfsuite.strategies.context.places import ContextMethod, require_context
+from perfsuite.strategies.context import ContextMethod, require_context
 from perfsuite.strategies.hybrid_sizes import HybridSizes, split_layers
-from perfsuite.strategies.plan import Plan
 from perfsuite.strategies.traffic import Call, find_shapes
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ class Hybrid(Strategy):
     """Along cp: zigzag (the default), ring, ulysses, torch's own context_parallel, or deepspeed's Ulysses."""
     schedule: str | None = None
     """Along pp: naive, gpipe, 1f1b (the default), interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv, ..."""
-    stages_per_rank: int | None = None
-    """Interleaving v; None: the smallest that the schedule allows."""
+    stages_per_rank: int | None = None  # Interleaving v; None: the smallest that the schedule allows.
 
     name: ClassVar[str] = "hybrid"
     process: ClassVar[Process] = Process()

@@ -15,13 +15,12 @@ from typing import Any
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.base import Model
+from perfsuite.models.base import Model, Plan
 from perfsuite.models.language import LanguageModel, Split
 from perfsuite.models.moe import EXPERT_FEATURES, Moe
 from perfsuite.schedules import Schedule, balance
 from perfsuite.strategies.activations import Activations, Sent
-from perfsuite.strategies.context.places import SPREADS_HEADS, ContextMethod
-from perfsuite.strategies.plan import Plan
+from perfsuite.strategies.context import SPREADS_HEADS, ContextMethod
 from perfsuite.strategies.traffic import (
     DATA,
     OTHER,
@@ -109,10 +108,6 @@ class HybridSizes:
     def kind(self, name: str) -> Split | None:
         """Return how tensor parallelism splits the parameter ``name``; layers are called ``blocks.*``."""
         return self.model.parallelize.get(name.rpartition(".")[0])
-
-    def is_summed(self, name: str) -> bool:
-        """Return whether every rank of tp holds all of it but sees only its own tokens: a norm, or a router."""
-        return self.kind(name) == "sequence" or name.endswith("router.weight")
 
     def split(self, unit: Shapes) -> Shapes:
         """Return this rank's parts of ``unit`` along tp."""
@@ -237,7 +232,9 @@ class HybridSizes:
             for _ in range(count):
                 self._add_unit(tally, self.split(unit), ("ep", "cp"), times)
             if self.sequence_parallel:
-                sizes = [math.prod(shape) * self.item_bytes for name, shape in unit.items() if self.is_summed(name)]
+                # Every rank of tp holds all of a norm or router but sees only its own tokens.
+                summed = [name for name in unit if self.kind(name) == "sequence" or name.endswith("router.weight")]
+                sizes = [math.prod(unit[name]) * self.item_bytes for name in summed]
                 whole += sizes * count
         if self.model.experts:
             for _ in layers:

@@ -24,10 +24,10 @@ from perfsuite.models.language_module import LanguageModule
 from perfsuite.models.layers import cross_entropy, local, materialize
 from perfsuite.record.workload import DTYPES, Rank
 from perfsuite.strategies import expert
-from perfsuite.strategies.context.apply import apply as apply_context
-from perfsuite.strategies.fsdp import DataParallel, reduce_in_last
+from perfsuite.strategies.context_attention import apply as apply_context
+from perfsuite.strategies.data_parallel import DataParallel, reduce_in_last
 from perfsuite.strategies.hybrid_sizes import HybridSizes
-from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
+from perfsuite.strategies.pipeline import Edges, Pipeline
 from perfsuite.strategies.tensor import TensorParallel, overlap_messages
 from perfsuite.strategies.trainer import Batch, Copies, Trainer, compile_blocks, make_optimizer, whole
 
@@ -108,9 +108,7 @@ class HybridTrainer(Trainer):
     def forward_and_backward(
         self, batches: Iterator[Batch], first_forward: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> torch.Tensor | None:
-        """Run all micro-batches, in the schedule's order if there is one; return the mean loss on ranks that have one.
-        ``first_forward`` is not entered in a pipeline, whose forwards overlap.
-        """
+        """Run all micro-batches, by the schedule if there is one; return the mean loss on ranks that have one."""
         if self.pipeline is None:
             loss = super().forward_and_backward(batches, first_forward)
             self._complete_gradients()
@@ -227,16 +225,16 @@ class HybridTrainer(Trainer):
 
     def copies(self) -> tuple[Copies, ...]:
         """Return the tied embedding of both end stages, and the parameters that every rank of tp holds whole."""
-        copies = []
+        copies: list[Copies] = []
         if self.pipeline is not None and any(split == "tied" for split in self.sizes.model.parallelize.values()):
             sums = [_sum(parameter) for parameter in self._tied()]
-            copies.append(Copies(name="the tied embedding", sums=sums, group=self.pipeline.group))
+            copies.append(("the tied embedding", sums, self.pipeline.group))
         if self.rank.shape.size("tp") > 1:
             same = [parameter for parameter in self.module.parameters() if _is_copy(parameter)]
             if same:
                 total = torch.stack([_sum(parameter) for parameter in same]).sum()
                 name = "the parameters that tensor parallelism does not split"
-                copies.append(Copies(name=name, sums=[total], group=self.rank.group("tp")))
+                copies.append((name, [total], self.rank.group("tp")))
         return tuple(copies)
 
     def close(self) -> None:
@@ -296,8 +294,8 @@ def _edges(sizes: HybridSizes) -> Edges:
     length = plan.model.tokens_per_sample // sizes.cp
     between = length // sizes.tp if sizes.sequence_parallel else length
     dtype = getattr(torch, DTYPES[plan.dtype])
-    return Edges(
-        first=torch.empty(size, length, dtype=torch.int64, device="meta"),
-        between=torch.empty(size, between, plan.model.width, dtype=dtype, device="meta", requires_grad=True),
-        last=torch.empty(size, length, plan.model.vocabulary, dtype=dtype, device="meta", requires_grad=True),
+    return (
+        torch.empty(size, length, dtype=torch.int64, device="meta"),
+        torch.empty(size, between, plan.model.width, dtype=dtype, device="meta", requires_grad=True),
+        torch.empty(size, length, plan.model.vocabulary, dtype=dtype, device="meta", requires_grad=True),
     )

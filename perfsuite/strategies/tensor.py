@@ -91,9 +91,7 @@ class TensorParallel:
 
 
 def overlap_messages(mesh: DeviceMesh) -> None:
-    """Let the compiler split products into pieces whose messages overlap with computation.  The setting is
-    process-wide.  Raises UnsupportedCase if torch has no symmetric memory for the device.
-    """
+    """Let the compiler overlap messages with products, in the whole process; UnsupportedCase if torch cannot."""
     try:
         from torch._inductor import config
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group

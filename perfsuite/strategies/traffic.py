@@ -1,5 +1,4 @@
-"""Closed forms of the messages that a strategy posts in one step, without torch; counted steps are compared with
-them.
+"""Closed forms of the messages that a strategy posts in one step, without torch; counted steps are compared with them.
 
 A closed form is a tuple of :class:`Call`, one for each axis, collective and part; perfsuite docs model-parallel derives
 them.
@@ -11,13 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.base import Model
+from perfsuite.models.base import Model, Plan
 from perfsuite.models.language import Gpt, Llama
-from perfsuite.strategies.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 ATTENTION = "attention"  # Part of a step: attention of all blocks, forward and backward
 MLP = "mlp"  # Part of a step: the MLPs or experts of all blocks with their dispatch
@@ -252,6 +254,17 @@ def fsdp_traffic(plan: Plan, shape: MeshShape, *, reshard: bool, mixed_precision
     return tally.calls()
 
 
+def sharded_unit(gathered: float, gradients: float, ranks: int) -> tuple[tuple[str, float, bool], ...]:
+    """Return the messages of a unit of parameters that ``ranks`` share: collective, bytes S, whether copies send it.
+    Its parameters of ``gathered`` bytes are gathered, its ``gradients`` bytes scattered and summed over the copies.
+    """
+    return (
+        ("all_gather", gathered, False),
+        ("reduce_scatter", gradients, False),
+        ("all_reduce", gradients / ranks, True),
+    )
+
+
 def add_unit(
     tally: Tally,
     shape: MeshShape,
@@ -262,12 +275,12 @@ def add_unit(
     gathered_bytes: int,
     reduced_bytes: int,
 ) -> None:
-    """Add a unit of FSDP2 over ``axes``: gathered, its gradient scattered once and summed over ``dp_replicate``."""
-    ranks, axis = math.prod(map(shape.size, axes)), joined(shape, *axes)
-    size = padded_bytes(parameters, ranks, reduced_bytes)
-    tally.add(axis, "all_gather", DATA, gathers, padded_bytes(parameters, ranks, gathered_bytes))
-    tally.add(axis, "reduce_scatter", DATA, 1, size)
-    tally.add(joined(shape, "dp_replicate"), "all_reduce", DATA, 1, size // ranks)
+    """Add a unit of FSDP2 over ``axes``, with its gradient summed over ``dp_replicate``."""
+    ranks = math.prod(map(shape.size, axes))
+    gathered, reduced = (padded_bytes(parameters, ranks, each) for each in (gathered_bytes, reduced_bytes))
+    for collective, size, is_of_copies in sharded_unit(gathered, reduced, ranks):
+        axis = joined(shape, "dp_replicate") if is_of_copies else joined(shape, *axes)
+        tally.add(axis, collective, DATA, gathers if collective == "all_gather" else 1, int(size))
 
 
 def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
@@ -279,3 +292,36 @@ def _all(shapes: ParameterShapes, layers: int) -> Sequence[tuple[int, ...]]:
 def joined(shape: MeshShape, *names: str) -> str:
     """Return those of ``names``, by default of all axes, with several ranks, joined in the mesh's order."""
     return "-".join(name for name, size in shape.axes if size > 1 and (not names or name in names))
+
+
+def make_call(
+    dist: ModuleType,
+    collective: str,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    root: int = 0,
+    splits: tuple[Sequence[int], Sequence[int]] = ((), ()),
+) -> Callable[[], object]:
+    """Return torch's call of a collective with nccl-tests' name; ``target`` is ``source`` if it works in place.
+
+    ``root`` is a rank of the world; ``splits`` are the elements that an all_to_all receives and sends, if uneven.
+    """
+    # Older torch has all_gather_into_tensor and reduce_scatter_tensor.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    parts, sizes = None, [list(each) or None for each in splits]
+    if collective in ("gather", "scatter") and dist.get_rank() == root:  # elsewhere torch wants None
+        parts = list((target if collective == "gather" else source).chunk(dist.get_world_size(group)))
+    calls: Mapping[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(source, group=group),
+        "all_gather": lambda: gather(target, source, group=group),
+        "reduce_scatter": lambda: scatter(target, source, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(target, source, *sizes, group=group),
+        "broadcast": lambda: dist.broadcast(source, root, group=group),
+        "reduce": lambda: dist.reduce(source, root, group=group),
+        "gather": lambda: dist.gather(source, parts, root, group=group),
+        "scatter": lambda: dist.scatter(target, parts, root, group=group),
+    }
+    return calls[collective]

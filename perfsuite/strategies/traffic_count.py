@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from perfsuite.base.collectives import receives_first
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms.base import Clock
-from perfsuite.strategies.traffic import DATA, OTHER, PIPELINE
+from perfsuite.strategies.traffic import DATA, OTHER, PIPELINE, make_call
 
 _OPERATORS: Mapping[str, str] = {
     "all_reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_",
@@ -56,14 +56,6 @@ _SPREADS_PARAMETERS = ("torch.distributed.fsdp.", "torch.distributed._composable
 
 
 Key = tuple[str, str, str]  # Axis, collective and part
-
-
-class Marks(Protocol):
-    """Has the part of the step that runs."""
-
-    @property
-    def part(self) -> str:
-        """Name of the running part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +93,11 @@ class Posted:
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts collectives while it is entered; groups of one rank or of the backend ``fake`` send nothing."""
 
-    def __init__(self, shape: MeshShape, rank: int, marks: Marks) -> None:
+    def __init__(self, shape: MeshShape, rank: int, part: Callable[[], str] = lambda: OTHER) -> None:
+        """``part`` returns the name of the part of the step that runs."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.posted: list[Posted] = []
-        self._marks = marks
+        self._running = part
         self._axes = axes_by_ranks(shape, rank)
 
     def __torch_dispatch__(
@@ -128,7 +121,11 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedCase(
                 f"torch's operator {func} communicates in a way that cannot be counted; leave out 'traffic'"
             )
-        group = _group_of(arguments[communicates.pop()])
+        value = arguments[communicates.pop()]  # torch's box around a group; in newer torch the group or its name
+        if isinstance(value, str):
+            group = find_group(value)
+        else:
+            group = value if isinstance(value, dist.ProcessGroup) else dist.ProcessGroup.unbox(value)
         if dist.get_backend(group).rpartition(":")[2] == "fake":
             return
         ranks = tuple(sorted(dist.get_process_group_ranks(group)))
@@ -157,7 +154,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the part that a collective along ``axis`` belongs to, and the part that waits for it."""
         if axis == "pp":
             return PIPELINE, PIPELINE
-        here, axes = self._marks.part, axis.split("-")
+        here, axes = self._running(), axis.split("-")
         if {"pp", "tp"} & set(axes):
             return here, here
         if _spreads_parameters():
@@ -191,14 +188,6 @@ def find_group(name: str) -> dist.ProcessGroup:
     """Return the process group that torch registered under this name."""
     registered: Any = dist.distributed_c10d
     group: dist.ProcessGroup = registered._resolve_process_group(name)
-    return group
-
-
-def _group_of(value: Any) -> dist.ProcessGroup:
-    if isinstance(value, str):
-        return find_group(value)
-    # Operators get torch's box around a group, in newer torch the group itself.
-    group: dist.ProcessGroup = value if isinstance(value, dist.ProcessGroup) else dist.ProcessGroup.unbox(value)
     return group
 
 
@@ -248,7 +237,7 @@ _ROUNDS = 3  # Repeats, of which the median counts
 MESSAGES = ("send", "receive")
 
 
-class Replay:
+class TrafficReplay:
     """Replays the collectives of one rank's step."""
 
     def __init__(self, device: torch.device, clock: Clock, uneven: frozenset[Key]) -> None:
@@ -282,11 +271,11 @@ class Replay:
                 samples[post] = [self._time(call)]
         return {post: statistics.fmean(times) for post, times in samples.items()}
 
-    def _time(self, call: Callable[[], None]) -> float:
+    def _time(self, call: Callable[[], object]) -> float:
         call()  # the other ranks have arrived
         return statistics.median(self._round(call) for _ in range(_ROUNDS))
 
-    def _round(self, call: Callable[[], None]) -> float:
+    def _round(self, call: Callable[[], object]) -> float:
         start = self._clock.stamp()
         for _ in range(_BACK_TO_BACK):
             call()
@@ -294,26 +283,15 @@ class Replay:
         self._clock.wait(end)
         return self._clock.elapsed_s(start, end) / _BACK_TO_BACK
 
-    def _call(self, posted: Posted) -> Callable[[], None]:
+    def _call(self, posted: Posted) -> Callable[[], object]:
         group = find_group(posted.group)
         whole, part = self._buffer(posted, posted.elements), self._buffer(posted, posted.elements // posted.ranks)
-        root = dist.get_global_rank(group, max(posted.peer, 0))
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        received, sent = posted.splits
-        target = self._buffer(posted, sum(received))
-        calls: Mapping[str, Callable[[], object]] = {
-            "all_reduce": lambda: dist.all_reduce(whole, group=group),
-            "all_gather": lambda: gather(whole, part, group=group),
-            "reduce_scatter": lambda: scatter(part, whole, group=group),
-            "all_to_all": lambda: dist.all_to_all_single(target, whole, list(received), list(sent), group=group),
-            "broadcast": lambda: dist.broadcast(whole, root, group=group),
-            "reduce": lambda: dist.reduce(whole, root, group=group),
-            "gather": lambda: dist.gather(part, _pieces(whole, posted, root), root, group=group),
-            "scatter": lambda: dist.scatter(part, _pieces(whole, posted, root), root, group=group),
-        }
-        call = calls[posted.collective]
-        return lambda: (call(), None)[1]
+        name, root = posted.collective, dist.get_global_rank(group, max(posted.peer, 0))
+        source = part if name in ("all_gather", "gather") else whole
+        target = part if name in ("reduce_scatter", "scatter") else whole
+        if name == "all_to_all":
+            target = self._buffer(posted, sum(posted.splits[0]))
+        return make_call(dist, name, source, target, group, root=root, splits=posted.splits)
 
     def _buffer(self, posted: Posted, elements: int) -> torch.Tensor:
         return torch.zeros(elements, dtype=posted.dtype, device=self._device)
@@ -331,7 +309,7 @@ class Replay:
             posted_s.update(dict.fromkeys(sent, time_s / len({post.peer for post in sent})))
         return posted_s
 
-    def _exchange(self, posted: Sequence[Posted]) -> Callable[[], None]:
+    def _exchange(self, posted: Sequence[Posted]) -> Callable[[], object]:
         group = find_group(posted[0].group)
         buffers = [self._buffer(post, post.elements) for post in posted]
         peers = [dist.get_global_rank(group, post.peer) for post in posted]
@@ -352,7 +330,3 @@ class Replay:
                 work.wait()
 
         return exchange
-
-
-def _pieces(whole: torch.Tensor, posted: Posted, root: int) -> list[torch.Tensor] | None:
-    return list(whole.chunk(posted.ranks)) if dist.get_rank() == root else None

@@ -1,7 +1,7 @@
 """Base of the rank side of strategies: a model, an optimizer, one step of them, and access to gradients and state.
 
 Imported on ranks only.  A micro-batch is a dict of tensors with the samples in the first dimension.  A global batch
-holds the micro-batches of all replicas, by the numbers of :class:`perfsuite.models.loading.Share`, so that every
+holds the micro-batches of all replicas, by the numbers of :func:`perfsuite.models.loading.numbers_of`, so that every
 strategy sees every sample once on any mesh.  A replica trains whole samples: it is one rank, or all stages of a
 pipeline; the rank's place in the mesh decides which one.
 """
@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,22 +19,17 @@ import torch.distributed as dist
 from torch import nn
 
 from perfsuite.base.errors import UnsupportedCase
+from perfsuite.models.base import Plan
 from perfsuite.models.build import build
 from perfsuite.models.layers import Block, TrainingModule, local, materialize
-from perfsuite.models.loading import Share
+from perfsuite.models.loading import numbers_of
 from perfsuite.record.workload import DTYPES, Rank
-from perfsuite.strategies.plan import Plan
 
 Batch = Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Copies:
-    """Parameters of which several ranks hold copies."""
-
-    name: str
-    sums: Sequence[torch.Tensor]  # This rank's sum of each of its copies, in fp64; empty if it holds no copy
-    group: dist.ProcessGroup  # Ranks that hold copies
+Copies = tuple[str, Sequence[torch.Tensor], dist.ProcessGroup]
+"""Name of parameters that several ranks hold, this rank's fp64 sum of each of its copies, and the group of ranks."""
 
 
 class Trainer:
@@ -54,11 +48,10 @@ class Trainer:
         sends_fp16: bool = False,
         replicates: bool = True,
     ) -> None:
-        """``unit`` is the module to call: the wrapper around ``module``, or ``module`` itself without one.
-
-        ``hold`` is :meth:`micro_batch` of a strategy that communicates.  ``casts`` is False if the strategy casts
-        parameters, so that autocast is not needed.  ``sends_fp16``: gradients are sent in fp16.  ``replicates``: every
-        rank holds all parameters, so ranks can be compared.
+        """``unit`` is the module to call: the wrapper around ``module``, or ``module`` itself without one.  ``hold`` is
+        :meth:`micro_batch` of a strategy that communicates. ``casts`` is False if the strategy casts parameters, so
+        that autocast is not needed. ``sends_fp16``: gradients are sent in fp16. ``replicates``: every rank holds all
+        parameters, so ranks can be compared.
         """
         self.rank = rank
         self._hold = hold
@@ -69,9 +62,6 @@ class Trainer:
         self.unit: Any = module if unit is None else unit
         self.optimizer: Any = optimizer
         self.group = rank.group()
-        self.share = Share(
-            replica=rank.shape.replica(rank.rank), replicas=rank.shape.replicas, micro_batch_size=plan.micro_batch_size
-        )
         # Small gradients vanish in fp16 without the dynamic loss scale; it is off in other dtypes. Gradients sent in
         # fp16 need a lower start: the sum of a parameter's gradient overflows before an activation's.
         self.scaler: Any = torch.amp.GradScaler(
@@ -162,9 +152,14 @@ class Trainer:
         collective.  Only parameters with a part on this rank have gradients.  They stay in place until :meth:`step`,
         which must follow.
         """
-        own = ({name: values[numbers] for name, values in batch.items()} for numbers in self.share.numbers())
+        own = ({name: values[numbers] for name, values in batch.items()} for numbers in self.numbers())
         loss = self.mean_loss(self.forward_and_backward(own))
         return loss, {name: value for name, value in self.gradients() if value is not None}
+
+    def numbers(self) -> Iterator[list[int]]:
+        """Yield the numbers of the samples of this replica's micro-batches, without end."""
+        shape = self.rank.shape
+        return numbers_of(shape.replica(self.rank.rank), shape.replicas, self.plan.micro_batch_size)
 
     def mean_loss(self, loss: torch.Tensor | None) -> float:
         """Return the mean of ``loss`` over the ranks with one, whose shares are equal, on every rank; a collective."""
@@ -212,7 +207,7 @@ class Trainer:
         if not self._replicates:
             return ()
         sums = torch.stack([local(parameter).detach().double().sum() for parameter in self.module.parameters()])
-        return (Copies(name="all parameters", sums=(sums.sum(),), group=self.group),)
+        return (("all parameters", (sums.sum(),), self.group),)
 
     def close(self) -> None:
         """Free the model and the optimizer."""

@@ -1,6 +1,4 @@
-"""Workloads of the suite.  ``workloads.TrainStep`` is imported at its first use, so that collecting cases imports
-none.
-"""
+"""Workloads of the suite, each imported at its first use, so that collecting cases imports none."""
 
 from __future__ import annotations
 

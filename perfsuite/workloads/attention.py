@@ -22,7 +22,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.models.base import divisors
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import ROUNDING, require_choices, require_counts
+from perfsuite.workloads.checks import ROUNDING, require_choices, require_counts
 
 if TYPE_CHECKING:
     import torch
@@ -40,24 +40,15 @@ _NO_KERNEL = ("No available kernel", "No viable backend", "requires", "not suppo
 class Attention(Workload):
     """``scaled_dot_product_attention`` of one layer, in the layout (B, H, S, E)."""
 
-    batch_size: int
-    """B: samples."""
-    heads: int
-    """H: heads of queries."""
-    kv_heads: int
-    """K: heads of keys and values, each shared by H / K heads of queries (grouped query attention)."""
-    sequence_length: int
-    """S: tokens."""
-    head_width: int
-    """E: features of a head."""
-    dtype: str = "bf16"
-    """fp32, bf16 or fp16."""
-    causal: bool = True
-    """A token sees only itself and earlier tokens."""
-    backend: Backend = "flash"
-    """The kernel; the case is skipped if the device lacks it for these shapes."""
-    direction: Direction = "forward"
-    """``backward``: only the three gradients, from the output of one forward."""
+    batch_size: int  # B: samples.
+    heads: int  # H: heads of queries.
+    kv_heads: int  # K: heads of keys and values, each shared by H / K heads of queries (grouped query attention).
+    sequence_length: int  # S: tokens.
+    head_width: int  # E: features of a head.
+    dtype: str = "bf16"  # fp32, bf16 or fp16.
+    causal: bool = True  # A token sees only itself and earlier tokens.
+    backend: Backend = "flash"  # The kernel; the case is skipped if the device lacks it for these shapes.
+    direction: Direction = "forward"  # ``backward``: only the three gradients, from the output of one forward.
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
@@ -91,13 +82,13 @@ class Attention(Workload):
         products = 10.0 if self.direction == "backward" else 4.0
         return Work(flops={CONVENTION: products * pairs * self.head_width * shape.world_size}, dtype=self.dtype)
 
-    def build(self, rank: Rank) -> AttentionStep:
+    def build(self, rank: Rank) -> _AttentionStep:
         """Return queries, keys and values on the device; raises UnsupportedCase if the backend has no kernel."""
-        return AttentionStep(self, rank)
+        return _AttentionStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless output or gradients are right, in some rows against fp64."""
-        assert isinstance(step, AttentionStep)
+        assert isinstance(step, _AttentionStep)
         if self.direction == "forward":
             check_output(self, step)
         else:
@@ -109,7 +100,7 @@ class Attention(Workload):
         return ROUNDING[self.dtype]
 
 
-class AttentionStep(Step):
+class _AttentionStep(Step):
     """Inputs and results of one rank."""
 
     def __init__(self, workload: Attention, rank: Rank) -> None:
@@ -151,7 +142,6 @@ class AttentionStep(Step):
         return attend(self.query, self.key, self.value, is_causal=self._case.causal, **grouped)
 
     def run(self) -> None:
-        """Run one forward, or one backward from the kept output."""
         import torch
 
         if self._case.direction == "forward":
@@ -174,7 +164,6 @@ class AttentionStep(Step):
             self.out = self._attend()
 
     def close(self) -> None:
-        """Free all tensors and allow every backend again."""
         self._chosen.close()
         del self.query, self.key, self.value, self.upstream, self.out, self.gradients
 
@@ -233,7 +222,7 @@ class _Head:
             )
 
 
-def check_output(case: Attention, step: AttentionStep) -> None:
+def check_output(case: Attention, step: _AttentionStep) -> None:
     """Compare rows of the output of every head."""
     rows = _chosen_rows(case)
     for head in _heads(case, step):
@@ -243,7 +232,7 @@ def check_output(case: Attention, step: AttentionStep) -> None:
         head.compare(name, got, weights @ head.value, weights**2 @ head.value**2)
 
 
-def check_gradients(case: Attention, step: AttentionStep) -> None:
+def check_gradients(case: Attention, step: _AttentionStep) -> None:
     """Compare rows of the gradients of queries, keys and values; those of keys and values sum over all queries."""
     if len(step.gradients) != 3:
         raise WrongResult(f"attention {case}: no gradients were computed")
@@ -251,7 +240,7 @@ def check_gradients(case: Attention, step: AttentionStep) -> None:
         _check_head(case, step, head)
 
 
-def _check_head(case: Attention, step: AttentionStep, head: _Head) -> None:
+def _check_head(case: Attention, step: _AttentionStep, head: _Head) -> None:
     import torch
 
     rows, scale = _chosen_rows(case), 1 / math.sqrt(case.head_width)
@@ -286,7 +275,7 @@ def _chosen_rows(case: Attention) -> torch.Tensor:
     return torch.linspace(0, case.sequence_length - 1, min(_ROWS, case.sequence_length)).long()
 
 
-def _heads(case: Attention, step: AttentionStep) -> Iterator[_Head]:
+def _heads(case: Attention, step: _AttentionStep) -> Iterator[_Head]:
     """Yield every head of keys; for a backward, which needs all scores, only the first and the last one."""
     places = [(sample, place) for sample in range(case.batch_size) for place in range(case.kv_heads)]
     if case.direction == "backward":

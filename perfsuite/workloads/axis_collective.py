@@ -28,14 +28,10 @@ _KINDS = MappingProxyType({kind.name: kind for kind in (AllReduce, AllGather, Re
 class AxisCollective(Workload):
     """A collective of every group along ``axis``, all groups at once; the slowest one gives the time."""
 
-    collective: str
-    """all_reduce, all_gather, reduce_scatter or all_to_all."""
-    mesh: str
-    """Shape of the mesh, such as dp2-tp4."""
-    axis: str
-    """Axis of the mesh, with several ranks."""
-    message_bytes: int
-    """Size S within a group, as nccl-tests counts it."""
+    collective: str  # all_reduce, all_gather, reduce_scatter or all_to_all.
+    mesh: str  # Shape of the mesh, such as dp2-tp4.
+    axis: str  # Axis of the mesh, with several ranks.
+    message_bytes: int  # Size S within a group, as nccl-tests counts it.
     dtype: str = "fp32"
 
     metrics: ClassVar[tuple[str, ...]] = ("latency_us",)

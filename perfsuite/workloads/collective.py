@@ -18,24 +18,18 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, CallableStep, Rank, Step, Workload, Yardstick
-from perfsuite.workloads.collective_base import ROOT, Collective, Endpoint, Extents, Root, Segment, Size, passing
+from perfsuite.workloads.collective_base import Collective, Endpoint, Root, Segment, Size, passing
 
 _LATE_S = 0.005  # Delay of the last rank before the checked barrier
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Collective):
-    """Sum one buffer over all ranks, in place; S: the buffer of a rank.  Without refilling, repeated sums grow to
-    infinity, which does not change the speed of additions.
-    """
+    """Sum one buffer over all ranks, in place; S: the buffer of a rank.  Sums may grow to infinity at equal speed."""
 
     name: ClassVar[str] = "all_reduce"
     in_place: ClassVar[bool] = True
     summed: ClassVar[bool] = True
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return torch's all_reduce."""
-        return lambda: dist.all_reduce(end.source, group=end.group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +39,6 @@ class AllGather(Collective):
     name: ClassVar[str] = "all_gather"
     divided: ClassVar[bool] = True
     takes: ClassVar[Size] = "part"
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return all_gather_single, called all_gather_into_tensor in older torch."""
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return lambda: gather(end.target, end.source, group=end.group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +50,6 @@ class ReduceScatter(Collective):
     summed: ClassVar[bool] = True
     gives: ClassVar[Size] = "part"
 
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return reduce_scatter_single, called reduce_scatter_tensor in older torch."""
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        return lambda: scatter(end.target, end.source, group=end.group)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AllToAll(Collective):
@@ -73,10 +57,6 @@ class AllToAll(Collective):
 
     name: ClassVar[str] = "all_to_all"
     divided: ClassVar[bool] = True
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return torch's all_to_all_single with equal splits."""
-        return lambda: dist.all_to_all_single(end.target, end.source, group=end.group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +78,10 @@ class AllToAllUneven(Collective):
         """
         return tuple(count // ranks * (receiver + 1) // ranks for receiver in range(ranks))
 
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
+    def extents(self, count: int, ranks: int, rank: int) -> tuple[int, int | None]:
         """Return the sum of the splits as input, and n times the rank's own split as output."""
         splits = self.splits(count, ranks)
-        return Extents(source=sum(splits), target=splits[rank] * ranks)
+        return sum(splits), splits[rank] * ranks
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """Return torch's all_to_all_single with splits."""
@@ -113,7 +93,7 @@ class AllToAllUneven(Collective):
         """Return the split of each rank for this one."""
         splits = self.splits(count, ranks)
         start = sum(splits[:rank])
-        return [Segment(rank=peer, start=start, length=splits[rank]) for peer in range(ranks)]
+        return [(peer, start, splits[rank]) for peer in range(ranks)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +103,6 @@ class Broadcast(Collective):
     name: ClassVar[str] = "broadcast"
     in_place: ClassVar[bool] = True
     root: ClassVar[Root] = "sends"
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return torch's broadcast."""
-        root = end.ranks_in_world[ROOT]
-        return lambda: dist.broadcast(end.source, root, group=end.group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +114,6 @@ class Reduce(Collective):
     summed: ClassVar[bool] = True
     root: ClassVar[Root] = "receives"
 
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return torch's reduce."""
-        root = end.ranks_in_world[ROOT]
-        return lambda: dist.reduce(end.source, root, group=end.group)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gather(Collective):
@@ -154,11 +124,6 @@ class Gather(Collective):
     takes: ClassVar[Size] = "part"
     root: ClassVar[Root] = "receives"
 
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return torch's gather into views of one buffer."""
-        root, parts = end.ranks_in_world[ROOT], end.chunks(end.target)
-        return lambda: dist.gather(end.source, parts, root, group=end.group)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter(Collective):
@@ -168,11 +133,6 @@ class Scatter(Collective):
     divided: ClassVar[bool] = True
     gives: ClassVar[Size] = "part"
     root: ClassVar[Root] = "sends"
-
-    def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return torch's scatter from views of one buffer."""
-        root, parts = end.ranks_in_world[ROOT], end.chunks(end.source)
-        return lambda: dist.scatter(end.target, parts, root, group=end.group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +159,7 @@ class SendRecv(PairedCollective):
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """Return the partner's buffer."""
-        return [Segment(rank=partner(rank, ranks), start=0, length=count)]
+        return [(partner(rank, ranks), 0, count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +175,7 @@ class RingShift(Collective):
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """Return the buffer of the previous rank."""
-        return [Segment(rank=(rank - 1) % ranks, start=0, length=count)]
+        return [((rank - 1) % ranks, 0, count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,10 +184,10 @@ class OneDirection(PairedCollective):
 
     name: ClassVar[str] = "one_direction"
 
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
+    def extents(self, count: int, ranks: int, rank: int) -> tuple[int, int | None]:
         """Return an input in the lower half, and an output in the upper half."""
         sends = rank < ranks // 2
-        return Extents(source=count if sends else 0, target=0 if sends else count)
+        return (count, 0) if sends else (0, count)
 
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
         """Return a send or a receive."""
@@ -238,7 +198,7 @@ class OneDirection(PairedCollective):
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """Return the partner's buffer in the upper half."""
-        return [] if rank < ranks // 2 else [Segment(rank=partner(rank, ranks), start=0, length=count)]
+        return [] if rank < ranks // 2 else [(partner(rank, ranks), 0, count)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ collectives override ``extents`` and ``expected`` instead.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick, require_dtype
-from perfsuite.workloads.pattern import Pattern, difference, fill, poison
+from perfsuite.workloads.checks import Pattern, difference, fill, poison
 
 if TYPE_CHECKING:
     import torch
@@ -31,21 +30,8 @@ Root = Literal["", "sends", "receives"]
 ROOT = 0  # Rank from which rooted collectives start or at which they end
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A run of output elements: the rank of their input, and the first place."""
-
-    rank: int  # Rank of the inputs, or ALL for the sum over all ranks
-    start: int  # Place of the first element in that input
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extents:
-    """Elements in the buffers of one rank."""
-
-    source: int
-    target: int | None = None  # None if the operation works in place
+Segment = tuple[int, int, int]
+"""A run of output elements: rank of its inputs or ALL, place of the first element in that input, and length."""
 
 
 class Member(Protocol):
@@ -79,34 +65,23 @@ class Endpoint:
     span: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Marks a part of the operation, as :meth:`perfsuite.record.workload.Rank.span`."""
 
-    def chunks(self, buffer: torch.Tensor) -> list[torch.Tensor] | None:
-        """Return one equal view per rank on the root; None elsewhere, as torch's gather and scatter need it."""
-        return list(buffer.chunk(self.ranks)) if self.rank == ROOT else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Collective(Workload):
     """Base of the collectives with a message."""
 
-    message_bytes: int
-    """Size S as nccl-tests counts it."""
-    dtype: str = "fp32"
-    """Short name of the elements' dtype."""
+    message_bytes: int  # Size S as nccl-tests counts it.
+    dtype: str = "fp32"  # Short name of the elements' dtype.
 
-    name: ClassVar[str]
-    """Name in perfsuite.base.collectives; fixes factor and bound of the bandwidth."""
+    name: ClassVar[str]  # Name in perfsuite.base.collectives; fixes factor and bound of the bandwidth.
     divided: ClassVar[bool] = False
     """Whether S is the sum of the ranks' parts, so that the number of ranks must divide it."""
-    summed: ClassVar[bool] = False
-    """Whether the ranks' values are summed."""
-    takes: ClassVar[Size] = "all"
-    """Input of a rank: S, or its part of S."""
-    gives: ClassVar[Size] = "all"
-    """Output of a rank: S, or its part of S."""
+    summed: ClassVar[bool] = False  # Whether the ranks' values are summed.
+    takes: ClassVar[Size] = "all"  # Input of a rank: S, or its part of S.
+    gives: ClassVar[Size] = "all"  # Output of a rank: S, or its part of S.
     root: ClassVar[Root] = ""
     """Whether only the root has an input, or only the root has an output; empty: all ranks have both."""
-    in_place: ClassVar[bool] = False
-    """Whether the operation works in place."""
+    in_place: ClassVar[bool] = False  # Whether the operation works in place.
     yardstick: ClassVar[Yardstick] = "message"
 
     def __post_init__(self) -> None:
@@ -142,17 +117,19 @@ class Collective(Workload):
         self.require_ranks(shape.world_size)
         return Work(collective=self.name, message_bytes=float(self.message_bytes), dtype=self.dtype)
 
-    def extents(self, count: int, ranks: int, rank: int) -> Extents:
-        """Return the buffers of one rank if S is ``count`` elements."""
+    def extents(self, count: int, ranks: int, rank: int) -> tuple[int, int | None]:
+        """Return the elements of input and output of one rank if S is ``count``; None for an output in place."""
         if self.in_place:
-            return Extents(source=count)
+            return count, None
         source, target = (count if size == "all" else count // ranks for size in (self.takes, self.gives))
         has_source, has_target = (rank == ROOT or self.root != way for way in ("sends", "receives"))
-        return Extents(source=source * has_source, target=target * has_target)
+        return source * has_source, target * has_target
 
-    @abstractmethod
     def operation(self, dist: ModuleType, end: Endpoint) -> Callable[[], object]:
-        """Return the timed call; it does no setup."""
+        """Return the timed call; it does no setup.  By default it is the collective of this name."""
+        from perfsuite.strategies.traffic import make_call  # on the rank only: it needs the models
+
+        return make_call(dist, self.name, end.source, end.target, end.group, root=end.ranks_in_world[ROOT])
 
     def expected(self, count: int, ranks: int, rank: int) -> Sequence[Segment]:
         """Return the source of each element of the output, in order; empty if the output has no meaning."""
@@ -161,7 +138,7 @@ class Collective(Workload):
         length = count // ranks if self.divided else count
         start = rank * length if self.divided and self.takes == "all" else 0
         sources = [ALL] if self.summed else [ROOT] if self.root == "sends" else range(ranks)
-        return [Segment(rank=source, start=start, length=length) for source in sources]
+        return [(source, start, length) for source in sources]
 
     def build(self, rank: Member) -> CollectiveStep:
         """Return buffers on the device and the call over the group of all ranks."""
@@ -180,15 +157,16 @@ class Collective(Workload):
             raise WrongResult(f"dtype of {self} on rank {rank.rank}", expected=str(dtype), got=str(output.dtype))
         start = 0
         for segment in self.expected(step.count, rank.world_size, rank.rank):
-            wrong = difference(output[start : start + segment.length], step.values(segment))
-            if wrong:
+            end = start + segment[-1]
+            if found := difference(output[start:end], step.values(segment)):
+                index, expected, got, count = found
                 raise WrongResult(
-                    f"{self} on rank {rank.rank} of {rank.world_size}, element {start + wrong.index} "
-                    f"({wrong.wrong} wrong in elements {start} to {start + segment.length - 1})",
-                    expected=wrong.expected,
-                    got=wrong.got,
+                    f"{self} on rank {rank.rank} of {rank.world_size}, element {start + index} "
+                    f"({count} wrong in elements {start} to {end - 1})",
+                    expected=expected,
+                    got=got,
                 )
-            start += segment.length
+            start = end
 
 
 def passing(
@@ -219,12 +197,10 @@ class CollectiveStep(Step):
 
         self.count = workload.message_bytes // ITEM_BYTES[workload.dtype]
         self.pattern = Pattern(world_size=rank.world_size, summed=workload.summed)
-        extents = workload.extents(self.count, rank.world_size, rank.rank)
+        sent, received = workload.extents(self.count, rank.world_size, rank.rank)
         dtype, group = rank.dtype(workload.dtype), rank.group()
-        source = torch.empty(extents.source, dtype=dtype, device=rank.device)
-        target = source
-        if extents.target is not None:
-            target = torch.empty(extents.target, dtype=dtype, device=rank.device)
+        source = torch.empty(sent, dtype=dtype, device=rank.device)
+        target = source if received is None else torch.empty(received, dtype=dtype, device=rank.device)
         self.end = Endpoint(
             rank=rank.rank,
             ranks=rank.world_size,
@@ -239,9 +215,8 @@ class CollectiveStep(Step):
 
     def values(self, segment: Segment) -> list[int]:
         """Return one period of the segment's expected values."""
-        if segment.rank == ALL:
-            return self.pattern.totals(start=segment.start)
-        return self.pattern.values(rank=segment.rank, start=segment.start)
+        rank, start, _ = segment
+        return self.pattern.totals(start=start) if rank == ALL else self.pattern.values(rank=rank, start=start)
 
     def run(self) -> None:
         """Run one collective."""

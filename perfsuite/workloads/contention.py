@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
+from perfsuite.workloads.checks import require_choices, require_counts
 from perfsuite.workloads.collective import AllReduce
 from perfsuite.workloads.collective_base import CollectiveStep
-from perfsuite.workloads.kernels import require_choices, require_counts
 from perfsuite.workloads.matmul import Matmul
 
 if TYPE_CHECKING:
@@ -27,16 +27,11 @@ Part = Literal["both", "products", "message"]
 class MatmulBesideAllReduce(Workload):
     """``products`` products of side x side during the sum of one message over all ranks."""
 
-    side: int
-    """Rows and columns of the matrices."""
-    products: int
-    """Number of products, one after the other."""
-    message_bytes: int
-    """Size of the all-reduce on each rank."""
-    part: Part = "both"
-    """Run both, or only one of them."""
-    dtype: str = "bf16"
-    """dtype of both."""
+    side: int  # Rows and columns of the matrices.
+    products: int  # Number of products, one after the other.
+    message_bytes: int  # Size of the all-reduce on each rank.
+    part: Part = "both"  # Run both, or only one of them.
+    dtype: str = "bf16"  # dtype of both.
 
     metrics: ClassVar[tuple[str, ...]] = ("latency_us",)
     yardstick: ClassVar[Yardstick] = "compute"
@@ -65,20 +60,20 @@ class MatmulBesideAllReduce(Workload):
         self.message.require_ranks(shape.world_size)
         return Work(dtype=self.dtype)
 
-    def build(self, rank: Rank) -> ContentionStep:
+    def build(self, rank: Rank) -> _ContentionStep:
         """Return matrices and buffers of this rank."""
-        return ContentionStep(self, rank)
+        return _ContentionStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless product and sum are right."""
-        assert isinstance(step, ContentionStep)
+        assert isinstance(step, _ContentionStep)
         if step.matrices is not None:
             self.product.check(rank, step.matrices)
         if step.message is not None:
             self.message.check(rank, step.message)
 
 
-class ContentionStep(Step):
+class _ContentionStep(Step):
     """One rank's products and message."""
 
     def __init__(self, workload: MatmulBesideAllReduce, rank: Rank) -> None:
@@ -87,7 +82,6 @@ class ContentionStep(Step):
         self.message = None if workload.part == "products" else CollectiveStep(workload.message, rank)
 
     def run(self) -> None:
-        """Post the message, multiply, wait for the message."""
         import torch.distributed as dist
 
         sent: dist.Work | None = None
@@ -101,13 +95,11 @@ class ContentionStep(Step):
             sent.wait()
 
     def refill(self) -> None:
-        """Fill both with their patterns."""
         for part in (self.matrices, self.message):
             if part is not None:
                 part.refill()
 
     def close(self) -> None:
-        """Free both."""
         for part in (self.matrices, self.message):
             if part is not None:
                 part.close()

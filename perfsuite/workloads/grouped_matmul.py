@@ -10,7 +10,7 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import require_choices, require_counts, require_kernel, require_product
+from perfsuite.workloads.checks import require_choices, require_counts, require_kernel, require_product
 from perfsuite.workloads.matmul import ProductStep
 
 if TYPE_CHECKING:
@@ -23,20 +23,13 @@ Way = Literal["grouped", "loop"]
 class GroupedMatmul(Workload):
     """C_g = A_g B_g for every group g: A_g has its share of ``rows`` rows and k columns, B_g is k x n."""
 
-    groups: int
-    """Number of experts."""
-    rows: int
-    """Rows of all groups: tokens times experts of a token."""
-    k: int
-    """Columns of A."""
-    n: int
-    """Columns of C."""
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """dtype of factors and result."""
-    way: Way = "grouped"
-    """grouped: ``torch._grouped_mm``; loop: one product after another."""
-    skew: float = 1.0
-    """Rows of the busiest group over the mean; the other groups share the rest evenly."""
+    groups: int  # Number of experts.
+    rows: int  # Rows of all groups: tokens times experts of a token.
+    k: int  # Columns of A.
+    n: int  # Columns of C.
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"  # dtype of factors and result.
+    way: Way = "grouped"  # grouped: ``torch._grouped_mm``; loop: one product after another.
+    skew: float = 1.0  # Rows of the busiest group over the mean; the other groups share the rest evenly.
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
@@ -66,7 +59,7 @@ class GroupedMatmul(Workload):
         """Return 2 rows k n operations per rank, for any shares."""
         return Work(flops={"exact": 2.0 * self.rows * self.k * self.n * shape.world_size}, dtype=self.dtype)
 
-    def build(self, rank: Rank) -> GroupedStep:
+    def build(self, rank: Rank) -> _GroupedStep:
         """Return factors on the device; raises UnsupportedCase if torch has no grouped product there."""
         import torch
 
@@ -76,18 +69,18 @@ class GroupedMatmul(Workload):
             ends = torch.tensor([16, 32], dtype=torch.int32, device=rank.device)
             name = f"grouped product of {self.dtype} (torch._grouped_mm)"
             require_kernel(name, rank.device, lambda: torch._grouped_mm(a, b, offs=ends))
-        return GroupedStep(self, rank)
+        return _GroupedStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every group's part of C is its product."""
-        assert isinstance(step, GroupedStep)
+        assert isinstance(step, _GroupedStep)
         for group, (start, end) in enumerate(pairwise(step.bounds)):
             if end > start:
                 rows = slice(start, end)
                 require_product(f"C_{group}", self, step.a[rows], step.b[group], step.out[rows], dtype=self.dtype)
 
 
-class GroupedStep(ProductStep):
+class _GroupedStep(ProductStep):
     """Factors and product of one rank."""
 
     def __init__(self, workload: GroupedMatmul, rank: Rank) -> None:

@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLaunch(Workload):
-    """x += 1 on one number, started from Python through torch.
-
-    On one stream the slower of host and kernel decides the time: ``latency_us`` is the device's time per kernel,
-    ``launch_us`` the host's for starting it.  If both are equal, the host is the bottleneck: then only a captured graph
-    shows the time of the kernel itself (``kernel_us``), and the rest is the cost of starting kernels one by one
-    (``launch_cost_us``).
+    """x += 1 on one number, started from Python through torch.  On one stream the slower of host and kernel decides the
+    time: ``latency_us`` is the device's time per kernel, ``launch_us`` the host's for starting it. If both are equal,
+    the host is the bottleneck: then only a captured graph shows the time of the kernel itself (``kernel_us``), and the
+    rest is the cost of starting kernels one by one (``launch_cost_us``).
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("latency_us", "launch_us", "kernel_us", "launch_cost_us")
@@ -33,18 +31,18 @@ class KernelLaunch(Workload):
         """Return no operations."""
         return Work()
 
-    def build(self, rank: Rank) -> LaunchStep:
+    def build(self, rank: Rank) -> _LaunchStep:
         """Return a step with one number on the device."""
-        return LaunchStep(rank)
+        return _LaunchStep(rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless the kernel ran once."""
-        assert isinstance(step, LaunchStep)
+        assert isinstance(step, _LaunchStep)
         if (got := step.x.item()) != 1:
             raise WrongResult("x after one kernel", expected=1.0, got=got)
 
 
-class LaunchStep(Step):
+class _LaunchStep(Step):
     """The number of one rank."""
 
     def __init__(self, rank: Rank) -> None:
@@ -57,9 +55,7 @@ class LaunchStep(Step):
         self.refill()
 
     def run(self) -> None:
-        """Run one kernel."""
         self.x.add_(1)
 
     def refill(self) -> None:
-        """Set the number to 0."""
         self.x.zero_()

@@ -11,7 +11,7 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import ROUNDING, require_counts, require_kernel, require_product
+from perfsuite.workloads.checks import ROUNDING, require_counts, require_kernel, require_product
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 class MatrixProduct(Workload):
     """Base of products of A of m x k by B of k x n into C."""
 
-    m: int
-    """Rows of A and C."""
-    k: int
-    """Columns of A, rows of B."""
-    n: int
-    """Columns of B and C."""
+    m: int  # Rows of A and C.
+    k: int  # Columns of A, rows of B.
+    n: int  # Columns of B and C.
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops",)
     captured: ClassVar[bool] = True
@@ -77,8 +74,7 @@ class ProductStep(Step):
 class Matmul(MatrixProduct):
     """C = A B into a preallocated C.  int8 needs B column by column, the layout that cuBLAS always supports."""
 
-    dtype: str = "fp32"
-    """fp64, fp32, tf32, bf16, fp16, or int8 (C is then int32)."""
+    dtype: str = "fp32"  # fp64, fp32, tf32, bf16, fp16, or int8 (C is then int32).
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,8 +118,7 @@ class Matmul(MatrixProduct):
 class Soak(Matmul):
     """The product of :class:`Matmul`, timed so long that thermal or power throttling shows."""
 
-    seconds: float
-    """Seconds of timing, unless ``--perf-sustain`` sets another time."""
+    seconds: float  # Seconds of timing, unless ``--perf-sustain`` sets another time.
 
     metrics: ClassVar[tuple[str, ...]] = ("tflops", "last_minute_percent")
 

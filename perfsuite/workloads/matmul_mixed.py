@@ -1,6 +1,4 @@
-"""Matrix products with factors and results of different width: fp8 with scales, and 16-bit factors with fp32
-results.
-"""
+"""Matrix products of mixed width: fp8 factors with scales, and 16-bit factors with fp32 results."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.record.workload import Rank, Step
-from perfsuite.workloads.kernels import require_choices, require_kernel, require_product
+from perfsuite.workloads.checks import require_choices, require_kernel, require_product
 from perfsuite.workloads.matmul import MatrixProduct, ProductStep
 
 if TYPE_CHECKING:
@@ -28,12 +26,9 @@ _CUT_ACCUMULATOR = 2.0**-22
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledMatmul(MatrixProduct):
-    """C = (s_A A) (s_B B) in bf16, with A of m x k and B of k x n in fp8 (e4m3) and fp32 scales s.  B lies column by
-    column, as ``torch._scaled_mm`` requires.
-    """
+    """C = (s_A A) (s_B B) in bf16; A of m x k and B of k x n, column by column, in fp8 (e4m3); fp32 scales s."""
 
-    scaling: Scaling = "tensor"
-    """tensor: one scale per factor; row: one per row of A and per column of B."""
+    scaling: Scaling = "tensor"  # tensor: one scale per factor; row: one per row of A and per column of B.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +42,7 @@ class ScaledMatmul(MatrixProduct):
         """Return fp8; scaling is not counted."""
         return "fp8"
 
-    def build(self, rank: Rank) -> ScaledStep:
+    def build(self, rank: Rank) -> _ScaledStep:
         """Return factors and scales on the device; raises UnsupportedCase if torch cannot multiply them there."""
         import torch
 
@@ -60,16 +55,16 @@ class ScaledMatmul(MatrixProduct):
             rank.device,
             lambda: scaled_product(probe, probe.t(), *scales),
         )
-        return ScaledStep(self, rank)
+        return _ScaledStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless C is the product of the scaled factors."""
-        assert isinstance(step, ScaledStep)
+        assert isinstance(step, _ScaledStep)
         a, b = (step.a.float() * step.scale_a, step.b.float() * step.scale_b)
         require_product("C", self, a, b, step.out, dtype="bf16", accumulator=_NARROW_ACCUMULATOR)
 
 
-class ScaledStep(Step):
+class _ScaledStep(Step):
     """Factors, scales and product of one rank."""
 
     def __init__(self, workload: ScaledMatmul, rank: Rank) -> None:
@@ -80,7 +75,6 @@ class ScaledStep(Step):
         self.refill()
 
     def run(self) -> None:
-        """Compute one product."""
         self.out = scaled_product(self.a, self.b, self.scale_a, self.scale_b)
 
     def refill(self) -> None:
@@ -95,7 +89,6 @@ class ScaledStep(Step):
         self.b, self.scale_b = b.t(), scale_b.t()
 
     def close(self) -> None:
-        """Free everything."""
         del self.a, self.b, self.scale_a, self.scale_b, self.out
 
 
@@ -123,8 +116,7 @@ def _quantised(
 class WideMatmul(MatrixProduct):
     """C = A B with A of m x k and B of k x n in 16 bits, and C in fp32, like summed gradients."""
 
-    dtype: Literal["bf16", "fp16"] = "bf16"
-    """dtype of the factors."""
+    dtype: Literal["bf16", "fp16"] = "bf16"  # dtype of the factors.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,8 +12,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.base.units import format_bytes
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import require_choices
-from perfsuite.workloads.pattern import PRIME, Pattern, difference, fill, poison
+from perfsuite.workloads.checks import PRIME, Pattern, difference, fill, poison, require_choices
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +29,7 @@ _PATTERN = Pattern(world_size=2, summed=False)
 class _Streaming(Workload):
     """Base of the bandwidth workloads: the size of a buffer and the check of the target."""
 
-    buffer_bytes: int
-    """Size S of each buffer; a multiple of 4."""
+    buffer_bytes: int  # Size S of each buffer; a multiple of 4.
 
     metrics: ClassVar[tuple[str, ...]] = ("gb_per_s",)
     captured: ClassVar[bool] = True
@@ -54,14 +52,10 @@ class _Streaming(Workload):
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every element of the target is right."""
         assert isinstance(step, StreamingStep)
-        wrong = difference(step.target, self.expected())
-        if wrong:
-            raise WrongResult(
-                f"{type(self).__name__} of {format_bytes(self.buffer_bytes)}, element {wrong.index} "
-                f"({wrong.wrong} are wrong)",
-                expected=wrong.expected,
-                got=wrong.got,
-            )
+        if found := difference(step.target, self.expected()):
+            index, expected, got, count = found
+            text = f"{type(self).__name__} of {format_bytes(self.buffer_bytes)}, element {index} ({count} are wrong)"
+            raise WrongResult(text, expected=expected, got=got)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +105,7 @@ class HostDeviceCopy(_Streaming):
 
     captured: ClassVar[bool] = False
     direction: Direction = "host_to_device"
-    pinned: bool = True
-    """Whether the host's buffer is page-locked, so that the device reads it without a staging copy."""
+    pinned: bool = True  # Whether the host's buffer is page-locked, so that the device reads it without a staging copy.
 
     def __post_init__(self) -> None:
         super().__post_init__()

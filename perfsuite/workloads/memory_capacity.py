@@ -22,10 +22,8 @@ _SPARE_BLOCKS = 1  # Blocks that are freed before timing, as the check needs mem
 class MemoryCapacity(Workload):
     """All available memory in blocks of one size; one iteration writes all of it."""
 
-    block_bytes: int = 256 * MIB
-    """Size of a block; the capacity is found to within one block."""
-    limit_bytes: int | None = None
-    """Largest size to allocate; required on a CPU, whose memory all programs share."""
+    block_bytes: int = 256 * MIB  # Size of a block; the capacity is found to within one block.
+    limit_bytes: int | None = None  # Largest size to allocate; required on a CPU, whose memory all programs share.
 
     metrics: ClassVar[tuple[str, ...]] = ("capacity_gib",)
     yardstick: ClassVar[Yardstick] = "memory"
@@ -46,15 +44,15 @@ class MemoryCapacity(Workload):
         """Return no operations: the size is found on the device."""
         return Work()
 
-    def build(self, rank: Rank) -> CapacityStep:
+    def build(self, rank: Rank) -> _CapacityStep:
         """Return blocks of all free memory; raises UnsupportedCase on a CPU without a limit."""
         if rank.device.type == "cpu" and self.limit_bytes is None:
             raise UnsupportedCase("all programs share the memory of a CPU, so it needs a limit; give limit_bytes")
-        return CapacityStep(self, rank)
+        return _CapacityStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless every block holds its own number at both ends; blocks that share memory do not."""
-        assert isinstance(step, CapacityStep)
+        assert isinstance(step, _CapacityStep)
         for place, block in enumerate(step.blocks):
             for end in (0, -1):
                 if (got := block[end].item()) != place + 1:
@@ -62,7 +60,7 @@ class MemoryCapacity(Workload):
                     raise WrongResult(text, expected=float(place + 1), got=got)
 
 
-class CapacityStep(Step):
+class _CapacityStep(Step):
     """All blocks of one rank."""
 
     def __init__(self, workload: MemoryCapacity, rank: Rank) -> None:
@@ -84,15 +82,12 @@ class CapacityStep(Step):
         self.refill()
 
     def run(self) -> None:
-        """Write every block."""
         for place, block in enumerate(self.blocks):
             block.fill_(place + 1)
 
     def refill(self) -> None:
-        """Set all blocks to 0."""
         for block in self.blocks:
             block.zero_()
 
     def close(self) -> None:
-        """Free all blocks."""
         self.blocks.clear()

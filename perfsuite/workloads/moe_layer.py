@@ -16,7 +16,7 @@ from perfsuite.models.moe import Moe, nearest_skew
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Process, Rank, Step, Workload, Yardstick
 from perfsuite.strategies import expert
-from perfsuite.workloads.kernels import require_choices
+from perfsuite.workloads.checks import require_choices
 
 if TYPE_CHECKING:
     from perfsuite.workloads.moe_layer_ranks import LayerStep
@@ -32,26 +32,17 @@ _WHOLE = 2**22  # Largest layer, by numbers in its experts, that every rank comp
 class MoeLayer(Workload):
     """Forward and backward of a router and its experts; ranks along ``ep`` hold equal numbers of experts."""
 
-    mesh: str
-    """Shape of the mesh, such as ep8, or dp2-ep4 for two independent groups."""
-    batch_size: int
-    """Samples of all ranks (B)."""
-    sequence_length: int
-    """Tokens of a sample (S)."""
-    width: int
-    """Features of a token (D)."""
-    hidden: int
-    """Features of an expert (F)."""
-    experts: int
-    """Experts of all ranks along ep (E)."""
-    top_k: int = 2
-    """Experts of one token."""
+    mesh: str  # Shape of the mesh, such as ep8, or dp2-ep4 for two independent groups.
+    batch_size: int  # Samples of all ranks (B).
+    sequence_length: int  # Tokens of a sample (S).
+    width: int  # Features of a token (D).
+    hidden: int  # Features of an expert (F).
+    experts: int  # Experts of all ranks along ep (E).
+    top_k: int = 2  # Experts of one token.
     capacity_factor: float | None = None
     """Largest share of an expert in a sample's rows, over its even share; None: no limit."""
-    skew: float | None = None
-    """Rows of the fullest expert over the mean, imposed; None: as the router chooses."""
-    dtype: str = "fp32"
-    """fp32, tf32 or bf16."""
+    skew: float | None = None  # Rows of the fullest expert over the mean, imposed; None: as the router chooses.
+    dtype: str = "fp32"  # fp32, tf32 or bf16.
     implementation: str = "perfsuite"
     """perfsuite, or deepspeed for ``deepspeed.moe.layer.MoE``, whose capacity counts a rank's tokens."""
 
@@ -146,8 +137,7 @@ class MoeLayer(Workload):
         uneven.
 
         Rows and their gradients are sent there and back: four all-to-alls of k rows for each of a rank's tokens, or of
-        all
-        places with a capacity.  Without a capacity the counts of rows are sent first, 8 bytes per expert.
+        all places with a capacity.  Without a capacity the counts of rows are sent first, 8 bytes per expert.
 
         >>> layer = MoeLayer(mesh="ep2", batch_size=2, sequence_length=8, width=4, hidden=8, experts=4)
         >>> layer.message_bytes(MeshShape.parse("ep2")) == 4 * (8 * 2 * 4 * 4) + 4 * 8
@@ -194,11 +184,19 @@ class MoeLayer(Workload):
         """Return router, this rank's experts and its samples; raises UnsupportedCase if DeepSpeed is not installed."""
         from perfsuite.workloads.moe_layer_ranks import LayerStep
 
-        return LayerStep(self, rank)
+        return LayerStep(
+            self.config,
+            rank,
+            name=str(self),
+            samples=self.batch_size // rank.world_size,
+            dtype=self.dtype,
+            implementation=self.implementation,
+            sent_bytes=self.message_bytes(rank.shape) if self.implementation == "perfsuite" else 0,
+        )
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless output and gradients equal those of a plain loop over the experts."""
-        from perfsuite.workloads.moe_layer_ranks import LayerStep
+        from perfsuite.workloads.moe_layer_ranks import LayerStep, check_tokens, check_whole
 
         assert isinstance(step, LayerStep)
-        step.check()
+        (check_whole if self.checked_whole else check_tokens)(step)

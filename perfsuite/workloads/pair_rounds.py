@@ -13,19 +13,17 @@ from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics.pairs import SLOW_LINK, Pair, beyond_ends, log_times, name_again
 from perfsuite.record.result import Record
 from perfsuite.record.workload import Probe, Workload
-from perfsuite.workloads.kernels import require_counts
+from perfsuite.workloads.checks import require_counts
 from perfsuite.workloads.pairs import Directions, Pairs
 
 AGAIN = 4  # Repeats of a suspected link: of 2,016 healthy links 37 are suspected at first, and 0.2 after the repeats
 
 
 def tournament(nodes: int) -> list[list[Pair]]:
-    """Return rounds of disjoint pairs in which every two nodes meet once: n - 1, or n if n is odd and one node
-    pauses.
+    """Return rounds of disjoint pairs in which every two nodes meet once: n - 1, or n if n is odd and one node pauses.
 
     The circle method: one node stays and the others rotate.  The order of nodes is random and seeded, so that a few
-    rounds
-    are not all between neighbours.
+    rounds are not all between neighbours.
 
     >>> [len(pairs) for pairs in tournament(5)], sorted(sum(tournament(4), []))
     ([2, 2, 2, 2, 2], [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
@@ -49,12 +47,9 @@ class PairRounds(Pairs):
     """
 
     directions: Directions = "both"
-    rounds: int | Literal["all"] = 4
-    """Number of partners of each node; ``all``: every other node."""
-    ranks_per_node: int = 1
-    """Ranks of a node, which have consecutive numbers."""
-    again: tuple[int, ...] = ()
-    """Rounds to repeat, by number from 0; set by :meth:`settle`."""
+    rounds: int | Literal["all"] = 4  # Number of partners of each node; ``all``: every other node.
+    ranks_per_node: int = 1  # Ranks of a node, which have consecutive numbers.
+    again: tuple[int, ...] = ()  # Rounds to repeat, by number from 0; set by :meth:`settle`.
 
     always: ClassVar[Directions] = "both"
 
@@ -86,9 +81,7 @@ class PairRounds(Pairs):
         ]
 
     def settle(self, probe: Probe) -> tuple[Workload, tuple[Record, ...]]:
-        """Repeat the rounds of suspected links four times, and record the median of each such link.  Times are compared
-        with those of unsuspected pairs in the same run.
-        """
+        """Repeat the rounds of suspected links four times, and record each link's median against unsuspected pairs."""
         first = probe(self, "time")
         times = log_times(first)
         suspects = {pair for pair, away in beyond_ends(times).items() if away > math.log1p(SLOW_LINK)}

@@ -13,9 +13,8 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.pairs import Pair, name_of
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step
+from perfsuite.workloads.checks import difference, poison, require_choices, require_counts
 from perfsuite.workloads.collective_base import Collective, CollectiveStep, Endpoint, Segment, passing
-from perfsuite.workloads.kernels import require_choices, require_counts
-from perfsuite.workloads.pattern import difference, poison
 
 Directions = Literal["one", "both"]
 _LATENCY_BELOW_BYTES = 1 << 16  # Messages below this size have a time, others a rate
@@ -27,8 +26,7 @@ class Pairs(Collective):
     ranks meet in an all-reduce of one element, which does not count for the pair.
     """
 
-    directions: Directions = "one"
-    """``both``: the two ranks of a pair send to each other at the same time."""
+    directions: Directions = "one"  # ``both``: the two ranks of a pair send to each other at the same time.
     messages: int = 8
     """Messages of a pair in a row; their mean hides the different times at which ranks leave the all-reduce."""
 
@@ -95,7 +93,7 @@ class Pairs(Collective):
         """Return the buffer of the rank that sent last."""
         senders = [pair[1 - pair.index(rank)] for pair in self.pairs(ranks) if rank in pair]
         senders = senders if self.directions == "both" else [pair[0] for pair in self.pairs(ranks) if pair[1] == rank]
-        return [Segment(rank=senders[-1], start=0, length=count)]
+        return [(senders[-1], 0, count)]
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult unless the round left the last sender's buffer, and each pair's message is right."""
@@ -115,10 +113,6 @@ class Pairs(Collective):
                 mistake = difference(step.end.target, step.pattern.values(rank=sender))
                 wrong += [(sender, mistake)] if mistake else []
         if wrong:  # not earlier: the other ranks would wait for this one
-            sender, mistake = wrong[0]
-            raise WrongResult(
-                f"{self} on rank {rank.rank}, element {mistake.index} of the message from rank {sender} "
-                f"({mistake.wrong} wrong)",
-                expected=mistake.expected,
-                got=mistake.got,
-            )
+            sender, (index, expected, got, count) = wrong[0]
+            text = f"{self} on rank {rank.rank}, element {index} of the message from rank {sender} ({count} wrong)"
+            raise WrongResult(text, expected=expected, got=got)

@@ -47,10 +47,8 @@ _BUFFER_BYTES = (64 * MIB, 512 * MIB)
 class PeakProbe(Workload):
     """Records the rate of every kernel of the fixed set under its name; the time of the case itself has no meaning."""
 
-    quantity: str
-    """A short dtype name, or ``memory``."""
-    cache_bytes: int = 0
-    """Size of the last-level cache, for ``memory``."""
+    quantity: str  # A short dtype name, or ``memory``.
+    cache_bytes: int = 0  # Size of the last-level cache, for ``memory``.
 
     metrics: ClassVar[tuple[str, ...]] = ()
 
@@ -145,9 +143,7 @@ def _cores() -> int:
 
 
 def _fastest_s(runs: Sequence[Callable[[], Any]], enough_s: float = _ENOUGH_S) -> float:
-    """Return the seconds of one kernel on all threads, or of several at once with one thread each; the best window.  A
-    look longer than usual has no limit on its windows: it ends after ``enough_s``.
-    """
+    """Return the seconds of a kernel on all threads, or of several at once on one thread each, in the best window."""
     import torch
 
     with contextlib.ExitStack() as after:

@@ -1,5 +1,4 @@
-"""One linear layer split over the ranks of a tensor-parallel mesh: forward and backward, with separate
-communication.
+"""One linear layer split over the ranks of a tensor-parallel mesh: forward and backward, with separate communication.
 
 R rows of the input (tokens), I and O features of input and output.  Y (R, O) = X (R, I) W^T with W (O, I); the backward
 computes dX = dY W and dW = dY^T X.  ``column`` and ``row`` are Megatron's names for W^T: split along O, along I.
@@ -17,7 +16,7 @@ from perfsuite.base.errors import InvalidParameter, nearest_multiples
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick
-from perfsuite.workloads.kernels import ROUNDING, require_choices, require_counts, require_product
+from perfsuite.workloads.checks import ROUNDING, require_choices, require_counts, require_product
 
 if TYPE_CHECKING:
     import torch
@@ -60,26 +59,16 @@ each rank whole rows of the output, as sequence parallelism does."""
 class TensorLinear(Workload):
     """Forward and backward of one linear layer without bias; the axis ``tp`` splits its weight."""
 
-    split: str
-    """none, column, column_gather, row or row_scatter."""
-    mesh: str
-    """Shape of the mesh, such as tp4; 1 for ``none``."""
-    features_in: int
-    """Input features (I)."""
-    features_out: int
-    """Output features (O)."""
-    rows: int
-    """Rows (R), the same on every mesh."""
-    dtype: str = "fp32"
-    """fp64, fp32, tf32, bf16 or fp16."""
+    split: str  # none, column, column_gather, row or row_scatter.
+    mesh: str  # Shape of the mesh, such as tp4; 1 for ``none``.
+    features_in: int  # Input features (I).
+    features_out: int  # Output features (O).
+    rows: int  # Rows (R), the same on every mesh.
+    dtype: str = "fp32"  # fp64, fp32, tf32, bf16 or fp16.
 
     metrics: ClassVar[tuple[str, ...]] = (
-        "step_time_s",
-        "compute_time_s",
-        "communication_time_s",
-        "communication_percent",
-        "communication_bytes",
-        "tp_busbw_gb_per_s",
+        *("step_time_s", "compute_time_s", "communication_time_s", "communication_percent"),
+        *("communication_bytes", "tp_busbw_gb_per_s"),
     )
     yardstick: ClassVar[Yardstick] = "compute"
 

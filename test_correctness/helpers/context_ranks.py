@@ -39,8 +39,8 @@ class SpreadAttention(Workload):
 def measure(case: SpreadAttention, rank: Any) -> None:
     import torch
 
-    from perfsuite.models.layers import Core
-    from perfsuite.strategies.context.apply import indices, new_core
+    from perfsuite.models.layers import AttentionCore
+    from perfsuite.strategies.context_attention import indices, new_core
 
     def tensor(heads: int, seed: int) -> torch.Tensor:
         shape = BATCH, case.length, heads, FEATURES
@@ -50,7 +50,7 @@ def measure(case: SpreadAttention, rank: Any) -> None:
     inputs = [tensor(heads, seed) for seed, heads in enumerate((case.heads, case.key_heads, case.key_heads))]
     upstream = tensor(case.heads, 3)
     whole = [each.float().requires_grad_() for each in inputs]
-    out = Core("math")(*whole)
+    out = AttentionCore("math")(*whole)
     out.backward(upstream.float())
     at = indices(rank, case.method, case.length)
     own = [each[:, :, at].detach().requires_grad_() for each in inputs]
@@ -84,7 +84,7 @@ def attend_alone(method: str, rank: Any) -> None:
     import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
 
-    from perfsuite.strategies.context.apply import new_core
+    from perfsuite.strategies.context_attention import new_core
 
     nobody = dist.new_group(backend="cpu:fake")
     silent = SimpleNamespace(device=rank.device, rank=rank.rank, shape=rank.shape, group=lambda *axes: nobody)
@@ -110,9 +110,9 @@ class FaultyAttention(SpreadAttention):
 
 
 def measure_with_fault(case: FaultyAttention, rank: Any) -> None:
-    from perfsuite.strategies.context import apply, ring
+    from perfsuite.strategies import context_attention as module
 
-    module, name = (ring, "block_forward") if case.method in ("ring", "zigzag") else (apply, "_exchange")
+    name = "block_forward" if case.method in ("ring", "zigzag") else "_exchange"
     right = getattr(module, name)
     calls: list[int] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfsuite.platforms.host import Answer, Host
+from perfsuite.platforms.host import Host, ToolAnswer
 
 XEON = """processor\t: {index}
 vendor_id\t: GenuineIntel
@@ -24,12 +24,14 @@ ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd asimdhp asimddp s
 ARM += "CPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 0\n"
 
 
-def host(root: Path, tools: Mapping[str, str | Answer], *, environ: Mapping[str, str] = {}, cores: int = 112) -> Host:
+def host(
+    root: Path, tools: Mapping[str, str | ToolAnswer], *, environ: Mapping[str, str] = {}, cores: int = 112
+) -> Host:
     """A host with these files and tools; a tool is named with its arguments, others are not installed."""
 
-    def run(command: Sequence[str]) -> Answer:
-        answer = tools.get(" ".join(command), Answer(problem="not installed"))
-        return Answer(text=answer) if isinstance(answer, str) else answer
+    def run(command: Sequence[str]) -> ToolAnswer:
+        answer = tools.get(" ".join(command), ToolAnswer(problem="not installed"))
+        return ToolAnswer(text=answer) if isinstance(answer, str) else answer
 
     return Host(root=root, environ=environ, run=run, cores=cores)
 
@@ -150,13 +152,13 @@ def nvidia(
     capability: str = "9.0",
     mig: str = "Disabled",
     environ: Mapping[str, str] = {},
-    tools: Mapping[str, str | Answer] = {},
+    tools: Mapping[str, str | ToolAnswer] = {},
 ) -> Host:
     """A host with these NVIDIA devices, as nvidia-smi describes them."""
     xeon(root)
     write(root, {f"dev/nvidia{index}": "" for index in range(len(names))})
     write(root, {"dev/nvidiactl": ""})
-    said: dict[str, str | Answer] = {
+    said: dict[str, str | ToolAnswer] = {
         SMI_FIELDS: "".join(
             f"{index}, {name}, GPU-{index}aaa, 143771, 580.159.03\n" for index, name in enumerate(names)
         ),

@@ -96,9 +96,9 @@ def layer_parity(rank, samples=2, zigzag=False, tolerance=1e-5, **fields):
             gradient = _whole_gradient(rank, parameter, is_of_expert=id(parameter) in expert_parameters)
             errors[name] = _error(gradient, reference.get_parameter(name).grad)
         _judge(rank, errors, tolerance)
-        expert.record(rank, [layer])
-        for field in dataclasses.fields(reference.figures):
-            rank.record(f"{field.name}_alone", getattr(reference.figures, field.name), reduce="equal")
+        expert.record(rank, layer)
+        for name, value in reference.figures.items():
+            rank.record(f"{name}_alone", value, reduce="equal")
 
     return run
 

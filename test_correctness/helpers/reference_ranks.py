@@ -79,7 +79,7 @@ class Member:
         """Random inputs against NumPy; sums of at most 5 values in [0, 12] are exact in every dtype."""
         inputs = []
         for each in range(rank.world_size):
-            elements = workload.extents(step.count, rank.world_size, each).source
+            elements = workload.extents(step.count, rank.world_size, each)[0]
             inputs.append(np.random.default_rng([seed, each]).integers(0, 13, elements))
         step.refill()
         step.end.source.copy_(torch.from_numpy(inputs[rank.rank]))
@@ -97,7 +97,7 @@ class Member:
             step.refill()
             step.run()
             workload.check(rank, step)
-        covered = sum(part.length for part in workload.expected(step.count, rank.world_size, rank.rank))
+        covered = sum(length for _, _, length in workload.expected(step.count, rank.world_size, rank.rank))
         if covered not in (0, step.end.target.numel()):
             return f"the check covers {covered} of {step.end.target.numel()} elements"
         return ""

@@ -27,7 +27,7 @@ def flash_attention(recorded: dict[str, str]) -> dict[str, Any]:
     import torch
 
     from perfsuite.platforms.attention import AttentionBlock, attention_kernels
-    from perfsuite.strategies.context.ring import Products, block_backward, block_forward
+    from perfsuite.strategies.context_attention import Products, block_backward, block_forward
 
     musa = device()
     wanted = {name: torch._C.parse_schema(f"{name}{signature}") for name, signature in recorded.items()}

@@ -198,7 +198,7 @@ def asks_for_a_kernel_that_faults(rank):
     """A probe of a kernel that reads a row that is not there."""
     import torch
 
-    from perfsuite.workloads.kernels import require_kernel
+    from perfsuite.workloads.checks import require_kernel
 
     table, row = torch.ones(4, 2, device=rank.device), torch.tensor([4], device=rank.device)
     require_kernel("rows", rank.device, lambda: torch.nn.functional.embedding(row, table))
@@ -275,11 +275,11 @@ def reads_a_dataset(rank, folder):
 
     from perfsuite.models import find
     from perfsuite.models.dataset import generate
-    from perfsuite.models.loading import Files, Share
+    from perfsuite.models.loading import Files, numbers_of
 
     model = find("gpt2-tiny")
     dataset = generate(model, Path(folder), samples=4)
-    files = Files(model, dataset, Share(replica=0, replicas=1, micro_batch_size=2), rank.device, num_workers=0)
+    files = Files(model, dataset, numbers_of(replica=0, replicas=1, micro_batch_size=2), rank.device, num_workers=0)
 
     def step():
         batch = next(files._batches)

@@ -129,7 +129,7 @@ def timer_that_forgets_to_wait() -> str:
     """The suite's timer over a clock whose ``wait`` does nothing."""
     import torch
 
-    from perfsuite.platforms.clocks import EventClock
+    from perfsuite.platforms.accelerator import EventClock
 
     class Forgetful(EventClock):
         def wait(self, stamp):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perfsuite.base.errors import UnsupportedCase
-from perfsuite.strategies.ddp import Ddp
+from perfsuite.strategies.data_parallel import Ddp
 
 CALLS = 2
 ROWS = 12
@@ -15,21 +15,20 @@ ROWS = 12
 
 def known_collectives(rank):
     """Every kind of collective along tp of dp2-tp2, once as torch.distributed has it, once as DTensor uses it."""
-    from perfsuite.platforms.clocks import PerfCounterClock
-    from perfsuite.strategies.traffic_count import Counting, Replay
-    from perfsuite.strategies.traffic_parts import Parts
-    from perfsuite.workloads.training.traffic import traffic_of
+    from perfsuite.platforms.cpu import PerfCounterClock
+    from perfsuite.strategies.traffic_count import Counting, TrafficReplay
+    from perfsuite.workloads.training.builds import Parts, traffic_of
 
     parts = Parts(PerfCounterClock())
 
     def step():
-        with Counting(rank.shape, rank.rank, parts) as counting:
+        with Counting(rank.shape, rank.rank, lambda: parts.part) as counting:
             with parts.inside("attention"):
                 for post in (_plain, _functional):
                     post(rank)
             _elsewhere(rank)
         uneven = frozenset(each.key for each in counting.posted if each.collective == "all_to_all")
-        seconds = Replay(rank.device, PerfCounterClock(), uneven).seconds(counting.posted)
+        seconds = TrafficReplay(rank.device, PerfCounterClock(), uneven).seconds(counting.posted)
         rank.keep_traffic(traffic_of(counting.posted, seconds, uneven), [], place=str(rank.rank))
 
     return step

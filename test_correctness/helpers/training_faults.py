@@ -116,12 +116,11 @@ def greedy(rank, culprit=1, others="wait"):
 def told_by_kernels(rank, blind=None):
     """Asks the kernels of a small step for its exposed communication; rank ``blind`` sees none of its library."""
     from perfsuite.workloads.training import exposed
-    from perfsuite.workloads.training.exposed import Kernel
     from perfsuite.workloads.training.train_step import TrainStep
 
     steps = range(0, 240, 80)  # the three that are recorded, all alike
-    products = [Kernel(name="gemm", start_ns=at, end_ns=at + 60) for at in steps]
-    messages = [Kernel(name="gloo_AllReduce", start_ns=at + 40, end_ns=at + 80, stream=1) for at in steps]
+    products = [(0, at, at + 60, "gemm") for at in steps]
+    messages = [(1, at + 40, at + 80, "gloo_AllReduce") for at in steps]
 
     def record_kernels(run, wait):
         run()

@@ -24,8 +24,7 @@ from perfsuite.metrics.spec import HOST_BOUND
 from perfsuite.platforms import device_code
 from perfsuite.platforms.accelerator import captured_kernel_s
 from perfsuite.platforms.base import DeviceCode
-from perfsuite.platforms.cgroups import read_throttling, throttled_share
-from perfsuite.platforms.host import Host
+from perfsuite.platforms.host import Host, read_throttling, throttled_share
 from perfsuite.platforms.quiet import instruments
 from perfsuite.record.codec import to_json
 from perfsuite.record.own_metrics import OwnMetric

@@ -35,7 +35,7 @@ from perfsuite.runtime import protocol
 from perfsuite.runtime.transports.orphans import adopt_orphans, children
 
 if TYPE_CHECKING:
-    from perfsuite.platforms.cgroups import Groups, OomKills
+    from perfsuite.platforms.host import Groups, OomKills
 
 _PR_SET_PDEATHSIG = 1
 _REQUEST = b"request"  # Datagram with the descriptors of a request.
@@ -243,8 +243,7 @@ class _Server:
                 self.send({"exited": pid, "text": text})
 
     def _oom_kills(self) -> OomKills:
-        from perfsuite.platforms.cgroups import own_groups, read_oom_kills  # imported when the first worker needs it
-        from perfsuite.platforms.host import Host
+        from perfsuite.platforms.host import Host, own_groups, read_oom_kills  # imported when the first worker needs it
 
         host = Host()
         if self.groups is None:

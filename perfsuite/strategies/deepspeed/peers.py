@@ -15,7 +15,7 @@ from deepspeed.sequence.layer import DistributedAttention  # type: ignore[import
 from torch import nn
 
 from perfsuite.models.base import AttentionMethod
-from perfsuite.models.layers import Core
+from perfsuite.models.layers import AttentionCore
 from perfsuite.record.workload import Rank
 from perfsuite.strategies.deepspeed.engine import start
 
@@ -95,7 +95,7 @@ class _Local(nn.Module):
 
     def __init__(self, method: AttentionMethod) -> None:
         super().__init__()
-        self.core = Core(method)
+        self.core = AttentionCore(method)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Return (B, S, H, E) for (B, S, H, E)."""

@@ -16,9 +16,8 @@ from perfsuite.record.result import Work
 from perfsuite.record.workload import Rank, Step, Workload, Yardstick
 from perfsuite.schedules import Schedule, make_schedule
 from perfsuite.strategies.base import EXACT_TOLERANCE
-from perfsuite.workloads.kernels import require_counts
-from perfsuite.workloads.training import names
-from perfsuite.workloads.training.agreement import raise_alike
+from perfsuite.workloads.checks import raise_alike, require_counts
+from perfsuite.workloads.training.case import STAGES
 
 if TYPE_CHECKING:
     import torch
@@ -28,20 +27,15 @@ if TYPE_CHECKING:
 class EmulatedPipeline(Workload):
     """Forward, input gradient and weight gradient of every stage sleep ``action_ms`` each."""
 
-    mesh: str
-    """Shape of the mesh, such as pp4."""
+    mesh: str  # Shape of the mesh, such as pp4.
     schedule: str = "1f1b"
     """naive, gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv or dualpipev."""
-    num_micro_batches: int = 8
-    """Micro-batches of the batch (m)."""
-    stages_per_rank: int | None = None
-    """Interleaving v; None: the smallest that the schedule allows."""
-    action_ms: float = 5.0
-    """Milliseconds of one sleep; a whole backward sleeps twice."""
-    features: int = 16
-    """Width of the tensors between stages."""
+    num_micro_batches: int = 8  # Micro-batches of the batch (m).
+    stages_per_rank: int | None = None  # Interleaving v; None: the smallest that the schedule allows.
+    action_ms: float = 5.0  # Milliseconds of one sleep; a whole backward sleeps twice.
+    features: int = 16  # Width of the tensors between stages.
 
-    metrics = ("step_time_s", "samples_per_s", *names.STAGES)
+    metrics = ("step_time_s", "samples_per_s", *STAGES)
     preload = ("torch._dynamo", "torch.distributed.pipelining")
     arrivals = False
     aligned: ClassVar[bool] = False
@@ -79,23 +73,22 @@ class EmulatedPipeline(Workload):
                 f"an emulated pipeline sleeps on the host, which the streams of {rank.device.type} do not wait for; "
                 "run it with --perf-platform=cpu"
             )
-        return EmulatedStep(self, rank)
+        return _EmulatedStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult on all ranks unless loss and gradients equal those of the same stages in one process."""
         # A derived workload may have wrapped the step.
-        raise_alike(rank, step.problem() if isinstance(step, EmulatedStep) else "")
+        raise_alike(rank, step.problem() if isinstance(step, _EmulatedStep) else "")
 
 
-class EmulatedStep(Step):
+class _EmulatedStep(Step):
     """Sleeping stages of one rank and one batch, the same in every step."""
 
     def __init__(self, workload: EmulatedPipeline, rank: Rank) -> None:
         import torch
         import torch.nn.functional as F
 
-        from perfsuite.strategies.pipeline.emulated import SleepingStage
-        from perfsuite.strategies.pipeline.pipeline import Edges, Pipeline
+        from perfsuite.strategies.pipeline import Pipeline, SleepingStage
 
         self._workload = workload
         schedule = workload.find_schedule()
@@ -106,15 +99,13 @@ class EmulatedStep(Step):
         }
         first = torch.empty(1, workload.features, device="meta")
         between = torch.empty(1, workload.features, device="meta", requires_grad=True)
-        edges = Edges(first=first, between=between, last=between)
-        self.pipeline = Pipeline(rank, schedule, self.modules, edges, F.mse_loss)
+        self.pipeline = Pipeline(rank, schedule, self.modules, (first, between, between), F.mse_loss)
         generator = torch.Generator().manual_seed(1 << 20)
         shape = (workload.num_micro_batches, workload.features)
         self._inputs, self._targets = (torch.randn(shape, generator=generator) for _ in range(2))
         self.loss: torch.Tensor | None = None
 
     def run(self) -> None:
-        """Run forward and backward of all micro-batches with new gradients."""
         for module in self.modules.values():
             module.weight.grad = None
         self.loss = self.pipeline.step(self._inputs, self._targets)
@@ -123,7 +114,7 @@ class EmulatedStep(Step):
         """Return the difference from one process that does not sleep; empty if there is none."""
         import torch.nn.functional as F
 
-        from perfsuite.strategies.pipeline.emulated import SleepingStage
+        from perfsuite.strategies.pipeline import SleepingStage
 
         stages = [
             SleepingStage(self._workload.features, 0.0, seed=stage)
@@ -150,7 +141,6 @@ class EmulatedStep(Step):
         return ""
 
     def close(self) -> None:
-        """Free the stages."""
         self.pipeline.close()
         self.modules.clear()
         self.loss = None

@@ -8,23 +8,23 @@ there is no number.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Rank
 from perfsuite.statistics.student import ratio_interval
 from perfsuite.strategies import Strategy
-from perfsuite.strategies.traffic import OTHER
-from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
+from perfsuite.strategies.traffic_count import Counting
+from perfsuite.workloads.checks import raise_alike, texts_of_all
 from perfsuite.workloads.training.memory import Observed
 from perfsuite.workloads.training.on_rank import TrainingStep
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
 
 _PAIRS = 12  # Number of step pairs, one with and one without communication, whose difference is taken
 _WARM_STEPS = 2
@@ -34,13 +34,12 @@ _SILENT_NAME, _ALONE_NAME = "silent", "silent_alone"
 
 
 class ExposedStep(Observed):
-    """The share of a training step in which only communication kernels ran; else 1 - T_silent / T.
-
-    T_silent is the time of the same step in the same ranks with collectives that do nothing, alternating with real
-    ones. With overlap, communication costs the time that disappears with it, not the time spent in it.  The interval is
-    Student's for the mean of the logarithms of the paired ratios; on a busy machine it reaches below zero.  Silent
-    steps gather arbitrary memory, and a device multiplies zeros faster than numbers (by 13 %, seen on a Hopper), so
-    kernel times are preferred.  For one rank the share is 0.
+    """The share of a training step in which only communication kernels ran; else 1 - T_silent / T.  T_silent is the
+    time of the same step in the same ranks with collectives that do nothing, alternating with real ones. With overlap,
+    communication costs the time that disappears with it, not the time spent in it. The interval is Student's for the
+    mean of the logarithms of the paired ratios; on a busy machine it reaches below zero. Silent steps gather arbitrary
+    memory, and a device multiplies zeros faster than numbers (by 13 %, seen on a Hopper), so kernel times are
+    preferred. For one rank the share is 0.
     """
 
     def run(self) -> None:
@@ -62,9 +61,6 @@ class ExposedStep(Observed):
             self.rank.record(name, value, reduce="equal")
 
     def _measure(self) -> None:
-        import torch
-        import torch.distributed as dist
-
         with _silent(self.rank) as silent, self.training() as real, self.training(silent) as quiet:
             for _ in range(_WARM_STEPS):
                 real.run()
@@ -77,9 +73,7 @@ class ExposedStep(Observed):
 
     def _require_silence(self, quiet: TrainingStep) -> None:
         """Raise WrongResult on all ranks if a silent step posts on a real group; runs one more step."""
-        from perfsuite.strategies.traffic_count import Counting
-
-        with Counting(self.rank.shape, self.rank.rank, _Unmarked()) as counting:
+        with Counting(self.rank.shape, self.rank.rank) as counting:
             quiet.run()
         sent = sum(posted.message_bytes for posted in counting.posted)
         kinds = sorted({f"{posted.collective} along {posted.axis}" for posted in counting.posted})
@@ -88,8 +82,6 @@ class ExposedStep(Observed):
 
     def _measure_by_kernels(self) -> bool:
         """Record the share from kernel times; return False on all ranks if one lost kernels or saw no message."""
-        import torch.distributed as dist
-
         clock = self.clock
         with self.training() as real:
             for _ in range(_WARM_STEPS):
@@ -110,8 +102,6 @@ class ExposedStep(Observed):
         return (first, second) if real_first else (second, first)
 
     def _seconds(self, run: Callable[[], None]) -> float:
-        import torch.distributed as dist
-
         dist.barrier(group=self.rank.group())
         clock = self.clock
         clock.wait(clock.stamp())
@@ -120,10 +110,6 @@ class ExposedStep(Observed):
         end = clock.stamp()
         clock.wait(end)
         return clock.elapsed_s(start, end)
-
-
-class _Unmarked:
-    part = OTHER
 
 
 def can_be_silent(strategy: Strategy, shape: MeshShape) -> bool:
@@ -151,9 +137,6 @@ class _SilentRank:
     """A rank whose collectives return at once and send nothing; all else is delegated to the real rank."""
 
     def __init__(self, rank: Rank, everyone: dist.ProcessGroup, alone: dist.ProcessGroup) -> None:
-        import torch
-        from torch.distributed.device_mesh import DeviceMesh
-
         self._rank = rank
         self._group = everyone
         self._axes = {name for name, size in rank.shape.axes if size > 1}
@@ -186,8 +169,6 @@ class _SilentRank:
 
 @contextmanager
 def _silent(rank: Rank) -> Iterator[Any]:
-    import torch
-    import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
 
     # With the device's name: torch knows the fake backend only for its own devices.
@@ -210,18 +191,7 @@ def _silent(rank: Rank) -> Iterator[Any]:
 _STEPS = 3  # Steps under the profiler
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One kernel of the device."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    stream: int = 0
-
-    def communicates(self, backend: str) -> bool:
-        """Return whether it is a kernel of collectives: their libraries' names are in the kernels' names."""
-        return backend.lower() in self.name.lower()
+Kernel = tuple[int, int, int, str]  # A kernel of the device: stream, start and end in nanoseconds, and name.
 
 
 def uncovered_share(kernels: Sequence[Kernel], backend: str) -> float | None:
@@ -230,16 +200,15 @@ def uncovered_share(kernels: Sequence[Kernel], backend: str) -> float | None:
     A communication kernel that waits for a late rank counts too.  None, for unknown, if no kernel communicates.
 
     >>> ran = [("gemm", 0, 60), ("lib_DevKernel_AllReduce", 40, 80), ("adam", 80, 100)]
-    >>> uncovered_share([Kernel(name=name, start_ns=start, end_ns=end) for name, start, end in ran], "lib")
+    >>> uncovered_share([(0, start, end, name) for name, start, end in ran], "lib")
     0.2
     """
-    communication = union((kernel.start_ns, kernel.end_ns) for kernel in kernels if kernel.communicates(backend))
-    if not communication:
+    # The name of the communication library is in the names of its kernels.
+    computation = union((start, end) for _, start, end, name in kernels if backend.lower() not in name.lower())
+    if all(backend.lower() not in name.lower() for *_, name in kernels):
         return None
-    everything = union((kernel.start_ns, kernel.end_ns) for kernel in kernels)
-    computation = union((kernel.start_ns, kernel.end_ns) for kernel in kernels if not kernel.communicates(backend))
-    whole = max(end for _, end in everything) - min(start for start, _ in everything)
-    return (length(everything) - length(computation)) / whole
+    everything = union((start, end) for _, start, end, _ in kernels)
+    return (length(everything) - length(computation)) / (everything[-1][1] - everything[0][0])
 
 
 def steps_agree(kernels: Sequence[Kernel]) -> bool:
@@ -247,13 +216,13 @@ def steps_agree(kernels: Sequence[Kernel]) -> bool:
 
     CUPTI of CUDA 12.6u2 to 13.0 silently drops kernels at the start of a session (pytorch/pytorch#192021).
 
-    >>> ran = [Kernel(name=name, start_ns=at, end_ns=at + 1) for at, name in enumerate(["gemm", "adam"] * _STEPS)]
+    >>> ran = [(0, at, at + 1, name) for at, name in enumerate(["gemm", "adam"] * _STEPS)]
     >>> steps_agree(ran), steps_agree(ran[1:])
     (True, False)
     """
     streams: dict[int, list[str]] = {}
-    for kernel in sorted(kernels, key=lambda kernel: kernel.start_ns):
-        streams.setdefault(kernel.stream, []).append(kernel.name)
+    for stream, _, _, name in sorted(kernels, key=operator.itemgetter(1)):
+        streams.setdefault(stream, []).append(name)
     return all(names == names[: len(names) // _STEPS] * _STEPS for names in streams.values())
 
 
@@ -279,8 +248,6 @@ def length(intervals: Iterable[tuple[int, int]]) -> int:
 
 def record_kernels(run: Callable[[], None], wait: Callable[[], None]) -> list[Kernel]:
     """Return the kernels of a few steps, up to ``wait``, from torch's profiler; empty if it sees no device."""
-    import torch
-
     profiler: Any = torch.profiler  # these two have no types
     autograd: Any = torch.autograd
     with profiler.profile(activities=list(profiler.supported_activities())) as profile:
@@ -293,12 +260,7 @@ def record_kernels(run: Callable[[], None], wait: Callable[[], None]) -> list[Ke
 def kernels_of(events: Iterable[Any], cpu: object) -> list[Kernel]:
     """Return the kernels among the profiler's events, without events of the host and user annotations."""
     return [
-        Kernel(
-            name=event.name(),
-            start_ns=event.start_ns(),
-            end_ns=event.start_ns() + event.duration_ns(),
-            stream=event.device_resource_id(),
-        )
+        (event.device_resource_id(), event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
         for event in events
         if event.device_type() != cpu and not _is_mark(event)
     ]

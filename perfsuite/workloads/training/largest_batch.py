@@ -13,14 +13,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perfsuite.base.errors import InvalidParameter, OutOfMemory
 from perfsuite.base.units import gib
 from perfsuite.record.result import Measurement, Record
 from perfsuite.record.workload import Probe, Rank, Step, Workload
-from perfsuite.workloads.training import names
+from perfsuite.workloads.training.case import MEMORY
 from perfsuite.workloads.training.train_step import TrainStep
 
 if TYPE_CHECKING:
@@ -33,12 +33,8 @@ _SAME_SLOPE = 0.05
 """Relative difference of slopes that counts as one straight line, which is followed to its end; else batches double."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """Memory of one batch."""
-
-    peak_bytes: float  # Peak of a step
-    activation_bytes: float  # Memory that the forward of the batch keeps; it grows by the sample
+Usage = tuple[float, float]
+"""Bytes of one batch: the peak of a step, and the memory that its forward keeps; that grows by the sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,70 +87,43 @@ def by_stepping_down(fits: Callable[[int], bool], most: int) -> int:
     return good
 
 
-@dataclass(kw_only=True)
-class _Seen:
-    """Batches tried so far."""
-
-    budget_bytes: float
-    usages: dict[int, Usage] = field(default_factory=dict)
-
-    @property
-    def good(self) -> int:
-        """Largest that fits; 0 if none does."""
-        return max((batch for batch, use in self.usages.items() if use.peak_bytes <= self.budget_bytes), default=0)
-
-    @property
-    def bad(self) -> int | None:
-        """Smallest that does not fit; None if all do."""
-        return min((batch for batch, use in self.usages.items() if use.peak_bytes > self.budget_bytes), default=None)
-
-    def slopes(self) -> list[float]:
-        """Return the bytes per sample between neighbouring batches that fit, at least those that a sample's forward
-        keeps.  At small batches the optimizer may decide the peak, which then does not grow.
-        """
-        tried = [(batch, self.usages[batch]) for batch in sorted(self.usages) if batch <= self.good]
-        return [
-            max((b.peak_bytes - a.peak_bytes) / (n - m), (b.activation_bytes - a.activation_bytes) / (n - m))
-            for (m, a), (n, b) in itertools.pairwise(tried)
-        ]
-
-
 def by_prediction(measure: Callable[[int], Usage], budget_bytes: float, most: int) -> Largest:
-    """Try 1 and 2, then only batches whose predicted peak is within the budget, until one more sample would exceed
-    it.
+    """Try 1 and 2, then only batches whose predicted peak is within the budget, until one more sample would exceed it.
 
     The peak is assumed to grow by the sample as between the last two batches.  The result was tried and fits.
 
-    >>> line = lambda batch: Usage(peak_bytes=100 + 10.0 * batch, activation_bytes=8.0 * batch)
-    >>> by_prediction(line, budget_bytes=455, most=1000)  # 1, 2, 4, then 35 at once: 450 bytes
+    >>> by_prediction(lambda batch: (100 + 10.0 * batch, 8.0 * batch), budget_bytes=455, most=1000)
     Largest(batch=35, tries=4, predicted_bytes=450.0, limited=False)
+
+    These were 1, 2, 4, and then 35 at once: 450 bytes.
     """
-    seen = _Seen(budget_bytes=budget_bytes, usages={1: measure(1)})
+    usages: dict[int, Usage] = {1: measure(1)}
     predicted: float | None = None
-    first = seen.usages[1]
     # The growth per sample is unknown yet; it is at least the memory that its forward keeps.
-    if seen.good and most > 1 and first.peak_bytes + first.activation_bytes <= budget_bytes:
-        seen.usages[2] = measure(2)
+    if most > 1 and sum(usages[1]) <= budget_bytes:
+        usages[2] = measure(2)
     while True:
-        good, bad, slopes = seen.good, seen.bad, seen.slopes()
+        good = max((batch for batch, (peak, _) in usages.items() if peak <= budget_bytes), default=0)
+        bad = min((batch for batch, (peak, _) in usages.items() if peak > budget_bytes), default=None)
+        tried = sorted(batch for batch in usages if batch <= good)
+        # Bytes per sample, at least those that its forward keeps: at small batches the optimizer may decide the peak.
+        slopes = [
+            max((after - before) / (n - m) for before, after in zip(usages[m], usages[n], strict=True))
+            for m, n in itertools.pairwise(tried)
+        ]
         if not slopes or bad == good + 1 or good == most:
-            return Largest(
-                batch=good,
-                tries=len(seen.usages),
-                predicted_bytes=predicted if good > 1 else None,
-                limited=good == most,
-            )
-        peak = seen.usages[good].peak_bytes
+            found = predicted if good > 1 else None
+            return Largest(batch=good, tries=len(usages), predicted_bytes=found, limited=good == most)
+        peak = usages[good][0]
         straight = len(slopes) > 1 and abs(slopes[-1] - slopes[-2]) <= _SAME_SLOPE * slopes[-1]
         reach = good + int((budget_bytes - peak) / slopes[-1]) if slopes[-1] > 0 else most
         next_one = 2 * good if bad is None else (good + bad) // 2  # the peak may bend upwards before bad
         target = min(reach, most if straight and bad is None else next_one, most)
         if target <= good:
-            return Largest(batch=good, tries=len(seen.usages), predicted_bytes=predicted)
-        guess = peak + (target - good) * slopes[-1]
-        seen.usages[target] = measure(target)
-        if seen.good == target:
-            predicted = guess
+            return Largest(batch=good, tries=len(usages), predicted_bytes=predicted)
+        usages[target] = measure(target)
+        if usages[target][0] <= budget_bytes:
+            predicted = peak + (target - good) * slopes[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +132,7 @@ class LargestBatch(TrainStep):
 
     memory_budget_bytes: int | None = None
     """Bytes that one rank may allocate; required on a CPU; None on an accelerator: all memory of the device."""
-    most: int = 1 << 16
-    """Largest batch to try."""
+    most: int = 1 << 16  # Largest batch to try.
 
     fills_memory: ClassVar[bool] = True
 
@@ -190,7 +158,7 @@ class LargestBatch(TrainStep):
     def metrics(self) -> tuple[str, ...]:
         """Metrics of the step with the largest batch; memory comes from the search."""
         first, *others = super().metrics
-        memory = (name for name in names.MEMORY if name not in self.absent())
+        memory = (name for name in MEMORY if name not in self.absent())
         return (first, "largest_local_batch_samples", *others, *memory)
 
     # -- on the driver -------------------------------------------------------------------------------------------
@@ -231,7 +199,7 @@ class LargestBatch(TrainStep):
             )
         largest = by_prediction(lambda batch: _usage(first if batch == 1 else look(batch)), budget, self.most)
         if not largest.batch:
-            peak = _usage(first).peak_bytes
+            peak, _ = _usage(first)
             raise OutOfMemory(
                 f"OOM at {gib(peak):.3g} GiB of {gib(budget):.3g} GiB: a local batch of 1 is over the budget of a rank"
             )
@@ -273,7 +241,7 @@ class LargestBatch(TrainStep):
 
 def _usage(measurement: Measurement) -> Usage:
     values = {record.name: record.value for record in measurement.records}
-    return Usage(peak_bytes=values["peak_bytes"], activation_bytes=values["activations_bytes"])
+    return values["peak_bytes"], values["activations_bytes"]
 
 
 def _fits(look: Any, batch: int) -> bool:

@@ -11,41 +11,35 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
 
 from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.text import listed
 from perfsuite.models.base import Sampled
-from perfsuite.models.dataset import Dataset, generate, read
+from perfsuite.models.dataset import Dataset, generate, has_codec, read
+from perfsuite.models.dit_module import FrozenEncoders, build_encoders
+from perfsuite.models.layers import local
+from perfsuite.models.loading import Files, Synthetic
 from perfsuite.models.program import Program
-from perfsuite.models.video import has_codec
 from perfsuite.record.workload import DTYPES, Rank, Step
 from perfsuite.runtime import scratch
 from perfsuite.runtime.scratch import data_folder
 from perfsuite.strategies import expert
-from perfsuite.workloads.training.agreement import texts_of_all
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from perfsuite.models.encoders_module import FrozenEncoders
-    from perfsuite.models.loading import Files, Synthetic
-    from perfsuite.strategies.trainer import Batch, Copies, Trainer
-    from perfsuite.workloads.training.train_step import TrainStep
-
+from perfsuite.strategies.trainer import Batch, Copies, Trainer
+from perfsuite.workloads.checks import texts_of_all
+from perfsuite.workloads.training.case import TrainCase
 
 _DECAY = 0.9999  # Decay of the moving average in the public programs of Latte and Open-Sora
 
 
-class ProgramStep:
+class _ProgramStep:
     """Encoders, moving average, log and checkpoint of one rank, each with a span."""
 
     def __init__(self, program: Program, rank: Rank, trainer: Trainer) -> None:
-        import torch
-
-        from perfsuite.models.encoders_module import build_encoders
-
         plan = trainer.plan
         self._program, self._rank, self._trainer = program, rank, trainer
         self._encoders: FrozenEncoders | None = None
@@ -91,8 +85,6 @@ class ProgramStep:
                 self._save()
 
     def _save(self) -> None:
-        import torch
-
         held = self._trainer.tensors()
         state = {"weights": held["weights"], "optimizer": held["optimizer"], "ema": self._ema}
         try:
@@ -105,12 +97,10 @@ class ProgramStep:
             ) from None
 
     def tensors(self) -> Mapping[str, list[torch.Tensor]]:
-        """Return the tensors that this rank keeps between steps, by kind."""
         encoders = [] if self._encoders is None else [*self._encoders.parameters(), *self._encoders.buffers()]
         return {"encoders": encoders, "ema": self._ema}
 
     def close(self) -> None:
-        """Free the tensors and remove the checkpoint."""
         self._encoders = None
         self._ema = []
         self._remove()
@@ -119,20 +109,20 @@ class ProgramStep:
 class TrainingStep(Step):
     """One rank's model and data."""
 
-    def __init__(self, workload: TrainStep, rank: Rank) -> None:
+    def __init__(self, workload: TrainCase, rank: Rank) -> None:
         plan = workload.plan(rank.shape)
         self._rank = rank
         self._strategy = workload.strategy
         self.trainer: Trainer = workload.find_strategy().build(rank, plan)
-        self._program = ProgramStep(workload.find_program(), rank, self.trainer)
+        self._program = _ProgramStep(workload.find_program(), rank, self.trainer)
         self._data = open_samples(workload, rank, self.trainer)
         self.batches: Iterator[Any] = iter(()) if self._data is None else self._data
         self.loss: torch.Tensor | None = None
-        self._first_step: FirstStep | None = None
+        self._first_step: _FirstStep | None = None
         self._parameters_checked = False
         # a hook would be compiled, and its removal would compile again
         if rank.purpose == "time" and not plan.compiled:
-            self._first_step = FirstStep(self.trainer.module)
+            self._first_step = _FirstStep(self.trainer.module)
         for name, value, unit in (
             ("local_batch", plan.micro_batch_size, "samples"),
             ("sequence_length", plan.model.tokens_per_sample, "tokens"),
@@ -176,20 +166,14 @@ class TrainingStep(Step):
             )
         self._require_finite_parameters()
         if self.trainer.plan.model.experts:
-            expert.record(self._rank, [self.trainer.module])
+            expert.record(self._rank, self.trainer.module)
         for copies in self.trainer.copies():
             self._check_copies(copies)
 
     def _require_finite_parameters(self) -> None:
-        """Raise WrongResult on all ranks if the first step left parameters that are not finite; a collective, once.
-        Their loss would only show it in the next step, and some strategies would report unequal copies first.
-        """
+        """Raise WrongResult on all ranks if the first step left parameters that are not finite; a collective, once."""
         if self._first_step is None or self._parameters_checked:
             return
-        import torch
-
-        from perfsuite.models.layers import local
-
         self._parameters_checked = True
         own = [local(parameter.detach()).sum(dtype=torch.float32) for parameter in self.trainer.module.parameters()]
         fine = not own or bool(torch.stack(own).isfinite().all())
@@ -203,17 +187,15 @@ class TrainingStep(Step):
             )
 
     def _check_copies(self, copies: Copies) -> None:
-        import torch
-        import torch.distributed as dist
-
         both = torch.full((2,), -math.inf, dtype=torch.float64, device=self._rank.device)  # a rank may hold no copy
-        for own in copies.sums:
+        name, sums, group = copies
+        for own in sums:
             both = torch.maximum(both, torch.stack((own, -own)))
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=copies.group)
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
         most, least = float(both[0]), -float(both[1])
         if most not in (least, -math.inf):
             raise WrongResult(
-                f"sum of {copies.name} under {self._strategy}, largest and smallest of any rank",
+                f"sum of {name} under {self._strategy}, largest and smallest of any rank",
                 expected=most,
                 got=least,
             )
@@ -227,26 +209,21 @@ class TrainingStep(Step):
         self.loss = None
 
 
-def open_samples(workload: TrainStep, rank: Rank, trainer: Trainer) -> Synthetic | Files | None:
+def open_samples(workload: TrainCase, rank: Rank, trainer: Trainer) -> Synthetic | Files | None:
     """Return this rank's batches, in order; None if its stages take none; a collective."""
-    from perfsuite.models.loading import Files, Synthetic
-
     plan = trainer.plan
     inputs = workload.find_program().inputs(plan.model)
     if workload.data == "synthetic":
-        return Synthetic(inputs, trainer.share, rank.device) if trainer.needs_data else None
+        return Synthetic(inputs, trainer.numbers(), rank.device) if trainer.needs_data else None
     dataset = _dataset(workload, rank, inputs)
     batch = plan.batch_size * rank.shape.replicas
     rank.record("steps_per_epoch", dataset.samples / batch, unit="steps", reduce="equal")
     if not trainer.needs_data:
         return None
-    return Files(inputs, dataset, trainer.share, rank.device, num_workers=workload.num_workers)
+    return Files(inputs, dataset, trainer.numbers(), rank.device, num_workers=workload.num_workers)
 
 
-def _dataset(workload: TrainStep, rank: Rank, inputs: Sampled) -> Dataset:
-    import torch
-    import torch.distributed as dist
-
+def _dataset(workload: TrainCase, rank: Rank, inputs: Sampled) -> Dataset:
     if workload.data not in ("generated", "video"):
         return read(Path(workload.data), inputs)
     as_video = workload.data == "video" and has_codec()
@@ -275,12 +252,11 @@ def _dataset(workload: TrainStep, rank: Rank, inputs: Sampled) -> Dataset:
 _BEFORE, _AFTER = -1, 1 << 30  # Places of parts outside layers: before them (embeddings), and after them (projections)
 
 
-class FirstStep:
-    """Finds the part of a model, and its rank, that was the first to return a number that is not finite.
-
-    A NaN spreads to every rank by the loss and to every parameter by the optimizer, so its source is lost when the loss
-    shows it. Therefore the sums of each innermost part's outputs are kept on the device during the first step, forwards
-    and backwards, which is not timed: the sum over a NaN is a NaN.
+class _FirstStep:
+    """Finds the part of a model, and its rank, that was the first to return a number that is not finite.  A NaN spreads
+    to every rank by the loss and to every parameter by the optimizer, so its source is lost when the loss shows it.
+    Therefore the sums of each innermost part's outputs are kept on the device during the first step, forwards and
+    backwards, which is not timed: the sum over a NaN is a NaN.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -297,7 +273,6 @@ class FirstStep:
         ]
 
     def end(self) -> None:
-        """Stop watching."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -338,16 +313,12 @@ class _Sums:
         self._sums: list[tuple[tuple[int, str], torch.Tensor]] = []
 
     def add(self, key: tuple[int, str], output: Any) -> None:
-        import torch
-
         # Always the same operations: selective checkpointing counts those of a recomputed block.
         for tensor in _tensors(output):
             self._sums.append((key, tensor.detach().sum(dtype=torch.float32).reshape(())))
 
     def first(self) -> tuple[int, int, str] | None:
         """Return the first sum that is not finite in the lowest layer with one: layer, position in the order, name."""
-        import torch
-
         if not self._sums:
             return None
         finite = torch.stack([total for _, total in self._sums]).isfinite().tolist()
@@ -356,14 +327,12 @@ class _Sums:
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
-    import torch
-
     values = output if isinstance(output, (tuple, list)) else (output,)
     parts = (value.to_local() if hasattr(value, "to_local") else value for value in values)
     return [value for value in parts if isinstance(value, torch.Tensor) and value.is_floating_point()]
 
 
-def first_not_finite(rank: Rank, watched: FirstStep | None) -> str:
+def first_not_finite(rank: Rank, watched: _FirstStep | None) -> str:
     """Return a message part with the place where numbers were first not finite, or nothing; a collective."""
     own = watched.first() if watched is not None else None
     texts = texts_of_all(rank, "" if own is None else "\n".join(map(str, own)))

@@ -9,98 +9,64 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perfsuite import models, strategies
+from perfsuite import models
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
-from perfsuite.models.base import AttentionMethod, Checkpointing
+from perfsuite.models.base import Model
 from perfsuite.platforms.detection import family_class
 from perfsuite.record.result import Work
-from perfsuite.record.workload import DTYPES, Process, Rank, Step, Workload
+from perfsuite.record.workload import DTYPES, Rank, Step
 from perfsuite.strategies import Plan, Strategy
-from perfsuite.workloads.training.agreement import raise_alike, texts_of_all
+from perfsuite.workloads.checks import raise_alike, texts_of_all
+from perfsuite.workloads.training.case import TrainCase
 
 if TYPE_CHECKING:
     import torch
 
     from perfsuite.strategies.trainer import Trainer
 
-_LEARNING_RATE = 1e-3
 _FLOOR = 1e-4
 """Gradients below this share of the norm of all are compared with that share: near zero there is only noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainParity(Workload):
+class TrainParity(TrainCase):
     """The twin of a training step."""
 
-    model: str
-    """Name of the configuration whose twin is trained."""
-    strategy: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the configuration to replace before its twin is made."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    micro_batch_size: int = 2
-    accumulation: int = 1
-    dtype: str = "fp32"
-    checkpointing: Checkpointing = "none"
-    attention: AttentionMethod = "auto"
-    compiled: bool = False
-    clip: float | None = None
-    seed: int = 0
+    micro_batch_size: int | None = 2
+    learning_rate: float = 1e-3
 
-    @property
-    def process(self) -> Process | None:
-        """Processes that the strategy needs."""
-        return self.find_strategy().process
-
-    def find_strategy(self) -> Strategy:
-        """Return the strategy with its options."""
-        return strategies.find(self.strategy, self.options)
-
-    def plan(self, shape: MeshShape) -> Plan:
-        """Return the plan of each rank, or of its part, on a mesh of this shape."""
-        strategy, model = self.find_strategy(), models.find_trained(self.model, self.overrides)
-        plan = Plan(
-            model=strategy.twin(model, shape, self.accumulation),
-            dtype=self.dtype,
-            micro_batch_size=self.micro_batch_size,
-            accumulation=self.accumulation,
-            checkpointing=self.checkpointing,
-            attention=self.attention,
-            compiled=self.compiled,
-            learning_rate=_LEARNING_RATE,
-            clip=self.clip,
-            seed=self.seed,
-        )
-        strategy.check_plan(plan, shape)
-        return plan
+    def trained_model(self, shape: MeshShape) -> Model:
+        """Return the twin of the model of this name."""
+        return self.find_strategy().twin(models.find_trained(self.model, self.overrides), shape, self.accumulation)
 
     def work(self, shape: MeshShape) -> Work:
         """Return no operations: a check has no throughput."""
         self.find_strategy().require(shape)
         return Work(dtype=self.dtype)
 
-    def build(self, rank: Rank) -> ParityStep:
+    def build(self, rank: Rank) -> _ParityStep:
         """Return a step of the small model."""
-        return ParityStep(self, rank)
+        return _ParityStep(self, rank)
 
     def check(self, rank: Rank, step: Step) -> None:
         """Raise WrongResult on all ranks unless loss, gradients and the next loss equal those of one process."""
-        assert isinstance(step, ParityStep)
+        assert isinstance(step, _ParityStep)
         plan, strategy = self.plan(rank.shape), self.find_strategy()
-        expected = one_process(rank, plan, step.batch, narrow=strategy.narrows(plan))
-        texts = texts_of_all(rank, json.dumps(sorted(step.outcome.gradients)))
-        missing = set(expected.gradients) - {name for text in texts for name in json.loads(text)}
+        loss, whole, next_loss = one_process(rank, plan, step.batch, narrow=strategy.narrows(plan))
+        own = step.outcome[1]
+        texts = texts_of_all(rank, json.dumps(sorted(own)))
+        missing = set(whole) - {name for text in texts for name in json.loads(text)}
         problem = f"no rank has a gradient of {', '.join(sorted(missing))}" if missing else ""
-        gradients = {name: value for name, value in expected.gradients.items() if name in step.outcome.gradients}
+        gradients = {name: value for name, value in whole.items() if name in own}
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         who = f"{self.strategy}{options} on mesh {rank.shape}, accumulation {self.accumulation}"
         try:
             allowed = tolerance_on(rank.device.type, strategy, plan)
-            error = step.outcome.compare(dataclasses.replace(expected, gradients=gradients), who, allowed)
+            error = compare(step.outcome, (loss, gradients, next_loss), who, allowed)
             rank.record("parity_error", error, reduce="max")
         except WrongResult as wrong:
             problem = str(wrong)
@@ -112,45 +78,37 @@ def tolerance_on(device: str, strategy: Strategy, plan: Plan) -> float:
     return max(strategy.tolerance(plan), family_class(device).fp32_tolerance if plan.dtype == "fp32" else 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Result of a training of two steps."""
-
-    loss: float
-    gradients: Mapping[str, torch.Tensor]
-    """Gradients of the first step, whole, in fp32, by the names of the unsplit model."""
-    next_loss: float  # Loss of the same batch after one step of the optimizer
-
-    def compare(self, expected: Outcome, who: str, tolerance: float) -> float:
-        """Return the largest relative error; raises WrongResult if one is above ``tolerance``.  A gradient's error is
-        the L2 norm of its difference over the norm of the expected gradient.
-        """
-        if set(self.gradients) != set(expected.gradients):
-            raise WrongResult(
-                f"parameters with a gradient under {who}",
-                expected=sorted(set(expected.gradients) - set(self.gradients)),
-                got=sorted(set(self.gradients) - set(expected.gradients)),
-            )
-        norms = {name: float(gradient.norm()) for name, gradient in expected.gradients.items()}
-        floor = _FLOOR * sum(norm**2 for norm in norms.values()) ** 0.5
-        errors = {
-            f"gradient of {name}": float((self.gradients[name] - gradient).norm()) / max(norms[name], floor)
-            for name, gradient in expected.gradients.items()
-        }
-        errors["loss"] = abs(self.loss - expected.loss) / abs(expected.loss)
-        errors["loss after a step"] = abs(self.next_loss - expected.next_loss) / abs(expected.next_loss)
-        # A NaN is the largest error of all.
-        worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
-        if not errors[worst] <= tolerance:
-            raise WrongResult(
-                f"{worst} under {who} against one process, relative error",
-                expected=f"at most {tolerance:g}",
-                got=errors[worst],
-            )
-        return float(errors[worst])
+Outcome = tuple[float, Mapping[str, "torch.Tensor"], float]
+"""Loss and gradients of the first step (whole, in fp32, by the names of the unsplit model), and loss of the same batch
+after one step of the optimizer."""
 
 
-class ParityStep(Step):
+def compare(own: Outcome, expected: Outcome, who: str, tolerance: float) -> float:
+    """Return the largest relative error, of gradients by their L2 norm; WrongResult if it is above ``tolerance``."""
+    (loss, gradients, next_loss), (expected_loss, expected_gradients, expected_next) = own, expected
+    if set(gradients) != set(expected_gradients):
+        raise WrongResult(
+            f"parameters with a gradient under {who}",
+            expected=sorted(set(expected_gradients) - set(gradients)),
+            got=sorted(set(gradients) - set(expected_gradients)),
+        )
+    norms = {name: float(gradient.norm()) for name, gradient in expected_gradients.items()}
+    floor = _FLOOR * sum(norm**2 for norm in norms.values()) ** 0.5
+    errors = {
+        f"gradient of {name}": float((gradients[name] - gradient).norm()) / max(norms[name], floor)
+        for name, gradient in expected_gradients.items()
+    }
+    errors["loss"] = abs(loss - expected_loss) / abs(expected_loss)
+    errors["loss after a step"] = abs(next_loss - expected_next) / abs(expected_next)
+    # A NaN is the largest error of all.
+    worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
+    if not errors[worst] <= tolerance:
+        text = f"{worst} under {who} against one process, relative error"
+        raise WrongResult(text, expected=f"at most {tolerance:g}", got=errors[worst])
+    return float(errors[worst])
+
+
+class _ParityStep(Step):
     """Two steps of the optimizer on one global batch."""
 
     def __init__(self, workload: TrainParity, rank: Rank) -> None:
@@ -162,15 +120,13 @@ class ParityStep(Step):
         self.batch = {name: values.to(rank.device) for name, values in batch.items()}
 
     def run(self) -> None:
-        """Compute loss and gradients, step, and compute the loss again."""
         loss, gradients = self.trainer.loss_and_gradients(self.batch)
         self.trainer.step()
         next_loss, _ = self.trainer.loss_and_gradients(self.batch)
         self.trainer.step()
-        self.outcome = Outcome(loss=loss, gradients=gradients, next_loss=next_loss)
+        self.outcome = (loss, gradients, next_loss)
 
     def close(self) -> None:
-        """Free the model."""
         self.trainer.close()
         self.__dict__.pop("outcome", None)
 
@@ -217,4 +173,4 @@ def one_process(rank: Rank, plan: Plan, batch: Mapping[str, torch.Tensor], *, na
     optimizer.step()
     optimizer.zero_grad()
     next_loss, _ = train()
-    return Outcome(loss=loss, gradients=gradients, next_loss=next_loss)
+    return loss, gradients, next_loss

@@ -3,318 +3,34 @@
 A step is one step of the optimizer with all its micro-batches.  If a rank has the whole model, the spans ``data``,
 ``forward``, ``backward`` and ``optimizer`` do not overlap and the remainder is the rest of the step.  Stages of a
 pipeline have a timeline of actions instead.  There is no barrier before a sample.
+
+Its memory is estimated without torch from the parts of :mod:`perfsuite.projection.memory`.  State that an option moves
+to the host does not count.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, get_args
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from perfsuite import models, strategies
-from perfsuite.base.errors import InvalidParameter, nearest_multiples
+from perfsuite.base.errors import InvalidParameter
 from perfsuite.base.mesh import MeshShape
-from perfsuite.metrics import TIMED
-from perfsuite.metrics.flop_conventions import FROZEN, Transformer, count_all
-from perfsuite.models.base import AttentionMethod, Checkpointing, Model, require_attention, require_checkpointing
-from perfsuite.models.program import Program
-from perfsuite.record.result import Training, Work
-from perfsuite.record.workload import Process, Purpose, Rank, Step, Workload, Yardstick
-from perfsuite.strategies import Plan, Strategy
-from perfsuite.strategies.deepspeed import ds_config
-from perfsuite.workloads.kernels import require_choices, require_counts
-from perfsuite.workloads.training import names
+from perfsuite.base.units import GIB, plural
+from perfsuite.record.workload import Rank, Step, Workload
+from perfsuite.strategies.deepspeed.zero import BUCKET
+from perfsuite.workloads.training.case import TrainCase
 
-_PRELOAD = (
-    "torch._dynamo",  # every optimizer of torch imports it at its first step
-    "torch.profiler",
-    "perfsuite.workloads.training.builds",
-    "perfsuite.workloads.training.parity",
-    "perfsuite.models.build",
-    "torch.distributed.device_mesh",
-)
-"""Modules that every rank process would import anyway: torch's compiler, the models, the builds."""
-_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+if TYPE_CHECKING:
+    from perfsuite.platforms.base import DeviceModel
+    from perfsuite.projection.memory import MemoryBreakdown
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainStep(Workload):
+class TrainStep(TrainCase):
     """One optimizer step of a model under a strategy, on any mesh that the strategy supports."""
-
-    model: str
-    """Name of a configuration, such as gpt2, llama2-7b, latte-l or opensora."""
-    strategy: str = "single"
-    """single, ddp, fsdp, zero_redundancy, zero0 to zero3, hybrid for a mesh with stages, or ``module:Class``."""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the configuration to replace, such as ``sequence_length``."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the strategy, such as ``{"reshard": False}`` or ``{"schedule": "zbv"}``."""
-    mesh: str = ""
-    """Shape of the mesh, such as dp_replicate2-dp_shard4 or pp2-dp2; empty: all ranks on dp."""
-    micro_batch_size: int | None = None
-    """Samples of one forward on one rank (LBS); None: from ``global_batch_size`` or a ds_config.json, else 1."""
-    global_batch_size: int | None = None
-    """Samples of a step on all replicas (GBS = LBS x accumulation x replicas); None: computed."""
-    accumulation: int = 1
-    """Micro-batches of a step (GAS), which a pipeline's schedule orders."""
-    dtype: str = "fp32"
-    """fp32, tf32, bf16 or fp16; the last two by autocast or as the strategy does."""
-    checkpointing: Checkpointing = "none"
-    """Activations: keep all (none), compute blocks again (full), compute cheap operations again (selective)."""
-    attention: AttentionMethod = "auto"
-    """Kernel: torch's choice (auto), math, flash."""
-    compiled: bool = False
-    """torch.compile on every block."""
-    data: str = "synthetic"
-    """synthetic: random batches in memory; generated: files of numbers written by perfsuite; video: video files written
-    by perfsuite, for encoders; else the folder of a data set."""
-    dataset_samples: int = 704
-    """Samples of the files that perfsuite writes; the data set of report 001 has 704 videos."""
-    num_workers: int = 0
-    """Loader processes of each rank; 0: the rank reads by itself."""
-    learning_rate: float = 1e-4
-    """Learning rate of AdamW."""
-    seed: int = 0
-    """Seed of the initial values."""
-    program: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the training program besides the model, such as ``{"ema": "fp32"}``: fields of
-    :class:`perfsuite.models.program.Program`."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the communication library, set before the ranks start."""
-    builds: tuple[Purpose, ...] = ()
-    """Untimed builds to run: memory, exposed, flops, loss, traffic."""
-    loss_steps: int = 20
-    """Steps of the loss build."""
-    target_loss: float | None = None
-    """Target loss of the loss build."""
-
-    aligned: ClassVar[bool] = False
-    yardstick: ClassVar[Yardstick] = "compute"
-
-    def __post_init__(self) -> None:
-        self._require_choices()
-        batches = [name for name in ("micro_batch_size", "global_batch_size") if getattr(self, name) is not None]
-        require_counts(self, "accumulation", "dataset_samples", "loss_steps", *batches)
-        if self.num_workers and self.data == "synthetic":
-            raise InvalidParameter(
-                f"num_workers={self.num_workers} needs files, and data='synthetic' has none; choose data='generated'"
-            )
-        for name, value in self.environment.items():
-            if not (name and isinstance(value, str)) or "=" in name:
-                raise InvalidParameter(f"environment: {name}={value!r} is not a variable; give its name and a text")
-        self.find_strategy()
-        self.find_program().require(self.find_model(), self.dtype)
-        if self.data == "video" and self.find_program().encoders == "none":
-            raise InvalidParameter(
-                f"data='video' needs encoders, which turn pixels into inputs of model {self.model}; set "
-                "program={'encoders': ...}, or choose data='generated'"
-            )
-        if self.find_model().experts and self.compiled:
-            raise InvalidParameter(
-                f"compiled blocks are not supported for model {self.model}: its experts' number of rows depends on the "
-                "data; leave compiled out"
-            )
-        self._require_builds()
-        if self.mesh:
-            self._require_mesh(MeshShape.parse(self.mesh))
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Metrics of all training steps, of stages or of a rank's parts, and of the chosen builds."""
-        parts = (*names.STAGES, "optimizer_ms") if self.staged else names.PARTS
-        data = () if self.data == "synthetic" else ("steps_per_epoch",)
-        builds = (name for build in self.builds for name in names.BUILDS[build] if name not in self.absent())
-        experts = names.EXPERTS if self.find_model().experts else ()
-        extra = (f"{part}_ms" for part in self.find_program().spans)
-        return (*TIMED, *parts, *extra, "device_utilisation_percent", *experts, *data, *builds)
-
-    def absent(self) -> tuple[str, ...]:
-        """Return the metrics of the builds that this case cannot have."""
-        extra = (f"{part}_gib" for part in ("encoders", "ema") if part not in self.find_program().spans)
-        return ("activations_gib" if self.staged else "peak_activations_gib", *extra)
-
-    @property
-    def process(self) -> Process | None:
-        """Processes of the strategy, with the case's environment variables."""
-        process = self.find_strategy().process
-        return Process(env={**(process.env if process else {}), **self.environment}) if self.environment else process
-
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """Modules to import early: of every rank, of the compiler, and of the strategy."""
-        compiler = ("torch._inductor.compile_fx",) if self.compiled else ()
-        return (*_PRELOAD, *compiler, *self.find_strategy().preload)
-
-    @property
-    def arrivals(self) -> bool:
-        """Whether ranks should arrive together; not in a pipeline, whose later stages start later."""
-        return not self.staged
-
-    @property
-    def staged(self) -> bool:
-        """Whether a rank has stages of the model, ordered by a schedule, instead of the whole model."""
-        return "pp" in MeshShape.parse(self.mesh or "1").names
-
-    def _require_choices(self) -> None:
-        require_choices(self, dtype=_DTYPES)
-        require_checkpointing(self.checkpointing)
-        require_attention(self.attention)
-        if not isinstance(self.num_workers, int) or self.num_workers < 0:
-            raise InvalidParameter(f"num_workers={self.num_workers!r} is not a count; choose 0 or more")
-
-    def _require_builds(self) -> None:
-        purposes = [purpose for purpose in get_args(Purpose) if purpose != "time"]
-        for build in self.builds:
-            if build not in purposes:
-                raise InvalidParameter(f"builds: {build!r} is unknown; choose from {', '.join(purposes)}")
-        if "traffic" in self.builds and self.compiled:
-            raise InvalidParameter("builds: parts of compiled blocks cannot be marked; leave out 'traffic' or compiled")
-        if "flops" in self.builds and self.compiled:
-            raise InvalidParameter(
-                "builds: torch cannot count operations of compiled blocks; leave out 'flops' or compiled"
-            )
-
-    def _require_mesh(self, shape: MeshShape) -> None:
-        self.plan(shape)
-        schedule = self.find_strategy().find_schedule(shape, self.accumulation)
-        if "flops" in self.builds and schedule is not None and schedule.splits_backwards:
-            raise InvalidParameter(
-                f"builds: torch cannot count operations of the split backwards of schedule {schedule.name}; "
-                "leave out 'flops' or choose a schedule with whole backwards such as 1f1b"
-            )
-
-    def find_model(self) -> Model:
-        """Return the model's configuration."""
-        model = models.find_trained(self.model, self.overrides)
-        return model.padded(MeshShape.parse(self.mesh).size("tp")) if self.mesh else model
-
-    def find_strategy(self) -> Strategy:
-        """Return the strategy with its options."""
-        return strategies.find(self.strategy, self.options)
-
-    def find_program(self) -> Program:
-        """Return the settings of the training program."""
-        return Program.of(self.program)
-
-    def layout(self) -> str:
-        """Return the mesh."""
-        return self.mesh
-
-    def untimed(self) -> tuple[Purpose, ...]:
-        """Return the chosen builds."""
-        return self.builds
-
-    def needs_accelerator(self) -> str:
-        """Return the strategy's option that needs an accelerator."""
-        return self.find_strategy().needs_accelerator()
-
-    def native_dtype(self) -> str:
-        """Return the dtype that the device must multiply itself."""
-        return self.dtype
-
-    def plan(self, shape: MeshShape) -> Plan:
-        """Return each rank's plan on this mesh; InvalidParameter if the batch or the strategy's options do not fit."""
-        strategy = self.find_strategy()
-        strategy.require(shape)
-        plan = Plan(
-            model=self.find_model(),
-            dtype=self.dtype,
-            micro_batch_size=self._micro_batch_size(shape),
-            accumulation=self.accumulation,
-            checkpointing=self.checkpointing,
-            attention=self.attention,
-            compiled=self.compiled,
-            learning_rate=self.learning_rate,
-            clip=self.find_program().clip,
-            loss_scale=self.find_program().loss_scale,
-            seed=self.seed,
-        )
-        strategy.check_plan(plan, shape)
-        return plan
-
-    def _micro_batch_size(self, shape: MeshShape) -> int:
-        """Return LBS with GBS = LBS x GAS x replicas, set by the case or its ds_config.json."""
-        config = str(self.options.get("config", ""))
-        written = ds_config.batch_fields(ds_config.read(config), config) if config else {}
-        spread = self.accumulation * shape.replicas
-        axes = " x ".join(f"{axis} {shape.size(axis)}" for axis in shape.data_axes)
-        product = f" ({axes})" if " x " in axes else ""
-        factors = f"accumulation {self.accumulation} x {shape.replicas} replicas{product}"
-        micro = self.micro_batch_size or written.get(ds_config.MICRO)
-        name, total = "global_batch_size", self.global_batch_size
-        if total is None and ds_config.GLOBAL in written:
-            name, total = f"{config}: {ds_config.GLOBAL}", written[ds_config.GLOBAL]
-        if total is None:
-            return micro or 1
-        if micro is None:
-            if total % spread:
-                legal = nearest_multiples(total, spread)
-                raise InvalidParameter(f"{name}={total} does not divide by {factors} = {spread}; choose {legal}")
-            return total // spread
-        if micro * spread != total:
-            accumulation, rest = divmod(total, micro * shape.replicas)
-            other = "" if rest else f", set accumulation={accumulation}"
-            raise InvalidParameter(
-                f"{name}={total} is not micro_batch_size {micro} x {factors} = {micro * spread}; "
-                f"choose {micro * spread}{other} or leave one of them out"
-            )
-        return micro
-
-    def work(self, shape: MeshShape) -> Work:
-        """Return operations by convention, and samples and tokens of one step on all ranks.  Raises InvalidParameter if
-        the case cannot run on the mesh or its data set is damaged.
-        """
-        plan, model, program = self.plan(shape), self.find_model(), self.find_program()
-        if self.data not in ("synthetic", "generated", "video"):
-            from perfsuite.models.dataset import read  # with numpy
-
-            read(Path(self.data), program.inputs(model))
-        samples = float(plan.batch_size * shape.replicas)
-        counted = Transformer(
-            parameters=model.active_parameters,
-            layers=model.layers,
-            width=model.width,
-            tokens=model.tokens_per_sample,
-            vocabulary=model.vocabulary,
-            forward_flops=model.forward_flops,
-            block_flops=model.block_flops,
-            recomputes=self.checkpointing == "full",
-        )
-        conventions = dict(count_all(counted))
-        if frozen := program.frozen_flops(model):  # separate: no convention counts frozen encoders
-            conventions[FROZEN] = frozen
-        return Work(
-            flops={name: samples * count for name, count in conventions.items()},
-            dtype=self.dtype,
-            samples=samples,
-            tokens=samples * model.tokens_per_sample,
-            training=self._training(plan, shape),
-        )
-
-    def _training(self, plan: Plan, shape: MeshShape) -> Training | None:
-        decided = self.find_strategy().training(plan, shape)
-        return (
-            None
-            if decided is None
-            else Training(
-                model=self.model,
-                overrides=dict(self.overrides),
-                layout=str(shape),
-                strategy=self.strategy,
-                micro_batch_size=plan.micro_batch_size,
-                num_micro_batches=plan.accumulation,
-                dtype=self.dtype,
-                checkpointing=self.checkpointing,
-                attention=self.attention,
-                compiled=self.compiled,
-                narrow=self.find_strategy().narrows(plan),
-                program=dict(self.program),
-                **decided,
-            )
-        )
-
-    # -- on the ranks --------------------------------------------------------------------------------------------
 
     def build(self, rank: Rank) -> Step:
         """Return the model under its strategy with its data; for other purposes than time, the step of a build."""
@@ -343,7 +59,7 @@ class TrainStep(Workload):
             checkpointing=self.checkpointing,
             attention=self.attention,
             compiled=self.compiled,
-            clip=self.find_program().clip,
+            program={} if (clip := self.find_program().clip) is None else {"clip": clip},
             seed=self.seed,
         )
 
@@ -353,3 +69,127 @@ class TrainStep(Workload):
 
         if isinstance(step, TrainingStep):
             step.check()
+
+
+_OFFLOADED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "offload": ("parameters", "gradients", "optimizer", "updating"),
+        "offload_optimizer": ("optimizer", "updating"),
+        "offload_parameters": ("parameters",),
+    }
+)
+"""Parts of the estimate that an option moves to the host."""
+_MOST_TIMES = 64  # Largest factor by which an error proposes more ranks
+
+
+def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBreakdown | None:
+    """Return the peak bytes of the fullest rank by part; None if the strategy or its options are not modelled.
+
+    >>> from perfsuite.platforms import load_catalog
+    >>> step = TrainStep(model="gpt2-xl", strategy="ddp", global_batch_size=32)
+    >>> memory = estimate(step, 1, load_catalog(()).find("s4000"))
+    >>> f"{memory.total / GIB:.0f} GiB, {memory.activations / GIB:.0f} of activations"
+    '192 GiB, 151 of activations'
+    """
+    from perfsuite.projection.job import Job
+    from perfsuite.projection.memory import memory_of
+    from perfsuite.projection.step import with_program
+
+    moved = [option for option in _OFFLOADED if step.options.get(option)]
+    kept = {name: value for name, value in step.options.items() if name not in (*moved, "cpu_adam")}
+    training = dataclasses.replace(step, options=kept).work(MeshShape.on(world_size, step.mesh)).training
+    if training is None:
+        return None
+    job = Job.of(training, device)
+    memory = with_program(job, memory_of(job.architecture, job.layout, job.implementation, job.capacity))
+    return dataclasses.replace(memory, **{part: 0.0 for option in moved for part in _OFFLOADED[option]})
+
+
+def held(step: TrainStep, world_size: int, device: DeviceModel) -> Mapping[str, float] | None:
+    """Return the bytes of each part on one rank between steps; None without a closed form.
+
+    The memory build measures the same parts (test_held.py).  DeepSpeed's wide copy of 16-bit weights counts as
+    optimizer, except under zero0.  Buckets and other copies count as ``kept beside``.
+
+    >>> from perfsuite.platforms import load_catalog
+    >>> step = TrainStep(model="opensora", strategy="zero2", dtype="bf16",
+    ...                  program={"encoders": "t5xxl-sdvae", "ema": "fp32"})
+    >>> parts = held(step, 8, load_catalog(()).find("s4000"))
+    >>> {part: round(size / GIB, 3) for part, size in parts.items()}, round(sum(parts.values()) / GIB, 2)
+    ({'weights': 1.415, 'optimizer': 1.061, 'kept beside': 0.0, 'encoders': 8.934, 'EMA': 2.83}, 14.24)
+    """
+    shape, strategy = MeshShape.on(world_size, step.mesh), step.strategy
+    if step.options.get("config") or any(shape.size(axis) > 1 for axis in ("pp", "tp", "cp", "ep")):
+        return None
+    if any(name.startswith("offload") and on for name, on in step.options.items()):
+        return None
+    memory = estimate(step, world_size, device)
+    if memory is None:
+        return None
+    narrow, parameters = step.dtype in ("bf16", "fp16"), step.find_model().parameters
+    beside, optimizer = 0.0, memory.optimizer
+    if strategy in ("ddp", "zero_redundancy"):  # gradients stay in buckets
+        beside = 4.0 * parameters
+    elif strategy == "zero0" and narrow:  # the wide copy
+        beside = 4.0 * parameters
+        optimizer -= beside
+    elif strategy == "zero3":  # the bucket of gathered gradients stays
+        beside = memory.parameters + (2 if narrow else 4) * min(parameters, BUCKET)
+    return {
+        "weights": memory.parameters,
+        "optimizer": optimizer,
+        "kept beside": beside,
+        "encoders": memory.encoders,
+        "EMA": memory.ema,
+    }
+
+
+def why_not_fit(step: TrainStep, world_size: int, device: DeviceModel, shared_gib: float | None = None) -> str:
+    """Return why a step does not fit on a platform's devices by estimate, part by part; empty if it fits.
+
+    Also empty if the memory of the platform or of the strategy is unknown.  ``shared_gib`` is the memory of a host that
+    the ranks share.
+
+    >>> from perfsuite.platforms import load_catalog
+    >>> step = TrainStep(model="gpt3-175b", strategy="fsdp", checkpointing="full", micro_batch_size=1)
+    >>> text = why_not_fit(step, 8, load_catalog(()).find("a100"))
+    >>> text.partition(" (")[0], text.rpartition(", ")[2]
+    ('gpt3-175b under fsdp on 8 ranks takes 407 GiB by estimate', 'or spread it over 64 ranks')
+    """
+    memory_gib = shared_gib or (device.memory.value if device.memory else None)
+    memory = estimate(step, world_size, device) if memory_gib else None
+    if memory is None or _is_within(memory, world_size, shared_gib):
+        return ""
+    passes = memory.accumulated + memory.activations + memory.logits + memory.temporary
+    parts = {"weights": memory.parameters, "optimizer state": memory.optimizer, "buffers": memory.communication}
+    parts |= {"encoders": memory.encoders, "EMA": memory.ema}
+    if passes > memory.gradients + memory.updating:
+        parts |= {"gradients with activations": memory.accumulated, "activations": memory.activations}
+        parts |= {"logits": memory.logits, "temporary": memory.temporary}
+    else:
+        parts |= {"gradients": memory.gradients, "the optimizer's own": memory.updating}
+    listed = ", ".join(f"{value / GIB:.1f} {name}" for name, value in parts.items() if value >= 0.05 * GIB)
+    ranks = None if shared_gib else _enough_ranks(step, world_size, device)
+    return (
+        f"{step.model} under {step.strategy} on {plural(world_size, 'rank')} takes {memory.total / GIB:.0f} GiB by "
+        f"estimate ({listed}), and {device.title} has {memory_gib:.4g} GiB{' for all of them' if shared_gib else ''}; "
+        f"take fewer samples at once, recompute more, or spread it{f' over {ranks} ranks' if ranks else ''}"
+    )
+
+
+def _is_within(memory: MemoryBreakdown, world_size: int, shared_gib: float | None) -> bool:
+    return memory.total <= (shared_gib * GIB / world_size if shared_gib else memory.capacity)
+
+
+def _enough_ranks(step: TrainStep, world_size: int, device: DeviceModel) -> int | None:
+    """Return the smallest larger world, by doubling, on which the step fits; None if there is none."""
+    ranks = 2 * world_size
+    while not step.mesh and world_size > 1 and ranks <= _MOST_TIMES * world_size:
+        try:
+            memory = estimate(step, ranks, device)
+        except InvalidParameter:  # the global batch does not divide by the ranks
+            return None
+        if memory is not None and _is_within(memory, ranks, None):
+            return ranks
+        ranks *= 2
+    return None

@@ -4,21 +4,23 @@ torch's schedule classes are not used: 1F1B refuses fewer micro-batches than ran
 cannot be simulated.  One runtime runs all schedules, so that they differ in their order only.
 
 A watch wraps methods of stage instances, and can restore them.  torch's function that posts messages is replaced during
-a step (:meth:`Watch.posting`), because a stage does not see the waits for its messages.
+a step (:meth:`StageWatch.posting`), because a stage does not see the waits for its messages.
 """
 
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
 from perfsuite.base.collectives import receives_first
 from perfsuite.base.errors import PerfsuiteError, UnsupportedCase
@@ -40,13 +42,9 @@ _KINDS_2_5: Mapping[Kind, str] = MappingProxyType(
 """Names in torch 2.5, where one setting for all actions says whether backwards are whole."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Edges:
-    """Tensors without values for the shapes between stages, equal for every micro-batch."""
-
-    first: torch.Tensor  # Input of the first stage
-    between: torch.Tensor  # Output of a stage for the next one
-    last: torch.Tensor  # Output of the last stage
+Edges = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tensors without values for the shapes of a micro-batch: input of the first stage, output of a stage for the next one,
+and output of the last stage."""
 
 
 class Pipeline:
@@ -63,17 +61,18 @@ class Pipeline:
         """``modules`` are this rank's stages; ``loss`` returns a micro-batch's mean loss of output and target."""
         self.schedule = schedule
         self.group = rank.group("pp") if "pp" in rank.shape.names else rank.group()
-        self.watch = Watch(rank)
+        self.watch = StageWatch(rank)
         api = _pipelining(schedule)
         last = schedule.num_stages - 1
+        first_input, between, last_output = edges
         self.stages: list[Any] = [
             api.PipelineStage(
                 module,
                 stage,
                 schedule.num_stages,
                 rank.device,
-                input_args=edges.first if stage == 0 else edges.between,
-                output_args=edges.last if stage == last else edges.between,
+                input_args=first_input if stage == 0 else between,
+                output_args=last_output if stage == last else between,
                 group=self.group,
             )
             for stage, module in sorted(modules.items())
@@ -98,9 +97,7 @@ class Pipeline:
         return bool(self.stages[-1].is_last)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-        """Run forward and backward of all micro-batches; return the mean loss on the rank of the last stage, else None.
-        Gradients are added to those of the parameters.  Raises RuntimeError that names stage and micro-batch.
-        """
+        """Add gradients of all micro-batches; return the mean loss on the rank of the last stage, else None."""
         losses: list[torch.Tensor] = []
         inputs_given = (inputs,) if self.first else ()
         targets_given = {"target": targets, "losses": losses} if self.last else {}
@@ -234,7 +231,7 @@ _RECEIVES = ("get_fwd_recv_ops", "get_bwd_recv_ops")
 _SPANS = ("forward", "backward", "backward_weight")  # Names of the spans of ``_COMPUTE``
 
 
-class Watch:
+class StageWatch:
     """Records the spans of one rank's stages."""
 
     def __init__(self, rank: Rank) -> None:
@@ -338,7 +335,7 @@ class Watch:
 class _Awaited:
     """Wraps the messages of one input, with a span of the wait."""
 
-    def __init__(self, watch: Watch, key: tuple[int, int], works: list[Any]) -> None:
+    def __init__(self, watch: StageWatch, key: tuple[int, int], works: list[Any]) -> None:
         self._watch, self._key, self._works = watch, key, works
 
     def wait(self) -> None:
@@ -346,3 +343,48 @@ class _Awaited:
         with self._watch.part("wait", *self._key):
             for work in self._works:
                 work.wait()
+
+
+class _Sleep(torch.autograd.Function):
+    """Returns its input; sleeps in the forward and in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        """Return ``x`` after ``forward_s`` seconds."""
+        ctx.backward_s = backward_s
+        _sleep(forward_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Return the gradient after ``backward_s`` seconds."""
+        _sleep(ctx.backward_s)
+        return gradients[0], None, None
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+class SleepingStage(nn.Module):
+    """A small linear layer; (B, D) to (B, D)."""
+
+    def __init__(self, features: int, action_s: float, *, seed: int) -> None:
+        super().__init__()
+        self.action_s = action_s
+        weight = torch.empty(features, features)
+        weight.normal_(std=features**-0.5, generator=torch.Generator().manual_seed(seed))
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one product; its forward and both gradients sleep for the same time."""
+        if not x.requires_grad:  # the first stage needs an input gradient to sleep in
+            x = x.detach().requires_grad_()
+        x = self.sleep(x, forward_s=self.action_s)
+        return F.linear(x, self.sleep(self.weight, forward_s=0.0))
+
+    def sleep(self, x: torch.Tensor, *, forward_s: float) -> torch.Tensor:
+        """Return ``x`` after ``forward_s`` seconds; the backward sleeps as long as an action."""
+        slept: torch.Tensor = _Sleep.apply(x, forward_s, self.action_s)  # type: ignore[no-untyped-call]
+        return slept

@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.errors import UnsupportedCase, first_line
 from perfsuite.models.base import AttentionMethod
-from perfsuite.models.layers import repeat_heads
-from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
+from perfsuite.models.language_module import LanguageModule
+from perfsuite.models.layers import BACKENDS, AttentionCore, chosen_backend, repeat_heads
+from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel, attention_kernels
+from perfsuite.record.workload import Rank
+from perfsuite.strategies.context import ContextMethod, places
+from perfsuite.strategies.deepspeed.zero import require_deepspeed
 
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """The queries of a rank and the present keys that they see."""
-
-    queries: slice
-    keys: slice
-    causal: bool = False
+Window = tuple[slice, slice, bool]
+"""The queries of a rank, the present keys that they see, and whether a query sees only keys up to its own place."""
 
 
 _ALL = slice(None)
@@ -43,14 +44,12 @@ def window_at(step: int, rank: int, tokens: int, *, zigzag: bool) -> Window | No
     Keys from a later rank are all earlier than the queries' second half and later than their first.
     """
     if step == 0:
-        return Window(queries=_ALL, keys=_ALL, causal=True)
+        return _ALL, _ALL, True
     earlier = step <= rank
     if not zigzag:
-        return Window(queries=_ALL, keys=_ALL) if earlier else None
+        return (_ALL, _ALL, False) if earlier else None
     half = tokens // 2
-    if earlier:
-        return Window(queries=_ALL, keys=slice(0, half))
-    return Window(queries=slice(half, None), keys=_ALL)
+    return (_ALL, slice(0, half), False) if earlier else (slice(half, None), _ALL, False)
 
 
 class RingCore(nn.Module):
@@ -128,8 +127,9 @@ class _Around:
 
 
 def _block(part: Window, query: torch.Tensor, keys: torch.Tensor) -> AttentionBlock:
-    key, value = keys[:, :, :, part.keys]
-    return AttentionBlock(query=query[:, :, part.queries], key=key, value=value, causal=part.causal)
+    queries, seen, causal = part
+    key, value = keys[:, :, :, seen]
+    return AttentionBlock(query=query[:, :, queries], key=key, value=value, causal=causal)
 
 
 class _Ring(torch.autograd.Function):
@@ -139,7 +139,7 @@ class _Ring(torch.autograd.Function):
         for part, keys in ring.steps(torch.stack((key, value))):
             if part:
                 result = block_forward(ring.kernel, _block(part, query, keys))
-                whole = _merge(whole, part.queries, result) if whole else result
+                whole = _merge(whole, part[0], result) if whole else result
         assert whole is not None  # every query sees its own key
         out = whole.out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, whole.log_sum)
@@ -157,14 +157,14 @@ class _Ring(torch.autograd.Function):
         for part, keys in ring.steps(pair):
             result = None
             if part:
-                at = part.queries
+                at = part[0]
                 whole = Attended(out=out[:, :, at], log_sum=log_sum[:, :, at].contiguous(), rest=ctx.rest)
                 result = block_backward(ring.kernel, gradient[:, :, at], _block(part, query, keys), whole)
                 d_query[:, :, at] += result[0]
             d_keys.arrive()
             if part and result:
                 for here, more in zip(d_keys.here, result[1:], strict=True):
-                    here[:, :, part.keys] += more
+                    here[:, :, part[1]] += more
             d_keys.leave()
         d_keys.arrive()
         d_key, d_value = d_keys.here
@@ -244,7 +244,11 @@ def block_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return :meth:`AttentionKernel.backward` of such a block; gradients of a key are summed over its query heads."""
     d_query, *d_keys = kernel.backward(gradient, _as_taken(kernel, block), whole)
-    d_key, d_value = (_added(x, block.key.shape[1]) for x in d_keys)
+    heads = block.key.shape[1]
+    d_key, d_value = (
+        x if x.shape[1] == heads else x.view(x.shape[0], heads, -1, *x.shape[2:]).sum(2, dtype=torch.float32)
+        for x in d_keys
+    )
     return d_query, d_key, d_value
 
 
@@ -255,8 +259,119 @@ def _as_taken(kernel: AttentionKernel, block: AttentionBlock) -> AttentionBlock:
     return dataclasses.replace(block, key=repeat_heads(block.key, heads), value=repeat_heads(block.value, heads))
 
 
-def _added(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return (B, H, T, E) as (B, heads, T, E): neighbouring heads are summed in fp32."""
-    if x.shape[1] == heads:
+class UlyssesCore(nn.Module):
+    """Ulysses (Jacobs et al. 2023): ranks exchange tokens for heads; each attends over all tokens with its heads."""
+
+    def __init__(self, group: dist.ProcessGroup, *, method: AttentionMethod) -> None:
+        super().__init__()
+        self.group = group
+        self.core = AttentionCore(method)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return this rank's (B, H, S, E) for its (B, H, S, E) queries and (B, K, S, E) keys and values."""
+        # All three messages start before the first wait.
+        sent = [_exchange(torch.stack(x.chunk(self._ranks, dim=1)), self.group) for x in (query, key, value)]
+        out = self.core(*(torch.cat(_wait_along_cp(x).unbind(0), dim=2) for x in sent))
+        back = _exchange(torch.stack(out.chunk(self._ranks, dim=2)), self.group)
+        return torch.cat(_wait_along_cp(back).unbind(0), dim=1)
+
+    @property
+    def _ranks(self) -> int:
+        return dist.get_world_size(self.group)
+
+
+def _exchange(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Exchange (P, ...): part p goes to rank p; the p-th part of the result came from there."""
+    if dist.get_world_size(group) == 1:
         return x
-    return x.view(x.shape[0], heads, -1, *x.shape[2:]).sum(2, dtype=torch.float32)
+    exchanged: torch.Tensor = functional.all_to_all_single_autograd(x, None, None, group)
+    return exchanged
+
+
+def _wait_along_cp(x: torch.Tensor) -> torch.Tensor:
+    """Wait here and not in torch at the first use, so that reports name this place."""
+    arrived: torch.Tensor = functional.wait_tensor(x)  # type: ignore[no-untyped-call]  # torch does not type it
+    return arrived
+
+
+class _Attention(nn.Module):
+    """torch's attention, to be spread."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class TorchCore(nn.Module):
+    """torch's own experimental context parallelism: a ring with its default balance, zig-zag places."""
+
+    def __init__(self, mesh: DeviceMesh, *, method: AttentionMethod) -> None:
+        super().__init__()
+        self.method = method
+        self.spread = _Attention()
+        _spread(self.spread, mesh)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return (B, H, S, E) of this rank's tokens; raises UnsupportedCase if torch cannot spread the kernel."""
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+        with nullcontext() if self.method == "auto" else sdpa_kernel(BACKENDS[self.method]):
+            # Plain products would run too, but with a wrong order of tokens.
+            if chosen_backend(query, key, value, causal=True) in (SDPBackend.MATH.value, SDPBackend.ERROR.value):
+                raise _unsupported(query, f"attention={self.method!r} has no fused kernel here")
+            try:
+                out = self.spread(query, key, value)
+            except NotImplementedError as error:
+                raise _unsupported(query, first_line(error)) from error
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
+def _unsupported(query: torch.Tensor, why: str) -> UnsupportedCase:
+    return UnsupportedCase(
+        f"context='torch': torch {torch.__version__} cannot spread attention on {query.device.type} ({why}); "
+        "choose zigzag or ring"
+    )
+
+
+def _spread(core: nn.Module, mesh: DeviceMesh) -> None:
+    """Spread one module as torch's ``context_parallel`` does, without a context around forward and backward."""
+    attention: Any = None
+    with suppress(ImportError):
+        from torch.distributed.tensor.experimental import _attention as attention
+    if not hasattr(attention, "_ContextParallel"):
+        raise UnsupportedCase(
+            f"context='torch': torch {torch.__version__} cannot spread a single module; choose zigzag or ring"
+        )
+    attention._enable_context_parallel_dispatcher()
+    style = attention._ContextParallel(seq_dim=2, attention_type=attention._ContextParallel.AttentionType.SDPA)
+    style._apply(core, mesh)
+
+
+def apply(module: LanguageModule, rank: Rank, method: ContextMethod, attention: AttentionMethod) -> None:
+    """Set the module's positions and attention cores; raises UnsupportedCase if ``method`` is not available."""
+    module.places = indices(rank, method, module.config.tokens_per_sample)
+    for block in module.blocks.children():
+        part = block.attention
+        assert isinstance(part, nn.Module)
+        part.core = new_core(rank, method, attention)
+
+
+def indices(rank: Rank, method: ContextMethod, length: int) -> torch.Tensor:
+    """Return the positions of this rank's tokens in a sequence of ``length``, on its device."""
+    held = places(method, length, rank.shape.size("cp"), rank.shape.coordinates(rank.rank)["cp"])
+    return torch.cat([torch.arange(part.start, part.stop, device=rank.device) for part in held])
+
+
+def new_core(rank: Rank, method: ContextMethod, attention: AttentionMethod) -> nn.Module:
+    """Return a core of this method."""
+    if method == "torch":
+        return TorchCore(rank.submesh("cp"), method=attention)
+    group = rank.group("cp")
+    if method == "ulysses":
+        return UlyssesCore(group, method=attention)
+    if method == "deepspeed":
+        require_deepspeed(rank, "context='deepspeed'")
+        from perfsuite.strategies.deepspeed.peers import DeepSpeedCore
+
+        return DeepSpeedCore(rank, method=attention)
+    kernels = attention_kernels(rank.device.type)
+    return RingCore(group, zigzag=method == "zigzag", method=attention, kernels=kernels)

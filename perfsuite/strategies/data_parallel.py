@@ -1,8 +1,10 @@
-"""torch's FSDP2 (fully_shard): parameters, gradients and optimizer state are spread; a block is gathered for its
-use.
+"""torch's data parallelism: DistributedDataParallel, ZeroRedundancyOptimizer, and FSDP2 (fully_shard).
 
-Together with other parallelisms, FSDP2 spreads a part of a model.  Experts are spread over the ranks that hold the same
-experts, everything else also over ``ep`` and ``cp``, whose ranks train different tokens.
+DistributedDataParallel keeps the whole model on every rank and averages gradients in buckets;
+ZeroRedundancyOptimizer also spreads the optimizer's state.  FSDP2 spreads parameters, gradients and optimizer state,
+and gathers a block for its use.  Together with other parallelisms FSDP2 spreads a part of a model.  Experts are spread
+over the ranks that hold the same experts, everything else also over ``ep`` and ``cp``, whose ranks train different
+tokens.
 """
 
 from __future__ import annotations
@@ -11,22 +13,172 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
+from perfsuite.models.base import Plan
 from perfsuite.record.workload import DTYPES, Rank
-from perfsuite.strategies.base import Strategy, require_hsdp
-from perfsuite.strategies.plan import Plan
-from perfsuite.strategies.traffic import SHARDED, Call, fsdp_traffic
+from perfsuite.strategies.base import NARROW_TOLERANCE, Strategy, require_choice, require_hsdp
+from perfsuite.strategies.traffic import SHARDED, Call, ddp_traffic, fsdp_traffic, zero_redundancy_traffic
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from perfsuite.strategies.trainer import Trainer
+
+
+_ONE_BUCKET_MIB = 1 << 20  # Larger than any model: one bucket holds all gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ddp(Strategy):
+    """Options of DistributedDataParallel."""
+
+    bucket_mib: float = 25.0  # Size of a gradient bucket in MiB.
+    overlap: bool = True  # Send buckets during the backward; False: one bucket after it.
+    static_graph: bool = False  # Promise that every step uses the same parameters in the same order.
+    compression: Literal["none", "fp16", "bf16"] = "none"  # dtype in which gradients are sent.
+
+    name: ClassVar[str] = "ddp"
+
+    def __post_init__(self) -> None:
+        require_choice("ddp", "compression", self.compression, ("none", "fp16", "bf16"))
+        if not self.bucket_mib > 0:
+            raise InvalidParameter(f"bucket_mib={self.bucket_mib!r} of strategy ddp is not valid; choose more than 0")
+
+    def tolerance(self, plan: Plan) -> float:
+        """Return the allowed error, which is larger for compressed gradients."""
+        return super().tolerance(plan) if self.compression == "none" else NARROW_TOLERANCE
+
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """Return the messages: every gradient once, in buckets."""
+        tally = ddp_traffic(
+            plan, shape, bucket_bytes=self.bucket_bytes, item_bytes=4 if self.compression == "none" else 2
+        )
+        return None if tally is None else tally.calls()
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
+        """Return overlap and dtype of the gradients; nothing is spread."""
+        return {"overlap": self.overlap, "gradient_dtype": "fp32" if self.compression == "none" else self.compression}
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Size of a bucket in bytes."""
+        return (self.bucket_mib if self.overlap else _ONE_BUCKET_MIB) * 2**20
+
+    def build(self, rank: Rank, plan: Plan) -> Trainer:
+        """Return a trainer of the wrapped model with AdamW."""
+        from perfsuite.strategies.trainer import Trainer, make_optimizer, new_whole_module
+
+        module = new_whole_module(rank, plan)
+        unit = wrap(module, rank, self)
+        optimizer = make_optimizer(module, plan)
+        return Trainer(
+            rank,
+            plan,
+            module=module,
+            unit=unit,
+            optimizer=optimizer,
+            hold=hold(unit),
+            sends_fp16=self.compression == "fp16",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroRedundancy(Strategy):
+    """Options of ZeroRedundancyOptimizer."""
+
+    bucket_mib: float = 25.0  # Size of a gradient bucket in MiB.
+
+    name: ClassVar[str] = "zero_redundancy"
+    preload: ClassVar[tuple[str, ...]] = ("torch.distributed.optim",)
+
+    def __post_init__(self) -> None:
+        if not self.bucket_mib > 0:
+            raise InvalidParameter(
+                f"bucket_mib={self.bucket_mib!r} of strategy zero_redundancy is not valid; choose more than 0"
+            )
+
+    def traffic(self, plan: Plan, shape: MeshShape, rank: int) -> tuple[Call, ...] | None:
+        """Return the messages of DDP, and every parameter's new value."""
+        tally = zero_redundancy_traffic(plan, shape, bucket_bytes=self.bucket_mib * 2**20)
+        return None if tally is None else tally.calls()
+
+    def training(self, plan: Plan, shape: MeshShape) -> Mapping[str, Any]:
+        """Return the sharding: the optimizer's state is spread."""
+        return {"sharding": "optimizer"}
+
+    def build(self, rank: Rank, plan: Plan) -> Trainer:
+        """Return a trainer of the wrapped model; each rank's AdamW keeps its parameters' state and sends new values."""
+        import torch
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        from perfsuite.strategies.trainer import Trainer, new_whole_module
+
+        module = new_whole_module(rank, plan)
+        unit = wrap(module, rank, Ddp(bucket_mib=self.bucket_mib))
+        optimizer: Any = ZeroRedundancyOptimizer(
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            optimizer_class=torch.optim.AdamW,
+            process_group=rank.group(),
+            lr=plan.learning_rate,
+        )
+        return Trainer(rank, plan, module=module, unit=unit, optimizer=optimizer, hold=hold(unit))
+
+
+def wrap(module: torch.nn.Module, rank: Rank, options: Ddp) -> Any:
+    """Return DistributedDataParallel around ``module`` over all ranks."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    group = rank.group()
+    wrapper = DistributedDataParallel(
+        module,
+        process_group=group,
+        bucket_cap_mb=options.bucket_bytes / 2**20,
+        gradient_as_bucket_view=True,
+        static_graph=options.static_graph,
+    )
+    if dist.get_backend(group).rpartition(":")[2] == "fake":  # the reducer cannot wait for its calls
+        _register(wrapper, None, _keep)
+    elif options.compression != "none":
+        _register(wrapper, group, _compressing(options.compression))
+    return wrapper
+
+
+def hold(wrapper: Any) -> Callable[[bool], AbstractContextManager[None]]:
+    """Average gradients in the last micro-batch of a step, and only sum them in the others."""
+    return lambda last: nullcontext() if last else wrapper.no_sync()
+
+
+def _register(wrapper: Any, state: object, hook: Callable[[Any, Any], Any]) -> None:
+    hook.__annotations__ = {}  # DDP compares annotations with classes; here they are text
+    wrapper.register_comm_hook(state, hook)
+
+
+def _keep(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    import torch
+
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
+    """Return a hook that sends narrow buckets; DDP refuses torch's own bf16 hook by name on some backends."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    compress = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[dtype]
+
+    def send_narrow(state: Any, bucket: Any) -> Any:
+        return compress(state, bucket)
+
+    return send_narrow
 
 
 _AVERAGES = (2, 13)
@@ -42,8 +194,7 @@ class Fsdp(Strategy):
     them (ZeRO-2)."""
     mixed_precision: bool = False
     """In bf16 and fp16: gather parameters in that dtype and reduce gradients in fp32; False: autocast."""
-    offload: bool = False
-    """Keep parameters, gradients and optimizer state in host memory."""
+    offload: bool = False  # Keep parameters, gradients and optimizer state in host memory.
 
     name: ClassVar[str] = "fsdp"
     preload: ClassVar[tuple[str, ...]] = ("torch.distributed.fsdp",)

@@ -1,1 +1,0 @@
-"""Pipelines by torch.distributed.pipelining, with perfsuite's orders of actions."""
