@@ -26,9 +26,12 @@ from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak, tiles
 from perfsuite.reports.layout import lay_out
+from perfsuite.reports.material import material_of
 from perfsuite.reports.notable import notable
+from perfsuite.reports.page.page import render
 from perfsuite.reports.questions import Answer, answer_lines, answers
 from perfsuite.reports.screen import MOST_LINES, screen
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 from perfsuite.reports.terminal import metric_tables
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
@@ -527,3 +530,51 @@ def pytest_colours(option, variables):
         cwd="/",
     )
     return ran.stdout.split()[-1] == "True"
+
+
+# -- one run, the same words everywhere --------------------------------------------------------------------------
+
+PLACES = {
+    "all skipped": ("@pytest.mark.skip('not here')\ndef test_a(perf):\n    perf(Product())\n", "1 skipped"),
+    "all failed": ("def test_a(perf):\n    raise ValueError\n", "1 failed"),
+    "failed after its measurement": (
+        "def test_a(perf):\n    perf(Product())\n    assert False\n",
+        "1 measured, 1 failed (1 of them measured)",
+    ),
+    "xfail": (
+        "@pytest.mark.xfail\ndef test_a(perf):\n    raise ValueError\n\ndef test_b(perf):\n    perf(Product())\n",
+        "1 measured, 1 xfailed",
+    ),
+    "ended between cases": (
+        "def test_a(perf):\n    perf(Product())\n\ndef test_b(perf):\n    pytest.exit('enough')\n",
+        "1 measured",
+    ),
+    "lost": ("def test_a(perf):\n    perf(Product())\n", "1 measured"),
+}
+ENDS = {"ended between cases": "the run was interrupted", "lost": "the run did not end"}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_screen_show_page_and_summary_count_the_same(pytester, monkeypatch, capsys, kind):
+    tests, counts = PLACES[kind]
+    found = repository(pytester, monkeypatch, f"import pytest\n\n{tests}").run("--perf-html=run.html")
+    said = {"html": (pytester.path / "run.html").read_text(encoding="utf-8"), "screen": found.stdout.str()}
+    if kind == "all skipped":  # a run without a result has no screen, and no journal as one without a measurement
+        del said["screen"]
+    elif kind != "all failed":
+        (path,) = (pytester.path / ".perfsuite").glob("journal-*.jsonl")
+        if kind == "lost":
+            del said["screen"]
+            lines = [line for line in path.read_text().splitlines(keepends=True) if not line.startswith('{"end"')]
+            path.write_text("".join(lines))
+            said["html"] = render(material_of([Recording(run=read_journal(path))]))
+        run = read_journal(path)
+        said["md"] = markdown_summary(run, notable(run))
+        assert main(["show"]) == 0
+        said["show"] = capsys.readouterr().out
+    for where, text in said.items():
+        assert counts in text, where
+        assert ENDS.get(kind, "") in text.replace("The run", "the run"), where
+    title = said["html"].partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith("FAIL: 1 failed") == ("failed" in kind)
+    assert "PASS" not in title

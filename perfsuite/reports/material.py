@@ -81,6 +81,14 @@ class Material:
         there = {result.case for result in self.cases}
         return {node: why for one in self.runs for node, why in one.run.missing.items() if node not in there}
 
+    def left(self, name: str) -> Mapping[str, str]:
+        """Return ``failures``, ``interrupted`` or ``skips`` of all runs, without cases that a later run measured."""
+        found: dict[str, str] = {}
+        for one in self.runs:
+            found = {node: why for node, why in found.items() if node not in one.run.results}
+            found.update(getattr(one.run, name))
+        return found
+
     @functools.cached_property
     def verdicts(self) -> Mapping[str, Verdict]:
         """The newest of each case."""

@@ -126,17 +126,28 @@ def _verdict(run: RunRecord, judged: Sequence[Expected], width: int, quiet: bool
 
 def outcome_counts(run: RunRecord) -> str:
     """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
-    skipped = len(_skipped(run))
-    after = sum(case in run.failures and one.outcome == "measured" for case, one in run.results.items())
+    counts = case_counts(run.results.values(), run.failures, run.interrupted, run.skips)
+    took = clock_time(run.end.took_s) if run.end is not None and run.end.took_s else ""
+    return "; ".join(filter(None, (counts, took, run.cut)))
+
+
+def case_counts(
+    results: Iterable[Result],
+    failures: Collection[str],
+    interrupted: Collection[str],
+    skips: Mapping[str, str],
+) -> str:
+    """``216 measured, 28 skipped, 1 failed (1 of them measured)``; the reasons of ``skips`` mark expected failures."""
+    results = list(results)
+    after = sum(one.case in failures and one.outcome == "measured" for one in results)
+    skipped = len(_skipped(skips))
     without = {
-        f"failed ({after} of them measured)" if after else "failed": len(run.failures),
-        "interrupted": len(run.interrupted),
+        f"failed ({after} of them measured)" if after else "failed": len(failures),
+        "interrupted": len(interrupted),
         "skipped": skipped,
-        "xfailed": len(run.skips) - skipped,
+        "xfailed": len(skips) - skipped,
     }
-    counts = outcomes(run.results.values(), without=without)
-    counts = counts or "no cases"
-    return f"{counts}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else counts
+    return outcomes(results, without=without) or "no cases"
 
 
 def outcomes(
@@ -269,13 +280,13 @@ def _beginning(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
-def _skipped(run: RunRecord) -> list[str]:
+def _skipped(skips: Mapping[str, str]) -> list[str]:
     """Return the reasons of skipped cases; those that failed as expected are left out."""
-    return [reason for reason in run.skips.values() if not reason.startswith(XFAILED)]
+    return [reason for reason in skips.values() if not reason.startswith(XFAILED)]
 
 
 def _skips(run: RunRecord, width: int) -> list[ScreenLine]:
-    skipped = _skipped(run)
+    skipped = _skipped(run.skips)
     reasons = skip_reasons(skipped)
     if not reasons:
         return []
