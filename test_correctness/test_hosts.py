@@ -19,7 +19,7 @@ from perfsuite.history.file import line_of, read_line
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
 from perfsuite.platforms.host import Host
-from perfsuite.reports.over_time import OverTime, history_grids
+from perfsuite.reports.beside_others import OverTime, history_grids
 from test_correctness.helpers.histories import ScriptedRepository, drawn, session, written
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
 

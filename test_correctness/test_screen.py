@@ -51,7 +51,7 @@ HOSTILE = (
 
 
 def texts(run: RunRecord, width: int = 100, **options) -> list[str]:
-    return [line.text for line in screen(run, notable(run), width=width, **options)]
+    return [line for line, _ in screen(run, notable(run), width=width, **options)]
 
 
 def test_the_screen_of_a_run():
@@ -124,7 +124,7 @@ def test_a_disturbed_figure_is_marked_and_has_no_share_nor_a_tile():
     assert ("~600 GFLOPS", "") == (row.best, row.share)
     (row,) = answers([quiet, busy])
     assert ("500 GFLOPS", "65 % measured") == (row.best, row.share), "an undisturbed figure is preferred"
-    assert ([], ["500 GFLOPS"]) == (list(tiles([busy])), [tile.figure for tile in tiles([quiet])])
+    assert ([], ["500 GFLOPS"]) == (list(tiles([busy])), [figure for _, figure, _ in tiles([quiet])])
     table = " ".join(metric_tables([busy]))
     assert "~500 ms" in table
     assert "~ disturbed, without a share of the peak: 1 case, as rank 0 got 40% of its core" in table

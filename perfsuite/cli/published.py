@@ -18,7 +18,7 @@ from perfsuite.published.records import PublishedColumn, PublishedReport, Publis
 from perfsuite.published.roles import ROLES
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import grid_lines
-from perfsuite.reports.tables.markdown import markdown
+from perfsuite.reports.tables.grids import markdown
 from perfsuite.reports.tables.report import LABELS
 
 _BREAK = re.compile(r"(\s*<br\s*/?>\s*)+")

@@ -256,9 +256,9 @@ def tiles(results: Iterable[Result]) -> Iterator[Tile]:
             note = share_of_peak(one.metric, one.result)
             note = f"{note} ({one.burst})".strip() if one.burst else note
             bus = " bus" if one.name == "busbw_gb_per_s" else ""
-            yield Tile(label=label, figure=f"{one.text}{bus}", note=note)
+            yield label, f"{one.text}{bus}", note
     for rate in _steps(measured)[:1]:
         if not rate.is_disturbed:
             result = rate.result
             label = f"{result.parameters.get('model', test_of(result.case))}, {plural(result.world_size, 'rank')}"
-            yield Tile(label=label, figure=_per_device(rate), note=_mfu(rate))
+            yield label, _per_device(rate), _mfu(rate)

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
+from perfsuite.reports.beside_others import OverTime
 from perfsuite.reports.changes import (
     CaseChange,
     Timed,
@@ -23,7 +24,6 @@ from perfsuite.reports.changes import (
 from perfsuite.reports.document import Grid
 from perfsuite.reports.ids import anchor_of, hosts_of
 from perfsuite.reports.notable import Notable, notable
-from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.stored import Recording
 
 

@@ -18,10 +18,10 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.text import visible
+from perfsuite.reports.beside_others import OverTime
 from perfsuite.reports.document import Chart, Charts, Grid, Section, Words
 from perfsuite.reports.ids import anchor_of, numbered
 from perfsuite.reports.material import Material
-from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.charts.look import MEASURED_PX, SHOWN_PX
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.history import history_section

@@ -8,14 +8,14 @@ from typing import Any
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.units import format_seconds, plural, readable_rate, scaled, size
 from perfsuite.record.result import Result
-from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives, fits_grid
 from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid_of, spread_out
 from perfsuite.reports.families import drawable, marked, share_of_peak
 from perfsuite.reports.ids import kernel_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
-from perfsuite.reports.page.charts.curves import bandwidth
+from perfsuite.reports.page.charts.rows import bandwidth
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
+from perfsuite.reports.terminal import CollectiveFit, fit_collectives, fits_grid
 
 _MOST_DRAWN = 16
 """Maximum ranks of a matrix that is drawn; a larger one is only a table."""

@@ -26,7 +26,7 @@ from perfsuite.reports.document import (
 from perfsuite.reports.families import drawable, marked, share_of_peak
 from perfsuite.reports.ids import words_of
 from perfsuite.reports.material import Material
-from perfsuite.reports.page.charts import curves, rows
+from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.sections.training import short
 from perfsuite.statistics.robust import median
@@ -83,7 +83,7 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
     dtypes = list(dict.fromkeys(point["dtype"] for point in points))
     roofs, legend = _roofs(points, products, streams, material, per_tflops)
     caption = "; ".join(filter(None, (legend, left_out(len(points), len(shaped)))))
-    spec = curves.roofline(points, roofs, dtypes, unit.replace("FLOPS", "OPS") if _is_integer(dtypes) else unit)
+    spec = rows.roofline(points, roofs, dtypes, unit.replace("FLOPS", "OPS") if _is_integer(dtypes) else unit)
     return Chart(title="Roofline by dtype", spec=spec, grid=table, caption=caption)
 
 

@@ -30,13 +30,13 @@ from perfsuite.reports.document import (
 from perfsuite.reports.families import drawable, marked
 from perfsuite.reports.ids import class_of, test_of, without_ranks, words_of
 from perfsuite.reports.material import Material, recordings
-from perfsuite.reports.page.charts import curves, rows
+from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels, shortened, time_unit
 from perfsuite.reports.pipeline import binding_sentence, pipeline_row
 from perfsuite.reports.scaling import Scaling, scaling_grid, scalings
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.recording import gathered
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES
 from perfsuite.reports.timelines.picture import timeline_svg
 
 MOST_MODELS = 2
@@ -271,7 +271,7 @@ def _scaling_chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
     linear = [{"ranks": ranks, "speed": ranks / least} for ranks in (least, most)]
     table = scaling_grid(one for _, members in ordered for one in members)
     caption = "; ".join(filter(None, ("dotted: linear", left_out(len(drawn), len(ordered)))))
-    spec = curves.scaling(points, linear, list(dict.fromkeys(names.values())), f"speed-up over {plural(least, 'rank')}")
+    spec = rows.scaling(points, linear, list(dict.fromkeys(names.values())), f"speed-up over {plural(least, 'rank')}")
     return Chart(title=f"{kind.capitalize()} scaling", spec=spec, grid=table, caption=caption)
 
 
