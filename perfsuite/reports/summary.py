@@ -20,6 +20,7 @@ from perfsuite.reports.changes import changes_of_verdicts, changes_sentence, fai
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
+from perfsuite.reports.questions import slow_lines
 from perfsuite.reports.screen import accepted, outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000
@@ -68,9 +69,10 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     lines.add(f"**perfsuite**: {first_sentence(run)}")
     lines.add("")
     lines.add(public(_about(run)))
-    if run.end is not None and run.end.remarks:
+    measured = [one for one in run.results.values() if one.outcome == "measured"]
+    if remarks := (run.end.remarks if run.end is not None else ()) or slow_lines(measured):
         lines.add("")
-        lines.rows(f"- {public(remark)}" for remark in run.end.remarks[:_NOTABLE])
+        lines.rows(f"- {public(remark)}" for remark in remarks[:_NOTABLE])
     if findings:
         lines.add("")
         kept = lines.rows(

@@ -39,6 +39,7 @@ from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
+from perfsuite.reports.questions import slow_lines
 from perfsuite.reports.screen import accepted, case_counts, outcomes
 
 _MOST_NOTABLE, _MOST_CHANGES = 20, 3
@@ -53,8 +54,10 @@ def section(material: Material) -> Section:
     """Return the section; it exists also for a run without cases."""
     text, is_bad = sentence(material)
     blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
-    for remark in (remark for one in material.runs if one.run.end is not None for remark in one.run.end.remarks):
-        blocks.append(Words(text=without_paths(remark), tone="bad" if remark.startswith("SLOW") else "warn"))
+    remarks = [remark for one in material.runs if one.run.end is not None for remark in one.run.end.remarks]
+    blocks += [Words(text=without_paths(text), tone="bad" if text.startswith("SLOW") else "warn") for text in remarks]
+    if not remarks:  # an acceptance run has looked again
+        blocks += [Words(text=without_paths(text), tone="bad") for text in slow_lines(material.measured)]
     if material.compared:
         blocks.append(Words(text=f"Compared: {material.compared}."))
     blocks += _next(material)
