@@ -35,7 +35,7 @@ ROOMS = {
     "projection": 5_200,
     "published": 1_890,
     "record": 2_570,
-    "reports": 10_080,
+    "reports": 10_040,
     "run": 1_460,
     "runtime": 7_970,
     "schedules": 1_155,

@@ -316,5 +316,4 @@ def _worst(shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bo
 
 
 def _answer(good: bool, evidence: str, advice: str) -> Answer:
-    """Return yes, or no with the advice."""
     return Answer(verdict="yes", evidence=evidence) if good else Answer(verdict="no", evidence=evidence, advice=advice)

@@ -197,7 +197,6 @@ def _paired(table: PublishedTable, lines: Sequence[str], first: int) -> list[tup
 
 
 def _is_row(table: PublishedTable, row: PublishedRow, words: Sequence[str]) -> bool:
-    """Whether all settings of a row are as printed; figures may differ."""
     for column, word in zip(table.printed_columns, words, strict=True):
         cell = table.cell(row, column)
         says = ROLES[column.role].kind == "configuration" or column.role in ("case", "note", "setting")

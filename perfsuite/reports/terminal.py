@@ -163,7 +163,6 @@ def _samples(row: Result) -> str:
 
 
 def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
-    """Return the reasons for missing values and shares, each once."""
     cases: dict[str, list[str]] = {}
     for row in rows:
         for metric in row.metrics:

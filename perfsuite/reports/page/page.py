@@ -149,7 +149,6 @@ def _render(
 
 
 def _shipped(name: str) -> str:
-    """Return a file of the folder of templates."""
     return (resources.files("perfsuite.reports.page") / "templates" / name).read_text(encoding="utf-8")
 
 

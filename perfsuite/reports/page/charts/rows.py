@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfsuite.reports.changes import CaseChange
 from perfsuite.reports.page.charts import look
 from perfsuite.reports.page.charts.look import Spec, frame
 
@@ -39,6 +40,15 @@ def stack(values: Rows, order: Sequence[str], parts: Sequence[str], unit: str) -
         mark={"type": "bar", "stroke": "#fdfdfe", "strokeWidth": 0.5},
         encoding={**encoding, "description": {"field": "tip"}},
     )
+
+
+def changes(found: Sequence[CaseChange], order: Sequence[str], tips: Sequence[str]) -> Spec:
+    """Return a forest of changes of a time, with a name and a tip each."""
+    values = [
+        {"row": row, "at": one.effect, "low": one.low, "high": one.high, "tone": one.tone, "tip": tip}
+        for row, one, tip in zip(order, found, tips, strict=True)
+    ]
+    return forest(values, order, "change of the time; right is slower")
 
 
 def forest(values: Rows, order: Sequence[str], title: str) -> Spec:
@@ -165,7 +175,6 @@ def _powers(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def _number(field: str, axis: Spec, **scale: Any) -> Spec:
-    """Return a channel of numbers."""
     return {"field": field, "type": "quantitative", "scale": {"nice": False, **scale}, "axis": axis}
 
 
@@ -174,7 +183,6 @@ def _layer(rows: Rows, mark: Spec, encoding: Spec) -> Spec:
 
 
 def _points(rows: Rows, encoding: Spec) -> Spec:
-    """Return a layer of points with their descriptions."""
     return _layer(rows, _POINT, {**encoding, **_TIP})
 
 

@@ -171,7 +171,6 @@ def environment(material: Material) -> Section | None:
 
 
 def _run_facts(material: Material) -> Grid:
-    """Return a column per run."""
     recordings_ = (*material.runs, *((material.base,) if material.base else ()))
     facts = [dict(_facts_of(one.run)) for one in recordings_]
     labels = dict.fromkeys(label for one in facts for label in one)

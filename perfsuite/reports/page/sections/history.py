@@ -50,7 +50,6 @@ def history_section(over_time: OverTime, most: int) -> Section:
 
 
 def _sentence(by_case: Mapping[str, Sequence[HistoryChange]], charts: int) -> str:
-    """Return the number of cases that changed."""
     cases = [case for case in by_case if case != SUITE]
     slower = sum(math.prod(change.ratio.value for change in by_case[case]) > 1 for case in cases)
     changed = f"{plural(len(cases), 'case')} changed: {slower} slower, {len(cases) - slower} faster"

@@ -248,18 +248,8 @@ def comparison(material: Material) -> Section | None:
 
 def _chart(changes: Sequence[CaseChange], shown: Grid | None, *, changed: bool) -> Chart:
     names = labels([bare_name(one.node).removeprefix("test_") for one in changes], 30)
-    values = [
-        {
-            "row": row,
-            "at": one.effect,
-            "low": one.low,
-            "high": one.high,
-            "tone": one.tone,
-            "tip": f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
-        }
-        for row, one in zip(names, changes, strict=True)
-    ]
-    spec = rows.forest(values, names, "change of the time; right is slower")
+    tips = [f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}" for one in changes]
+    spec = rows.changes(changes, names, tips)
     title = f"{'Changed' if changed else 'Compared'} cases"
     if shown is None:
         return Chart(title=f"{title}, continued", spec=spec)
