@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from perfsuite.base.units import parse_bytes  # noqa: E402
 from perfsuite.metrics import read_run  # noqa: E402 - the script runs from a checkout
-from perfsuite.reports.alpha_beta import fit_collectives  # noqa: E402
+from perfsuite.reports.terminal import fit_collectives  # noqa: E402
 
 ADDRESSES = ("10.88.0.1", "10.88.0.2")
 MTU = {"bandwidth": 1500, "delay": 9000}

@@ -88,7 +88,7 @@ def test_a_slow_device_fails_the_acceptance_run_and_the_fleet(tmp_path, capsys):
     code, said, journal = acceptance(tmp_path, "-k", "memory_everywhere", "--perf-world-sizes=8", slow=ONE_SLOW_DEVICE)
     assert 1 == code
     assert ["SLOW: musa:3 takes 9.88 % longer in all of 4 runs:"] == [
-        line for line in said.splitlines() if line.startswith("SLOW")
+        line.strip() for line in said.splitlines() if line.strip().startswith("SLOW: ")
     ]
     assert 1 == main(["fleet", str(journal), "--json"])
     (node,) = json.loads(capsys.readouterr().out)["nodes"].values()
@@ -100,9 +100,9 @@ def test_a_slow_link_fails_the_acceptance_run(tmp_path):
     selected = ("-k", "pair_bandwidth and one or pair_rounds", "--perf-world-sizes=4", "--perf-expect-devices=4")
     code, said, _ = acceptance(tmp_path, *selected, devices=4, slow=ONE_SLOW_LINK)
     assert 1 == code
-    slow = [line for line in said.splitlines() if line.startswith("SLOW")]
+    slow = " ".join(said.split()).split("SLOW: ")[1:]
     assert 2 == len(slow)
-    assert slow[0].startswith("SLOW: musa:1 to musa:2 (within the host): 2.50 times slower than its like")
+    assert slow[0].startswith("musa:1 to musa:2 (within the host): 2.50 times slower than its like")
     assert "musa:1 - " in slow[1]
     assert "musa:2 takes 150 % longer" in slow[1]
 
@@ -111,7 +111,7 @@ def test_a_slow_link_fails_the_acceptance_run(tmp_path):
 def test_a_missing_device_fails_the_acceptance_run_and_nothing_is_slow(tmp_path, capsys):
     code, said, journal = acceptance(tmp_path, "-k", "memory_everywhere", "--perf-world-sizes=7", devices=7)
     assert 1 == code
-    assert "FAIL: 7 of 8 devices; no result was judged" in said
+    assert "FAIL: 7 of 8 devices" in said
     assert "SLOW" not in said
     main(["fleet", str(journal), "--json"])
     (node,) = json.loads(capsys.readouterr().out)["nodes"].values()

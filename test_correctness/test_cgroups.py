@@ -330,7 +330,7 @@ def test_others_are_told_beside_a_quota_when_it_held_nothing_back_or_they_took_o
 def test_the_screen_says_throttled_and_not_that_the_machine_was_quiet():
     end = RunEnd(at="", took_s=1.0, exit_status=0, warnings=("throttled: the CPU quota of the own cgroup (0.2 cores)",))
     run = record(result("a"), end=end)
-    (trust,) = [line.text for line in screen(run, [], width=120) if line.text.startswith("trust")]
+    (trust,) = [line for line, _ in screen(run, [], width=120) if line.startswith("trust")]
     assert trust.split(maxsplit=1)[1] == "THROTTLED: the CPU quota of the own cgroup (0.2 cores)"
 
 

@@ -14,7 +14,7 @@ import pytest
 from perfsuite.cli import main as cli
 from perfsuite.published.lookup import rows, shipped
 from perfsuite.published.recipes import why_none
-from perfsuite.reports.tables.markdown import escape
+from perfsuite.reports.tables.grids import escape
 
 
 def printed(capsys, *arguments):

@@ -107,9 +107,7 @@ def test_the_user_says_which_verdicts_fail(stored, machine):
     machine.spells[0] = [1.06, *[1.0, 1.06] * 6]
     done = stored.run("--perf-gate", "--perf-fail-on=default,inconclusive", "-k", "cpu-0")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(
-        ["inconclusive *", "not decided: 1 of 1 case; slowdowns of the median up to * % could have hidden there*"]
-    )
+    done.stdout.fnmatch_lines(["inconclusive *", "* not decided: 1 of 1 case; slowdowns of the median up to *"])
     machine.spells[0] = [1.06, *[1.0, 1.06] * 6]
     green = stored.run("--perf-gate", "-q", "-k", "cpu-0")
     green.assert_outcomes(passed=1)

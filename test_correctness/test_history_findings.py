@@ -20,8 +20,8 @@ from perfsuite.history.describe import commit_lines, steps_between
 from perfsuite.history.file import HistoryFile
 from perfsuite.history.findings import SUITE, findings_of
 from perfsuite.history.order import in_order, table_of
+from perfsuite.reports.beside_others import OverTime
 from perfsuite.reports.document import Charts
-from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.sections.history import history_section
 from perfsuite.statistics import change_points
 from perfsuite.statistics.change_points import find_changes, ramps

@@ -16,7 +16,7 @@ from perfsuite.baselines.draft import NewRuns
 from perfsuite.cli.main import EXIT_USAGE
 from perfsuite.record.run import Revision
 from perfsuite.reports.document import Grid
-from perfsuite.reports.tables.markdown import markdown
+from perfsuite.reports.tables.grids import markdown
 from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.hostile import ACTIVE, COMMAND, TEXT, printed

@@ -19,7 +19,7 @@ from perfsuite.history.file import line_of, read_line
 from perfsuite.history.findings import searched
 from perfsuite.history.git import Repository
 from perfsuite.platforms.host import Host
-from perfsuite.reports.over_time import OverTime, history_grids
+from perfsuite.reports.beside_others import OverTime, history_grids
 from test_correctness.helpers.histories import ScriptedRepository, drawn, session, written
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
 
@@ -147,7 +147,7 @@ def test_the_gate_and_an_update_say_that_the_stored_runs_are_of_another_host(rep
     place[:] = ["b", "other"]
     same = repo.run("--perf-gate", "--perf-show=tables")
     assert same.ret == 0
-    same.stdout.fnmatch_lines(["3 cases: all stored runs are of another host of equal hardware"])
+    same.stdout.fnmatch_lines(["* 3 cases: all stored runs are of another host of equal hardware"])
     machine.factors[1] = 2.04
     slower = repo.run("--perf-gate", "--perf-show=tables", "-k", "cpu-1")
     assert slower.ret == 1
@@ -168,8 +168,8 @@ def test_a_regression_is_found_on_runners_that_live_for_one_run(repo, machine, p
     assert same.ret == 0
     same.stdout.fnmatch_lines(
         [
-            "gated 3 of 3 cases: 3 pass",
-            "3 cases: stored runs are of 8 hosts *, 0 of 8 of this host: all are compared with*",
+            "gate *gated 3 of 3 cases: 3 pass",
+            "* 3 cases: stored runs are of 8 hosts *",
         ]
     )
     machine.factors[1] = 2.04

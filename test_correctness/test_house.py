@@ -19,9 +19,9 @@ LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
     "audit": 2_510,
-    "base": 1_500,
+    "base": 1_510,
     "baselines": 1_780,
-    "cli": 4_080,
+    "cli": 4_070,
     "expectations": 600,
     "exports": 310,
     "fleet": 1_300,
@@ -31,11 +31,11 @@ ROOMS = {
     "metrics": 1_630,
     "models": 3_650,
     "platforms": 3_640,
-    "plugin": 5_860,
+    "plugin": 5_850,
     "projection": 5_210,
     "published": 1_870,
     "record": 2_360,
-    "reports": 10_220,
+    "reports": 10_140,
     "run": 1_440,
     "runtime": 8_100,
     "schedules": 1_100,
@@ -45,7 +45,7 @@ ROOMS = {
     "workloads": 5_580,
 }
 """Lines that a package may have: those of November 2026 and 1 %."""
-LOADS = {"perfsuite.cli.show": 7_840, "perfsuite.record.journal": 2_580, "perfsuite.gate.gate": 7_650}
+LOADS = {"perfsuite.cli.show": 7_880, "perfsuite.record.journal": 2_580, "perfsuite.gate.gate": 7_650}
 """Lines of the package that importing a module may load."""
 TWICE = {"Answer", "Attention", "Job", "Matmul", "Traffic"}
 """Names that more than one class has; no name is added."""

@@ -6,7 +6,7 @@ import doctest
 import re
 
 from perfsuite.base.mesh import AXES
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES
 from test_correctness.helpers.scripted_driver import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "model-parallel.md"

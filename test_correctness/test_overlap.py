@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from perfsuite.metrics import derive
 from perfsuite.record.result import Peaks, Record, Work
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.reports.case_details import case_metrics
-from perfsuite.reports.tables.report import report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES, report
+from perfsuite.reports.terminal import case_metrics
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.training import exposed
 from perfsuite.workloads.training.exposed import kernels_of, record_kernels, steps_agree, uncovered_share

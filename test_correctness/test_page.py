@@ -435,3 +435,18 @@ def test_failures_come_first_in_the_first_sentence():
     said, is_bad = sentence(material(gpt("test_ddp", 1, 1.0), failures={"t.py::a": "boom", "t.py::b": "boom"}))
     assert is_bad
     assert said.startswith("2 cases failed; nothing was compared")
+
+
+def test_disturbed_figures_are_marked_and_not_drawn(monkeypatch):
+    calm, other = product(256, "bf16", 50.0), product(512, "bf16", 60.0)
+    seen = other.measurement
+    rank = dataclasses.replace(seen.ranks[0], device="cpu", cpu_share=0.4)
+    other = dataclasses.replace(other, measurement=dataclasses.replace(seen, ranks=(rank,), aligned=True))
+    specs = []
+    read = Read(rendered(monkeypatch, calm, other, draw=lambda spec, *names: specs.append(spec) or "<svg></svg>"))
+    assert "~60 TFLOPS" in read.text
+    assert "~ disturbed by other programs: 1 case, not drawn" in read.text
+    assert "60 TFLOPS" not in json.dumps(specs)
+    assert "50 TFLOPS" in json.dumps(specs)
+    alone = Read(rendered(monkeypatch, other, draw=lambda *_: "<svg></svg>"))
+    assert not [tag for tag, _ in alone.tags if tag == "figcaption" and "Roofline" in alone.text]

@@ -21,9 +21,8 @@ from perfsuite.reports.notable import notable, of_kind
 from perfsuite.reports.page.sections.collectives import pair_blocks
 from perfsuite.reports.pairs import VISIBLE, links, pair_grids, pair_matrices
 from perfsuite.reports.stored import Recording
-from perfsuite.reports.tables.markdown import markdown
-from perfsuite.reports.tables.report import report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.grids import markdown
+from perfsuite.reports.tables.report import STYLES, report
 from perfsuite.run.session import Case
 from perfsuite.workloads.pairs import Pairs
 from simmusa.costs import Costs

@@ -14,10 +14,9 @@ from perfsuite.plugin.progress import LOG_EVERY_S, Progress
 from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
 from perfsuite.record.step import Arrival
 from perfsuite.record.workload import Budget, FunctionWorkload
-from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
 from perfsuite.reports.layout import grid_lines
 from perfsuite.reports.screen import outcomes
-from perfsuite.reports.terminal import metric_tables, peak_lines
+from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables, peak_lines
 from perfsuite.runtime.driver import Job
 from test_correctness.helpers.scripted_driver import measurement, repository
 

@@ -26,9 +26,12 @@ from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, RunRecord
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak, tiles
 from perfsuite.reports.layout import lay_out
+from perfsuite.reports.material import material_of
 from perfsuite.reports.notable import notable
+from perfsuite.reports.page.page import render
 from perfsuite.reports.questions import Answer, answer_lines, answers
 from perfsuite.reports.screen import MOST_LINES, screen
+from perfsuite.reports.stored import Recording
 from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary
 from perfsuite.reports.terminal import metric_tables
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
@@ -48,7 +51,7 @@ HOSTILE = (
 
 
 def texts(run: RunRecord, width: int = 100, **options) -> list[str]:
-    return [line.text for line in screen(run, notable(run), width=width, **options)]
+    return [line for line, _ in screen(run, notable(run), width=width, **options)]
 
 
 def test_the_screen_of_a_run():
@@ -121,7 +124,7 @@ def test_a_disturbed_figure_is_marked_and_has_no_share_nor_a_tile():
     assert ("~600 GFLOPS", "") == (row.best, row.share)
     (row,) = answers([quiet, busy])
     assert ("500 GFLOPS", "65 % measured") == (row.best, row.share), "an undisturbed figure is preferred"
-    assert ([], ["500 GFLOPS"]) == (list(tiles([busy])), [tile.figure for tile in tiles([quiet])])
+    assert ([], ["500 GFLOPS"]) == (list(tiles([busy])), [figure for _, figure, _ in tiles([quiet])])
     table = " ".join(metric_tables([busy]))
     assert "~500 ms" in table
     assert "~ disturbed, without a share of the peak: 1 case, as rank 0 got 40% of its core" in table
@@ -175,6 +178,9 @@ def test_expected_ranges_and_slow_devices_are_named():
     (row,) = answers([h100("t.py::all", 600.0, (*healthy, 0.6))])
     assert ("600 TFLOPS", "bad") == (row.best, row.mark), "per device, not the sum"
     assert "8 devices, others -0.2 to +0.2 %, SLOW cuda:7 -16.7 %" in row.note
+    run = record(h100("t.py::all", 600.0, (*healthy, 0.6)))
+    for text in (markdown_summary(run, ()), render(material_of([Recording(run=run)])).partition('id="s-device"')[0]):
+        assert "SLOW cuda:7 -16.7 %" in text, "the page and the summary name it too"
     entry = expected_entry(300.0)
     (row,) = answers([h100("t.py::one", 300.0)], [entry])
     assert ("500-700 TFLOPS LOW", "bad") == (row.expected, row.mark)
@@ -527,3 +533,51 @@ def pytest_colours(option, variables):
         cwd="/",
     )
     return ran.stdout.split()[-1] == "True"
+
+
+# -- one run, the same words everywhere --------------------------------------------------------------------------
+
+PLACES = {
+    "all skipped": ("@pytest.mark.skip('not here')\ndef test_a(perf):\n    perf(Product())\n", "1 skipped"),
+    "all failed": ("def test_a(perf):\n    raise ValueError\n", "1 failed"),
+    "failed after its measurement": (
+        "def test_a(perf):\n    perf(Product())\n    assert False\n",
+        "1 measured, 1 failed (1 of them measured)",
+    ),
+    "xfail": (
+        "@pytest.mark.xfail\ndef test_a(perf):\n    raise ValueError\n\ndef test_b(perf):\n    perf(Product())\n",
+        "1 measured, 1 xfailed",
+    ),
+    "ended between cases": (
+        "def test_a(perf):\n    perf(Product())\n\ndef test_b(perf):\n    pytest.exit('enough')\n",
+        "1 measured",
+    ),
+    "lost": ("def test_a(perf):\n    perf(Product())\n", "1 measured"),
+}
+ENDS = {"ended between cases": "the run was interrupted", "lost": "the run did not end"}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_screen_show_page_and_summary_count_the_same(pytester, monkeypatch, capsys, kind):
+    tests, counts = PLACES[kind]
+    found = repository(pytester, monkeypatch, f"import pytest\n\n{tests}").run("--perf-html=run.html")
+    said = {"html": (pytester.path / "run.html").read_text(encoding="utf-8"), "screen": found.stdout.str()}
+    if kind == "all skipped":  # a run without a result has no screen, and no journal as one without a measurement
+        del said["screen"]
+    elif kind != "all failed":
+        (path,) = (pytester.path / ".perfsuite").glob("journal-*.jsonl")
+        if kind == "lost":
+            del said["screen"]
+            lines = [line for line in path.read_text().splitlines(keepends=True) if not line.startswith('{"end"')]
+            path.write_text("".join(lines))
+            said["html"] = render(material_of([Recording(run=read_journal(path))]))
+        run = read_journal(path)
+        said["md"] = markdown_summary(run, notable(run))
+        assert main(["show"]) == 0
+        said["show"] = capsys.readouterr().out
+    for where, text in said.items():
+        assert counts in text, where
+        assert ENDS.get(kind, "") in text.replace("The run", "the run"), where
+    title = said["html"].partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith("FAIL: 1 failed") == ("failed" in kind)
+    assert "PASS" not in title

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError
-from perfsuite.reports.tables.report import report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES, report
 from test_correctness.helpers.report_runs import (
     MEMORY,
     gpt,

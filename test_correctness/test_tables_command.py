@@ -19,7 +19,7 @@ from perfsuite.plugin.options import STYLE_NAMES
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.run import Header
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES
 from test_correctness.helpers.report_runs import latte, measurement, section, table
 from test_correctness.helpers.scripted_driver import repository
 

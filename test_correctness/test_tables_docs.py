@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from perfsuite.reports.tables.report import report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES, report
 from test_correctness.helpers.report_runs import latte, run, section
 from test_correctness.helpers.scripted_driver import ROOT
 

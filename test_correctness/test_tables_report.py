@@ -14,10 +14,9 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.record.result import Work
 from perfsuite.reports.document import Grid
 from perfsuite.reports.tables.case import from_result
-from perfsuite.reports.tables.markdown import escape, markdown
+from perfsuite.reports.tables.grids import escape, markdown
 from perfsuite.reports.tables.published import published_of
-from perfsuite.reports.tables.report import fitting_styles, report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES, fitting_styles, report
 from test_correctness.helpers.report_runs import (
     MEMORY,
     gpt,

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -208,17 +209,22 @@ def folded(line: str, width: int, indent: str = "  ") -> list[str]:
     >>> folded("see t.py::test_case_with_a_long_name now", 20)
     ['see', '  t.py::test_case_with_a_long_name', '  now']
     """
-    if len(line) <= width:
+    plain = padded(line)
+    if len(plain) <= width:
         return [line]
-    return textwrap.wrap(
-        line.lstrip(),
-        width,
-        initial_indent=line[: len(line) - len(line.lstrip())],
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
+    first = line[: len(line) - len(line.lstrip())]
+    wrapper = textwrap.TextWrapper(width, first, indent, break_long_words=False, break_on_hyphens=False)
+    return [text.replace("\0", "") for text in wrapper.wrap(plain.lstrip())]
+
+
+def padded(text: str) -> str:
+    """Return text with a NUL after each letter that takes two columns of a terminal, so that its length is its width.
+
+    >>> len(padded("test_带宽"))
+    9
+    """
+    wide = unicodedata.east_asian_width
+    return text if text.isascii() else "".join(f"{one}\0" if wide(one) in "WF" else one for one in text)
 
 
 def without_hosts(text: str, hosts: Iterable[str]) -> str:

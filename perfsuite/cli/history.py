@@ -18,7 +18,7 @@ from perfsuite.history.findings import Findings, searched
 from perfsuite.history.git import Repository
 from perfsuite.metrics import read_run
 from perfsuite.record.run import Revision
-from perfsuite.reports.over_time import OverTime
+from perfsuite.reports.beside_others import OverTime
 from perfsuite.statistics.change_points import LEAST_VALUES as LEAST_SESSIONS
 
 DEFAULT = Path("perf-history.jsonl")

@@ -17,7 +17,7 @@ from perfsuite.published.lookup import Tables, chosen
 from perfsuite.published.records import ROLES, PublishedColumn, PublishedReport, PublishedRow, PublishedTable
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import grid_lines
-from perfsuite.reports.tables.markdown import markdown
+from perfsuite.reports.tables.grids import markdown
 from perfsuite.reports.tables.report import LABELS
 
 _BREAK = re.compile(r"(\s*<br\s*/?>\s*)+")

@@ -33,16 +33,14 @@ from perfsuite.platforms import Catalog, load_catalog
 from perfsuite.record.codec import to_json
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import Timeline
-from perfsuite.reports.beside_others import foreign_markdown, imported_grids
+from perfsuite.reports.beside_others import OverTime, foreign_markdown, history_grids, imported_grids
 from perfsuite.reports.checklist import Answer, answers, facts_of
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import fit_markdown, grid_lines
-from perfsuite.reports.over_time import OverTime, history_grids
 from perfsuite.reports.pipeline import pipeline_grids
 from perfsuite.reports.stored import Recording, record_of_baseline
 from perfsuite.reports.tables.recording import table_cases
-from perfsuite.reports.tables.report import best_style, find_style, fitting_styles, report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES, best_style, find_style, fitting_styles, report
 from perfsuite.reports.timelines.files import check_timeline, write_case
 from perfsuite.schedules import replay
 

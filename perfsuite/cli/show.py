@@ -93,9 +93,9 @@ def _run(options: argparse.Namespace) -> int:
     width = shutil.get_terminal_size((80, 24)).columns - 1
     show = options.show or ("cases" if options.case else "summary")
     marked = (
-        (encodable(text, sys.stdout.encoding), line.mark)
-        for line in lines(record, show, width, options.results)
-        for text in fit([line.text], width)
+        (encodable(text, sys.stdout.encoding), mark)
+        for line, mark in lines(record, show, width, options.results)
+        for text in fit([line], width)
     )
     print_marked(marked, options.color)
     return EXIT_OK
@@ -124,8 +124,8 @@ def lines(record: RunRecord, show: str, width: int, path: Path | None) -> Iterat
     ``path`` is the file as the user named it, None for the newest journal.
     """
     if show != "summary":
-        yield from (ScreenLine(text=text) for text in _in_full(record, show, width))
-    yield ScreenLine(text=title(record))
+        yield from ((text, "") for text in _in_full(record, show, width))
+    yield title(record), ""
     place = f" {shlex.quote(str(path))}" if path is not None else ""
     links = [("next", f"perfsuite show{place} --show=tables")] if show == "summary" and record.results else []
     yield from screen(record, notable(record), width=width, full=show != "summary", links=links)
@@ -136,7 +136,7 @@ def _in_full(record: RunRecord, show: str, width: int) -> Iterator[str]:
     verdicts = record.gate.by_case if record.gate is not None else {}
     results = record.results.values()
     if show == "cases":
-        from perfsuite.reports.case_details import case_lines
+        from perfsuite.reports.terminal import case_lines
 
         for result in results:
             yield from (*case_lines(result, verdicts.get(result.case), width), "")

@@ -268,8 +268,10 @@ class AnswerLine:
     mark: Mark = ""
 
 
-def verdict_of(judged: Sequence[Expected], withheld: Sequence[str] = ()) -> str:
-    """Return PASS or FAIL with its reason; without a verdict, or with anything in ``withheld``, there is no PASS.
+def verdict_of(judged: Sequence[Expected], withheld: Sequence[str] = (), *, may_judge_nothing: bool = False) -> str:
+    """Return PASS or FAIL with its reason; with anything in ``withheld`` it is FAIL.
+
+    Without any judged result it is FAIL, unless ``may_judge_nothing``.
 
     >>> verdict_of([])
     'FAIL: no result was judged by an expectation'
@@ -279,7 +281,7 @@ def verdict_of(judged: Sequence[Expected], withheld: Sequence[str] = ()) -> str:
     reasons = list(withheld)
     if below:
         reasons.insert(0, f"{below} of {plural(count, 'judged result')} below expectation")
-    if not count:
+    if not count and not may_judge_nothing:
         reasons.append("no result was judged by an expectation")
     if reasons:
         return f"FAIL: {'; '.join(reasons)}"

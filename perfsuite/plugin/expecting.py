@@ -194,8 +194,9 @@ class Expecting:
         """PASS or FAIL with the reason; of a run that only counts devices FAIL or empty."""
         if self.rows is None:
             return f"FAIL: {'; '.join(self.withheld)}" if self.withheld else ""
-        verdict = verdict_of(self.entries, self.withheld)
-        if not self._nothing_judged or self.interrupted:
+        is_allowed = bool(collisions.option(self.config, "perf_allow_unjudged"))
+        verdict = verdict_of(self.entries, self.withheld, may_judge_nothing=is_allowed)
+        if not self._nothing_judged or self.interrupted or is_allowed:
             return verdict
         return (
             f"{verdict}; add [[expectation]] rows (perfsuite docs acceptance), compare nodes by perfsuite fleet, or "

@@ -38,7 +38,6 @@ from perfsuite.record.describe import SUITE_FAILS, describe, gate_lines, phrases
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.layout import fit
 from perfsuite.run.gatekeeper import Gatekeeper, hardware_of
 from perfsuite.run.settling import GateClock
 
@@ -302,8 +301,7 @@ class Gating:
         out, whole = Out(terminalreporter), self.config.stash[level_key] in ("tables", "cases")
         keeper, gate = self.keeper, self.options.gate
         of_suite = list(suite_lines(keeper.suite, self.options.fail_on if gate else frozenset()))
-        stores = self.options.update is not None
-        lines = list(gate_lines(keeper.verdicts, keeper.banner, gate, stores=stores)) if whole else []
+        lines = list(gate_lines(keeper.verdicts, gate)) if whole else []
         lines += self.update_lines[: None if whole else _UPDATE_LINES]
         if not whole and (more := len(self.update_lines) - _UPDATE_LINES) > 0:
             lines.append(f"and {plural(more, 'more line')}: --perf-show=tables")
@@ -312,12 +310,7 @@ class Gating:
         for line in of_suite if whole else ():
             out.line(line, red=line.startswith(SUITE_FAILS))
         for line in lines:
-            if not whole:
-                out.fold(line)
-                continue
-            is_count = line.startswith(("gated ", "compared ", "not "))  # others stay whole: a log can be searched
-            for text in fit([line], out.width) if is_count else [line]:
-                out.line(text)
+            (out.line if whole else out.fold)(line)  # with tables a line stays whole: a log can be searched
         if self.problem:
             out.line(f"error: {self.problem}", red=True)
 

@@ -127,7 +127,7 @@ SHORT_MARKERS = ("platform", "world_size", "extended")
 DEFAULT_TIMEOUT = "120s"
 SHOWN = ("summary", "tables", "cases")  # Choices of --perf-show.
 STYLE_NAMES = ("opensora", "latte", "flagperf", "oneflow", "methods")
-"""Names of ``perfsuite.reports.tables.styles.STYLES``, which is not imported in a run without a report."""
+"""Names of ``perfsuite.reports.tables.report.STYLES``, which is not imported in a run without a report."""
 UPDATE_MODES = ("append", "improved", "accept")
 BESIDE = "beside the journal"  # Value of --perf-html without a file: the page goes next to the journal.
 _NO_RUN = (

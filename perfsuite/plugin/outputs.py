@@ -232,7 +232,7 @@ def _write_summary(config: pytest.Config, _: Path) -> str:
     projected = ""
     if suite is not None and run and (found := projecting.projections(suite)):
         from perfsuite.reports.projected import projected_grids
-        from perfsuite.reports.tables.markdown import markdown
+        from perfsuite.reports.tables.grids import markdown
 
         projected = "".join(f"{line}\n" for grid in projected_grids(*found) for line in markdown(grid))
     if run is None or not (run.results or run.failures or projected):

@@ -140,8 +140,8 @@ def show_screen(terminalreporter: Any, config: pytest.Config) -> None:
         expected=expecting.entries if expecting is not None and expecting.rows is not None else None,
     )
     out.section(title(run))
-    for line in lines:
-        out.line(line.text, **_COLOURS[line.mark])
+    for line, mark in lines:
+        out.line(line, **_COLOURS[mark])
 
 
 _COLOURS: Mapping[str, Mapping[str, bool]] = {

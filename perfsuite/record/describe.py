@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from perfsuite.base.text import listed
 from perfsuite.base.units import format_seconds, percent, plural, significant
@@ -159,20 +159,10 @@ def _advice(verdict: Verdict) -> Iterator[str]:
         yield "if it is meant: --perf-accept=all --perf-reason=TEXT"
 
 
-def gate_lines(
-    verdicts: Mapping[str, Verdict], banner: Sequence[str], gate: bool, *, stores: bool = False
-) -> Iterator[str]:
-    """Yield ``gated k of n``, the count of each verdict, and a line for every case that changed.
-
-    ``stores``: this run updates the baseline itself.
-    """
-    if not verdicts:
-        return
-    yield verdict_counts(verdicts, gate, stores=stores)
+def gate_lines(verdicts: Mapping[str, Verdict], gate: bool) -> Iterator[str]:
+    """Yield a line for every case that changed or has a remark; the screen has the counts and the banner."""
     if _nothing_compared(verdicts, gate):
         return
-    yield from undecided_lines(verdicts.values(), gate)
-    yield from banner
     yield from (f"{verdict.case}: {describe(verdict)}" for verdict in verdicts.values() if verdict.name not in _QUIET)
     flagged = [verdict for verdict in verdicts.values() if verdict.name in _QUIET and verdict.flags]
     for verdict in flagged[:_MOST_QUIET]:

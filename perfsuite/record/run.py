@@ -160,6 +160,13 @@ class RunRecord(Header):
         """Whether a signal or a lost agent ended the run before its last case."""
         return bool(self.interrupted) or (self.end is not None and self.end.exit_status == _INTERRUPTED)
 
+    @property
+    def cut(self) -> str:
+        """How the run ended too early; empty if it did not, or if the count of interrupted cases says it."""
+        if self.end is None and self.path is not None:
+            return "the run did not end"
+        return "the run was interrupted" if self.was_interrupted and not self.interrupted else ""
+
     @functools.cached_property
     def missing(self) -> Mapping[str, str]:
         """Why a case has no result, by node id: failed, interrupted or skipped."""

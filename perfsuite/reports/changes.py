@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfsuite.base.units import change, format_seconds, interval, plural
 from perfsuite.baselines.summarise import changed_settings
 from perfsuite.record.describe import amount
 from perfsuite.record.result import Result
+from perfsuite.record.run import GateRecord
 from perfsuite.record.verdict import FAILING, TIME, Verdict
 from perfsuite.reports.document import Tone
 from perfsuite.reports.ids import name_of
@@ -177,10 +178,24 @@ def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
         )
 
 
+def failing_suite(gates: Iterable[GateRecord | None]) -> str:
+    """Return why a gate failed the suite as a whole, without the figures in brackets; empty if none did."""
+    failing = (gate for gate in gates if gate is not None and gate.suite is not None and gate.fails(gate.suite))
+    return next((gate.suite_line.partition(" (")[0] or str(gate.suite) for gate in failing), "")
+
+
+def without_memory(results: Iterable[Result], judged: Mapping[str, Verdict]) -> int:
+    """Return how many cases ran out of memory, without those that did so in the stored runs."""
+    oom = [one.case for one in results if one.outcome == "out_of_memory"]
+    return sum(not (case in judged and judged[case].name == "pass") for case in oom)
+
+
 def changes_sentence(
     changes: Iterable[CaseChange],
     *,
     failed: int = 0,
+    interrupted: int = 0,
+    cut: str = "",
     out_of_memory: int = 0,
     suite: str = "",
     apart: str = "",
@@ -188,8 +203,8 @@ def changes_sentence(
 ) -> str:
     """Return the outcome: ``12 cases slower, worst test_a[cpu] +8.1 % [+6.2, +10.0]; 204 unchanged``.
 
-    ``suite``: why the suite as a whole fails; ``apart``: a phrase on cases without a comparison; ``name`` formats
-    a node id.  Empty without any case.  One run against one is "unsure", not "unchanged".
+    ``cut``: how the run ended too early; ``suite``: why the suite as a whole fails; ``apart``: a phrase on cases
+    without a comparison; ``name`` formats a node id.  Empty without any case.  One run against one is "unsure".
     """
     compared = [one for one in changes if not one.word.startswith(NOT_COMPARABLE)]
     impossible = [one for one in compared if one.word.startswith("impossible")]
@@ -223,7 +238,9 @@ def changes_sentence(
         decided = "; ".join(filter(None, counts))
     parts = (
         f"the suite as a whole fails: {suite}" if suite else "",
+        cut,
         f"{plural(failed, 'case')} failed" if failed else "",
+        f"{plural(interrupted, 'case')} interrupted" if interrupted else "",
         f"{plural(len(impossible), 'case')} impossible to be true" if impossible else "",
         f"{plural(out_of_memory, 'case')} out of memory" if out_of_memory else "",
         decided,

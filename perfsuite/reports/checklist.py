@@ -102,28 +102,21 @@ def _library(facts: Facts) -> Answer | None:
         return Answer(verdict="does not apply", evidence=f"{library}: 2.18 is a version of another library")
     if not numbers(version):
         return None
-    if numbers(version) >= numbers(floor):
-        return Answer(verdict="yes", evidence=f"{name} {version}, {floor} asked for")
-    return Answer(verdict="no", evidence=f"{name} {version}", advice=f"install {name} {floor} or newer")
+    evidence, advice = f"{name} {version}, {floor} asked for", f"install {name} {floor} or newer"
+    return _answer(numbers(version) >= numbers(floor), evidence, advice)
 
 
 def _flash(facts: Facts) -> Answer | None:
-    flash = [case for case in facts.training if _way(case) == "flash"]
+    flash = [case for case in facts.training if _set(case, "attention") == "flash"]
     if not flash:
         return None
     evidence = f"{plural(len(flash), 'case')} with attention=flash"
-    pairs = _twins(facts.training, flash, ("attention",), lambda other: _way(other) == "math")
+    pairs = _twins(facts.training, flash, ("attention",), lambda other: _set(other, "attention") == "math")
     if not pairs:
         return Answer(verdict="yes", evidence=evidence)
     case, other = min(pairs, key=lambda pair: _gain(*pair))
     evidence += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({_token(case)})"
-    if _is_slower(case, other):
-        return Answer(verdict="no", evidence=evidence, advice="set attention=math for such lengths")
-    return Answer(verdict="yes", evidence=evidence)
-
-
-def _way(case: TableCase) -> str:
-    return str(case.settings.get("attention", "auto"))
+    return _answer(not _is_slower(case, other), evidence, "set attention=math for such lengths")
 
 
 def _precision(facts: Facts) -> Answer | None:
@@ -133,38 +126,30 @@ def _precision(facts: Facts) -> Answer | None:
         return None
     evidence = f"{len(half)} of {plural(len(cases), 'training case')} in bf16 or fp16"
     if not half:
-        return Answer(
-            verdict="no", evidence=evidence, advice="train in dtype=bf16 (fp16 scales the loss) if it is native"
-        )
+        return _answer(False, evidence, "train in dtype=bf16 (fp16 scales the loss) if it is native")
     pairs = _twins(cases, half, ("dtype", "options"), lambda other: other.settings["dtype"] in _WIDE)
     if not pairs:
         return Answer(verdict="yes", evidence=evidence)
     case, other = max(pairs, key=lambda pair: _gain(*pair))
     dtypes = f"{case.settings['dtype']} has {_ratio(case, other)} times the samples/s of {other.settings['dtype']}"
     evidence += f"; {dtypes} ({_token(case)})"
-    if _is_slower(case, other):
-        return Answer(
-            verdict="no", evidence=evidence, advice="16 bits gain nothing: perfsuite platforms says if they are native"
-        )
-    return Answer(verdict="yes", evidence=evidence)
+    advice = "16 bits gain nothing: perfsuite platforms says if they are native"
+    return _answer(not _is_slower(case, other), evidence, advice)
 
 
 def _checkpointing(facts: Facts) -> Answer | None:
-    on = [case for case in facts.training if case.settings.get("checkpointing", "none") != "none"]
+    on = [case for case in facts.training if _set(case, "checkpointing") != "none"]
     if not on:
         return None
     evidence = f"{plural(len(on), 'case')} with checkpointing"
-    for case, other in _twins(facts.training, on, ("checkpointing",), lambda other: _checkpoints(other) == "none"):
+    name = "checkpointing"
+    for case, other in _twins(facts.training, on, (name,), lambda other: _set(other, name) == "none"):
         peaks = [one.values.get("peak_gib") for one in (case, other)]
         if peaks[0] and peaks[1]:
-            memory = f"{significant(peaks[0] / peaks[1], 3)} of the peak memory and "
-            evidence += f"; {_checkpoints(case)}: {memory}{_ratio(case, other)} times the samples/s ({_token(case)})"
+            memory = f"{_set(case, name)}: {significant(peaks[0] / peaks[1], 3)} of the peak memory"
+            evidence += f"; {memory} and {_ratio(case, other)} times the samples/s ({_token(case)})"
             break
     return Answer(verdict="yes", evidence=evidence)
-
-
-def _checkpoints(case: TableCase) -> str:
-    return str(case.settings.get("checkpointing", "none"))
 
 
 def _batch(facts: Facts) -> Answer | None:
@@ -186,10 +171,8 @@ def _batch(facts: Facts) -> Answer | None:
     share, nearest = min(shares)
     evidence = f"{nearest}; at least {LEAST_BATCH:.0%} asked for; {ranged}"
     if share < LEAST_BATCH:
-        return Answer(verdict="no", evidence=evidence, advice="raise micro_batch_size towards the largest that fits")
-    if not within:
-        return Answer(verdict="no", evidence=evidence, advice="choose global_batch_size within that range")
-    return Answer(verdict="yes", evidence=evidence)
+        return _answer(False, evidence, "raise micro_batch_size towards the largest that fits")
+    return _answer(within, evidence, "choose global_batch_size within that range")
 
 
 def _in_range(training: Sequence[TableCase]) -> tuple[bool, str]:
@@ -223,13 +206,8 @@ def _overlap(facts: Facts) -> Answer | None:
     evidence = f"{_ratio(case, other)} times the samples/s of overlap=False ({_token(case)})"
     if (by_vendor := facts.worker.get("fsdp2_overlap")) is not None:
         evidence += f"; FSDP: {by_vendor}"
-    if not _is_slower(case, other):
-        return Answer(verdict="yes", evidence=evidence)
-    return Answer(
-        verdict="no",
-        evidence=evidence,
-        advice="overlap gains nothing here: look at the trace (--perf-trace) and at the size of the buckets",
-    )
+    advice = "overlap gains nothing here: look at the trace (--perf-trace) and at the size of the buckets"
+    return _answer(not _is_slower(case, other), evidence, advice)
 
 
 def _network(facts: Facts) -> Answer | None:
@@ -248,13 +226,9 @@ def _network(facts: Facts) -> Answer | None:
         return Answer(verdict="yes", evidence=f"{evidence}; no peak of a node's network is published here")
     share = busbw / peak.value
     evidence += f", {share:.0%} of the {peak.value:g} GB/s of a node's network"
-    if share >= LEAST_LINK:
-        return Answer(verdict="yes", evidence=evidence)
-    return Answer(
-        verdict="no",
-        evidence=f"{evidence}; {LEAST_LINK:.0%} asked for",
-        advice="larger messages (1GiB), the topology (perfsuite env) and the library's settings (-k library_setting)",
-    )
+    evidence += f"; {LEAST_LINK:.0%} asked for" * (share < LEAST_LINK)
+    advice = "larger messages (1GiB), the topology (perfsuite env) and the library's settings (-k library_setting)"
+    return _answer(share >= LEAST_LINK, evidence, advice)
 
 
 def _utilisation(facts: Facts) -> Answer | None:
@@ -313,6 +287,10 @@ def _twins(
     return [(case, others[key(case)]) for case in chosen if key(case) in others]
 
 
+def _set(case: TableCase, name: str) -> str:
+    return str(case.settings.get(name, "none"))
+
+
 def _gain(case: TableCase, other: TableCase) -> float:
     return case.values["samples_per_s"] / other.values["samples_per_s"]
 
@@ -334,4 +312,8 @@ def _worst(shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bo
     value, case = max(shares, key=lambda pair: pair[0]) if below else min(shares, key=lambda pair: pair[0])
     evidence = f"{significant(value, 3)} {unit} at worst ({_token(case)}, {plural(case.ranks, 'rank')})"
     evidence += f"; {len(shares) - len(wrong)} of {plural(len(shares), 'case')} within {limit:g} %"
-    return Answer(verdict="no", evidence=evidence, advice=advice) if wrong else Answer(verdict="yes", evidence=evidence)
+    return _answer(not wrong, evidence, advice)
+
+
+def _answer(good: bool, evidence: str, advice: str) -> Answer:
+    return Answer(verdict="yes", evidence=evidence) if good else Answer(verdict="no", evidence=evidence, advice=advice)

@@ -58,13 +58,8 @@ class Items:
     """A sentence about the items that were left out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
-    """One of the headline figures."""
-
-    label: str
-    figure: str
-    note: str = ""
+Tile = tuple[str, str, str]
+"""A headline figure: label, figure and note."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,18 @@ def family_lines(results: Iterable[Result]) -> list[FamilyLine]:
     return lines
 
 
+def marked(result: Result, text: str) -> str:
+    """Return the text of a figure, after ``~`` if the result is disturbed."""
+    return f"~{text}" if text and disturbance(result) else text
+
+
+def drawable(results: Sequence[Result]) -> tuple[list[Result], list[str]]:
+    """Return the results that a chart of times may have, and the note of a table that has all of them."""
+    kept = [result for result in results if not disturbance(result)]
+    left = len(results) - len(kept)
+    return kept, [f"~ disturbed by other programs: {plural(left, 'case')}, not drawn"] if left else []
+
+
 def share_of_peak(metric: Metric, result: Result | None = None, *, with_peak: bool = True) -> str:
     """Return ``90 % of measured 772 GFLOPS``, without the peak ``90 % measured``.
 
@@ -244,9 +256,9 @@ def tiles(results: Iterable[Result]) -> Iterator[Tile]:
             note = share_of_peak(one.metric, one.result)
             note = f"{note} ({one.burst})".strip() if one.burst else note
             bus = " bus" if one.name == "busbw_gb_per_s" else ""
-            yield Tile(label=label, figure=f"{one.text}{bus}", note=note)
+            yield label, f"{one.text}{bus}", note
     for rate in _steps(measured)[:1]:
         if not rate.is_disturbed:
             result = rate.result
             label = f"{result.parameters.get('model', test_of(result.case))}, {plural(result.world_size, 'rank')}"
-            yield Tile(label=label, figure=_per_device(rate), note=_mfu(rate))
+            yield label, _per_device(rate), _mfu(rate)

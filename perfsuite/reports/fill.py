@@ -20,8 +20,7 @@ from perfsuite.published.records import ROLES, PublishedColumn, PublishedReport,
 from perfsuite.record.run import INSTRUMENTED, NOT_QUIET, THROTTLED
 from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase
-from perfsuite.reports.tables.grids import why_empty
-from perfsuite.reports.tables.markdown import escape
+from perfsuite.reports.tables.grids import escape, why_empty
 from perfsuite.reports.tables.placement import differing_settings
 from perfsuite.reports.tables.published import plain_id
 from perfsuite.reports.tables.recording import gathered
@@ -72,18 +71,8 @@ class _Line:
         return tuple(_plain(self.text[begin:end]) for begin, end in self.cells)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """A published table in the file: pairs of its rows there and the published rows."""
-
-    report: PublishedReport
-    table: PublishedTable
-    rows: Sequence[tuple[_Line, PublishedRow]]
-
-    @property
-    def name(self) -> str:
-        """Return ``002/performance``."""
-        return f"{self.report.report}/{self.table.id}"
+_Found = tuple[PublishedReport, PublishedTable, Sequence[tuple[_Line, PublishedRow]]]
+"""A published table in the file: pairs of its rows there and the published rows."""
 
 
 def filled(text: str, name: str, recordings: Sequence[Recording]) -> Filled:
@@ -97,11 +86,12 @@ def filled(text: str, name: str, recordings: Sequence[Recording]) -> Filled:
         material=[(recording, gathered([recording], None).cases) for recording in recordings],
         first=1 + max(map(int, _FOOTNOTE.findall(text)), default=0),
     )
-    for one in found:
-        runs = {row.line: row for row in rows((one.report,)) if table_of(row) == one.name}
-        for line, row in one.rows:
+    names = [f"{report.report}/{table.id}" for report, table, _ in found]
+    for title, (report, table, pairs) in zip(names, found, strict=True):
+        runs = {row.line: row for row in rows((report,)) if table_of(row) == title}
+        for line, row in pairs:
             if row.line in runs:
-                cells = dict(filling.values(one.table, line, runs[row.line]))
+                cells = dict(filling.values(table, line, runs[row.line]))
                 lines[line.number] = _with_cells(line, cells)
                 filling.count += len(cells)
     whole = "\n".join(lines)
@@ -109,7 +99,7 @@ def filled(text: str, name: str, recordings: Sequence[Recording]) -> Filled:
         end = "\r\n" if "\r\n" in text else "\n"
         numbered = (f"[^perfsuite-{number}]: {note}{end}" for number, note in enumerate(filling.notes, filling.first))
         whole += ("" if whole.endswith("\n") else end) + end + "".join(numbered)
-    return Filled(text=whole, cells=filling.count, left=filling.left, tables=tuple(one.name for one in found))
+    return Filled(text=whole, cells=filling.count, left=filling.left, tables=tuple(names))
 
 
 # -- the file's tables -------------------------------------------------------------------------------------------
@@ -165,13 +155,10 @@ def _found(lines: Sequence[str], name: str) -> list[_Found]:
     near = ""
     for head, numbers in _tables(lines):
         alike = [(report, table) for report, table in results if _has_titles(lines[head], table)]
-        options = [
-            _Found(report=report, table=table, rows=_paired(table, [lines[at] for at in numbers], numbers[0]))
-            for report, table in alike
-            if numbers
-        ]
-        best = max(options, key=lambda option: len(option.rows), default=None)
-        if best is not None and best.rows:
+        texts = [lines[at] for at in numbers]
+        options = [(report, table, _paired(table, texts, numbers[0])) for report, table in alike if numbers]
+        best = max(options, key=lambda option: len(option[2]), default=None)
+        if best is not None and best[2]:
             found.append(best)
         elif alike:
             columns_of = f"{alike[0][0].report}/{alike[0][1].id}"
@@ -209,7 +196,6 @@ def _paired(table: PublishedTable, lines: Sequence[str], first: int) -> list[tup
 
 
 def _is_row(table: PublishedTable, row: PublishedRow, words: Sequence[str]) -> bool:
-    """Whether all settings of a row are as printed; figures may differ."""
     for column, word in zip(table.printed_columns, words, strict=True):
         cell = table.cell(row, column)
         says = ROLES[column.role].kind == "configuration" or column.role in ("case", "note", "setting")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from perfsuite.base.text import folded, printable
+from perfsuite.base.text import folded, padded, printable
 from perfsuite.reports.document import Grid
 
 _GAP = "  "
@@ -23,7 +23,7 @@ def fit(lines: Iterable[str], width: int) -> Iterator[str]:
     """
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        yield from [line] if len(line) <= width else folded(line, width, indent)
+        yield from folded(line, width, indent)
 
 
 def fit_markdown(text: str, width: int) -> Iterator[str]:
@@ -60,7 +60,8 @@ def lay_out(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int |
     """
     parts = [heading.partition("\n") for heading in headings]
     below = [[second for _, _, second in parts]] if any(second for _, _, second in parts) else []
-    table: list[Sequence[str]] = [[first for first, _, _ in parts], *below, *rows]
+    cells = [[first for first, _, _ in parts], *below, *rows]
+    table: list[Sequence[str]] = [list(map(padded, row)) for row in cells]
     widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
     right = [bool(index) and any(_NUMBER.match(row[index]) for row in rows) for index in range(len(headings))]
     if width is None or sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
@@ -97,7 +98,9 @@ def _lines(
     return [
         _GAP.join(
             row[index].rjust(widths[index]) if right[index] else row[index].ljust(widths[index]) for index in columns
-        ).rstrip()
+        )
+        .rstrip()
+        .replace("\0", "")
         for row in table
     ]
 
@@ -107,4 +110,9 @@ def _below(
 ) -> list[str]:
     """The first column's cells on lines of their own, the others below them."""
     cells = [f"{_GAP}{line}" for line in _lines(table, widths, right, block)]
-    return [line for row, below in zip(table, cells, strict=True) for line in (row[0], below) if line.strip()]
+    return [
+        line
+        for row, below in zip(table, cells, strict=True)
+        for line in (row[0].replace("\0", ""), below)
+        if line.strip()
+    ]

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
+from perfsuite.reports.beside_others import OverTime
 from perfsuite.reports.changes import (
     CaseChange,
     Timed,
@@ -23,7 +24,6 @@ from perfsuite.reports.changes import (
 from perfsuite.reports.document import Grid
 from perfsuite.reports.ids import anchor_of, hosts_of
 from perfsuite.reports.notable import Notable, notable
-from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.stored import Recording
 
 
@@ -80,6 +80,14 @@ class Material:
         """Reasons of cases without a result in any run."""
         there = {result.case for result in self.cases}
         return {node: why for one in self.runs for node, why in one.run.missing.items() if node not in there}
+
+    def left(self, name: str) -> Mapping[str, str]:
+        """Return ``failures``, ``interrupted`` or ``skips`` of all runs, without cases that a later run measured."""
+        found: dict[str, str] = {}
+        for one in self.runs:
+            found = {node: why for node, why in found.items() if node not in one.run.results}
+            found.update(getattr(one.run, name))
+        return found
 
     @functools.cached_property
     def verdicts(self) -> Mapping[str, Verdict]:

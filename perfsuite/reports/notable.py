@@ -29,36 +29,6 @@ _LEAST_SHARE = 0.8
 _LEAST_EXCESS = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlowRank:
-    """A rank or device that is the slowest in nearly every case."""
-
-    name: str
-    """``device host cuda:3``, or ``rank 3`` where ranks share devices."""
-    count: int
-    of: int
-    """Cases with this rank."""
-    excess: float
-    """Relative excess of its time over the median of the other ranks: the median over the cases where it is slowest."""
-    worst_case: str
-    """Where the excess is largest."""
-    cases: tuple[str, ...]
-
-
-def slowest_everywhere(results: Iterable[Result]) -> list[SlowRank]:
-    """Return ranks that are slowest in at least four of five cases of the same ranks, more often than by chance."""
-    places: dict[tuple[str, ...], list[tuple[str, str, float]]] = defaultdict(list)
-    for result in results:
-        measurement = result.measurement if result.outcome == "measured" and result.world_size > 1 else None
-        if measurement is not None and len(measurement.ranks) > 1:
-            ranks = sorted(measurement.ranks, key=lambda rank: rank.rank)
-            names = _names(ranks)
-            slowest, excess = _slowest(ranks, measurement)
-            places[names].append((names[slowest], result.case, excess))
-    found = (_slow_rank(names, members) for names, members in places.items())
-    return [slow for slow in found if slow is not None]
-
-
 def _names(ranks: Sequence[RankFacts]) -> tuple[str, ...]:
     if len({(rank.host, rank.device) for rank in ranks}) < len(ranks):
         return tuple(f"rank {place} of {len(ranks)}" for place in range(len(ranks)))
@@ -75,25 +45,6 @@ def _slowest(ranks: Sequence[RankFacts], measurement: Measurement) -> tuple[int,
     slowest = max(range(len(times)), key=times.__getitem__)
     others = statistics.median(time for place, time in enumerate(times) if place != slowest)
     return slowest, times[slowest] / others - 1 if others > 0 else 0.0
-
-
-def _slow_rank(names: tuple[str, ...], members: list[tuple[str, str, float]]) -> SlowRank | None:
-    counts: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for name, case, excess in members:
-        counts[name].append((excess, case))
-    name, own = max(counts.items(), key=lambda item: len(item[1]))
-    excess = statistics.median(excess for excess, _ in own)
-    often = len(own) >= FEWEST_CASES and len(own) >= _LEAST_SHARE * len(members)
-    if not often or excess < _LEAST_EXCESS or _at_least(len(own), len(members), 1 / len(names)) > CHANCE:
-        return None
-    return SlowRank(
-        name=name,
-        count=len(own),
-        of=len(members),
-        excess=excess,
-        worst_case=max(own)[1],
-        cases=tuple(case for _, case in own),
-    )
 
 
 def _at_least(count: int, of: int, chance: float) -> float:
@@ -278,11 +229,30 @@ def _equal_work(groups: Iterable[tuple[Result, ...]]) -> Iterator[Notable]:
 
 
 def slow_ranks(results: Iterable[Result]) -> Iterator[Notable]:
-    """Yield ranks or devices that nearly all cases wait for."""
-    for slow in slowest_everywhere(results):
-        count = f"{slow.count} of {plural(slow.of, 'case')}"
-        sentence, case = f"{slow.name} is the slowest in {count}, typically by {slow.excess:.1%}", slow.worst_case
-        yield Notable(kind="slowest", case=case, sentence=sentence, sure="likely", effect=slow.excess, cases=slow.cases)
+    """Yield ranks or devices that are slowest in at least four of five cases of equal ranks, more often than by chance.
+
+    The effect is the median excess of the rank's time over the others' in the cases where it is slowest.
+    """
+    places: dict[tuple[str, ...], list[tuple[str, str, float]]] = defaultdict(list)
+    for result in results:
+        measurement = result.measurement if result.outcome == "measured" and result.world_size > 1 else None
+        if measurement is not None and len(measurement.ranks) > 1:
+            ranks = sorted(measurement.ranks, key=lambda rank: rank.rank)
+            names = _names(ranks)
+            slowest, excess = _slowest(ranks, measurement)
+            places[names].append((names[slowest], result.case, excess))
+    for names, members in places.items():
+        counts: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        for name, case, excess in members:
+            counts[name].append((excess, case))
+        name, own = max(counts.items(), key=lambda item: len(item[1]))
+        excess = statistics.median(excess for excess, _ in own)
+        often = len(own) >= FEWEST_CASES and len(own) >= _LEAST_SHARE * len(members)
+        if often and excess >= _LEAST_EXCESS and _at_least(len(own), len(members), 1 / len(names)) <= CHANCE:
+            count = f"{len(own)} of {plural(len(members), 'case')}"
+            sentence = f"{name} is the slowest in {count}, typically by {excess:.1%}"
+            worst, cases = max(own)[1], tuple(case for _, case in own)
+            yield Notable(kind="slowest", case=worst, sentence=sentence, sure="likely", effect=excess, cases=cases)
 
 
 def _slow_pairs(results: Iterable[Result]) -> Iterator[Notable]:

@@ -67,6 +67,12 @@ def expected_of(results: Iterable[Result]) -> list[Expected]:
     return judged
 
 
+def slow_lines(results: Sequence[Result]) -> list[str]:
+    """Return a line per question that has a LOW result or a SLOW device; slow pairs are findings of their own."""
+    bad = [row for row in answers(results, expected_of(results)) if row.mark == "bad" and row.family != "pairs"]
+    return [f"{row.question}: {', '.join(filter(None, (row.best, row.share, row.expected, row.note)))}" for row in bad]
+
+
 def answers(results: Iterable[Result], expected: Iterable[Expected] = ()) -> list[Answer]:
     """Return a row per question: kernels by dtype, memory, collectives, pairs, then other cases with an expectation."""
     measured = [result for result in results if result.outcome == "measured"]

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from perfsuite.base.text import folded, printable
+from perfsuite.base.text import folded, padded, printable
 from perfsuite.base.units import clock_time, plural
 from perfsuite.record.describe import undecided_lines, verdict_counts
 from perfsuite.record.result import Result
@@ -45,12 +44,8 @@ _MARKS: dict[str, tuple[str, Mark]] = {
 """By kind of finding; others are ``?`` and doubtful."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScreenLine:
-    """A line, and how a terminal may colour it."""
-
-    text: str
-    mark: Mark = ""
+ScreenLine = tuple[str, Mark]
+"""A line, and how a terminal may colour it."""
 
 
 def title(run: RunRecord) -> str:
@@ -90,10 +85,10 @@ def screen(
         rows = [row for row in rows if row.mark == "bad"]
     else:
         head += [*_gate(run, width, stores), *_trust(run, width, full)]
-    head += [ScreenLine(text=line, mark=mark) for line, mark in answer_lines(rows, width)]
+    head += [(line, mark) for line, mark in answer_lines(rows, width)]
     for line in family_lines(run.results.values()):
         if not quiet or line[0] == OTHERS:
-            head += [ScreenLine(text=text) for text in _packed(line, width)]
+            head += [(text, "") for text in _packed(line, width)]
     tail = [line for label, place in links for line in _labelled(label, place, width)]
     tail = [*_skips(run, width), *(tail if run.was_interrupted or not quiet else [])]
     return [*head, *notable_lines(findings, width=width, most=MOST_LINES - 1 - len(head) - len(tail)), *tail]
@@ -126,17 +121,28 @@ def _verdict(run: RunRecord, judged: Sequence[Expected], width: int, quiet: bool
 
 def outcome_counts(run: RunRecord) -> str:
     """``216 measured, 28 skipped, 1 failed; 5 min 50 s``."""
-    skipped = len(_skipped(run))
-    after = sum(case in run.failures and one.outcome == "measured" for case, one in run.results.items())
+    counts = case_counts(run.results.values(), run.failures, run.interrupted, run.skips)
+    took = clock_time(run.end.took_s) if run.end is not None and run.end.took_s else ""
+    return "; ".join(filter(None, (counts, took, run.cut)))
+
+
+def case_counts(
+    results: Iterable[Result],
+    failures: Collection[str],
+    interrupted: Collection[str],
+    skips: Mapping[str, str],
+) -> str:
+    """``216 measured, 28 skipped, 1 failed (1 of them measured)``; the reasons of ``skips`` mark expected failures."""
+    results = list(results)
+    after = sum(one.case in failures and one.outcome == "measured" for one in results)
+    skipped = len(_skipped(skips))
     without = {
-        f"failed ({after} of them measured)" if after else "failed": len(run.failures),
-        "interrupted": len(run.interrupted),
+        f"failed ({after} of them measured)" if after else "failed": len(failures),
+        "interrupted": len(interrupted),
         "skipped": skipped,
-        "xfailed": len(run.skips) - skipped,
+        "xfailed": len(skips) - skipped,
     }
-    counts = outcomes(run.results.values(), without=without)
-    counts = counts or "no cases"
-    return f"{counts}; {clock_time(run.end.took_s)}" if run.end is not None and run.end.took_s else counts
+    return outcomes(results, without=without) or "no cases"
 
 
 def outcomes(
@@ -203,14 +209,14 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
             break
         text, left = f"{text}; {printable(part)}", left - 1
     more = f"; + {left} more" if left else ""
-    yield ScreenLine(text="trust".ljust(_LABEL) + _beginning(text, width - _LABEL - len(more)) + more, mark=mark)
+    yield ("trust".ljust(_LABEL) + _beginning(text, width - _LABEL - len(more)) + more, mark)
 
 
 def _packed(line: FamilyLine, width: int) -> list[str]:
     family, parts, further = line
     lines: list[str] = [family.ljust(_LABEL)]
     count = left = len(parts) + further
-    for part in parts:
+    for part in map(padded, parts):
         more = f"   + {left - 1} more" if left > 1 else ""
         last = len(lines) == _FAMILY_LINES
         room = width - len(lines[-1]) - (len(more) if last else 0)
@@ -229,14 +235,14 @@ def _packed(line: FamilyLine, width: int) -> list[str]:
         more = f"   + {left} more"
         lines += [] if len(lines[-1]) + len(more) <= width else [" " * _LABEL]
         lines[-1] += more if lines[-1].strip() else more.strip()
-    return [short for line in lines for short in folded(line, width, " " * _LABEL)]
+    return [short for line in lines for short in folded(line.replace("\0", ""), width, " " * _LABEL)]
 
 
 def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list[ScreenLine]:
     """Return the findings, the gravest first, in at most ``most`` lines; the last line counts the others."""
     if not findings:
         return []
-    lines = [ScreenLine(text="notable")]
+    lines: list[ScreenLine] = [("notable", "")]
     for number, one in enumerate(findings):
         left = len(findings) - number
         own = _finding(one, width)
@@ -244,7 +250,7 @@ def notable_lines(findings: Sequence[Notable], *, width: int, most: int) -> list
         if len(own) > room and number:
             kinds = Counter(rest.kind for rest in findings[number:])
             counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            lines.append(ScreenLine(text=f" . and {left} more: {counts}"))
+            lines.append((f" . and {left} more: {counts}", ""))
             break
         lines += own
     return lines
@@ -254,10 +260,10 @@ def _finding(one: Notable, width: int) -> list[ScreenLine]:
     sign, mark = _MARKS.get(one.kind, ("?", "doubt"))
     case, sentence = printable(one.case), printable(one.sentence, _LONGEST)
     together = f" {sign} {sentence}   {case}".rstrip()
-    if len(together) <= width:
-        return [ScreenLine(text=together, mark=mark)]
+    if len(padded(together)) <= width:
+        return [(together, mark)]
     texts = [*folded(f" {sign} {sentence}", width, "   "), *([f"   {case}"] if case else [])]
-    return [ScreenLine(text=text, mark=mark) for text in texts]
+    return [(text, mark) for text in texts]
 
 
 def skip_reasons(skips: Iterable[str]) -> list[tuple[str, int]]:
@@ -269,22 +275,22 @@ def _beginning(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
-def _skipped(run: RunRecord) -> list[str]:
+def _skipped(skips: Mapping[str, str]) -> list[str]:
     """Return the reasons of skipped cases; those that failed as expected are left out."""
-    return [reason for reason in run.skips.values() if not reason.startswith(XFAILED)]
+    return [reason for reason in skips.values() if not reason.startswith(XFAILED)]
 
 
 def _skips(run: RunRecord, width: int) -> list[ScreenLine]:
-    skipped = _skipped(run)
+    skipped = _skipped(run.skips)
     reasons = skip_reasons(skipped)
     if not reasons:
         return []
     named = "; ".join(f"{count} x {reason}" for reason, count in reasons[:_REASONS])
     more = f"; {plural(len(reasons) - _REASONS, 'other reason')}" if len(reasons) > _REASONS else ""
-    return [ScreenLine(text=text) for text in folded(f" . skipped {len(skipped)}: {named}{more}", width, "   ")]
+    return [(text, "") for text in folded(f" . skipped {len(skipped)}: {named}{more}", width, "   ")]
 
 
 def _labelled(label: str, text: str, width: int, mark: Mark = "") -> list[ScreenLine]:
     plain = printable(text, max(4 * width, _LONGEST))
     start = label.ljust(_LABEL) if label else ""
-    return [ScreenLine(text=line, mark=mark) for line in folded(start + plain, width, " " * _LABEL)]
+    return [(line, mark) for line in folded(start + plain, width, " " * _LABEL)]

@@ -16,10 +16,11 @@ from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.changes import changes_of_verdicts, changes_sentence
+from perfsuite.reports.changes import changes_of_verdicts, changes_sentence, failing_suite, without_memory
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
+from perfsuite.reports.questions import slow_lines
 from perfsuite.reports.screen import accepted, outcome_counts, skip_reasons
 
 LIMIT_BYTES = 64_000
@@ -36,18 +37,18 @@ def first_sentence(run: RunRecord) -> str:
     """
     verdicts = run.gate.verdicts if run.gate is not None else ()
     judged = run.gate.by_case if run.gate is not None else {}
-    oom = [case for case, one in run.results.items() if one.outcome == "out_of_memory"]
     apart = sum(verdict.name in ("no-baseline", "learning", "not-comparable") for verdict in verdicts)
     without = f"{apart} without a baseline" if apart else ""
     if apart and apart == len(verdicts):
         measured = sum(one.outcome == "measured" for one in run.results.values())
         without = f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with"
-    fails = run.gate is not None and run.gate.suite is not None and run.gate.fails(run.gate.suite)
     sentence = changes_sentence(
         changes_of_verdicts(verdicts),
-        failed=len(run.failures) + len(run.interrupted),
-        out_of_memory=sum(not (case in judged and judged[case].name == "pass") for case in oom),
-        suite=_text(run.gate.suite_line) if run.gate is not None and fails else "",
+        failed=len(run.failures),
+        interrupted=len(run.interrupted),
+        cut=run.cut,
+        out_of_memory=without_memory(run.results.values(), judged),
+        suite=_text(failing_suite([run.gate])),
         apart=without,
         name=code_text,
     )
@@ -68,9 +69,10 @@ def markdown_summary(run: RunRecord, findings: Sequence[Notable], *, show_hosts:
     lines.add(f"**perfsuite**: {first_sentence(run)}")
     lines.add("")
     lines.add(public(_about(run)))
-    if run.end is not None and run.end.remarks:
+    measured = [one for one in run.results.values() if one.outcome == "measured"]
+    if remarks := (run.end.remarks if run.end is not None else ()) or slow_lines(measured):
         lines.add("")
-        lines.rows(f"- {public(remark)}" for remark in run.end.remarks[:_NOTABLE])
+        lines.rows(f"- {public(remark)}" for remark in remarks[:_NOTABLE])
     if findings:
         lines.add("")
         kept = lines.rows(

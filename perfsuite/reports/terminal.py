@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from perfsuite.base.text import listed
-from perfsuite.base.units import format_seconds, plural, readable_rate, significant
-from perfsuite.metrics import REGISTRY, is_headline
+from perfsuite.base.collectives import busbw_factor
+from perfsuite.base.text import folded, listed, printable
+from perfsuite.base.units import format_seconds, plural, readable_rate, readable_unit, significant
+from perfsuite.metrics import REGISTRY, AlphaBeta, fit_alpha_beta, is_headline
 from perfsuite.metrics.disturbance import disturbance
-from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Metric, Peak, Result
-from perfsuite.reports.alpha_beta import fit_collectives, fits_grid
+from perfsuite.record.describe import phrases
+from perfsuite.record.result import ABOVE_MEASURED_PEAK, ClockFacts, Measurement, Metric, Peak, Result
+from perfsuite.record.verdict import Verdict
 from perfsuite.reports.devices import BURST_NOTE, burst, every_device_grid
+from perfsuite.reports.document import Grid
+from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.layout import grid_lines, lay_out
 from perfsuite.reports.pairs import pair_grids
 from perfsuite.reports.pipeline import pipeline_grids
@@ -157,7 +163,6 @@ def _samples(row: Result) -> str:
 
 
 def _notes(rows: Sequence[Result], reused: Collection[str]) -> list[str]:
-    """Return the reasons for missing values and shares, each once."""
     cases: dict[str, list[str]] = {}
     for row in rows:
         for metric in row.metrics:
@@ -225,3 +230,141 @@ def tables(
         *pipeline_grids(results),
     ]
     return [*metric_tables(results, width, verdicts=verdicts, reused=reused), *grid_lines(grids, width)]
+
+
+_UNSET: tuple[object, ...] = (None, "", False, {}, [], ())
+
+
+def case_facts(result: Result) -> Iterator[tuple[str, str]]:
+    """How a case was set up and timed: label and text."""
+    parameters = {name: value for name, value in result.parameters.items() if value not in _UNSET}
+    if parameters:
+        yield "parameters", ", ".join(f"{name}={json.dumps(value, default=str)}" for name, value in parameters.items())
+    measurement = result.measurement
+    if measurement is not None and measurement.times_s and result.outcome == "measured":
+        times = sorted(measurement.times_s)
+        steady = "" if measurement.warmup_steady else "; the warm-up ended before the time per iteration was steady"
+        median, least, most = (format_seconds(time_s) for time_s in (measurement.median_s, times[0], times[-1]))
+        yield (
+            "timed",
+            f"{plural(len(times), 'sample')} of {plural(measurement.iterations, 'iteration')}, {measurement.backend}, "
+            f"{measurement.process} processes: median {median}, {least} to {most}"
+            f"{f'; disturbed: {reason}' if (reason := disturbance(result)) else ''}{steady}",
+        )
+    elif result.outcome == "measured":
+        yield "timed", f"median {format_seconds(result.median_s)}"
+
+
+def case_metrics(result: Result) -> Iterator[tuple[str, str]]:
+    """Every metric of a case with its value, unit, share of the peak, and the interval where it has one."""
+    values = {metric.name: metric.value for metric in result.metrics}
+    intervals = {name: REGISTRY[name].interval or () for name in values if name in REGISTRY}
+    ends = {end for interval in intervals.values() for end in interval}
+    for metric in result.metrics:
+        if metric.name in ends:
+            continue
+        if metric.value is None:
+            yield metric.name, f"unknown: {metric.note}" if metric.note else "unknown"
+            continue
+        interval = (values.get(end) for end in intervals.get(metric.name, ()))
+        ends_known = [significant(value, 2) for value in interval if value is not None]
+        between = f" ({' to '.join(ends_known)})" if len(set(ends_known)) == 2 else ""
+        figure = f"{significant(metric.value)}{between} {metric.unit}".strip()
+        yield metric.name, f"{figure}  {share_of_peak(metric, result)}".strip()
+
+
+def case_grids(measurement: Measurement) -> Iterator[Grid]:
+    """Spans of a step and its ranks."""
+    spans = tuple(
+        (span.name, format_seconds(span.time_s), f"{span.count:g}", f"r{span.slowest_rank}")
+        for span in measurement.spans
+    )
+    if spans:
+        yield Grid(title="", columns=("span", "time", "count", "slowest"), rows=spans)
+    name, unit = readable_unit([rank.max_rss_bytes for rank in measurement.ranks])
+    ranks = tuple(
+        (
+            *(str(rank.rank), rank.device, str(rank.threads)),
+            *map(format_seconds, (rank.median_s, rank.min_s, rank.max_s)),
+            *(f"{rank.cpu_share:.0%}", significant(rank.max_rss_bytes / unit, 3)),
+        )
+        for rank in measurement.ranks
+    )
+    columns = ("rank", "device", "threads", "median", "least", "most", "CPU share", f"RSS\n{name}")
+    yield Grid(title="", columns=columns, rows=ranks)
+
+
+def case_lines(result: Result, verdict: Verdict | None, width: int) -> Iterator[str]:
+    """All of it in lines for a terminal, the verdict last."""
+    yield printable(result.case, 10_000)
+    about = f"{result.platform}, ranks {result.world_size}, {result.outcome} {result.detail}".strip()
+    facts = [f"{label}  {text}" for label, text in case_facts(result)]
+    metrics = list(case_metrics(result))
+    widest = max((len(name) for name, _ in metrics), default=0)
+    for line in (about, *facts, *(f"{name.ljust(widest)}  {text}" for name, text in metrics)):
+        yield from folded(f"  {printable(line, 2000)}", width, "    ")
+    for grid in case_grids(result.measurement) if result.measurement is not None else ():
+        yield from (f"  {line}" for line in lay_out(grid.columns, grid.rows, width - 2))
+    for phrase in phrases(verdict) if verdict is not None else ():
+        yield from folded(f"  {printable(phrase)}", width, "    ")
+
+
+LEAST_SIZES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveFit:
+    """The fit of one collective on so many ranks in one dtype."""
+
+    collective: str
+    world_size: int
+    dtype: str
+    sizes: int
+    """Different message sizes that were measured."""
+    fit: AlphaBeta | None
+    """None where no straight line can be fitted; ``reason`` then says why."""
+    reason: str = ""
+
+    @property
+    def busbw_limit_gb_per_s(self) -> float | None:
+        """busbw that large messages approach, GB/s."""
+        return None if self.fit is None else self.fit.beta_gb_per_s * busbw_factor(self.collective, self.world_size)
+
+
+def fit_collectives(results: Iterable[Result]) -> tuple[CollectiveFit, ...]:
+    """A fit per collective, world size and dtype that was measured at three sizes or more, in order of appearance."""
+    points: dict[tuple[str, int, str], dict[float, float]] = {}
+    for result in results:
+        if result.outcome == "measured" and result.work.collective and result.work.message_bytes:
+            key = (result.work.collective, result.world_size, result.work.dtype)
+            points.setdefault(key, {})[result.work.message_bytes] = result.median_s
+    return tuple(_fit(*key, list(times.items())) for key, times in points.items() if len(times) >= LEAST_SIZES)
+
+
+def _fit(collective: str, world_size: int, dtype: str, points: list[tuple[float, float]]) -> CollectiveFit:
+    fit, reason = None, ""
+    try:
+        fit = fit_alpha_beta(points)
+    except ValueError as error:
+        reason = str(error)
+    return CollectiveFit(
+        collective=collective, world_size=world_size, dtype=dtype, sizes=len(points), fit=fit, reason=reason
+    )
+
+
+def fits_grid(fits: Sequence[CollectiveFit]) -> Grid:
+    """Return the fits with the standard errors of their parameters."""
+    names = ("ranks", "dtype", "alpha\nus", "beta\nGB/s", "busbw\nlimit", "misfit", "sizes")
+    rows = []
+    for one in fits:
+        fit, limit = one.fit, one.busbw_limit_gb_per_s
+        figures = ("-", "-", "-", one.reason)
+        if fit is not None and limit is not None:
+            figures = (
+                f"{fit.alpha_us:.4g} ±{fit.alpha_error_us:.2g}",
+                f"{fit.beta_gb_per_s:.4g} ±{fit.beta_error_gb_per_s:.2g}",
+                f"{limit:.4g}",
+                f"{fit.misfit:.0%}{'' if fit.trusted else ' not a line'}",
+            )
+        rows.append((one.collective, str(one.world_size), one.dtype, *figures, str(one.sizes)))
+    return Grid(title="", columns=("t(S) = alpha + S / beta", *names), rows=tuple(rows))

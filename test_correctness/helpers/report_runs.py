@@ -12,8 +12,7 @@ from perfsuite.record.result import ClockFacts, Metric, Peak, Peaks, Record, Res
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
 from perfsuite.reports.stored import Recording
-from perfsuite.reports.tables.report import report
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES, report
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 

@@ -18,10 +18,10 @@ from typing import Any
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import write_file
 from perfsuite.base.text import visible
+from perfsuite.reports.beside_others import OverTime
 from perfsuite.reports.document import Chart, Charts, Grid, Section, Words
 from perfsuite.reports.ids import anchor_of, numbered
 from perfsuite.reports.material import Material
-from perfsuite.reports.over_time import OverTime
 from perfsuite.reports.page.charts.look import MEASURED_PX, SHOWN_PX
 from perfsuite.reports.page.sections import SECTIONS
 from perfsuite.reports.page.sections.history import history_section
@@ -70,7 +70,7 @@ def named(svg: str, name: str, prefix: str) -> str:
 
 MOST_CHARTS = 24
 SIMULATED = "SIMULATED DEVICES: no time here is a measurement"
-_FIGURE = re.compile(r"[-+]?\d|x \d|\[[-+]?\d|< ?\d")
+_FIGURE = re.compile(r"[-+~]?\d|x \d|\[[-+]?\d|< ?\d")
 """The beginning of a cell in a column of numbers."""
 _HASH = re.compile(r"(?=.*[a-f])[0-9a-f]{7,}")
 _LONGEST_FIGURE = 34
@@ -149,7 +149,6 @@ def _render(
 
 
 def _shipped(name: str) -> str:
-    """Return a file of the folder of templates."""
     return (resources.files("perfsuite.reports.page") / "templates" / name).read_text(encoding="utf-8")
 
 

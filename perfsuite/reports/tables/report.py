@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.text import code_text, listed, without_paths
@@ -13,11 +14,11 @@ from perfsuite.reports.screen import accepted
 from perfsuite.reports.stored import Recording
 from perfsuite.reports.tables.case import TableCase
 from perfsuite.reports.tables.environment import environment_grids, peaks_grid, topology_lines
-from perfsuite.reports.tables.grids import grids_of
-from perfsuite.reports.tables.markdown import escape, markdown
+from perfsuite.reports.tables.grids import escape, grids_of, markdown
+from perfsuite.reports.tables.methods import METHODS
 from perfsuite.reports.tables.recording import ReportCases, gathered, projected_cases, scaled, table_cases
 from perfsuite.reports.tables.spec import Style
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.training import FLAGPERF, LATTE, ONEFLOW, OPENSORA
 from perfsuite.suite import runnable
 
 _NAMED = 4
@@ -154,3 +155,9 @@ def _require_rows(style: Style, recordings: Sequence[Recording], material: Repor
     raise ConfigurationError(
         f"style {style.name} has no table for the cases of {names} ({there}); choose {fitting}, or run {needs}"
     )
+
+
+STYLES: Mapping[str, Style] = MappingProxyType(
+    {style.name: style for style in (OPENSORA, LATTE, FLAGPERF, ONEFLOW, METHODS)}
+)
+"""In the order of the reports."""

@@ -175,7 +175,6 @@ def _best_width(timeline: Timeline, length_s: float) -> float:
 
 
 def _add_lane(root: ElementTree.Element, scale: Scale, rank: int, name: str, figures: str) -> None:
-    """Draw the frame of a rank's lane, its name and its figures."""
     top = top_of(rank)
     shape(root, "rect", x=LEFT, y=top, width=scale.width, height=LANE, fill="white", stroke="#bbbbbb")
     line = top + LANE / 2 + 4
@@ -184,7 +183,6 @@ def _add_lane(root: ElementTree.Element, scale: Scale, rank: int, name: str, fig
 
 
 def _add_box(root: ElementTree.Element, scale: Scale, event: TimelineEvent, turn: int) -> None:
-    """Draw an action or a wait."""
     top, left, right = top_of(event.rank), scale.x(event.start_s), scale.x(event.end_s)
     fill = "url(#wait)" if event.kind == "wait" else shade(event.kind, turn)
     size: dict[str, Any] = {"x": left, "y": top, "width": right - left, "height": LANE}
@@ -284,14 +282,12 @@ def _entry_width(meaning: str) -> float:
 
 
 def _add_heading(root: ElementTree.Element, timeline: Timeline, title: str) -> None:
-    """Draw title and figures."""
     style = {"font_size": str(_TITLE_SIZE), "font_weight": "bold"}
     shape(root, "text", _heading(timeline, title), x=LEFT, y=20, **style)
     shape(root, "text", _figures(timeline), x=LEFT, y=38, fill=GREY)
 
 
 def _add_legend(root: ElementTree.Element, timeline: Timeline) -> None:
-    """Draw the legend."""
     x, y = float(LEFT), 50.0
     for drawn, meaning in _entries(timeline):
         _sample(root, drawn, x, y)

@@ -12,13 +12,13 @@ from perfsuite.metrics.disturbance import disturbance
 from perfsuite.record.describe import describe, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
-from perfsuite.reports.case_details import case_facts, case_metrics
 from perfsuite.reports.checklist import answers, facts_of
 from perfsuite.reports.document import OPEN_ROWS, Block, CaseRow, CaseTable, Grid, Section, Table, Words, grid
 from perfsuite.reports.ids import anchor_of, named
 from perfsuite.reports.material import Material, named_run, recordings
 from perfsuite.reports.page.sections.verdict import commit_of
 from perfsuite.reports.tables.environment import environment_grids
+from perfsuite.reports.terminal import case_facts, case_metrics
 
 _ROWS_BYTES, _DETAILS_BYTES = 2_600_000, 900_000
 """Maximum bytes of rows and of details on a page of 5 MB; failed and slow cases get their details first."""
@@ -171,7 +171,6 @@ def environment(material: Material) -> Section | None:
 
 
 def _run_facts(material: Material) -> Grid:
-    """Return a column per run."""
     recordings_ = (*material.runs, *((material.base,) if material.base else ()))
     facts = [dict(_facts_of(one.run)) for one in recordings_]
     labels = dict.fromkeys(label for one in facts for label in one)

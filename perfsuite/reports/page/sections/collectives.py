@@ -8,14 +8,14 @@ from typing import Any
 from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.units import format_seconds, plural, readable_rate, scaled, size
 from perfsuite.record.result import Result
-from perfsuite.reports.alpha_beta import CollectiveFit, fit_collectives, fits_grid
 from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid_of, spread_out
-from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.families import drawable, marked, share_of_peak
 from perfsuite.reports.ids import kernel_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
-from perfsuite.reports.page.charts.curves import bandwidth
+from perfsuite.reports.page.charts.rows import bandwidth
 from perfsuite.reports.pairs import PairMatrix, pair_grids, pair_matrices
+from perfsuite.reports.terminal import CollectiveFit, fit_collectives, fits_grid
 
 _MOST_DRAWN = 16
 """Maximum ranks of a matrix that is drawn; a larger one is only a table."""
@@ -105,6 +105,7 @@ def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[Colle
     counts = sorted({case.world_size for case in members})
     drawn = counts if len(counts) <= _MOST_RANKS else counts[:: -(-len(counts) // _MOST_RANKS)]
     unit, times = readable_rate([case.values["busbw_gb_per_s"] for case in members], "GB/s")
+    calm, disturbed = drawable(members)
     points = [
         {
             "bytes": message_bytes(case),
@@ -113,9 +114,13 @@ def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[Colle
             "tip": f"{size(message_bytes(case))} on {case.world_size} ranks: "
             f"{scaled(case.values['busbw_gb_per_s'] * 1e9, 'B/s')} bus, {format_seconds(case.median_s, 3)}",
         }
-        for case in spread_out(members, _MOST_POINTS)
+        for case in spread_out(calm, _MOST_POINTS)
         if case.world_size in drawn and case.values["busbw_gb_per_s"] > 0
     ]
+    title = f"{name} {kind}".strip()
+    grid = _points(members, "", disturbed, one=True)
+    if not points:
+        return Chart(title=title, spec={}, grid=grid)
     low, high = (pick(float(str(point["bytes"])) for point in points) for pick in (min, max))
     curves = []
     for fit in fits:
@@ -128,11 +133,10 @@ def _chart(name: str, kind: str, members: Sequence[Result], fits: Sequence[Colle
     peak = next((peak for case in members if (peak := case.peak("busbw_gb_per_s"))), None)
     spec = bandwidth(points, curves, [str(count) for count in drawn], peak.value * times if peak else None, unit)
     bound = f"dotted: link peak, {peak.value:.4g} GB/s ({peak.kind})" if peak else "the link peak is unknown"
-    title = f"{name} {kind}".strip()
-    return Chart(title=title, spec=spec, grid=_points(members, "", one=True), caption=f"lines: fit; {bound}")
+    return Chart(title=title, spec=spec, grid=grid, caption=f"lines: fit; {bound}")
 
 
-def _points(members: Sequence[Result], title: str, *, one: bool = False) -> Grid:
+def _points(members: Sequence[Result], title: str, notes: Sequence[str] = (), *, one: bool = False) -> Grid:
     """Return a row per case; ``one``: all are of one collective and dtype, so their columns are left out."""
     ordered = sorted(members, key=lambda case: (collective(case), dtype(case), case.world_size, message_bytes(case)))
     columns: dict[str, Callable[[Result], str]] = {
@@ -140,9 +144,9 @@ def _points(members: Sequence[Result], title: str, *, one: bool = False) -> Grid
         "dtype": dtype,
         "ranks": lambda case: str(case.world_size),
         "message": lambda case: size(message_bytes(case)),
-        "time": lambda case: format_seconds(case.median_s, 3),
+        "time": lambda case: marked(case, format_seconds(case.median_s, 3)),
         "algbw": lambda case: scaled(case.values.get("algbw_gb_per_s", 0.0) * 1e9, "B/s"),
-        "busbw": lambda case: scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s"),
+        "busbw": lambda case: marked(case, scaled(case.values["busbw_gb_per_s"] * 1e9, "B/s")),
         "share of link": lambda case: share_of_peak(case.metric("busbw_gb_per_s"), case),
     }
-    return grid_of(ordered, dict([*columns.items()][2 * one :]), (), title)
+    return grid_of(ordered, dict([*columns.items()][2 * one :]), notes, title)

@@ -23,10 +23,10 @@ from perfsuite.reports.document import (
     left_out,
     spread_out,
 )
-from perfsuite.reports.families import share_of_peak
+from perfsuite.reports.families import drawable, marked, share_of_peak
 from perfsuite.reports.ids import words_of
 from perfsuite.reports.material import Material
-from perfsuite.reports.page.charts import curves, rows
+from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
 from perfsuite.reports.page.sections.training import short
 from perfsuite.statistics.robust import median
@@ -56,7 +56,8 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
     """Return a chart of the products with known factors, and a table of all products."""
     if not products:
         return None
-    shaped = [(case, figure) for case in products if (figure := _intensity(case)) is not None]
+    calm, disturbed = drawable(products)
+    shaped = [(case, figure) for case in calm if (figure := _intensity(case)) is not None]
     drawn = spread_out(shaped, _MOST_POINTS)
     unit, per_tflops = readable_rate([case.values["tflops"] for case, _ in drawn], "TFLOPS")
     points: list[dict[str, Any]] = [
@@ -71,18 +72,18 @@ def _roofline(products: Sequence[Result], streams: Sequence[Result], material: M
     columns: dict[str, Callable[[Result], str]] = {
         "case": lambda case: case.name,
         "dtype": lambda case: str(case.parameters.get("dtype", "")),
-        "rate": _rate,
+        "rate": lambda case: marked(case, _rate(case)),
         "share of peak": lambda case: share_of_peak(case.metric("tflops"), case),
-        "time": lambda case: format_seconds(case.median_s, 3),
+        "time": lambda case: marked(case, format_seconds(case.median_s, 3)),
         "operations per byte": lambda case: f"{figure:.3g}" if (figure := _intensity(case)) else "",
     }
-    table = grid_of(products, columns, _peak_notes(products, "tflops"))
+    table = grid_of(products, columns, [*_peak_notes(products, "tflops"), *disturbed])
     if not points:
         return Chart(title="Products", spec={}, grid=table)
     dtypes = list(dict.fromkeys(point["dtype"] for point in points))
     roofs, legend = _roofs(points, products, streams, material, per_tflops)
     caption = "; ".join(filter(None, (legend, left_out(len(points), len(shaped)))))
-    spec = curves.roofline(points, roofs, dtypes, unit.replace("FLOPS", "OPS") if _is_integer(dtypes) else unit)
+    spec = rows.roofline(points, roofs, dtypes, unit.replace("FLOPS", "OPS") if _is_integer(dtypes) else unit)
     return Chart(title="Roofline by dtype", spec=spec, grid=table, caption=caption)
 
 
@@ -153,7 +154,8 @@ def _peak_notes(cases: Sequence[Result], name: str) -> list[str]:
 def _bandwidth(streams: Sequence[Result]) -> Chart | None:
     if not streams:
         return None
-    drawn = spread_out(streams, MOST_BARS)
+    calm, disturbed = drawable(streams)
+    drawn = spread_out(calm, MOST_BARS)
     names = labels(list(map(short, drawn)))
     unit, times = readable_rate([case.values["gb_per_s"] for case in drawn], "GB/s")
     values = []
@@ -166,18 +168,17 @@ def _bandwidth(streams: Sequence[Result]) -> Chart | None:
     kinds = list(dict.fromkeys(str(value["what"]) for value in values))
     columns: dict[str, Callable[[Result], str]] = {
         "case": lambda case: case.name,
-        "bandwidth": lambda case: scaled(case.values["gb_per_s"] * 1e9, "B/s"),
+        "bandwidth": lambda case: marked(case, scaled(case.values["gb_per_s"] * 1e9, "B/s")),
         "share of peak": lambda case: share_of_peak(case.metric("gb_per_s"), case),
-        "time": lambda case: format_seconds(case.median_s, 3),
+        "time": lambda case: marked(case, format_seconds(case.median_s, 3)),
         "remark": lambda case: case.metric("gb_per_s").note,
     }
-    table = grid_of(streams, columns, _peak_notes(streams, "gb_per_s"))
-    cached = any("cache-resident" in row[-1] for row in table.rows)
+    table = grid_of(streams, columns, [*_peak_notes(streams, "gb_per_s"), *disturbed])
+    cached = any("cache-resident" in case.metric("gb_per_s").note for case in drawn)
     caption = "above the peak: data in a cache, see the table" if cached else ""
-    caption = "; ".join(filter(None, (caption, left_out(len(drawn), len(streams)))))
-    return Chart(
-        title="Memory and host link", spec=rows.several(values, names, kinds, unit), grid=table, caption=caption
-    )
+    caption = "; ".join(filter(None, (caption, left_out(len(drawn), len(calm)))))
+    spec = rows.several(values, names, kinds, unit) if drawn else {}
+    return Chart(title="Memory and host link", spec=spec, grid=table, caption=caption)
 
 
 def _every_device(material: Material) -> list[Block]:

@@ -13,12 +13,12 @@ from perfsuite.base.units import plural
 from perfsuite.history.describe import steps_between, where
 from perfsuite.history.findings import SUITE, Findings, HistoryChange
 from perfsuite.history.git import short
+from perfsuite.reports.beside_others import OverTime, history_grids
 from perfsuite.reports.document import Block, Chart, Charts, Grid, Section, Table, Words, grid
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material
-from perfsuite.reports.over_time import OverTime, history_grids
-from perfsuite.reports.page.charts.curves import over_sessions
 from perfsuite.reports.page.charts.look import time_unit
+from perfsuite.reports.page.charts.rows import over_sessions
 
 BESIDE_RUNS = 6
 """Maximum charts of a history on the page of a run."""
@@ -50,7 +50,6 @@ def history_section(over_time: OverTime, most: int) -> Section:
 
 
 def _sentence(by_case: Mapping[str, Sequence[HistoryChange]], charts: int) -> str:
-    """Return the number of cases that changed."""
     cases = [case for case in by_case if case != SUITE]
     slower = sum(math.prod(change.ratio.value for change in by_case[case]) > 1 for case in cases)
     changed = f"{plural(len(cases), 'case')} changed: {slower} slower, {len(cases) - slower} faster"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from perfsuite.base.units import change, interval
+from perfsuite.base.units import change
 from perfsuite.record.result import Result
-from perfsuite.reports.changes import ratio, tone_of
-from perfsuite.reports.document import MOST_BARS, Chart, Charts, Section, Tone, grid_of, left_out
+from perfsuite.reports.changes import CaseChange, ratio, tone_of
+from perfsuite.reports.document import MOST_BARS, Chart, Charts, Section, grid_of, left_out
 from perfsuite.reports.ids import test_of, words_of
 from perfsuite.reports.material import Material
 from perfsuite.reports.page.charts import rows
@@ -25,32 +24,8 @@ _FOLLOWS = frozenset(("mesh", "builds"))
 """Parameters that do not count as an option."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Effect:
-    case: Result
-    base: Result
-    effect: float
-    low: float | None
-    high: float | None
-
-    @property
-    def tone(self) -> Tone:
-        return tone_of(self.effect, self.low, self.high)
-
-    @property
-    def between(self) -> str:
-        return "" if self.low is None or self.high is None else interval(self.low, self.high)
-
-    @property
-    def tip(self) -> str:
-        base = words_of(self.base.case)
-        return f"{self.case.name} against {base}: {change(self.effect)} {self.between}, {self.word}".replace(" ,", ",")
-
-    @property
-    def word(self) -> str:
-        if self.low is None:
-            return "unsure: one run each"
-        return {"bad": "slower", "good": "faster"}.get(self.tone, "not shown")
+_Effect = tuple[Result, Result, CaseChange]
+"""A case, its base without the option, and the change of the time per sample."""
 
 
 def section(material: Material) -> Section | None:
@@ -58,17 +33,17 @@ def section(material: Material) -> Section | None:
     effects = list(_effects(material))
     if not effects:
         return None
-    ordered = sorted(effects, key=lambda effect: (effect.tone == "plain", -abs(effect.effect)))
-    drawn = sorted(ordered[: 2 * MOST_BARS], key=lambda effect: -effect.effect)
+    ordered = sorted(effects, key=lambda one: (one[2].tone == "plain", -abs(one[2].effect or 0)))
+    drawn = sorted(ordered[: 2 * MOST_BARS], key=lambda one: -(one[2].effect or 0))
     columns: dict[str, Callable[[_Effect], str]] = {
-        "option": lambda one: one.case.name,
-        "base": lambda one: words_of(one.base.case),
-        "change of the time": lambda one: change(one.effect),
-        "95 % interval": lambda one: one.between,
-        "result": lambda one: one.word,
+        "option": lambda one: one[0].name,
+        "base": lambda one: words_of(one[1].case),
+        "change of the time": lambda one: change(one[2].effect or 0),
+        "95 % interval": lambda one: one[2].between.strip(),
+        "result": lambda one: one[2].word,
     }
     note = "change: time per sample of the batch against the base; 95 % intervals come from several runs"
-    table = grid_of(sorted(effects, key=lambda effect: effect.case.case), columns, [note])
+    table = grid_of(sorted(effects, key=lambda one: one[0].case), columns, [note])
     title, caption = "Change of the time per sample", left_out(len(drawn), len(effects))
     charts = [Chart(title=title, spec=_spec(drawn[:MOST_BARS]), grid=table, caption=caption)]
     if len(drawn) > MOST_BARS:
@@ -77,19 +52,18 @@ def section(material: Material) -> Section | None:
 
 
 def _spec(effects: Sequence[_Effect]) -> Mapping[str, Any]:
-    names = labels([_name(effect) for effect in effects])
-    values = [
-        {"row": row, "at": e.effect, "low": e.low, "high": e.high, "tone": e.tone, "tip": e.tip}
-        for row, e in zip(names, effects, strict=True)
+    tips = [
+        f"{case.name} against {words_of(base.case)}: {change(one.effect or 0)}{one.between}, {one.word}"
+        for case, base, one in effects
     ]
-    return rows.forest(values, names, "change of the time; right is slower")
+    return rows.changes([one for *_, one in effects], labels(list(map(_name, effects))), tips)
 
 
 def _name(effect: _Effect) -> str:
     """Return the words of the id that differ from the base, after the name of the test."""
-    base = set(words_of(effect.base.case).split("-"))
-    words = [word for word in words_of(effect.case.case).split("-") if word not in base]
-    return f"{test_of(effect.case.case).removeprefix('test_')}: {'-'.join(words)}" if words else short(effect.case)
+    case, base, _ = effect
+    words = [word for word in words_of(case.case).split("-") if word not in words_of(base.case).split("-")]
+    return f"{test_of(case.case).removeprefix('test_')}: {'-'.join(words)}" if words else short(case)
 
 
 def _effects(material: Material) -> Iterator[_Effect]:
@@ -108,7 +82,12 @@ def _effects(material: Material) -> Iterator[_Effect]:
             if case is not base and any(case.parameters.get(name) != base.parameters.get(name) for name in names):
                 quotient = ratio(*(_per_sample(one, material.times_s(one)) for one in (base, case)))
                 if quotient is not None:
-                    yield _Effect(case=case, base=base, effect=quotient[0], low=quotient[1], high=quotient[2])
+                    effect, low, high = quotient
+                    tone = tone_of(effect, low, high)
+                    word = {"bad": "slower", "good": "faster"}.get(tone, "not shown")
+                    word = "unsure: one run each" if low is None else word
+                    found = CaseChange(node=case.case, effect=effect, low=low, high=high, word=word, tone=tone)
+                    yield case, base, found
 
 
 def _tokens(case: Result) -> list[str]:

@@ -27,15 +27,16 @@ from perfsuite.reports.document import (
     left_out,
     spread_out,
 )
+from perfsuite.reports.families import drawable, marked
 from perfsuite.reports.ids import class_of, test_of, without_ranks, words_of
 from perfsuite.reports.material import Material, recordings
-from perfsuite.reports.page.charts import curves, rows
+from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels, shortened, time_unit
 from perfsuite.reports.pipeline import binding_sentence, pipeline_row
 from perfsuite.reports.scaling import Scaling, scaling_grid, scalings
 from perfsuite.reports.tables.grids import grids_of
 from perfsuite.reports.tables.recording import gathered
-from perfsuite.reports.tables.styles import STYLES
+from perfsuite.reports.tables.report import STYLES
 from perfsuite.reports.timelines.picture import timeline_svg
 
 MOST_MODELS = 2
@@ -99,10 +100,11 @@ def _stacks(cases: Sequence[Result], parts: _Parts) -> list[Chart]:
 
 
 def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
-    drawn = spread_out(cases)
+    calm, disturbed = drawable(cases) if parts.unit == "s" else (cases, [])
+    drawn = spread_out(calm)
     labelled = labels([short(case) for case in drawn])
     whole = [sum(max(0.0, parts.amount(case, name) or 0.0) for name in parts.names) for case in drawn]
-    unit, in_unit = time_unit(max(whole)) if parts.unit == "s" else readable_unit(whole)
+    unit, in_unit = time_unit(max(whole, default=1.0)) if parts.unit == "s" else readable_unit(whole)
     values = [
         {
             "row": row,
@@ -114,11 +116,15 @@ def _stack(cases: Sequence[Result], parts: _Parts, title: str) -> Chart:
         for row, case in zip(labelled, drawn, strict=True)
         for place, name in enumerate(parts.names)
     ]
-    cells = [(case.name, *(parts.text(parts.amount(case, name)) for name in parts.names)) for case in cases[:MOST_ROWS]]
-    table = grid(("case", *parts.names), cells, of=len(cases))
+    mark = marked if parts.unit == "s" else lambda _, text: text
+    cells = [
+        (case.name, *(mark(case, parts.text(parts.amount(case, name))) for name in parts.names))
+        for case in cases[:MOST_ROWS]
+    ]
+    table = grid(("case", *parts.names), cells, disturbed, of=len(cases))
     axis = f"{unit} per {'step' if parts.unit == 's' else 'device'}"
-    spec = rows.stack(values, labelled, list(parts.names), axis)
-    return Chart(title=title, spec=spec, grid=table, caption=left_out(len(drawn), len(cases)))
+    spec = rows.stack(values, labelled, list(parts.names), axis) if drawn else {}
+    return Chart(title=title, spec=spec, grid=table, caption=left_out(len(drawn), len(calm)))
 
 
 def _exposed(cases: Sequence[Result]) -> Iterator[Chart]:
@@ -168,12 +174,12 @@ def _throughput(cases: Sequence[Result]) -> Grid:
     mfu = f"MFU ({', '.join(conventions)})" if conventions else "MFU"
 
     def rate(name: str) -> Callable[[Result], str]:
-        return lambda case: count(case.values[name]) if name in case.values else ""
+        return lambda case: marked(case, count(case.values[name])) if name in case.values else ""
 
     columns: dict[str, Callable[[Result], str]] = {
         "case": lambda case: case.name,
         "ranks": lambda case: str(case.world_size),
-        "step": lambda case: format_seconds(case.median_s, 3),
+        "step": lambda case: marked(case, format_seconds(case.median_s, 3)),
         "tokens/s per device": rate("tokens_per_s_per_device"),
         "samples/s, all": rate("samples_per_s"),
         mfu: _mfu,
@@ -265,7 +271,7 @@ def _scaling_chart(kind: str, series: dict[str, list[Scaling]]) -> Chart:
     linear = [{"ranks": ranks, "speed": ranks / least} for ranks in (least, most)]
     table = scaling_grid(one for _, members in ordered for one in members)
     caption = "; ".join(filter(None, ("dotted: linear", left_out(len(drawn), len(ordered)))))
-    spec = curves.scaling(points, linear, list(dict.fromkeys(names.values())), f"speed-up over {plural(least, 'rank')}")
+    spec = rows.scaling(points, linear, list(dict.fromkeys(names.values())), f"speed-up over {plural(least, 'rank')}")
     return Chart(title=f"{kind.capitalize()} scaling", spec=spec, grid=table, caption=caption)
 
 

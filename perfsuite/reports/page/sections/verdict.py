@@ -12,7 +12,14 @@ from perfsuite.base.text import bare_name, without_paths
 from perfsuite.base.units import change, plural
 from perfsuite.record.describe import phrases
 from perfsuite.record.run import Revision
-from perfsuite.reports.changes import NOT_COMPARABLE, UNCHANGED, CaseChange, changes_sentence
+from perfsuite.reports.changes import (
+    NOT_COMPARABLE,
+    UNCHANGED,
+    CaseChange,
+    changes_sentence,
+    failing_suite,
+    without_memory,
+)
 from perfsuite.reports.document import (
     MOST_BARS,
     Block,
@@ -32,7 +39,8 @@ from perfsuite.reports.ids import name_of
 from perfsuite.reports.material import Material, named_run
 from perfsuite.reports.page.charts import rows
 from perfsuite.reports.page.charts.look import labels
-from perfsuite.reports.screen import accepted, outcomes
+from perfsuite.reports.questions import slow_lines
+from perfsuite.reports.screen import accepted, case_counts, outcomes
 
 _MOST_NOTABLE, _MOST_CHANGES = 20, 3
 """Maximum findings, and those of them that the table of changes repeats."""
@@ -46,8 +54,10 @@ def section(material: Material) -> Section:
     """Return the section; it exists also for a run without cases."""
     text, is_bad = sentence(material)
     blocks: list[Block] = [Words(text=text, tone="bad" if is_bad else "plain")]
-    for remark in (remark for one in material.runs if one.run.end is not None for remark in one.run.end.remarks):
-        blocks.append(Words(text=without_paths(remark), tone="bad" if remark.startswith("SLOW") else "warn"))
+    remarks = [remark for one in material.runs if one.run.end is not None for remark in one.run.end.remarks]
+    blocks += [Words(text=without_paths(text), tone="bad" if text.startswith("SLOW") else "warn") for text in remarks]
+    if not remarks:  # an acceptance run has looked again
+        blocks += [Words(text=without_paths(text), tone="bad") for text in slow_lines(material.measured)]
     if material.compared:
         blocks.append(Words(text=f"Compared: {material.compared}."))
     blocks += _next(material)
@@ -92,20 +102,20 @@ def title_of(material: Material) -> str:
 
 def _short_verdict(material: Material) -> str:
     """Return ``FAIL: 1 slower, 3 unchanged``; PASS and FAIL where cases failed, or a gate or expectations judged."""
-    counts = _missing(material)
+    failures, interrupted, skips = map(material.left, _LEFT)
     verdicts = accepted(one.run for one in material.runs)
     expected = (verdicts or [""])[0].partition("; ")[0].partition(", as ")[0]
     groups = Counter(map(_group, material.changes))
     words = ("slower", "impossible", "faster", "undecided", "unchanged")
     compared = [f"{groups[word]} {word}" for word in words if groups[word]]
-    parts = [f"{counts[word]} {word}" for word in ("failed", "interrupted") if counts[word]]
+    parts = [f"{len(cases)} {word}" for word, cases in (("failed", failures), ("interrupted", interrupted)) if cases]
     parts += compared or [outcomes(material.cases)]
-    parts = list(filter(None, parts)) or [f"{counts['skipped']} skipped" if counts["skipped"] else "no cases"]
-    parts = [*([expected.partition(": ")[2]] if expected else []), *parts]
+    parts = list(filter(None, parts)) or [case_counts((), (), (), skips)]
+    parts = [*filter(None, (expected.partition(": ")[2], _cut(material).removeprefix("the run "))), *parts]
     gates = [one.run.gate for one in material.runs if one.run.gate is not None and one.run.gate.gate]
     judged = [(gate, verdict.name) for gate in gates for verdict in gate.verdicts]
     judged += [(gate, gate.suite) for gate in gates if gate.suite is not None]
-    failing = counts["failed"] or expected.startswith("FAIL") or any(gate.fails(name) for gate, name in judged)
+    failing = failures or expected.startswith("FAIL") or any(gate.fails(name) for gate, name in judged)
     passing = bool(expected) or bool(gates and set(groups) & {"faster", "unchanged"})
     passing = passing and not any(one.run.end.exit_status for one in material.runs if one.run.end is not None)
     return f"{'FAIL: ' if failing else 'PASS: ' if passing else ''}{', '.join(parts)}"
@@ -132,8 +142,7 @@ def _next(material: Material) -> Iterator[Words]:
             text, _, command = phrase.partition(": ")
             if command.startswith(_COMMANDS):
                 yield Words(text=f"{text}:", command=without_paths(command))
-    failed = (case for case, why in material.missing.items() if why.startswith("failed"))
-    for case in list(failed)[:1]:
+    for case in list(material.left("failures"))[:1]:
         yield Words(text="run the failed case again:", command=f"pytest {shlex.quote(case)}")
     run = material.runs[-1].run if material.runs else None
     path = run.path or Path(run.name) if run else Path()
@@ -150,24 +159,36 @@ def _next(material: Material) -> Iterator[Words]:
         yield Words(text="all tables:", command=f"perfsuite show {name} --show=tables")
 
 
-def _missing(material: Material) -> Counter[str]:
-    """Return the number of cases without a result by cause: failed, interrupted or skipped."""
-    return Counter(why.partition(":")[0].partition(" ")[0] for why in material.missing.values())
+def _cut(material: Material) -> str:
+    """Return how the newest run ended too early; empty if it did not."""
+    return material.runs[-1].run.cut if material.runs else ""
+
+
+_LEFT = ("failures", "interrupted", "skips")
 
 
 def sentence(material: Material) -> tuple[str, bool]:
     """Return the verdict as a sentence, and whether it is a bad one."""
-    counts = _missing(material)
-    measured = outcomes(material.cases, without={word: counts[word] for word in ("failed", "interrupted", "skipped")})
+    failures, interrupted, skips = map(material.left, _LEFT)
+    measured = case_counts(material.cases, failures, interrupted, skips)
     verdicts = accepted(one.run for one in material.runs)
-    is_bad = bool(counts["failed"]) or any(item.tone == "bad" for item in material.changes)
-    is_bad |= any(verdict.startswith("FAIL") for verdict in verdicts)
+    is_bad = bool(failures) or any(item.tone == "bad" for item in material.changes)
+    suite = failing_suite(one.run.gate for one in material.runs)
+    is_bad |= bool(suite) or any(verdict.startswith("FAIL") for verdict in verdicts)
     apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
     left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
     if len(material.changes) == apart:
         left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
-    decided = changes_sentence(material.changes, failed=counts["failed"], apart=left_out)
-    sentences = (*map(without_paths, verdicts), f"{decided[:1].upper()}{decided[1:]}", measured or "no cases")
+    decided = changes_sentence(
+        material.changes,
+        failed=len(failures),
+        interrupted=len(interrupted),
+        cut=_cut(material),
+        out_of_memory=without_memory(material.cases, material.verdicts),
+        suite=without_paths(suite),
+        apart=left_out,
+    )
+    sentences = (*map(without_paths, verdicts), f"{decided[:1].upper()}{decided[1:]}", measured)
     return f"{'. '.join(sentences)}.", is_bad
 
 
@@ -227,18 +248,8 @@ def comparison(material: Material) -> Section | None:
 
 def _chart(changes: Sequence[CaseChange], shown: Grid | None, *, changed: bool) -> Chart:
     names = labels([bare_name(one.node).removeprefix("test_") for one in changes], 30)
-    values = [
-        {
-            "row": row,
-            "at": one.effect,
-            "low": one.low,
-            "high": one.high,
-            "tone": one.tone,
-            "tip": f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}",
-        }
-        for row, one in zip(names, changes, strict=True)
-    ]
-    spec = rows.forest(values, names, "change of the time; right is slower")
+    tips = [f"{bare_name(one.node)}: {change(one.effect or 0)} {one.between.strip()} {one.word}" for one in changes]
+    spec = rows.changes(changes, names, tips)
     title = f"{'Changed' if changed else 'Compared'} cases"
     if shown is None:
         return Chart(title=f"{title}, continued", spec=spec)
