@@ -96,12 +96,16 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "lm_loss": _LOSS,
 }
 PROGRAM = StepProgram(
-    step=re.compile(r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d+)/\s*\d+\s*\|"),
+    step=re.compile(
+        r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d+)/\s*\d+\s*\|"
+        r"(?=(?:(?!\biteration\b).)*?\bglobal_step:\s*(?P<whole>\d+)\s*\||)"  # NeMo's iteration is of an epoch
+    ),
     fields=re.compile(r"(?P<name>[A-Za-z][^|:]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures=_FIGURES,
     mark=re.compile(r"elapsed time per iteration \(m?s\):|\btrain_step_timing in s:|\blm[ _]loss: +\d"),
     settings={
         "global batch size": "global_batch_size",
+        "global_batch_size": "global_batch_size",
         "actual seqlen": "sequence_length",
         "actual seq length": "sequence_length",
     },

@@ -167,6 +167,10 @@ def _run(lines: Sequence[Line], before: Sequence[Line]) -> Log:
     elif failure:
         raise Unreadable(failure.line, f"the run failed (line {failure.line}: {failure.text})", "run it again")
     elif not points and not refused:
+        if odd := next((line for line in lines if re.match(r"\s*[|\d][\d,.| ]+\s[\w| ]", line.text)), None):
+            raise Unreadable(
+                odd.number, f"{odd.text.strip()!r:.60} is not a row", "give rows as nccl-tests prints them"
+            )
         raise Unreadable(lines[-1].number, "the log ends before the first row of its table", "give the rest of it")
     if not verdict and not failure:
         notes.append("the log ends before its last lines")

@@ -46,7 +46,7 @@ class StepFigure:
     @property
     def shows_cut(self) -> bool:
         """Return whether a cut field cannot match the form."""
-        return self.is_whole or not self.form.endswith(("@", "#"))
+        return self.is_whole or not self.form.endswith(("@", "#", "?)"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,8 @@ class StepField:
     value: str
     is_closed: bool
     """Other text follows the field."""
+    line: int = 0
+    """Its line in the file if the step has a line per field; else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,10 @@ class StepProgram:
     """The syntax of a program's steps."""
 
     step: re.Pattern[str]
-    """Beginning of a step; groups ``step`` and, if the word before may name another phase, ``phase``."""
+    """Beginning of a step; groups ``step`` and, if the word before may name another phase, ``phase``.
+
+    A group ``whole`` is the step of the run if ``step`` may be of an epoch.
+    """
     fields: re.Pattern[str]
     """A field: groups ``name`` and ``value``, and ``end`` for the text after every field."""
     figures: Mapping[str, Sequence[StepFigure]]
@@ -175,12 +180,13 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
                 phases[phase] += 1
                 continue
             below_step = line.number + 1
+            step = int(match.groupdict().get("whole") or match["step"])
             text = line.text[match.start() : after.start() if after else None].rstrip()
             yield StepLine(
                 line=line.number,
-                name=f"{program.noun} {int(match['step'])}",
+                name=f"{program.noun} {step}",
                 fields=tuple(fields_of(text, program.fields)),
-                step=int(match["step"]),
+                step=step,
                 rank=line.label,
                 time=seconds(raw[line.number - 1], line.text[match.start() :]),
                 text=text,
@@ -288,10 +294,10 @@ class _Reader:
         self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], taken: set[str]
     ) -> set[str]:
         """Return the metrics of a field that are complete."""
-        figures = self._figures.get(one.name)
+        figures, at = self._figures.get(one.name), one.line or line.line
         if figures is None:
             if any(f"{other}:" in one.value.lower() for other in self._figures):
-                self._found.refuse(line.line, f"{one.name}: {one.value}", "another line was printed into it")
+                self._found.refuse(at, f"{one.name}: {one.value}", "another line was printed into it")
             elif one.name not in self._ignored and one.name not in self._settings and re.search(r"\d", one.value):
                 self._unread[one.name] = None
             return set()
@@ -304,12 +310,12 @@ class _Reader:
             return set()
         if not fits or not (one.is_closed or any(figure.shows_cut for figure, _ in fits.values()) or self._ends(one)):
             why = "the line was cut, or another line was printed into it"
-            self._found.refuse(line.line, f"{name}: {one.name}: {one.value}", f"{one.name} is {one.value!r:.60}: {why}")
+            self._found.refuse(at, f"{name}: {one.name}: {one.value}", f"{one.name} is {one.value!r:.60}: {why}")
             return set()
         for metric, (figure, match) in fits.items():
             if figure.beside:
                 self._unread[figure.beside] = None
-            if metric in taken or not self._take_number(line.line, figure, match, name, settings):
+            if metric in taken or not self._take_number(at, figure, match, name, settings):
                 metrics.discard(metric)
         return metrics
 
@@ -335,6 +341,7 @@ class _Reader:
         if value == 0 and unit:
             self._empty.setdefault((metric, f"{printed}: not computed, or less than the digits show"), []).append(line)
             return False
+        printed += match.groupdict().get("unit") or ""
         row = self._source.row(
             line, name, figure.meaning, value, printed=printed, convention=figure.convention, settings=settings
         )

@@ -1,4 +1,6 @@
-"""Programs that print a line per step: torchtitan, Latte and DiT, libai, and OneFlow's GPT.
+"""Programs that print a line per step: torchtitan, Latte, libai, OneFlow's GPT, nanotron, MaxText, nanoGPT, InternEvo.
+
+Composer prints a block per step, the Trainer of Hugging Face a line per training.
 
 torchtitan: tps (wps until 2025) is per device; MFU uses torchtitan's peak of the device. OneFlow's GPT prints figures
 as ``name=value,`` or as a table, and the memory of nvidia-smi once.
@@ -27,6 +29,11 @@ _LOSS: Meaning = ("loss", "", "lower")
 _STEP_MS: Meaning = ("step_time_ms", "ms", "lower")
 _SAMPLES: Meaning = ("samples_per_s", "samples/s", "higher")
 _TOKENS: Meaning = ("tokens_per_s_per_device", "tokens/s", "higher")
+_TFLOPS: Meaning = ("tflops_per_device", "TFLOPS", "higher")
+_STEPS: Meaning = ("steps_per_s", "steps/s", "higher")
+_ALL_TOKENS: Meaning = ("tokens_per_s", "tokens/s", "higher")
+_MFU: Meaning = ("mfu_percent", "percent", "higher")
+_RESERVED: Meaning = ("reserved_memory_gib", "GiB", "lower")
 
 
 def _spaced(names: str) -> re.Pattern[str]:
@@ -45,7 +52,7 @@ _TITAN = StepProgram(
         "loss": (StepFigure(meaning=_LOSS, convention="torchtitan: mean over the ranks"),),
         "memory": (
             StepFigure(
-                meaning=("reserved_memory_gib", "GiB", "lower"),
+                meaning=_RESERVED,
                 convention="torchtitan: peak reserved since the last report",
                 form=r"@GiB(?:\(#%\))?",
                 beside="memory in percent",
@@ -55,13 +62,13 @@ _TITAN = StepProgram(
         "wps": _TITAN_TOKENS,
         "tflops": (
             StepFigure(
-                meaning=("tflops_per_device", "TFLOPS", "higher"),
+                meaning=_TFLOPS,
                 convention="torchtitan: 6 (N - embedding) + 12 L h s a token",
             ),
         ),
         "mfu": (
             StepFigure(
-                meaning=("mfu_percent", "percent", "higher"),
+                meaning=_MFU,
                 convention="torchtitan: its tflops over the peak that it takes for the device",
                 form="@%",
             ),
@@ -78,7 +85,7 @@ _LATTE = StepProgram(
         "train loss": (StepFigure(meaning=_LOSS, convention=f"latte, dit: {_SINCE}, over the ranks"),),
         "train steps/sec": (
             StepFigure(
-                meaning=("steps_per_s", "steps/s", "higher"),
+                meaning=_STEPS,
                 convention=f"latte, dit: steps of the whole job; {_SINCE}",
                 form=r"(?P<number>\d+\.\d\d)",
                 is_whole=True,
@@ -102,9 +109,7 @@ _LIBAI = StepProgram(
         ),
         "total_throughput": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_RUN}", form="@ samples/s"),),
         "tokens_throughput": (
-            StepFigure(
-                meaning=("tokens_per_s", "tokens/s", "higher"), convention=f"of all devices; {_RUN}", form="@ tokens/s"
-            ),
+            StepFigure(meaning=_ALL_TOKENS, convention=f"of all devices; {_RUN}", form="@ tokens/s"),
         ),
     },
     mark=re.compile(r"\bdata_time:\s*\d"),
@@ -182,31 +187,173 @@ def _memory(source: Source) -> Iterator[StepLine]:
             device += 1
 
 
-TORCHTITAN = Format(
-    name="torchtitan",
-    about="torchtitan's metric lines",
-    recognises=lambda source: _TITAN.begins(source) and any_line(source.lines, _TITAN.mark),
-    read=lambda source: read_steps(source, _TITAN),
-    options=("run",),
+_ROUNDED = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def _short(meaning: Meaning, how: str, per: float = 1.0) -> tuple[StepFigure, ...]:
+    """Return a figure of nanotron, printed with three digits and a suffix: ``1.78K``."""
+    scales = {unit: factor / per for unit, factor in _ROUNDED.items()}
+    how = f"nanotron: {how}; three digits"
+    return (StepFigure(meaning=meaning, convention=how, form="@(?P<unit>[KMGT]?)", scales=scales),)
+
+
+_NANOTRON = StepProgram(
+    step=re.compile(r"\biteration:\s*(?P<step>\d+)\s*/\s*\d+\s*\|(?=\s*consumed_tokens:)"),
+    fields=re.compile(r"(?P<name>[a-z]\w*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
+    figures={
+        "lm_loss": _short(_LOSS, "mean over the data-parallel ranks"),
+        "elapsed_time_per_iteration_ms": _short(_STEP_MS, "last iteration"),
+        "time_per_iteration_ms": _short(_STEP_MS, "last iteration"),
+        "tokens_per_sec": _short(_ALL_TOKENS, "of all devices"),
+        "tokens_per_sec_per_gpu": _short(_TOKENS, "of one device"),
+        "model_tflops_per_gpu": _short(_TFLOPS, "model FLOPs, without recomputation"),
+        "hardware_tflops_per_gpu": _short(("hardware_tflops_per_device", "TFLOPS", "higher"), "with recomputation"),
+        "cuda_max_memory_reserved": _short(_RESERVED, "peak reserved, printed in bytes", 2.0**30),
+    },
+    mark=re.compile(r"\btokens_per_sec_per_gpu:"),
+    settings={"global_batch_size": "global_batch_size"},
 )
-LATTE = Format(
-    name="latte",
-    about="Latte's and DiT's lines with Train Steps/Sec",
-    recognises=_LATTE.begins,
-    read=lambda source: read_steps(source, _LATTE),
-    options=("run",),
+
+
+def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tuple[StepFigure, ...]:
+    """Return a figure that is always printed with as many decimals, so that a cut one is noticed."""
+    form = rf"(?P<number>-?\d+\.\d{{{decimals}}}|nan|inf)"
+    return (StepFigure(meaning=meaning, convention=how, form=form, is_whole=True, scales={"": factor}),)
+
+
+_MAXTEXT = StepProgram(
+    step=re.compile(r"\bcompleted step: (?P<step>\d+), (?=seconds:)"),
+    fields=re.compile(r"(?P<name>[A-Za-z][\w/ ]*): (?P<value>[^,]*?)\s*(?P<end>,|$)"),
+    figures={
+        "seconds": _fixed(_STEP_MS, "maxtext: printed in s", 3, 1e3),
+        **dict.fromkeys(("tflop/s/device", "tflop/s"), _fixed(_TFLOPS, "maxtext: model FLOPs of one device", 3)),
+        "tokens/s/device": _fixed(_TOKENS, "maxtext: of one device", 3),
+        "loss": _fixed(_LOSS, "maxtext: mean over the batch", 3),
+    },
+    mark=re.compile(r"\bTFLOP/s(?:/device)?: \d"),
+    ignored=frozenset({"completed step"}),
 )
-LIBAI = Format(
-    name="libai",
-    about="libai's iteration lines",
-    recognises=_LIBAI.begins,
-    read=lambda source: read_steps(source, _LIBAI),
-    options=("run",),
+_NANOGPT = StepProgram(
+    step=re.compile(r"\biter (?P<step>\d+): (?=loss \S+, time )"),
+    fields=re.compile(r"\b(?P<name>loss|time|mfu) (?P<value>(?!-100\.00%)[^,]*?)(?P<end>,|$)"),
+    figures={
+        "loss": (StepFigure(meaning=_LOSS, convention="nanogpt: of the last micro-batch of rank 0"),),
+        "time": (StepFigure(meaning=_STEP_MS, convention="nanogpt: one iteration with all micro-batches", form="@ms"),),
+        "mfu": (StepFigure(meaning=_MFU, convention="nanogpt: of 312 TFLOPS (A100), running mean", form="@%"),),
+    },
+    mark=re.compile(r"\bloss \S+, time \d"),
 )
-ONEFLOW = Format(
-    name="oneflow",
-    about="the log of OneFlow-Benchmark's GPT",
-    recognises=lambda source: _ONEFLOW.begins(source) or any_line(source.lines, _COLUMNS),
-    read=_read_oneflow,
-    options=("run",),
+_INTERNEVO = StepProgram(
+    step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d+) )"),
+    fields=re.compile(r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>\S+)(?P<end>\s|$)"),
+    figures={
+        "tflops": (StepFigure(meaning=_TFLOPS, convention="internevo: of one device, by Megatron's formula"),),
+        "loss": (StepFigure(meaning=_LOSS, convention="internevo: of the step"),),
+        "tgs (tokens/gpu/second)": (StepFigure(meaning=_TOKENS, convention="internevo: of one device, this step"),),
+    },
+    mark=re.compile(r"\btgs \(tokens/gpu/second\)="),
+)
+
+_COMPOSER_STEP = re.compile(r"^\s*\[(?:epoch=\d+(?:/\d+)?\]?\[?)?batch=(?P<step>\d+)(?:/\d+)?\]:\s*$")
+_COMPOSER_LINE = re.compile(r"^\s+Train (?P<name>[\w/]+): (?P<value>\S+)\s*$")
+_WINDOW = "composer: mean of the last batches"
+_COMPOSER: Mapping[str, Sequence[StepFigure]] = {
+    **dict.fromkeys(
+        ("loss/train/total", "loss/train/languagecrossentropy"), _fixed(_LOSS, "composer: mean over the batch", 4)
+    ),
+    "throughput/samples_per_sec": _fixed(_SAMPLES, f"{_WINDOW}, of all devices", 4),
+    "throughput/tokens_per_sec": _fixed(_ALL_TOKENS, f"{_WINDOW}, of all devices", 4),
+    "throughput/device/tokens_per_sec": _fixed(_TOKENS, f"{_WINDOW}, of one device", 4),
+    "throughput/device/flops_per_sec": _fixed(_TFLOPS, f"{_WINDOW}, model FLOPs, printed in FLOPS", 4, 1e-12),
+    "throughput/device/mfu": _fixed(_MFU, f"{_WINDOW}, printed as a fraction", 4, 100.0),
+}
+_TRAINER = re.compile(r"\b(?P<name>train_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+)(?P<end>[,}]?)")
+_WHOLE_RUN = "transformers: whole training, of all devices"
+_TRAINER_FIGURES: Mapping[str, Sequence[StepFigure]] = {
+    "train_samples_per_second": (StepFigure(meaning=_SAMPLES, convention=_WHOLE_RUN),),
+    "train_steps_per_second": (StepFigure(meaning=_STEPS, convention=_WHOLE_RUN),),
+    "train_tokens_per_second": (StepFigure(meaning=_ALL_TOKENS, convention=f"{_WHOLE_RUN}; padding may count"),),
+    "train_loss": (StepFigure(meaning=_LOSS, convention="transformers: mean of the whole training"),),
+}
+
+
+def _blocks(source: Source) -> Iterator[StepLine]:
+    """Yield the blocks of Composer's console: the line of a batch, and the figures below it."""
+    begin, step, fields = 0, 0, list[StepField]()
+    for number, line in enumerate([*source.lines, "end"], start=1):
+        if match := _COMPOSER_LINE.match(line):
+            fields.append(StepField(name=match["name"].lower(), value=match["value"], is_closed=False, line=number))
+        elif line.strip() and not line[:1].isspace():
+            if begin and fields:
+                yield StepLine(line=begin, name=f"batch {step}", fields=tuple(fields), step=step)
+            match = _COMPOSER_STEP.match(line)
+            begin, step, fields = (number, int(match["step"]), []) if match else (0, 0, [])
+
+
+def _trainings(source: Source) -> Iterator[StepLine]:
+    """Yield the summaries of the Trainer; another value of a figure begins the next training.
+
+    A figure ends in a comma or brace, or its line is as long as the next or the previous one, or the file is JSON.
+    """
+    seen: dict[str, str] = {}
+    training = 1
+    lines = ["", *source.lines, ""]
+    for number, line in enumerate(source.lines, start=1):
+        aligned = len(line) in (len(lines[number - 1]), len(lines[number + 1]))
+        for match in _TRAINER.finditer(line):
+            name, value = match["name"], match["value"]
+            if seen.get(name) == value:
+                continue
+            if name in seen and name in _TRAINER_FIGURES:
+                seen, training = {}, training + 1
+            seen[name] = value
+            field = StepField(name=name, value=value, is_closed=bool(match["end"]) or aligned or bool(source.json))
+            yield StepLine(line=number, name=f"training {training}", fields=(field,))
+
+
+def _read_trainer(source: Source) -> Imported:
+    found = figures_of(source, list(_trainings(source)), _TRAINER_FIGURES)
+    found.notes.append("losses and rates of single steps are not imported")
+    return imported(source, found)
+
+
+def _steps(name: str, about: str, program: StepProgram, *, marked: bool = False) -> Format:
+    """Return the format of a program; ``marked``: its begin of a step is not rare enough to recognise it."""
+    return Format(
+        name=name,
+        about=about,
+        recognises=lambda source: program.begins(source) and (not marked or any_line(source.lines, program.mark)),
+        read=lambda source: read_steps(source, program),
+        options=("run",),
+    )
+
+
+TRAINERS = (
+    _steps("torchtitan", "torchtitan's metric lines", _TITAN, marked=True),
+    _steps("latte", "Latte's and DiT's lines with Train Steps/Sec", _LATTE),
+    _steps("libai", "libai's iteration lines", _LIBAI),
+    Format(
+        name="oneflow",
+        about="the log of OneFlow-Benchmark's GPT",
+        recognises=lambda source: _ONEFLOW.begins(source) or any_line(source.lines, _COLUMNS),
+        read=_read_oneflow,
+        options=("run",),
+    ),
+    _steps("nanotron", "nanotron's iteration lines", _NANOTRON),
+    _steps("maxtext", "MaxText's lines 'completed step'", _MAXTEXT),
+    _steps("nanogpt", "nanoGPT's lines 'iter N: loss'", _NANOGPT),
+    _steps("internevo", "InternEvo's training lines", _INTERNEVO),
+    Format(
+        name="composer",
+        about="the console of Composer and llm-foundry",
+        recognises=lambda source: any_line(source.lines, _COMPOSER_STEP) and any_line(source.lines, _COMPOSER_LINE),
+        read=lambda source: imported(source, figures_of(source, list(_blocks(source)), _COMPOSER)),
+        options=("run",),
+    ),
+    Format(
+        name="transformers",
+        about="summaries of the Trainer of Hugging Face, text or JSON",
+        recognises=lambda source: "train_samples_per_second" in source.text,
+        read=_read_trainer,
+    ),
 )
