@@ -27,7 +27,7 @@ ROOMS = {
     "fleet": 1_350,
     "gate": 4_200,
     "history": 1_280,
-    "imports": 4_666,
+    "imports": 4_700,
     "metrics": 1_690,
     "models": 3_730,
     "platforms": 3_740,

@@ -150,8 +150,8 @@ class StepSeen:
 
     time: float | None
     text: str
-    metrics: set[str] = field(default_factory=set)
-    """Metrics already taken from a line of the step."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics already taken from a line of the step; NaN for a refused one."""
 
 
 @dataclass(kw_only=True)

@@ -21,6 +21,7 @@ _COLUMNS: Mapping[str, tuple[Meaning | None, float]] = MappingProxyType(
         "Avg Latency(us)": (("latency_us", "us", "lower"), 1.0),
         "Min Latency(us)": (("latency_min_us", "us", "lower"), 1.0),
         "Max Latency(us)": (("latency_max_us", "us", "lower"), 1.0),
+        **{f"P{nth} Tail Lat(us)": ((f"latency_p{nth}_us", "us", "lower"), 1.0) for nth in (50, 90, 95, 99)},
         "Latency (us)": (("latency_us", "us", "lower"), 1.0),
         "Bi-Bandwidth (MB/s)": (("bandwidth_gb_per_s", "GB/s", "higher"), 1e-3),
         "Bandwidth (MB/s)": (("bandwidth_gb_per_s", "GB/s", "higher"), 1e-3),

@@ -243,6 +243,17 @@ _NANOGPT = StepProgram(
     },
     mark=re.compile(r"\bloss \S+, time \d"),
 )
+_NANOCHAT = StepProgram(
+    step=re.compile(r"\bstep (?P<step>\d+)/\d+ \(\d+\.\d+%\) \|(?=\s*loss:)"),
+    fields=re.compile(r"(?P<name>[a-z][\w/ ]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
+    figures={
+        "loss": (StepFigure(meaning=_LOSS, convention="nanochat: running mean"),),
+        "dt": (StepFigure(meaning=_STEP_MS, convention="nanochat: one step", form="@ms"),),
+        "tok/sec": (StepFigure(meaning=_ALL_TOKENS, convention="nanochat: of all devices"),),
+        "mfu": (StepFigure(meaning=_MFU, convention="nanochat: of 989 TFLOPS (H100) unless the script was changed"),),
+    },
+    mark=re.compile(r"\btok/sec: \d"),
+)
 _INTERNEVO = StepProgram(
     step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d+) )"),
     fields=re.compile(r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>\S+)(?P<end>\s|$)"),
@@ -342,6 +353,7 @@ TRAINERS = (
     _steps("nanotron", "nanotron's iteration lines", _NANOTRON),
     _steps("maxtext", "MaxText's lines 'completed step'", _MAXTEXT),
     _steps("nanogpt", "nanoGPT's lines 'iter N: loss'", _NANOGPT),
+    _steps("nanochat", "nanochat's lines with dt and tok/sec", _NANOCHAT),
     _steps("internevo", "InternEvo's training lines", _INTERNEVO),
     Format(
         name="composer",
