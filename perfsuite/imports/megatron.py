@@ -97,8 +97,8 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
 }
 PROGRAM = StepProgram(
     step=re.compile(
-        r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d+)/\s*\d+\s*\|"
-        r"(?=(?:(?!\biteration\b).)*?\bglobal_step:\s*(?P<whole>\d+)\s*\||)"  # NeMo's iteration is of an epoch
+        r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d{1,18})/\s*\d+\s*\|"
+        r"(?=(?:(?!\biteration\b).)*?\bglobal_step:\s*(?P<whole>\d{1,18})\s*\||)"  # NeMo's iteration is of an epoch
     ),
     fields=re.compile(r"(?P<name>[A-Za-z][^|:]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures=_FIGURES,
@@ -111,7 +111,7 @@ PROGRAM = StepProgram(
     },
 )
 _BAR = StepProgram(
-    step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d+)/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
+    step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d{1,18})/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
     fields=re.compile(r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*)(?:\.0(?=,))?(?P<end>[,\]]|$)"),
     figures=_FIGURES,
     mark=re.compile(r"\btrain_step_timing in s="),

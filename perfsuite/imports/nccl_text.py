@@ -44,11 +44,11 @@ class Log:
     notes: tuple[str, ...] = ()
 
 
-BEGIN = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
+BEGIN = re.compile(r"\bnThread\s+(\d{1,6})\s+nGpus\s+(\d{1,6})\s+minBytes")
 _RANK = re.compile(
-    r"(?:#\s*(?=Rank)|(?=Rank\s+\d+\s+(?:Group|Pid)\s))Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?(\S)"
+    r"(?:#\s*(?=Rank)|(?=Rank\s+\d+\s+(?:Group|Pid)\s))Rank\s+(\d{1,6})\s+(?:Group\s+(\d{1,6})\s+)?(?:Pid\s+(\d+)\s+)?(\S)"
 )
-_RANK_INSIDE = re.compile(r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+(on)\s.*")
+_RANK_INSIDE = re.compile(r"Rank\s+(\d{1,6})\s+(?:Group\s+(\d{1,6})\s+)?Pid\s+(\d+)\s+(on)\s.*")
 """A rank after another process's message on the same line."""
 _RANK_LIKE = re.compile(r"\bdevice\s+\d+\s+\[[0-9a-f:.x]|\bPid\s+\d+\s+on\s")
 _MESSAGE = re.compile(r"^$|[NRM]CCL|WARN|INFO|:\d+:\d+ |\w *: ")

@@ -82,7 +82,7 @@ def _why_refused(table: LogTable, row: LogRow) -> str:
     sizes = [each.cells[0] for each in table.rows] if "Size" in cells else []
     if sizes and not re.fullmatch(r"\d{1,18}", row.cells[0]):
         return f"the size is {row.cells[0]!r:.40}"
-    odd = [size for size in sizes if size.isdecimal() and int(size) & (int(size) - 1)]
+    odd = [size for size in sizes if re.fullmatch(r"[0-9]{1,18}", size) and int(size) & (int(size) - 1)]
     if sizes and len(sizes) > 2 and odd == [row.cells[0]]:
         return f"{odd[0]} B is not a power of two, as the other sizes are: the row is cut"
     return ""

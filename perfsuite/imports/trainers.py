@@ -45,7 +45,7 @@ def _spaced(names: str) -> re.Pattern[str]:
 _TITAN_TOKENS = (StepFigure(meaning=_TOKENS, convention="torchtitan: of one device"),)
 _TITAN = StepProgram(
     step=re.compile(
-        r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d+)(?:\s*/\s*\d+(?:\s*=\s*[\d.]+%)?)?\s+(?=loss:)"
+        r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d{1,18})(?:\s*/\s*\d+(?:\s*=\s*[\d.]+%)?)?\s+(?=loss:)"
     ),
     fields=_spaced("step|loss|grad_norm|memory|tps|wps|tflops|mfu|it/s|im/s"),
     figures={
@@ -79,7 +79,7 @@ _TITAN = StepProgram(
 
 _SINCE = "mean since the last report"
 _LATTE = StepProgram(
-    step=re.compile(r"\(step=(?P<step>\d+)(?:/epoch=\d+)?\)\s+(?=Train Loss:)"),
+    step=re.compile(r"\(step=(?P<step>\d{1,18})(?:/epoch=\d+)?\)\s+(?=Train Loss:)"),
     fields=re.compile(r"(?P<name>[A-Z][\w /-]*):\s*(?P<value>[^,]*?)\s*(?P<end>,|$)"),
     figures={
         "train loss": (StepFigure(meaning=_LOSS, convention=f"latte, dit: {_SINCE}, over the ranks"),),
@@ -98,7 +98,7 @@ _LATTE = StepProgram(
 
 _RUN = "libai: mean since the first iteration"
 _LIBAI = StepProgram(
-    step=re.compile(r"\biteration:\s*(?P<step>\d+)/\d+\s+(?=consumed[_ ]samples:)"),
+    step=re.compile(r"\biteration:\s*(?P<step>\d{1,18})/\d+\s+(?=consumed[_ ]samples:)"),
     fields=_spaced(r"consumed[_ ]samples|\w*loss\w*|time|data_time|total_throughput|tokens_throughput|acc_mlm|lr"),
     figures={
         "total_loss": (StepFigure(meaning=_LOSS, convention="libai: median of 200 iterations"),),
@@ -117,7 +117,7 @@ _LIBAI = StepProgram(
 
 _ONEFLOW_SINCE = f"oneflow: {_SINCE}"
 _ONEFLOW = StepProgram(
-    step=re.compile(r"\bstep=(?P<step>\d+),(?=micro_batches=)"),
+    step=re.compile(r"\bstep=(?P<step>\d{1,18}),(?=micro_batches=)"),
     fields=re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>[^,=]*?)(?P<end>,|$)"),
     figures={
         "throughput": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_ONEFLOW_SINCE}"),),
@@ -165,7 +165,7 @@ def _table(source: Source, found: LogFigures) -> Iterator[StepLine]:
             continue
         match = _CELLS.match(line)
         cells = [cell.strip() for cell in match["cells"].split("|")[:-1]] if match else []
-        if len(cells) != len(columns) or not cells[0].isdigit():
+        if len(cells) != len(columns) or not re.fullmatch(r"[0-9]{1,18}", cells[0]):
             why = f"the row does not have the {len(columns)} columns of the table: it was cut, or mixed with another"
             found.refuse(number, line, why)
             continue
@@ -198,7 +198,7 @@ def _short(meaning: Meaning, how: str, per: float = 1.0) -> tuple[StepFigure, ..
 
 
 _NANOTRON = StepProgram(
-    step=re.compile(r"\biteration:\s*(?P<step>\d+)\s*/\s*\d+\s*\|(?=\s*consumed_tokens:)"),
+    step=re.compile(r"\biteration:\s*(?P<step>\d{1,18})\s*/\s*\d+\s*\|(?=\s*consumed_tokens:)"),
     fields=re.compile(r"(?P<name>[a-z]\w*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures={
         "lm_loss": _short(_LOSS, "mean over the data-parallel ranks"),
@@ -222,7 +222,7 @@ def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tu
 
 
 _MAXTEXT = StepProgram(
-    step=re.compile(r"\bcompleted step: (?P<step>\d+), (?=seconds:)"),
+    step=re.compile(r"\bcompleted step: (?P<step>\d{1,18}), (?=seconds:)"),
     fields=re.compile(r"(?P<name>[A-Za-z][\w/ ]*): (?P<value>[^,]*?)\s*(?P<end>,|$)"),
     figures={
         "seconds": _fixed(_STEP_MS, "maxtext: printed in s", 3, 1e3),
@@ -234,7 +234,7 @@ _MAXTEXT = StepProgram(
     ignored=frozenset({"completed step"}),
 )
 _NANOGPT = StepProgram(
-    step=re.compile(r"\biter (?P<step>\d+): (?=loss \S+, time )"),
+    step=re.compile(r"\biter (?P<step>\d{1,18}): (?=loss \S+, time )"),
     fields=re.compile(r"\b(?P<name>loss|time|mfu) (?P<value>(?!-100\.00%)[^,]*?)(?P<end>,|$)"),
     figures={
         "loss": (StepFigure(meaning=_LOSS, convention="nanogpt: of the last micro-batch of rank 0"),),
@@ -244,7 +244,7 @@ _NANOGPT = StepProgram(
     mark=re.compile(r"\bloss \S+, time \d"),
 )
 _NANOCHAT = StepProgram(
-    step=re.compile(r"\bstep (?P<step>\d+)/\d+ \(\d+\.\d+%\) \|(?=\s*loss:)"),
+    step=re.compile(r"\bstep (?P<step>\d{1,18})/\d+ \(\d+\.\d+%\) \|(?=\s*loss:)"),
     fields=re.compile(r"(?P<name>[a-z][\w/ ]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
     figures={
         "loss": (StepFigure(meaning=_LOSS, convention="nanochat: running mean"),),
@@ -255,7 +255,7 @@ _NANOCHAT = StepProgram(
     mark=re.compile(r"\btok/sec: \d"),
 )
 _INTERNEVO = StepProgram(
-    step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d+) )"),
+    step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d{1,18}) )"),
     fields=re.compile(r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>\S+)(?P<end>\s|$)"),
     figures={
         "tflops": (StepFigure(meaning=_TFLOPS, convention="internevo: of one device, by Megatron's formula"),),
@@ -265,7 +265,7 @@ _INTERNEVO = StepProgram(
     mark=re.compile(r"\btgs \(tokens/gpu/second\)="),
 )
 
-_COMPOSER_STEP = re.compile(r"^\s*\[(?:epoch=\d+(?:/\d+)?\]?\[?)?batch=(?P<step>\d+)(?:/\d+)?\]:\s*$")
+_COMPOSER_STEP = re.compile(r"^\s*\[(?:epoch=\d+(?:/\d+)?\]?\[?)?batch=(?P<step>\d{1,18})(?:/\d+)?\]:\s*$")
 _COMPOSER_LINE = re.compile(r"^\s+Train (?P<name>[\w/]+): (?P<value>\S+)\s*$")
 _WINDOW = "composer: mean of the last batches"
 _COMPOSER: Mapping[str, Sequence[StepFigure]] = {
