@@ -315,6 +315,7 @@ def test_context_parallelism_is_an_axis_of_the_mesh(tmp_path, capsys):
             "row 1, tok/s: '16.67 * 2048 / 8 = 4267' can be read in",
         ),
         ("tok/s", ["4550<br/>9600"], "tokens_per_s", "row 1, tok/s: '4550<br/>9600' can be read in more than one way"),
+        ("tok/s", ["9" * 5000], "tokens_per_s", "9 has 5000 characters; write one number"),
         ("params", ["Llama 3 70B"], "parameters", "row 1, params: 'Llama 3 70B' can be read in more than one way"),
         ("mfu", ["62%", "0.45"], "mfu", "mfu is '0.45' without a percent sign, other rows have one; write one form"),
         ("length", ["4K", "8K"], "sequence_length", "row 1, length: '4K' has a suffix that its column cannot have"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -289,6 +290,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     latin.write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigurationError, match=r"latin.toml is not UTF-8 at byte 5"):
         load_catalog([latin])
+    for text in (f"a = {'[' * 100_000}", f"a = {'9' * 5000}"):
+        latin.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"latin.toml is nested too deep, or a number is too long"):
+            load_catalog([latin])
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(ConfigurationError, match=r"pipe.toml cannot be read: it is a pipe"):
+        load_catalog([tmp_path / "pipe.toml"])
+    latin.write_bytes(b"\xef\xbb\xbf# written by an editor with a byte order mark\r\n")
+    load_catalog([latin])
 
 
 WRITTEN = st.integers(-3, 3) | st.floats(-3, 3) | st.booleans() | st.text("abGB/s ", max_size=4)

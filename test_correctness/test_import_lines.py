@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from pathlib import Path
+
 import pytest
 
+from perfsuite.base.errors import ImportFailed
+from perfsuite.imports.formats import read_file
 from perfsuite.imports.lines import labelled_lines, plain_lines
+from perfsuite.imports.row import ImportOptions
 
+SAMPLES = Path(__file__).parent / "samples"
 ROW = "     8192          2048     float     sum      -1    35.15    0.23    0.23       0"
 
 
@@ -68,3 +76,13 @@ def test_prefixes_are_removed_and_name_their_rank(prefix, label):
 )
 def test_text_that_is_no_prefix_stays(line):
     assert [(1, line), (2, "other"), (3, line)] == plain_lines(f"{line}\nother\r\n{line}")
+
+
+@pytest.mark.parametrize("sample", sorted(path for path in SAMPLES.glob("*/*") if path.is_file()), ids=lambda p: p.name)
+def test_a_number_of_thousands_of_digits_costs_its_line(tmp_path, sample):
+    text, path = sample.read_text(), tmp_path / sample.name
+    numbers = list(re.finditer(r"\d+", text))
+    for number in numbers[:: max(1, len(numbers) // 12)]:
+        path.write_text(f"{text[: number.start()]}{'9' * 5000}{text[number.end() :]}")
+        with contextlib.suppress(ImportFailed):
+            read_file(path, ImportOptions())

@@ -182,6 +182,41 @@ def test_nvbandwidth_names_pairs_and_directions(tmp_path):
     assert ["the cells give 340.55, SUM says 680.42: a line is lost or cut"] == [one.why for one in lost.refused]
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "figures"),
+    [
+        (  # the line of the test was left out
+            NVBANDWIDTH.partition("Running host_to_device_memcpy_ce.\n")[2].partition("\nRunning")[0],
+            "host_to_device_memcpy_ce row 0 column 0",
+            [55.17, 54.02],
+        ),
+        (
+            "Atomic FETCH_AND_ADD BW Test\n #bytes   #iterations   BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n"
+            " 8          1000             0.00              19.90              2.608333\n",
+            "Atomic FETCH_AND_ADD BW 8 B",
+            [pytest.approx(0.0208666624)],
+        ),
+        (
+            "RDMA_Write Latency Test\n #bytes        #iterations       t_avg[usec]    tps average\n"
+            " 2             1000000           1.05           952380.95\n",
+            "RDMA_Write Latency 2 B",
+            [1.05],
+        ),
+        (
+            "# OSU MPI Latency Test v7.4\n# Size       Avg Latency(us)  P50 Tail Lat(us)  P99 Tail Lat(us)\n"
+            "4                       1.34              1.30              1.52\n",
+            "OSU MPI Latency 4 B",
+            [1.34, 1.30, 1.52],
+        ),
+    ],
+)
+def test_other_columns_and_titles_of_these_tools_are_read(tmp_path, text, name, figures):
+    path = tmp_path / "log.txt"
+    path.write_text(text)
+    imported = read_file(path, ImportOptions())
+    assert (name, figures) == (imported.rows[0].name, [row.value for row in imported.rows])
+
+
 def test_hccl_takes_its_bandwidth_from_size_and_time(tmp_path):
     imported = read(tmp_path, HCCL, ranks=8)
     algbw = [round(8192 / 764.55 / 1e3, 6), round(65536 / 900 / 1e3, 6), round(1073741824 / 10442.38 / 1e3, 6)]

@@ -16,7 +16,10 @@ from perfsuite.imports.formats import find_format, read_file
 from perfsuite.imports.row import ImportOptions
 
 SAMPLES = Path(__file__).parent / "samples"
-TRAINING = ("torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed")
+TRAINING = (
+    *("torchtitan", "megatron", "gpt-neox", "primus", "latte", "libai", "oneflow", "deepspeed"),
+    *("nanotron", "maxtext", "nanogpt", "nanochat", "internevo", "composer", "transformers"),
+)
 
 
 def read(name):
@@ -332,6 +335,39 @@ def test_a_line_of_any_length_is_left_out(tmp_path, name, long):
     lines = lines_of(name)
     imported = read_file(written(tmp_path, *lines, long, f"step: 1  loss: 3.1  {long}  mfu: 1.00%"), ImportOptions())
     assert [row.value for row in read(name).rows] == [row.value for row in imported.rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "figures_of"),
+    [
+        ("nanotron/iterations.log", {"step_time_ms": [1940, 1910], "tokens_per_s_per_device": [33_800, 34_300]}),
+        ("maxtext/completed-steps.log", {"step_time_ms": [3214, 3209], "tflops_per_device": [214.607, 214.941]}),
+        ("nanogpt/iterations.log", {"step_time_ms": [41230.17, 271.36, 270.88], "mfu_percent": [38.55, 38.56]}),
+        ("nanochat/base-train.log", {"step_time_ms": [501.27, 499.9], "tokens_per_s": [1_045_920, 1_048_786]}),
+        ("internevo/record.log", {"tokens_per_s_per_device": [4050.25, 4058.09], "loss": [8.125, 7.9375]}),
+        ("composer/console.log", {"tflops_per_device": [pytest.approx(301.924, rel=1e-5)], "mfu_percent": [30.53]}),
+        ("transformers/console.log", {"samples_per_s": [62.806], "steps_per_s": [0.981], "loss": [1.7312]}),
+    ],
+)
+def test_programs_are_read_in_the_units_of_perfsuite(name, figures_of):
+    imported = read(name)
+    assert figures_of == {metric: values(imported, metric) for metric in figures_of}
+    assert () == imported.refused
+
+
+def test_an_epoch_of_nemo_begins_no_run(tmp_path):
+    line = (
+        "Training epoch {}, iteration {}/1 | global_step: {} | reduced_train_loss: 11.03 | train_step_timing in s: 4.5"
+    )
+    lines = [f"{line.format(step // 2, step % 2, step)} | consumed_samples: 9" for step in range(4)]
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert ["step 0", "step 1", "step 2", "step 3"] == [row.name for row in imported.rows if row.metric == "loss"]
+
+
+@pytest.mark.parametrize(("tps", "said"), [("7,034", 0), ("6,900", 0), ("4,100", 1)])
+def test_two_programs_in_one_log_are_said(tmp_path, tps, said):
+    imported = read_file(written(tmp_path, titan(1), titan(1, tps=tps)), ImportOptions())
+    assert said == sum("differs by up to 72%: two programs" in note for note in imported.notes)
 
 
 INSERTED = (

@@ -296,8 +296,9 @@ def test_wrong_usage_says_what_to_do(capsys, arguments, says):
 
 def test_formats_are_a_table_of_names():
     names = (
-        "nccl-tests superbench flagperf flagperf-pretraining torchtitan megatron gpt-neox primus latte libai oneflow "
-        "deepspeed osu perftest nvbandwidth hccl-test pytest-benchmark"
+        "nccl-tests superbench flagperf flagperf-pretraining megatron gpt-neox primus torchtitan latte libai oneflow "
+        "nanotron maxtext nanogpt nanochat internevo composer transformers deepspeed osu perftest nvbandwidth "
+        "hccl-test pytest-benchmark"
     )
     assert names.split() == [known.name for known in FORMATS]
     with pytest.raises(ImportFailed, match="did you mean megatron"):

@@ -40,6 +40,8 @@ _AMBIGUOUS = re.compile(
     r"|\d:\d|\d\s?[hm]\w*\s?\d"
 )
 """Decimal commas, points and spaces between thousands, and times such as 1:30 and 1h20m."""
+_LONGEST = 200
+"""Most characters of a cell with a number."""
 _ONE = r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?"
 _SPREAD = re.compile(rf"({_ONE})[\s%]*(-|\u2013|\u2014|~|\.\.+|to\b|\u00b1|\+/-)\s*({_ONE})")
 """A range, or a figure with its spread."""
@@ -94,6 +96,8 @@ def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
     plain = _plain(text)
     if column.meaning.dimension == "text":
         return printed(plain)
+    if len(plain) > _LONGEST:
+        raise ConfigurationError(f"{place}: {text!r:.40} has {len(plain)} characters; write one number")
     if column.meaning.exact and (product := _PRODUCT.fullmatch(plain)):
         return printed(str(int(product[1]) * int(product[2])))
     figure = _REMARK.sub("", plain)

@@ -68,7 +68,7 @@ def _memory(metric: str, how: str) -> tuple[StepFigure, ...]:
 
 
 _RATES = StepProgram(
-    step=re.compile(r"\b(?:global_step=|\d+/)(?P<step>\d+),\s*(?=\w*SamplesPerSec=)"),
+    step=re.compile(r"\b(?:global_step=|\d+/)(?P<step>\d{1,18}),\s*(?=\w*SamplesPerSec=)"),
     fields=re.compile(r"(?P<name>[A-Za-z]\w*)=(?P<value>[^,=]*?)(?P<end>,|$)"),
     figures={
         "currsamplespersec": _rate("samples_per_s", "last step"),

@@ -21,7 +21,7 @@ from perfsuite.imports.row import Format, Imported, ImportedRow, LogFigures, Mea
 
 _TAG = re.compile(r"(?=\[FlagPerf Result\]|\[PerfLog\])")
 _RESULT = re.compile(
-    r"\[FlagPerf Result\]\s*(?:Rank (?P<rank>\d+)(?P<chips>'s | BI-V150 [\w ]+ ))?"
+    r"\[FlagPerf Result\]\s*(?:Rank (?P<rank>\d{1,7})(?P<chips>'s | BI-V150 [\w ]+ ))?"
     r"(?P<name>[\w.()-]+?(?: bandwidth| global latency)?)\s*=\s*"
     r"(?P<value>[-+]?\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)(?P<blank>\s*)(?P<unit>[A-Za-z/]*)\s*$"
 )

@@ -20,6 +20,7 @@ from perfsuite.imports import (
     flagperf,
     flagperf_pretraining,
     hccl,
+    megatron,
     nccl_tests,
     nvbandwidth,
     osu,
@@ -81,13 +82,10 @@ FORMATS: tuple[Format, ...] = (
     superbench.FORMAT,
     flagperf.FORMAT,
     flagperf_pretraining.FORMAT,
-    trainers.TORCHTITAN,
-    trainers.MEGATRON,
-    trainers.GPT_NEOX,
-    trainers.PRIMUS,
-    trainers.LATTE,
-    trainers.LIBAI,
-    trainers.ONEFLOW,
+    megatron.MEGATRON,
+    megatron.GPT_NEOX,
+    megatron.PRIMUS,
+    *trainers.TRAINERS,
     deepspeed.FORMAT,
     osu.FORMAT,
     perftest.FORMAT,
@@ -95,7 +93,7 @@ FORMATS: tuple[Format, ...] = (
     hccl.FORMAT,
     Format(name="pytest-benchmark", about="pytest-benchmark's JSON", recognises=_is_benchmark, read=_read_benchmark),
 )
-_WITH_DEEPSPEED = (trainers.MEGATRON, trainers.GPT_NEOX, trainers.PRIMUS)  # Formats that read DeepSpeed's lines too.
+_WITH_DEEPSPEED = (megatron.MEGATRON, megatron.GPT_NEOX, megatron.PRIMUS)  # Formats that read DeepSpeed's lines too.
 MAX_BYTES = 256 << 20  # Size limit of a file.
 _STANDARD_INPUT = Path("-")
 

@@ -144,23 +144,23 @@ class Runs:
 
     count: int = 1
     notes: list[str] = field(default_factory=list)
-    _seen: dict[int, tuple[float | None, str, set[str]]] = field(default_factory=dict)
-    """Time and text of each step, and the metrics that were taken from its lines."""
+    _seen: dict[int, tuple[float | None, str, dict[str, float]]] = field(default_factory=dict)
+    """Time and text of each step, and the metrics that were taken from its lines; NaN for a refused one."""
     _last: dict[str, tuple[int, float | None]] = field(default_factory=dict)  # Last step and time of each rank.
 
-    def enter(self, line: int, step: int, rank: str, time: float | None, text: str) -> tuple[set[str], bool]:
+    def enter(self, line: int, step: int, rank: str, time: float | None, text: str) -> tuple[dict[str, float], bool]:
         """Return the metrics taken from the step, and whether the line is its first; begin a new run if necessary."""
         if why := self._why_new(step, rank, time, text):
             self.count += 1
             self.notes.append(f"line {line}: {why}: run {self.count} begins")
             self._seen, self._last = {}, {}
         is_first = step not in self._seen
-        *_, metrics = self._seen.setdefault(step, (time, text, set()))
+        *_, metrics = self._seen.setdefault(step, (time, text, {}))
         self._last[rank] = (step, time)
         return metrics, is_first
 
     def _why_new(self, step: int, rank: str, time: float | None, text: str) -> str:
-        (seen_s, seen_text, _), last = self._seen.get(step, (None, text, set())), self._last.get(rank)
+        (seen_s, seen_text, _), last = self._seen.get(step, (None, text, {})), self._last.get(rank)
         later = None if seen_s is None or time is None else time - seen_s
         if last is None:
             is_later = later is not None and later > _OTHER_S

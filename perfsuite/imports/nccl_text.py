@@ -37,11 +37,11 @@ class Log:
     notes: tuple[str, ...] = ()
 
 
-BEGIN = re.compile(r"\bnThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
+BEGIN = re.compile(r"\bnThread\s+(\d{1,6})\s+nGpus\s+(\d{1,6})\s+minBytes")
 _RANK = re.compile(
-    r"(?:#\s*(?=Rank)|(?=Rank\s+\d+\s+(?:Group|Pid)\s))Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?(\S)"
+    r"(?:#\s*(?=Rank)|(?=Rank\s+\d+\s+(?:Group|Pid)\s))Rank\s+(\d{1,6})\s+(?:Group\s+(\d{1,6})\s+)?(?:Pid\s+(\d+)\s+)?(\S)"
 )
-_RANK_INSIDE = re.compile(r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+(on)\s.*")
+_RANK_INSIDE = re.compile(r"Rank\s+(\d{1,6})\s+(?:Group\s+(\d{1,6})\s+)?Pid\s+(\d+)\s+(on)\s.*")
 """A rank after another process's message on the same line."""
 _RANK_LIKE = re.compile(r"\bdevice\s+\d+\s+\[[0-9a-f:.x]|\bPid\s+\d+\s+on\s")
 _MESSAGE = re.compile(r"^$|[NRM]CCL|WARN|INFO|:\d+:\d+ |\w *: ")
@@ -158,6 +158,10 @@ def _run(lines: Sequence[Line], before: Sequence[Line]) -> Log:
     elif failure:
         raise Unreadable(failure.line, f"the run failed (line {failure.line}: {failure.text})", "run it again")
     elif not points and not refused:
+        if odd := next((line for line in lines if re.match(r"\s*[|\d][\d,.| ]+\s[\w| ]", line.text)), None):
+            raise Unreadable(
+                odd.number, f"{odd.text.strip()!r:.60} is not a row", "give rows as nccl-tests prints them"
+            )
         raise Unreadable(lines[-1].number, "the log ends before the first row of its table", "give the rest of it")
     if not verdict and not failure:
         notes.append("the log ends before its last lines")

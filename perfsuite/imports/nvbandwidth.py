@@ -96,7 +96,9 @@ def _add(matrix: _Matrix, line: Line) -> None:
     cells = tuple(line.text.split())
     match = _SUM.match(line.text)
     if match:
-        if not match["test"].startswith(matrix.test.partition(" ")[0]):
+        if not matrix.test and not _PART.search(matrix.what):  # the line above was not given
+            matrix.test = match["test"]
+        elif not match["test"].startswith(matrix.test.partition(" ")[0]):
             matrix.test = ""
         matrix.total = match["value"]
     elif not matrix.columns and _INDEX.fullmatch(line.text):
@@ -151,7 +153,8 @@ FORMAT = Format(
     name="nvbandwidth",
     about="nvbandwidth's matrices",
     recognises=lambda source: (
-        any(_KIND.match(line) for line in source.lines) and any(_RUNNING.match(line) for line in source.lines)
+        any(_KIND.match(line) for line in source.lines)
+        and any(_RUNNING.match(line) or _SUM.match(line) for line in source.lines)
     ),
     read=_read,
 )

@@ -30,6 +30,7 @@ _COLUMNS: Mapping[str, tuple[Meaning | None, float]] = MappingProxyType(
         "Avg Latency(us)": (("latency_us", "us", "lower"), 1.0),
         "Min Latency(us)": (("latency_min_us", "us", "lower"), 1.0),
         "Max Latency(us)": (("latency_max_us", "us", "lower"), 1.0),
+        **{f"P{nth} Tail Lat(us)": ((f"latency_p{nth}_us", "us", "lower"), 1.0) for nth in (50, 90, 95, 99)},
         "Latency (us)": (("latency_us", "us", "lower"), 1.0),
         "Bi-Bandwidth (MB/s)": (("bandwidth_gb_per_s", "GB/s", "higher"), 1e-3),
         "Bandwidth (MB/s)": (("bandwidth_gb_per_s", "GB/s", "higher"), 1e-3),
@@ -90,7 +91,7 @@ def _why_refused(table: LogTable, row: LogRow) -> str:
     sizes = [each.cells[0] for each in table.rows] if "Size" in cells else []
     if sizes and not re.fullmatch(r"\d{1,18}", row.cells[0]):
         return f"the size is {row.cells[0]!r:.40}"
-    odd = [size for size in sizes if size.isdecimal() and int(size) & (int(size) - 1)]
+    odd = [size for size in sizes if re.fullmatch(r"[0-9]{1,18}", size) and int(size) & (int(size) - 1)]
     if sizes and len(sizes) > 2 and odd == [row.cells[0]]:
         return f"{odd[0]} B is not a power of two, as the other sizes are: the row is cut"
     return ""

@@ -27,7 +27,8 @@ from perfsuite.imports.row import (
 from perfsuite.published.numbers import Interval, printed
 
 _TITLE = re.compile(
-    r"^\s*(?P<test>(?:RDMA_(?:Write|Read)\w*|Send|Atomic_\w+|Raw_\w+)\b[\w ]*?(?:BW|Latency)) Test\s*$", re.IGNORECASE
+    r"^\s*(?P<test>(?:RDMA_(?:Write|Read)\w*|Send|Atomic[_ ]\w+|Raw_\w+)\b[\w ]*?(?:BW|Latency)) Test\s*$",
+    re.IGNORECASE,
 )
 _COMMAND = re.compile(
     r"(?:^|[\s/])(?:ib|raw_ethernet)_(?P<test>write|read|send|atomic)_(?P<kind>bw|lat)\b(?P<options>.*)$"
@@ -36,7 +37,7 @@ _TESTS = {"write": "RDMA_Write", "read": "RDMA_Read", "send": "Send", "atomic": 
 _GB: Mapping[str, float] = MappingProxyType({"Gb/sec": 0.125, "MiB/sec": MIB / 1e9, "MB/sec": MIB / 1e9})
 _NAMES = re.compile(
     r"#bytes|#iterations|BW peak\[(?:Gb|MiB|MB)/sec\]|BW average\[(?:Gb|MiB|MB)/sec\]|MsgRate\[Mpps\]"
-    r"|t_(?:min|max|typical|avg|stdev)\[usec\]|99(?:\.9)?% percentile\[usec\]|CPU_Util\[%\]"
+    r"|t_(?:min|max|typical|avg|stdev)\[usec\]|99(?:\.9)?% percentile\[usec\]|CPU_Util\[%\]|tps average"
 )
 _TIMES: Mapping[str, str] = MappingProxyType(
     {

@@ -24,6 +24,7 @@ _ONE: Mapping[str, float] = MappingProxyType({"": 1.0})
 _OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
 """Words of other phases, also if another line was printed between them and the step."""
 _LONGEST = 20_000  # Most characters of a line of steps.
+_RANKS_APART = 1.2  # Largest ratio of a time or rate of one step between ranks of one program.
 _TRAINING = ("", "train", "training")  # Words before ``step`` that do not name another phase.
 
 
@@ -42,7 +43,7 @@ class StepFigure:
     @property
     def shows_cut(self) -> bool:
         """Return whether a cut field cannot match the form."""
-        return self.is_whole or not self.form.endswith(("@", "#"))
+        return self.is_whole or not self.form.endswith(("@", "#", "?)"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class StepField:
     name: str
     value: str
     is_closed: bool  # Other text follows the field.
+    line: int = 0  # Its line in the file if the step has a line per field; else 0.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,10 @@ class StepProgram:
     """The syntax of a program's steps."""
 
     step: re.Pattern[str]
-    """Beginning of a step; groups ``step`` and, if the word before may name another phase, ``phase``."""
+    """Beginning of a step; groups ``step`` and, if the word before may name another phase, ``phase``.
+
+    A group ``whole`` is the step of the run if ``step`` may be of an epoch.
+    """
     fields: re.Pattern[str]  # A field: groups ``name`` and ``value``, and ``end`` for the text after every field.
     figures: Mapping[str, Sequence[StepFigure]]
     mark: re.Pattern[str]  # Text of every line of a step; a line with it but without a beginning was cut.
@@ -145,12 +150,13 @@ def _step_lines(source: Source, program: StepProgram, found: LogFigures) -> Iter
                 phases[phase] += 1
                 continue
             below_step = line.number + 1
+            step = int(match.groupdict().get("whole") or match["step"])
             text = line.text[match.start() : after.start() if after else None].rstrip()
             yield StepLine(
                 line=line.number,
-                name=f"{program.noun} {int(match['step'])}",
+                name=f"{program.noun} {step}",
                 fields=tuple(fields_of(text, program.fields)),
-                step=int(match["step"]),
+                step=step,
                 rank=line.label,
                 time=seconds(raw[line.number - 1], line.text[match.start() :]),
                 text=text,
@@ -205,6 +211,10 @@ def _pattern(form: str) -> re.Pattern[str]:
     return re.compile(form.replace("@", f"(?P<number>{_NUMBER})").replace("#", _NUMBER), re.IGNORECASE)
 
 
+def _value(figure: StepFigure, match: re.Match[str]) -> float:
+    return float(match["number"].replace(",", "")) * figure.scales[match.groupdict().get("unit") or ""]
+
+
 class _Reader:
     """Turns lines of steps into figures, one after the other."""
 
@@ -225,12 +235,13 @@ class _Reader:
         self._found = LogFigures()
         self._steps: set[tuple[int, str]] = set()
         self._repeated = 0
+        self._apart: dict[str, float] = {}
         self._unread: dict[str, None] = {}
         self._empty: dict[tuple[str, str], list[int]] = {}
 
     def take(self, line: StepLine) -> None:
         """Take the figures of a line that no earlier line had."""
-        taken: set[str] = set()
+        taken: dict[str, float] = {}
         is_first, name = True, line.name
         if line.step is not None:
             taken, is_first = self._runs.enter(line.line, line.step, line.rank, line.time, line.text)
@@ -241,7 +252,7 @@ class _Reader:
             for one in line.fields
             if one.name in self._settings and one.is_closed and re.fullmatch(r"\d+", one.value)
         }
-        metrics: set[str] = set()
+        metrics: dict[str, float] = {}
         rows = len(self._found.rows)
         values: dict[str, set[str]] = {}
         for one in line.fields:
@@ -256,31 +267,35 @@ class _Reader:
         self._repeated += not is_first and len(self._found.rows) == rows
 
     def _take_field(
-        self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], taken: set[str]
-    ) -> set[str]:
-        figures = self._figures.get(one.name)
+        self, line: StepLine, one: StepField, name: str, settings: Mapping[str, str], taken: Mapping[str, float]
+    ) -> dict[str, float]:
+        figures, at = self._figures.get(one.name), one.line or line.line
         if figures is None:
             if any(f"{other}:" in one.value.lower() for other in self._figures):
-                self._found.refuse(line.line, f"{one.name}: {one.value}", "another line was printed into it")
+                self._found.refuse(at, f"{one.name}: {one.value}", "another line was printed into it")
             elif one.name not in self._ignored and one.name not in self._settings and re.search(r"\d", one.value):
                 self._unread[one.name] = None
-            return set()
+            return {}
         fits: dict[str, tuple[StepFigure, re.Match[str]]] = {}
         for figure in figures:
             if match := _pattern(figure.form).fullmatch(one.value):
                 fits.setdefault(figure.meaning[0], (figure, match))
-        metrics = set(fits) or {figures[0].meaning[0]}
-        if metrics <= taken:
-            return set()
+        metrics = {metric: _value(*fit) for metric, fit in fits.items()} or {figures[0].meaning[0]: math.nan}
+        if metrics.keys() <= taken.keys():
+            for metric, value in metrics.items() if one.is_closed else ():
+                if ("step_time" in metric or "_per_s" in metric) and min(value, taken[metric]) > 0:
+                    apart = max(value, taken[metric]) / min(value, taken[metric])
+                    self._apart[metric] = max(apart, self._apart.get(metric, 1.0))
+            return {}
         if not fits or not (one.is_closed or any(figure.shows_cut for figure, _ in fits.values()) or self._ends(one)):
             why = "the line was cut, or another line was printed into it"
-            self._found.refuse(line.line, f"{name}: {one.name}: {one.value}", f"{one.name} is {one.value!r:.60}: {why}")
-            return set()
+            self._found.refuse(at, f"{name}: {one.name}: {one.value}", f"{one.name} is {one.value!r:.60}: {why}")
+            return {}
         for metric, (figure, match) in fits.items():
             if figure.beside:
                 self._unread[figure.beside] = None
-            if metric in taken or not self._take_number(line.line, figure, match, name, settings):
-                metrics.discard(metric)
+            if metric in taken or not self._take_number(at, figure, match, name, settings):
+                del metrics[metric]
         return metrics
 
     def _ends(self, one: StepField) -> bool:
@@ -290,8 +305,7 @@ class _Reader:
         self, line: int, figure: StepFigure, match: re.Match[str], name: str, settings: Mapping[str, str]
     ) -> bool:
         """Return whether a number was imported or refused; False for a placeholder."""
-        printed = match["number"]
-        value = float(printed.replace(",", "")) * figure.scales[match.groupdict().get("unit") or ""]
+        printed, value = match["number"], _value(figure, match)
         metric, unit, _ = figure.meaning
         if not math.isfinite(value) or (unit and value < 0):
             rule = "no finite number" if not math.isfinite(value) else f"below 0 {unit}"
@@ -305,6 +319,7 @@ class _Reader:
         if value == 0 and unit:
             self._empty.setdefault((metric, f"{printed}: not computed, or less than the digits show"), []).append(line)
             return False
+        printed += match.groupdict().get("unit") or ""
         row = self._source.row(
             line, name, figure.meaning, value, printed=printed, convention=figure.convention, settings=settings
         )
@@ -317,6 +332,11 @@ class _Reader:
         notes += self._runs.notes
         if self._repeated:
             notes.append(f"{plural(self._repeated, 'line')} of other ranks for the same steps left out")
+        notes += [
+            f"{metric} of one step differs by up to {apart - 1:.0%}: two programs may print into this log"
+            for metric, apart in self._apart.items()
+            if apart > _RANKS_APART
+        ]
         notes += [
             f"{metric} {what}; left out {plural(len(lines), 'time')}, first in line {lines[0]}"
             for (metric, what), lines in self._empty.items()

@@ -11,7 +11,7 @@ from perfsuite.base.units import plural
 from perfsuite.imports.nccl_table import collective_named
 from perfsuite.imports.row import Format, Imported, ImportedRow, LogFigures, Meaning, Refused, Source
 
-_KEY = re.compile(r"^(?P<benchmark>[^/\s]+(?:/[^/\s]+)*)/(?P<metric>[^/\s]+?)(?::(?P<rank>\d+))?$")
+_KEY = re.compile(r"^(?P<benchmark>[^/\s]+(?:/[^/\s]+)*)/(?P<metric>[^/\s]+?)(?::(?P<rank>\d{1,7}))?$")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:')
 _ENTRY = re.compile(r'^\s*"(?P<key>[^"\\]+)"\s*:\s*(?P<value>-?\d[\d.eE+-]*|null|"[^"\\]*")\s*(?P<end>,?)\s*$')
 _DIAGNOSIS = re.compile(r'"(diagnosis/\w+|Defective Details|Issue Details|Number Of Issues)"\s*:')

@@ -1,20 +1,16 @@
-"""Programs that print a line per step: torchtitan, Latte, DiT, libai, OneFlow's GPT, and Megatron's family.
+"""Programs that print a line per step: torchtitan, Latte, libai, OneFlow's GPT, nanotron, MaxText, nanoGPT, InternEvo.
+
+Composer prints a block per step, the Trainer of Hugging Face a line per training.
 
 torchtitan: tps (wps until 2025) is per device; MFU uses torchtitan's peak of the device. OneFlow's GPT prints figures
 as ``name=value,`` or as a table, and the memory of nvidia-smi once.
-
-The family is Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, NeMo and AMD's Primus. Their fields end with ``|``; lines of
-DeepSpeed among them are read too. Megatron-LM counts the FLOPs of the model (3 x forward). Megatron-DeepSpeed and
-GPT-NeoX add the recomputed forward pass. Primus prints last and mean.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
-from perfsuite.imports import deepspeed
 from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
     StepField,
@@ -32,6 +28,11 @@ _LOSS: Meaning = ("loss", "", "lower")
 _STEP_MS: Meaning = ("step_time_ms", "ms", "lower")
 _SAMPLES: Meaning = ("samples_per_s", "samples/s", "higher")
 _TOKENS: Meaning = ("tokens_per_s_per_device", "tokens/s", "higher")
+_TFLOPS: Meaning = ("tflops_per_device", "TFLOPS", "higher")
+_STEPS: Meaning = ("steps_per_s", "steps/s", "higher")
+_ALL_TOKENS: Meaning = ("tokens_per_s", "tokens/s", "higher")
+_MFU: Meaning = ("mfu_percent", "percent", "higher")
+_RESERVED: Meaning = ("reserved_memory_gib", "GiB", "lower")
 
 
 def _spaced(names: str) -> re.Pattern[str]:
@@ -43,14 +44,14 @@ def _spaced(names: str) -> re.Pattern[str]:
 _TITAN_TOKENS = (StepFigure(meaning=_TOKENS, convention="torchtitan: of one device"),)
 _TITAN = StepProgram(
     step=re.compile(
-        r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d+)(?:\s*/\s*\d+(?:\s*=\s*[\d.]+%)?)?\s+(?=loss:)"
+        r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d{1,18})(?:\s*/\s*\d+(?:\s*=\s*[\d.]+%)?)?\s+(?=loss:)"
     ),
     fields=_spaced("step|loss|grad_norm|memory|tps|wps|tflops|mfu|it/s|im/s"),
     figures={
         "loss": (StepFigure(meaning=_LOSS, convention="torchtitan: mean over the ranks"),),
         "memory": (
             StepFigure(
-                meaning=("reserved_memory_gib", "GiB", "lower"),
+                meaning=_RESERVED,
                 convention="torchtitan: peak reserved since the last report",
                 form=r"@GiB(?:\(#%\))?",
                 beside="memory in percent",
@@ -60,13 +61,13 @@ _TITAN = StepProgram(
         "wps": _TITAN_TOKENS,
         "tflops": (
             StepFigure(
-                meaning=("tflops_per_device", "TFLOPS", "higher"),
+                meaning=_TFLOPS,
                 convention="torchtitan: 6 (N - embedding) + 12 L h s a token",
             ),
         ),
         "mfu": (
             StepFigure(
-                meaning=("mfu_percent", "percent", "higher"),
+                meaning=_MFU,
                 convention="torchtitan: its tflops over the peak that it takes for the device",
                 form="@%",
             ),
@@ -77,13 +78,13 @@ _TITAN = StepProgram(
 
 _SINCE = "mean since the last report"
 _LATTE = StepProgram(
-    step=re.compile(r"\(step=(?P<step>\d+)(?:/epoch=\d+)?\)\s+(?=Train Loss:)"),
+    step=re.compile(r"\(step=(?P<step>\d{1,18})(?:/epoch=\d+)?\)\s+(?=Train Loss:)"),
     fields=re.compile(r"(?P<name>[A-Z][\w /-]*):\s*(?P<value>[^,]*?)\s*(?P<end>,|$)"),
     figures={
         "train loss": (StepFigure(meaning=_LOSS, convention=f"latte, dit: {_SINCE}, over the ranks"),),
         "train steps/sec": (
             StepFigure(
-                meaning=("steps_per_s", "steps/s", "higher"),
+                meaning=_STEPS,
                 convention=f"latte, dit: steps of the whole job; {_SINCE}",
                 form=r"(?P<number>\d+\.\d\d)",
                 is_whole=True,
@@ -96,7 +97,7 @@ _LATTE = StepProgram(
 
 _RUN = "libai: mean since the first iteration"
 _LIBAI = StepProgram(
-    step=re.compile(r"\biteration:\s*(?P<step>\d+)/\d+\s+(?=consumed[_ ]samples:)"),
+    step=re.compile(r"\biteration:\s*(?P<step>\d{1,18})/\d+\s+(?=consumed[_ ]samples:)"),
     fields=_spaced(r"consumed[_ ]samples|\w*loss\w*|time|data_time|total_throughput|tokens_throughput|acc_mlm|lr"),
     figures={
         "total_loss": (StepFigure(meaning=_LOSS, convention="libai: median of 200 iterations"),),
@@ -107,9 +108,7 @@ _LIBAI = StepProgram(
         ),
         "total_throughput": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_RUN}", form="@ samples/s"),),
         "tokens_throughput": (
-            StepFigure(
-                meaning=("tokens_per_s", "tokens/s", "higher"), convention=f"of all devices; {_RUN}", form="@ tokens/s"
-            ),
+            StepFigure(meaning=_ALL_TOKENS, convention=f"of all devices; {_RUN}", form="@ tokens/s"),
         ),
     },
     mark=re.compile(r"\bdata_time:\s*\d"),
@@ -117,7 +116,7 @@ _LIBAI = StepProgram(
 
 _ONEFLOW_SINCE = f"oneflow: {_SINCE}"
 _ONEFLOW = StepProgram(
-    step=re.compile(r"\bstep=(?P<step>\d+),(?=micro_batches=)"),
+    step=re.compile(r"\bstep=(?P<step>\d{1,18}),(?=micro_batches=)"),
     fields=re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>[^,=]*?)(?P<end>,|$)"),
     figures={
         "throughput": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_ONEFLOW_SINCE}"),),
@@ -165,7 +164,7 @@ def _table(source: Source, found: LogFigures) -> Iterator[StepLine]:
             continue
         match = _CELLS.match(line)
         cells = [cell.strip() for cell in match["cells"].split("|")[:-1]] if match else []
-        if len(cells) != len(columns) or not cells[0].isdigit():
+        if len(cells) != len(columns) or not re.fullmatch(r"[0-9]{1,18}", cells[0]):
             why = f"the row does not have the {len(columns)} columns of the table: it was cut, or mixed with another"
             found.refuse(number, line, why)
             continue
@@ -176,6 +175,7 @@ def _table(source: Source, found: LogFigures) -> Iterator[StepLine]:
 
 
 def _memory(source: Source) -> Iterator[StepLine]:
+    """Yield the memory of each device from nvidia-smi's table."""
     device: int | None = None
     for number, line in enumerate(source.lines, start=1):
         if _MEMORY_COLUMNS in line:
@@ -186,164 +186,185 @@ def _memory(source: Source) -> Iterator[StepLine]:
             device += 1
 
 
-_of_run = partial(Format, options=("run",))
-TORCHTITAN = _of_run(
-    name="torchtitan",
-    about="torchtitan's metric lines",
-    recognises=lambda source: _TITAN.begins(source) and any_line(source.lines, _TITAN.mark),
-    read=partial(read_steps, program=_TITAN),
-)
-LATTE, LIBAI = (
-    _of_run(name=name, about=about, recognises=program.begins, read=partial(read_steps, program=program))
-    for name, about, program in (
-        ("latte", "Latte's and DiT's lines with Train Steps/Sec", _LATTE),
-        ("libai", "libai's iteration lines", _LIBAI),
-    )
-)
-ONEFLOW = _of_run(
-    name="oneflow",
-    about="the log of OneFlow-Benchmark's GPT",
-    recognises=lambda source: _ONEFLOW.begins(source) or any_line(source.lines, _COLUMNS),
-    read=_read_oneflow,
-)
+_ROUNDED = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-_TFLOPS: Meaning = ("tflops_per_device", "TFLOPS", "higher")
-_MEGATRON_LOSS = (StepFigure(meaning=("loss", "", "lower"), convention="mean since the last report"),)
-_LAST, _MEAN = "primus: last iteration", "primus: mean of recent iterations"
-_MODEL_FLOPS = "model FLOPs: 3 x forward, without recomputation"
-_UNITS = {"KFLOPS": 1e-9, "MFLOPS": 1e-6, "GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS": 1e3, "EFLOPS": 1e6}
+def _short(meaning: Meaning, how: str, per: float = 1.0) -> tuple[StepFigure, ...]:
+    """Return a figure of nanotron, printed with three digits and a suffix: ``1.78K``."""
+    scales = {unit: factor / per for unit, factor in _ROUNDED.items()}
+    how = f"nanotron: {how}; three digits"
+    return (StepFigure(meaning=meaning, convention=how, form="@(?P<unit>[KMGT]?)", scales=scales),)
 
 
-def _alone_or_last(meaning: Meaning, how: str, *, harmonic: str = "mean") -> tuple[StepFigure, ...]:
-    """Return the forms ``5``, ``5/6`` and ``5 (avg 6)``; 6 is Primus' mean."""
-    mean = (f"mean_{meaning[0]}", *meaning[1:])
-    before = _MEAN.replace("mean", harmonic)
-    return (
-        StepFigure(meaning=meaning, convention=f"{how}; {_SINCE}"),
-        *(
-            figure
-            for last, average in ((r"@\s*/\s*#", r"#\s*/\s*@"), (r"@ \(avg #\)", r"# \(avg @\)"))
-            for figure in (
-                StepFigure(meaning=meaning, convention=f"{how}; {_LAST}", form=last),
-                StepFigure(meaning=mean, convention=f"{how}; {before}", form=average),
-            )
-        ),
-    )
-
-
-_FIGURES: Mapping[str, Sequence[StepFigure]] = {
-    "elapsed time per iteration (ms)": _alone_or_last(_STEP_MS, "wall time"),
-    "elapsed time per iteration (s)": (
-        StepFigure(meaning=_STEP_MS, convention=f"printed in s; {_SINCE}", scales={"": 1e3}),
-    ),
-    "throughput per gpu (tflop/s/gpu)": _alone_or_last(_TFLOPS, f"megatron-lm: {_MODEL_FLOPS}"),
-    "compute per gpu (tflop/s/gpu)": _alone_or_last(_TFLOPS, f"primus: {_MODEL_FLOPS}"),
-    "tflops": (
-        StepFigure(
-            meaning=_TFLOPS,
-            convention=f"megatron-deepspeed: 3 x forward, 4 x where activations are recomputed; {_SINCE}",
-        ),
-    ),
-    "approx flops per gpu": (
-        StepFigure(
-            meaning=_TFLOPS,
-            convention=f"gpt-neox: 3 x forward, 4 x where activations are recomputed; {_SINCE}",
-            form="@(?P<unit>[KMGTPE]FLOPS)",
-            scales=_UNITS,
-        ),
-    ),
-    "samples per second": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_SINCE}"),),
-    "samples/sec": (StepFigure(meaning=_SAMPLES, convention=f"gpt-neox: of all devices; {_SINCE}"),),
-    "tokens per gpu (tokens/s/gpu)": _alone_or_last(_TOKENS, "of one device"),
-    "tokens/s/gpu inst/harmonic mean": _alone_or_last(_TOKENS, "of one device", harmonic="harmonic mean"),
-    **dict.fromkeys(
-        (
-            "tokens per gpu per second (tgs)",
-            "tokens per second per gpu (tok/s/gpu)",
-            "tokens-per-second-per-gpu",
-            "tokens/sec/gpu",
-            "tgs",
-        ),
-        (StepFigure(meaning=_TOKENS, convention=f"of one device; {_SINCE}"),),
-    ),
-    "throughput (tokens/s)": (
-        StepFigure(meaning=("tokens_per_s", "tokens/s", "higher"), convention=f"of all devices; {_SINCE}"),
-    ),
-    "train_step_timing in s": (
-        StepFigure(meaning=_STEP_MS, convention="nemo: last iteration, printed in s", scales={"": 1e3}),
-    ),
-    "reduced_train_loss": (StepFigure(meaning=("loss", "", "lower"), convention="nemo: last iteration"),),
-    "lm loss": _MEGATRON_LOSS,
-    "lm_loss": _MEGATRON_LOSS,
-}
-PROGRAM = StepProgram(
-    step=re.compile(r"(?:\b[A-Za-z/]{1,20}:\s*[^\s|]{1,30}\s*\|\s*)?\biteration\s+(?P<step>\d+)/\s*\d+\s*\|"),
-    fields=re.compile(r"(?P<name>[A-Za-z][^|:]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
-    figures=_FIGURES,
-    mark=re.compile(r"elapsed time per iteration \(m?s\):|\btrain_step_timing in s:|\blm[ _]loss: +\d"),
-    settings={
-        "global batch size": "global_batch_size",
-        "actual seqlen": "sequence_length",
-        "actual seq length": "sequence_length",
+_NANOTRON = StepProgram(
+    step=re.compile(r"\biteration:\s*(?P<step>\d{1,18})\s*/\s*\d+\s*\|(?=\s*consumed_tokens:)"),
+    fields=re.compile(r"(?P<name>[a-z]\w*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
+    figures={
+        "lm_loss": _short(_LOSS, "mean over the data-parallel ranks"),
+        "elapsed_time_per_iteration_ms": _short(_STEP_MS, "last iteration"),
+        "time_per_iteration_ms": _short(_STEP_MS, "last iteration"),
+        "tokens_per_sec": _short(_ALL_TOKENS, "of all devices"),
+        "tokens_per_sec_per_gpu": _short(_TOKENS, "of one device"),
+        "model_tflops_per_gpu": _short(_TFLOPS, "model FLOPs, without recomputation"),
+        "hardware_tflops_per_gpu": _short(("hardware_tflops_per_device", "TFLOPS", "higher"), "with recomputation"),
+        "cuda_max_memory_reserved": _short(_RESERVED, "peak reserved, printed in bytes", 2.0**30),
     },
+    mark=re.compile(r"\btokens_per_sec_per_gpu:"),
+    settings={"global_batch_size": "global_batch_size"},
 )
-_BAR = StepProgram(
-    step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d+)/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
-    fields=re.compile(r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*)(?:\.0(?=,))?(?P<end>[,\]]|$)"),
-    figures=_FIGURES,
-    mark=re.compile(r"\btrain_step_timing in s="),
-    ignored=frozenset({"global_step", "v_num"}),
+
+
+def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tuple[StepFigure, ...]:
+    """Return a figure that is always printed with as many decimals, so that a cut one is noticed."""
+    form = rf"(?P<number>-?\d+\.\d{{{decimals}}}|nan|inf)"
+    return (StepFigure(meaning=meaning, convention=how, form=form, is_whole=True, scales={"": factor}),)
+
+
+_MAXTEXT = StepProgram(
+    step=re.compile(r"\bcompleted step: (?P<step>\d{1,18}), (?=seconds:)"),
+    fields=re.compile(r"(?P<name>[A-Za-z][\w/ ]*): (?P<value>[^,]*?)\s*(?P<end>,|$)"),
+    figures={
+        "seconds": _fixed(_STEP_MS, "maxtext: printed in s", 3, 1e3),
+        **dict.fromkeys(("tflop/s/device", "tflop/s"), _fixed(_TFLOPS, "maxtext: model FLOPs of one device", 3)),
+        "tokens/s/device": _fixed(_TOKENS, "maxtext: of one device", 3),
+        "loss": _fixed(_LOSS, "maxtext: mean over the batch", 3),
+    },
+    mark=re.compile(r"\bTFLOP/s(?:/device)?: \d"),
+    ignored=frozenset({"completed step"}),
 )
-"""NeMo's progress bar; the bar counts the steps exactly, while its global_step has three digits."""
-_BRIDGE = re.compile(r"\bStep Time : (?P<time>[\d.]+s) GPU utilization: (?P<rate>[\d.]+MODEL_TFLOP/s/GPU)\s*$")
-_BRIDGE_FIGURES: Mapping[str, Sequence[StepFigure]] = {
-    "time": (StepFigure(meaning=_STEP_MS, convention="megatron-bridge: printed in s", form="@s", scales={"": 1e3}),),
-    "rate": (StepFigure(meaning=_TFLOPS, convention=f"megatron-bridge: {_MODEL_FLOPS}", form="@MODEL_TFLOP/s/GPU"),),
+_NANOGPT = StepProgram(
+    step=re.compile(r"\biter (?P<step>\d{1,18}): (?=loss \S+, time )"),
+    fields=re.compile(r"\b(?P<name>loss|time|mfu) (?P<value>(?!-100\.00%)[^,]*?)(?P<end>,|$)"),
+    figures={
+        "loss": (StepFigure(meaning=_LOSS, convention="nanogpt: of the last micro-batch of rank 0"),),
+        "time": (StepFigure(meaning=_STEP_MS, convention="nanogpt: one iteration with all micro-batches", form="@ms"),),
+        "mfu": (StepFigure(meaning=_MFU, convention="nanogpt: of 312 TFLOPS (A100), running mean", form="@%"),),
+    },
+    mark=re.compile(r"\bloss \S+, time \d"),
+)
+_NANOCHAT = StepProgram(
+    step=re.compile(r"\bstep (?P<step>\d{1,18})/\d+ \(\d+\.\d+%\) \|(?=\s*loss:)"),
+    fields=re.compile(r"(?P<name>[a-z][\w/ ]*):\s*(?P<value>[^|]*?)\s*(?P<end>\||$)"),
+    figures={
+        "loss": (StepFigure(meaning=_LOSS, convention="nanochat: running mean"),),
+        "dt": (StepFigure(meaning=_STEP_MS, convention="nanochat: one step", form="@ms"),),
+        "tok/sec": (StepFigure(meaning=_ALL_TOKENS, convention="nanochat: of all devices"),),
+        "mfu": (StepFigure(meaning=_MFU, convention="nanochat: of 989 TFLOPS (H100) unless the script was changed"),),
+    },
+    mark=re.compile(r"\btok/sec: \d"),
+)
+_INTERNEVO = StepProgram(
+    step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d{1,18}) )"),
+    fields=re.compile(r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>\S+)(?P<end>\s|$)"),
+    figures={
+        "tflops": (StepFigure(meaning=_TFLOPS, convention="internevo: of one device, by Megatron's formula"),),
+        "loss": (StepFigure(meaning=_LOSS, convention="internevo: of the step"),),
+        "tgs (tokens/gpu/second)": (StepFigure(meaning=_TOKENS, convention="internevo: of one device, this step"),),
+    },
+    mark=re.compile(r"\btgs \(tokens/gpu/second\)="),
+)
+
+_COMPOSER_STEP = re.compile(r"^\s*\[(?:epoch=\d+(?:/\d+)?\]?\[?)?batch=(?P<step>\d{1,18})(?:/\d+)?\]:\s*$")
+_COMPOSER_LINE = re.compile(r"^\s+Train (?P<name>[\w/]+): (?P<value>\S+)\s*$")
+_WINDOW = "composer: mean of the last batches"
+_COMPOSER: Mapping[str, Sequence[StepFigure]] = {
+    **dict.fromkeys(
+        ("loss/train/total", "loss/train/languagecrossentropy"), _fixed(_LOSS, "composer: mean over the batch", 4)
+    ),
+    "throughput/samples_per_sec": _fixed(_SAMPLES, f"{_WINDOW}, of all devices", 4),
+    "throughput/tokens_per_sec": _fixed(_ALL_TOKENS, f"{_WINDOW}, of all devices", 4),
+    "throughput/device/tokens_per_sec": _fixed(_TOKENS, f"{_WINDOW}, of one device", 4),
+    "throughput/device/flops_per_sec": _fixed(_TFLOPS, f"{_WINDOW}, model FLOPs, printed in FLOPS", 4, 1e-12),
+    "throughput/device/mfu": _fixed(_MFU, f"{_WINDOW}, printed as a fraction", 4, 100.0),
 }
-_NEOX = re.compile(r"\bsamples/sec:.*\biteration\s+\d+/|\biteration\s+\d+/.*\bapprox flops per GPU:")
-_PRIMUS = re.compile(r"\biteration\s+\d+/.*(?:tokens/s/GPU|hip mem usage|per iteration \(ms\):\s*[\d.]+/[\d.]+)")
+_TRAINER = re.compile(r"\b(?P<name>train_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+)(?P<end>[,}]?)")
+_WHOLE_RUN = "transformers: whole training, of all devices"
+_TRAINER_FIGURES: Mapping[str, Sequence[StepFigure]] = {
+    "train_samples_per_second": (StepFigure(meaning=_SAMPLES, convention=_WHOLE_RUN),),
+    "train_steps_per_second": (StepFigure(meaning=_STEPS, convention=_WHOLE_RUN),),
+    "train_tokens_per_second": (StepFigure(meaning=_ALL_TOKENS, convention=f"{_WHOLE_RUN}; padding may count"),),
+    "train_loss": (StepFigure(meaning=_LOSS, convention="transformers: mean of the whole training"),),
+}
 
 
-def family(source: Source) -> str:
-    """Return the format of the iteration lines of a file; empty without iteration lines.
+def _blocks(source: Source) -> Iterator[StepLine]:
+    """Yield the blocks of Composer's console: the line of a batch, and the figures below it."""
+    begin, step, fields = 0, 0, list[StepField]()
+    for number, line in enumerate([*source.lines, "end"], start=1):
+        if match := _COMPOSER_LINE.match(line):
+            fields.append(StepField(name=match["name"].lower(), value=match["value"], is_closed=False, line=number))
+        elif line.strip() and not line[:1].isspace():
+            if begin and fields:
+                yield StepLine(line=begin, name=f"batch {step}", fields=tuple(fields), step=step)
+            match = _COMPOSER_STEP.match(line)
+            begin, step, fields = (number, int(match["step"]), []) if match else (0, 0, [])
 
-    >>> from pathlib import Path
-    >>> family(Source(path=Path(), text="samples/sec: 51.2 | iteration 10/ 50 | elapsed"))
-    'gpt-neox'
+
+def _trainings(source: Source) -> Iterator[StepLine]:
+    """Yield the summaries of the Trainer; another value of a figure begins the next training.
+
+    A figure ends in a comma or brace, or its line is as long as the next or the previous one, or the file is JSON.
     """
-    if not PROGRAM.begins(source):
-        return "megatron" if _BAR.begins(source) else ""
-    if any_line(source.lines, _NEOX):
-        return "gpt-neox"
-    return "primus" if any_line(source.lines, _PRIMUS) else "megatron"
+    seen: dict[str, str] = {}
+    training = 1
+    lines = ["", *source.lines, ""]
+    for number, line in enumerate(source.lines, start=1):
+        aligned = len(line) in (len(lines[number - 1]), len(lines[number + 1]))
+        for match in _TRAINER.finditer(line):
+            name, value = match["name"], match["value"]
+            if seen.get(name) == value:
+                continue
+            if name in seen and name in _TRAINER_FIGURES:
+                seen, training = {}, training + 1
+            seen[name] = value
+            field = StepField(name=name, value=value, is_closed=bool(match["end"]) or aligned or bool(source.json))
+            yield StepLine(line=number, name=f"training {training}", fields=(field,))
 
 
-def _read_megatron(source: Source) -> Imported:
-    found = found_in(source, PROGRAM)
-    found.add(found_in(source, _BAR))
-    found.add(figures_of(source, list(_bridge(source)), _BRIDGE_FIGURES))
-    found.add(deepspeed.all_figures(source))
+def _read_trainer(source: Source) -> Imported:
+    found = figures_of(source, list(_trainings(source)), _TRAINER_FIGURES)
+    found.notes.append("losses and rates of single steps are not imported")
     return imported(source, found)
 
 
-def _bridge(source: Source) -> Iterator[StepLine]:
-    reports = ((number, match) for number, line in enumerate(source.lines, start=1) if (match := _BRIDGE.search(line)))
-    for report, (number, match) in enumerate(reports, start=1):
-        fields = tuple(StepField(name=name, value=match[name], is_closed=True) for name in _BRIDGE_FIGURES)
-        yield StepLine(line=number, name=f"report {report}", fields=fields)
-
-
-MEGATRON, GPT_NEOX, PRIMUS = (
-    _of_run(
+def _steps(name: str, about: str, program: StepProgram, *, marked: bool = False) -> Format:
+    """Return the format of a program; ``marked``: its begin of a step is not rare enough to recognise it."""
+    return Format(
         name=name,
         about=about,
-        recognises=lambda source, name=name: family(source) == name,  # type: ignore[misc]
-        read=_read_megatron,
+        recognises=lambda source: program.begins(source) and (not marked or any_line(source.lines, program.mark)),
+        read=lambda source: read_steps(source, program),
+        options=("run",),
     )
-    for name, about in (
-        ("megatron", "iteration lines of Megatron-LM, Megatron-DeepSpeed and NeMo"),
-        ("gpt-neox", "GPT-NeoX iteration lines"),
-        ("primus", "iteration lines of AMD's Primus"),
-    )
+
+
+TRAINERS = (
+    _steps("torchtitan", "torchtitan's metric lines", _TITAN, marked=True),
+    _steps("latte", "Latte's and DiT's lines with Train Steps/Sec", _LATTE),
+    _steps("libai", "libai's iteration lines", _LIBAI),
+    Format(
+        name="oneflow",
+        about="the log of OneFlow-Benchmark's GPT",
+        recognises=lambda source: _ONEFLOW.begins(source) or any_line(source.lines, _COLUMNS),
+        read=_read_oneflow,
+        options=("run",),
+    ),
+    _steps("nanotron", "nanotron's iteration lines", _NANOTRON),
+    _steps("maxtext", "MaxText's lines 'completed step'", _MAXTEXT),
+    _steps("nanogpt", "nanoGPT's lines 'iter N: loss'", _NANOGPT),
+    _steps("nanochat", "nanochat's lines with dt and tok/sec", _NANOCHAT),
+    _steps("internevo", "InternEvo's training lines", _INTERNEVO),
+    Format(
+        name="composer",
+        about="the console of Composer and llm-foundry",
+        recognises=lambda source: any_line(source.lines, _COMPOSER_STEP) and any_line(source.lines, _COMPOSER_LINE),
+        read=lambda source: imported(source, figures_of(source, list(_blocks(source)), _COMPOSER)),
+        options=("run",),
+    ),
+    Format(
+        name="transformers",
+        about="summaries of the Trainer of Hugging Face, text or JSON",
+        recognises=lambda source: "train_samples_per_second" in source.text,
+        read=_read_trainer,
+    ),
 )

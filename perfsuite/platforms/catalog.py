@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import ConfigurationError, UnknownPlatform, did_you_mean, nearest
+from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms.base import DeviceModel, MachineModel
 from perfsuite.platforms.detection import SHIPPED, family_names
 from perfsuite.record.result import Peak
@@ -186,11 +187,11 @@ class _File:
     @classmethod
     def load(cls, path: Path, families: tuple[str, ...]) -> _File:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = decoded(content(path), "strict").replace("\r\n", "\n")
             return cls(path=path, text=text, tables=tomllib.loads(text), families=families)
         except OSError as error:
             raise ConfigurationError(
-                f"platform file {path} cannot be read: {error.strerror}; correct the path or the permissions"
+                f"platform file {path} cannot be read: {why(error)}; correct the path or the permissions"
             ) from None
         except UnicodeDecodeError as error:
             raise ConfigurationError(
@@ -198,6 +199,8 @@ class _File:
             ) from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"platform file {path} is not TOML: {error}; correct that line") from None
+        except (RecursionError, ValueError):  # brackets in brackets, or a number of thousands of digits
+            raise ConfigurationError(f"platform file {path} is nested too deep, or a number is too long") from None
 
     def error(self, table: str, key: str, rule: str) -> ConfigurationError:
         """Return the error about ``key`` of ``[table]``, with the line if found."""
