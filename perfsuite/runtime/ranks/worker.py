@@ -34,9 +34,9 @@ from perfsuite.record.workload import Budget, Step, Workload, as_step
 from perfsuite.runtime.own_tree import own_modules, require_own_modules
 from perfsuite.runtime.protocol import TIMING
 from perfsuite.runtime.ranks import placement
-from perfsuite.runtime.ranks.arrival import Watch, has_compiled, iterations_within
+from perfsuite.runtime.ranks.arrival import Watch, iterations_within
 from perfsuite.runtime.ranks.placement import read_cores
-from perfsuite.runtime.ranks.process_state import ProcessState
+from perfsuite.runtime.ranks.process_state import ProcessState, compiled_frames
 from perfsuite.runtime.ranks.rank import Membership, Meshes, RecordKeeper, WorkerRank
 from perfsuite.runtime.ranks.rendezvous import (
     GROUP_TIMEOUT,
@@ -276,8 +276,8 @@ class Worker:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         if watch and member.world_size > 1 and budget.yardstick:
-            counted, compiled = timer.on_any_rank(not watched, has_compiled())
-            if counted and not compiled:  # with a loaded compiler the control would depend on earlier cases
+            counted, compiled = timer.on_any_rank(not watched, compiled_frames() > 0)
+            if counted and not compiled:  # else torch would compile it once more
                 watch.once(iteration)
         self._enter(TIMING)
         before = read_throttling(self._host)
