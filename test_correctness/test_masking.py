@@ -47,6 +47,24 @@ SECRETS = [
     [f"--x=eyJhbGciOiJI.eyJ{GEHEIM}.sig"],
     [f"--cert=-----BEGIN RSA PRIVATE KEY-----\n{GEHEIM}\n-----END RSA PRIVATE KEY-----"],
     [f"--opts=a=1,client_secret={GEHEIM},b=2"],
+    ["--wandb_key", GEHEIM],
+    [f"--wandb.key={GEHEIM}"],
+    [f"OPENAI_KEY={GEHEIM}"],
+    ["-u", f"ann:{GEHEIM}"],
+    ["--auth", f"ann:{GEHEIM}"],
+    [f"--proxy-user=ann:{GEHEIM}"],
+    [f"https://host/x?sv=1&sig={GEHEIM}"],
+    [f"https://host/x?X-Amz-Signature={GEHEIM}&page=2"],
+    [f"https://hooks.slack.com/services/T0/B0/{GEHEIM}"],
+    [f"https://discord.com/api/webhooks/123/{GEHEIM}"],
+    [f"PGPASSWORD={GEHEIM}"],
+    [f"MYSQL_PWD={GEHEIM}"],
+    [f"--db-pass={GEHEIM}"],
+    [f"GITHUB_PAT={GEHEIM}"],
+    ["--bearer", GEHEIM],
+    [f"--jwt={GEHEIM}"],
+    [f"--x=nvapi-{GEHEIM}-abcdefgh"],
+    [f"--x=sk-ant-api03-{GEHEIM}-abcdefgh"],
 ]
 NO_SECRETS = [
     ["-k", "token_embedding"],
@@ -80,6 +98,12 @@ NO_SECRETS = [
     ["--deselect", "test_token.py::test_secret"],
     ["skipping sk-learn-benchmark-suite and task-based tests"],
     ["--ignore-glob=*token*"],
+    ["--forward-pass=2", "--pass", "backward"],
+    ["PWD=/home/ann/project"],
+    ["-u", "test_perf"],
+    ["--pat=test_*"],
+    ["https://host/x?key_size=2&signature_version=4"],
+    ["--user=ann", "--auth=basic", "-u"],
 ]
 
 

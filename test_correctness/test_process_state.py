@@ -70,6 +70,7 @@ def in_a_fork(look):
         lambda: torch.manual_seed(7),
         lambda: random.seed(7),
         lambda: warnings.simplefilter("error"),
+        lambda: setattr(torch.utils.checkpoint, "_enable_checkpoint_early_stop", False),
     ],
 )
 def test_what_has_a_setter_is_put_back(change):
@@ -111,6 +112,7 @@ def set_precision_of_convolutions():
         ("environment variables", lambda: os.environ.update(TOKENIZERS_PARALLELISM="false")),
         ("torch.get_float32_matmul_precision", lambda: torch.set_float32_matmul_precision("medium")),
         ("garbage collector", gc.disable),
+        ("other switches of torch", lambda: torch._C._jit_set_texpr_fuser_enabled(False)),
         ("working directory", lambda: os.chdir("/")),
         ("umask and signals", lambda: os.umask(0o77)),
         ("interpreter", lambda: sys.setrecursionlimit(5000)),
@@ -186,6 +188,28 @@ def test_an_optimizer_and_the_compiler_that_wrap_functions_of_torch_change_nothi
         return before.changed()
 
     assert "functions of torch and Python" not in in_a_fork(look)
+
+
+def test_compiled_code_is_removed_so_that_the_next_shape_is_compiled_as_in_a_new_process():
+    def look():
+        dynamic = []
+
+        def backend(module, inputs):
+            dynamic.append(any(isinstance(each, torch.SymInt) for each in inputs))
+            return module.forward
+
+        compiled = torch.compile(lambda x: x * 2, backend=backend)
+        importlib.import_module("torch._dynamo")
+        for put_back in (False, True):
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            before = read()
+            compiled(torch.ones(4))
+            left = before.put_back() if put_back else before.changed()
+            compiled(torch.ones(8))
+        return dynamic, left
+
+    assert in_a_fork(look) == [[False, True, False, False], []]
 
 
 def test_a_function_that_replaces_a_wrapped_one_is_a_change():

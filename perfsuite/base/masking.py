@@ -15,6 +15,7 @@ _LAST = frozenset(
     (
         *("password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "cookie"),
         *("token", "authtoken", "apikey", "accesskey", "privatekey", "secretkey", "authorization"),
+        *("pgpassword", "passcode", "creds", "jwt", "otp", "bearer"),
     )
 )
 """Last words of the names of secrets."""
@@ -22,9 +23,12 @@ _KEYS = frozenset(
     (
         *("access", "account", "api", "auth", "client", "deploy", "encryption", "host", "license", "master"),
         *("perfsuite", "private", "secret", "service", "shared", "signing", "ssh", "ssl", "storage", "subscription"),
+        *("anthropic", "comet", "datadog", "hf", "mlflow", "neptune", "ngc", "openai", "wandb"),
     )
 )
 """Words before ``key`` in the names of secrets: not a sort key or a cache key."""
+_OWNERS = frozenset(("admin", "db", "github", "gitlab", "http", "mysql", "proxy", "redis", "root", "smtp", "user"))
+"""Words before ``pass``, ``pwd`` and ``pat``: not a forward pass or a working directory."""
 _TOKENS = frozenset(
     ("bos", "cls", "eos", "image", "mask", "next", "pad", "per", "sep", "special", "unk", "max", "min", "num")
 )
@@ -38,12 +42,18 @@ _PAIRS = ("--metadata", "--capability", "--variable", "--env", "--build-arg")
 _FORMS = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-(?:\w+-)*\w{16,}|sk_live_\w{16,}"
-    r"|xox[abeprs]-[\w-]{10,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}|AIza[\w-]{30,}"
+    r"|sk-(?:ant|proj|svcacct|admin)-[\w-]{16,}|nvapi-[\w-]{16,}|xox[abeprs]-[\w-]{10,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dckr_pat_[\w-]{20,}|AIza[\w-]{30,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|eyJ[\w-]{8,2000}\.[\w-]{8,4000}\.[\w-]*)"
 )
 """Forms of the tokens of services."""
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _USER = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)|(?<=://)[^\s/@:]{20,}(?=@)")
+_LOGIN = re.compile(r"--?(?:u|user|userpwd|(?:basic-|http-|proxy-)?auth|proxy-user)=(?!https?:)[^:]*:(.+)", re.DOTALL)
+_IN_URL = re.compile(
+    r"(?i)([?&](?:sig|signature|x-\w+-signature|key|auth)=|://(?:hooks\.slack|discord)\.com/(?:services|api/webhooks)/)[^\s&\"']+"
+)
+"""Signatures in the query of a URL, and addresses that are secrets themselves."""
 _SCHEME = re.compile(
     r"\b((?i:Bearer)|(?i:(?<=authorization: )(?:Basic|token))|(?i:Basic|token)(?=(?:\s+|%20)[\w.~+/=-]*[A-Z\d=+]))"
     r"(\s+|%20)[\w.~+/=-]{8,}"
@@ -66,8 +76,8 @@ def is_secret_name(name: str) -> bool:
     if not words or (len(words) > 1 and words[0] in _NO_VALUE):
         return False
     before = words[-2] if len(words) > 1 else ""
-    if words[-1] == "key":
-        return before in _KEYS
+    if words[-1] in ("key", "pass", "pwd", "pat"):
+        return before in (_KEYS if words[-1] == "key" else _OWNERS)
     return words[-1] in _LAST and not (words[-1] == "token" and before in _TOKENS)
 
 
@@ -79,6 +89,7 @@ def masked(text: str) -> str:
     """
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _USER.sub(lambda match: MASK if match[1] is None else f"{match[1]}:{MASK}", text)
+    text = _IN_URL.sub(lambda match: f"{match[1]}{MASK}", text)
     text = _SCHEME.sub(lambda match: f"{match[1]}{match[2]}{MASK}", text)
     return _without_named(_FORMS.sub(MASK, text))
 
@@ -102,19 +113,18 @@ def _without_named(text: str) -> str:
 def masked_words(words: Iterable[str]) -> tuple[str, ...]:
     """Return a command line without its secrets, also if an option's value is a separate word; ids of tests stay."""
     words = tuple(words)
-    return tuple(
-        word if "::" in word and "://" not in word else MASK if _is_value(words, index) else masked(word)
-        for index, word in enumerate(words)
-    )
+    return tuple(_shown(words, index) for index in range(len(words)))
 
 
-def _is_value(words: Sequence[str], index: int) -> bool:
-    if not words[index] or words[index].startswith("-") or index == 0:
-        return False
-    option = words[index - 1]
-    if option.startswith("-"):
-        return "=" not in option and is_secret_name(option)
-    return index > 1 and words[index - 2] in _PAIRS and is_secret_name(option)
+def _shown(words: Sequence[str], index: int) -> str:
+    word = words[index]
+    option = words[index - 1] if index and not word.startswith("-") else ""
+    if login := _LOGIN.fullmatch(f"{option}={word}" if option else word):
+        return word.removesuffix(login[1]) + MASK
+    if "::" in word and "://" not in word:
+        return word
+    is_value = (option.startswith("-") and "=" not in option) or (index > 1 and words[index - 2] in _PAIRS)
+    return MASK if word and is_value and is_secret_name(option) else masked(word)
 
 
 def masked_value(value: Any, name: str = "") -> Any:

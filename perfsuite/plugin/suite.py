@@ -367,5 +367,5 @@ class Suite:
             lines.append("the devices are simulated: no time here is a measurement")
         lines += scratch.remarks()
         if self.settings.budget.smoke:
-            lines.append("--benchmark-disable: every case is built, checked and run once; nothing is measured")
+            lines.append("pytest-benchmark is off: every case is built, checked and run once, and nothing is measured")
         return lines

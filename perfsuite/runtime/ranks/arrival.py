@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.platforms.base import DeviceCode
+from perfsuite.runtime.ranks.started import Noted, replaced
 
 GROUP_TIMEOUT = timedelta(days=20)
 """Time limit of every process group and store: no rank gives up before the driver, which finds the cause at the
@@ -144,10 +144,11 @@ class _Communication(TorchDispatchMode):
         """torch would wrap this mode for its compiler, whose import takes over a second in every fresh worker."""
         return False
 
-    def __init__(self, now_s: Callable[[], float], wait: _Wait, queues: bool) -> None:
+    def __init__(self, now_s: Callable[[], float], open_: dict[int, tuple[str, dist.Work]], queues: bool) -> None:
+        """``open_`` keeps name and work by id, until the work is finished or Python code waits for it."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._now_s = now_s
-        self._open, self._queues = wait.open, queues
+        self._open, self._queues = open_, queues
         self.entered_s: float | None = None
         self.sizes: list[int] = []
 
@@ -195,7 +196,9 @@ class ArrivalWatch:
         """Return the seconds to the first communication; raise InvalidParameter if the iteration did not wait."""
         clock, registered = self._code.clock, _registered()
         start, start_s = clock.stamp(), clock.now_s()
-        with _Wait() as wait, _Communication(clock.now_s, wait, clock.queues) as seen:
+        open_: dict[int, tuple[str, dist.Work]] = {}
+        wait = Noted(vars(dist.Work)["wait"], lambda work: open_.pop(id(work), None))
+        with replaced(dist.Work, "wait", wait), _Communication(clock.now_s, open_, clock.queues) as seen:
             try:
                 run()
             except BaseException:
@@ -240,26 +243,6 @@ class ArrivalWatch:
             )
 
 
-class _Wait:
-    """Replaces ``Work.wait``; adds no frame of perfsuite to the stack."""
-
-    def __init__(self) -> None:
-        self.original: Any = vars(dist.Work)["wait"]
-        self.open: dict[int, tuple[str, dist.Work]] = {}
-        """Name and work by id, without those on which Python code called wait()."""
-
-    def __get__(self, work: dist.Work | None, owner: Any = None) -> Any:
-        self.open.pop(id(work), None)
-        return self.original.__get__(work, owner)
-
-    def __enter__(self) -> _Wait:
-        dist.Work.wait = self  # type: ignore[assignment, method-assign]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        dist.Work.wait = self.original  # type: ignore[method-assign]
-
-
 def _is_finished(work: dist.Work, queues: bool) -> bool:
     """Return whether a work for which C++ code may have waited is finished."""
     if work.is_completed() or queues:
@@ -283,12 +266,6 @@ def _calls() -> int | None:
         return sum(int(group._get_sequence_number_for_group()) for group in groups)
     except (AttributeError, RuntimeError):
         return None
-
-
-def has_compiled() -> bool:
-    """Return whether torch compiled code in this process: to watch an iteration, it would compile once more."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and dynamo.counters["frames"]["total"] > 0
 
 
 def iterations_within(time_s: float, times_s: Sequence[float]) -> int:

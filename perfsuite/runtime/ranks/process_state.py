@@ -48,6 +48,7 @@ _OWN_NAMES = {"__abstractmethods__", "_abc_impl", "__annotations__", "__warningr
 """Names that Python itself sets in classes and modules."""
 _FLAGS = re.compile(
     r"_(get|is)_\w*(enabled|disabled|allow\w*|deterministic\w*|order|backend|precision|optimize|warnAlways|memory)"
+    r"|_jit_(?!set|nvfuser)\w*(enabled|can_fuse_on_\w+)|_jit_get_inline_everything_mode"
 )
 """Names of the functions in ``torch._C`` that return a switch."""
 
@@ -207,6 +208,18 @@ def _compiler() -> list[str]:
     ]
 
 
+def compiled_frames() -> int:
+    """Return how many frames torch.compile has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["frames"]["total"] if dynamo else 0
+
+
+def _forget_compiled(_: int) -> None:
+    """Remove compiled code: for other shapes torch would compile code with variable shapes, or none at all."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def _watch_for_profilers() -> None:
     """Make the first start of a profiler restore torch's own function: this change shows that a profiler ran."""
     profiler: Any = torch.autograd.profiler
@@ -257,6 +270,13 @@ SETTINGS: tuple[Setting, ...] = (
         )
     ),
     Setting(name="configuration of torch.compile", read=_compiler, is_recorded=True),
+    Setting(name="code that torch compiled", read=compiled_frames, put=_forget_compiled),
+    Setting(
+        name="early stop of activation checkpoints",
+        read=lambda: (torch.utils.checkpoint._enable_checkpoint_early_stop,),
+        put=lambda kept: setattr(torch.utils.checkpoint, "_enable_checkpoint_early_stop", *kept),
+        is_recorded=True,
+    ),
     Setting(name="flushing of denormal numbers", read=lambda: _TINY * float("1") == 0, is_recorded=True),
     Setting(name="hooks and modes of torch", read=_hooks),
     Setting(name="print options of torch", read=lambda: dict(vars(torch._tensor_str.PRINT_OPTS))),
@@ -281,7 +301,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(name="random numbers of NumPy", read=_numpy_random, put=_put_numpy_random, loads=False),
     Setting(name="numpy.seterr", read=lambda: sys.modules["numpy"].geterr() if "numpy" in sys.modules else None),
     Setting(
-        name="garbage collector", read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), is_recorded=True
+        name="garbage collector",
+        read=lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        is_recorded=True,
     ),
     Setting(name="callbacks of the garbage collector", read=lambda: tuple(map(id, gc.callbacks))),
     Setting(name="environment variables", read=lambda: dict(os.environ)),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures
+import contextlib
 import multiprocessing.pool
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -49,7 +50,7 @@ class Started:
         self._name = name
         self._caller = (os.getpid(), threading.get_ident())
         self._made: list[tuple[Any, Callable[[Any], bool]]] = []
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._stack = contextlib.ExitStack()
         self._processes: set[str] = set()
         self._began_s = 0.0
         self._in_a_row = 0  # Number of the last iterations that left work.
@@ -58,22 +59,18 @@ class Started:
     def __enter__(self) -> None:
         self._made.clear()
         self._processes = _processes()
+        enter = self._stack.enter_context
         for kind, start, wait, goes_on in _KINDS:
-            self._replace(kind, start, _Noted(vars(kind)[start], self._note, goes_on))
-            self._replace(kind, wait, _Noted(vars(kind)[wait], self._awaited))
+            enter(replaced(kind, start, Noted(vars(kind)[start], self._note, goes_on)))
+            enter(replaced(kind, wait, Noted(vars(kind)[wait], self._awaited)))
         for module, owner, name in _MAKERS:
             if (made_by := getattr(sys.modules.get(module), owner, None)) is not None:
-                self._replace(made_by, name, self._maker(getattr(made_by, name)))
-        self._replace(_thread, "start_new_thread", _start_thread)
+                enter(replaced(made_by, name, self._maker(getattr(made_by, name))))
+        enter(replaced(_thread, "start_new_thread", _start_thread))
         self._began_s = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        while self._originals:
-            setattr(*self._originals.pop())
-
-    def _replace(self, owner: Any, name: str, by: Any) -> None:
-        self._originals.append((owner, name, vars(owner)[name]))
-        setattr(owner, name, by)
+        self._stack.close()
 
     def _maker(self, original: Any) -> Any:
         def make(*arguments: Any, **named: Any) -> Any:
@@ -114,16 +111,27 @@ class Started:
         return kinds + [f"process {name}" for name in map(_running, _processes() - self._processes) if name]
 
 
-class _Noted:
+class Noted:
     """Replaces a method of a class: notes its object and returns the original; adds no frame to the stack."""
 
-    def __init__(self, original: Any, note: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, original: Any, note: Callable[..., object], *arguments: Any) -> None:
         self._original, self._note, self._arguments = original, note, arguments
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is not None:
             self._note(instance, *self._arguments)
         return self._original.__get__(instance, owner)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
+    """Replace an attribute of a class or a module inside the block."""
+    original = vars(owner)[name]
+    setattr(owner, name, by)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def _start_thread(function: Any, arguments: Any, named: Any = MappingProxyType({})) -> int | None:

@@ -36,7 +36,6 @@ from perfsuite.runtime.ranks import placement
 from perfsuite.runtime.ranks.arrival import (
     GROUP_TIMEOUT,
     ArrivalWatch,
-    has_compiled,
     iterations_within,
     offset_to_rank0_s,
     reach_store,
@@ -45,7 +44,7 @@ from perfsuite.runtime.ranks.arrival import (
     wait_as_long_in_every_group,
 )
 from perfsuite.runtime.ranks.placement import read_cores
-from perfsuite.runtime.ranks.process_state import ProcessState
+from perfsuite.runtime.ranks.process_state import ProcessState, compiled_frames
 from perfsuite.runtime.ranks.rank import Membership, Meshes, RecordKeeper, WorkerRank
 from perfsuite.runtime.ranks.returned import DESTROYED, Iteration, describe
 from perfsuite.runtime.ranks.spans import SpanRecorder
@@ -279,8 +278,8 @@ class Worker:
             self._look_at_settings()
             return self._report(rank, _smoke(first_s), spans, [], rank.read_records())
         if watch and member.world_size > 1 and budget.yardstick:
-            counted, compiled = timer.on_any_rank(not watched, has_compiled())
-            if counted and not compiled:  # with a loaded compiler the control would depend on earlier cases
+            counted, compiled = timer.on_any_rank(not watched, compiled_frames() > 0)
+            if counted and not compiled:  # else torch would compile it once more
                 watch.once(iteration)
         self._enter(TIMING)
         before = read_throttling(self._host)
