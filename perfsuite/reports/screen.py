@@ -127,10 +127,7 @@ def outcome_counts(run: RunRecord) -> str:
 
 
 def case_counts(
-    results: Iterable[Result],
-    failures: Collection[str],
-    interrupted: Collection[str],
-    skips: Mapping[str, str],
+    results: Iterable[Result], failures: Collection[str], interrupted: Collection[str], skips: Mapping[str, str]
 ) -> str:
     """``216 measured, 28 skipped, 1 failed (1 of them measured)``; the reasons of ``skips`` mark expected failures."""
     results = list(results)
