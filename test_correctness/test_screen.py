@@ -108,6 +108,15 @@ def test_trust_is_one_line_unless_a_gate_left_something_undecided():
     assert "            other programs took 9% of the core time" in full
 
 
+def test_a_run_that_was_stopped_does_not_say_that_the_machine_was_quiet():
+    """A run that SIGTERM ends has no time to look at the machine; the screen said that it saw no other programs."""
+    end = RunEnd(at="", took_s=1.0, exit_status=2)
+    stopped = record(product("a", 0.5), end=end, interrupted={"b": "SIGTERM"})
+    assert "trust       unknown whether the machine was quiet" in texts(stopped)
+    ended = record(product("a", 0.5), end=dataclasses.replace(end, exit_status=0))
+    assert "trust       no sign of other programs" in texts(ended)
+
+
 def disturbed(plain: Result) -> Result:
     """The same result, measured while another program had the rank's core."""
     seen = plain.measurement

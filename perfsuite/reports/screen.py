@@ -127,10 +127,7 @@ def outcome_counts(run: RunRecord) -> str:
 
 
 def case_counts(
-    results: Iterable[Result],
-    failures: Collection[str],
-    interrupted: Collection[str],
-    skips: Mapping[str, str],
+    results: Iterable[Result], failures: Collection[str], interrupted: Collection[str], skips: Mapping[str, str]
 ) -> str:
     """``216 measured, 28 skipped, 1 failed (1 of them measured)``; the reasons of ``skips`` mark expected failures."""
     results = list(results)
@@ -191,7 +188,8 @@ def _trust(run: RunRecord, width: int, full: bool) -> Iterator[ScreenLine]:
         parts.append(f"{name}: {signs[-1]}{' (~)' if signs[-1].endswith('disturbed') else ''}")
         parts += signs[:-1]
     if not loud:
-        parts.append("unknown whether the machine was quiet" if run.end is None else "no sign of other programs")
+        unknown = run.end is None or (run.was_interrupted and not warnings)  # SIGTERM leaves no time to look
+        parts.append("unknown whether the machine was quiet" if unknown else "no sign of other programs")
     spread = spread_of_equal_work(run.equal_work)
     if spread is not None:
         parts.append(f"equal work differs by up to {100 * spread:.2g} %")

@@ -197,10 +197,7 @@ def _published_step() -> str:
 # -- traffic -----------------------------------------------------------------------------------------------------
 
 
-_NO_FIGURES = {
-    "expected_bytes": "no closed form",
-    "message_busbw_gb_per_s": "a receive is timed at its sender",
-}
+_NO_FIGURES = {"expected_bytes": "no closed form", "message_busbw_gb_per_s": "a receive is timed at its sender"}
 
 
 def traffic_rows(cases: Sequence[TableCase]) -> list[TableCase]:

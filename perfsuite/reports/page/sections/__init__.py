@@ -9,15 +9,7 @@ from collections.abc import Callable
 
 from perfsuite.reports.document import Section
 from perfsuite.reports.material import Material
-from perfsuite.reports.page.sections import (
-    cases,
-    collectives,
-    device,
-    history,
-    options,
-    training,
-    verdict,
-)
+from perfsuite.reports.page.sections import cases, collectives, device, history, options, training, verdict
 
 SECTIONS: tuple[Callable[[Material], Section | None], ...] = (
     verdict.section,

@@ -32,10 +32,7 @@ def fleet_sections(standings: Standings, fleet: Fleet) -> list[Section]:
     lines = list(fleet_lines(standings, fleet, most=200))
     tones = {"bad": "bad", "doubt": "warn", "": "plain"}
     items = [Item(text=line.text, tone=tones[line.mark]) for line in lines[:-1]]  # type: ignore[arg-type]
-    blocks: list[Block] = [
-        Words(text=lines[-1].text, tone="plain" if standings.passes else "bad"),
-        Items(items=items),
-    ]
+    blocks: list[Block] = [Words(text=lines[-1].text, tone="plain" if standings.passes else "bad"), Items(items=items)]
     sections = [Section(key="verdict", title="Verdict", blocks=blocks)]
     order = sorted(standings.nodes, key=lambda name: (standings.nodes[name].passes, name))
     if maps := _node_map(standings, order):
