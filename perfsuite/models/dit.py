@@ -96,7 +96,6 @@ class Dit(Model):
         return 4.0 * self.patches * self.frames**2 * self.width
 
 
-@dataclass(frozen=True, kw_only=True)
 class Latte(Dit):
     """Unconditional Latte: even blocks attend within frames, odd ones over time."""
 

@@ -249,7 +249,6 @@ GPTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Llama(GroupedModel):
     """A LLaMA configuration. LLaMA 2 is published with 4096 tokens of context, and LLaMA 3 with 8192.
 

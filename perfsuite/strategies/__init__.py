@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "Plan", "Strategy", "find"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Single(Strategy):
     """Plain torch on one rank."""
 

@@ -23,7 +23,6 @@ from perfsuite.workloads.collective_base import Collective, Endpoint, Root, Segm
 _LATE_S = 0.005  # Delay of the last rank before the checked barrier
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllReduce(Collective):
     """Sum one buffer over all ranks, in place; S: the buffer of a rank.  Sums may grow to infinity at equal speed."""
 
@@ -32,7 +31,6 @@ class AllReduce(Collective):
     summed: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllGather(Collective):
     """Every rank receives the parts of all ranks; S: all parts together."""
 
@@ -41,7 +39,6 @@ class AllGather(Collective):
     takes: ClassVar[Size] = "part"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReduceScatter(Collective):
     """Sum one buffer over all ranks and leave each rank its part; S: all parts together."""
 
@@ -51,7 +48,6 @@ class ReduceScatter(Collective):
     gives: ClassVar[Size] = "part"
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllToAll(Collective):
     """Every rank sends an equal part to every rank; S: all parts that a rank sends, its own included."""
 
@@ -59,7 +55,6 @@ class AllToAll(Collective):
     divided: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class AllToAllUneven(Collective):
     """Every rank sends most to the last rank: of a part of S / n, rank d gets the share (d + 1) / n.  Tokens of a
     mixture of experts with one popular expert are sent so.  All ranks wait for the last one, which receives S, its own
@@ -96,7 +91,6 @@ class AllToAllUneven(Collective):
         return [(peer, start, splits[rank]) for peer in range(ranks)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Broadcast(Collective):
     """Copy rank 0's buffer to all ranks, in place; S: the buffer of a rank."""
 
@@ -105,7 +99,6 @@ class Broadcast(Collective):
     root: ClassVar[Root] = "sends"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reduce(Collective):
     """Sum one buffer over all ranks onto rank 0, in place; S: the buffer of a rank."""
 
@@ -115,7 +108,6 @@ class Reduce(Collective):
     root: ClassVar[Root] = "receives"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gather(Collective):
     """Rank 0 receives the parts of all ranks; S: all parts together."""
 
@@ -125,7 +117,6 @@ class Gather(Collective):
     root: ClassVar[Root] = "receives"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scatter(Collective):
     """Rank 0 sends every rank its part; S: all parts together."""
 
@@ -135,7 +126,6 @@ class Scatter(Collective):
     root: ClassVar[Root] = "sends"
 
 
-@dataclass(frozen=True, kw_only=True)
 class PairedCollective(Collective):
     """Base of collectives of pairs: the partner is half the world away, so on another host if there are several."""
 
@@ -146,7 +136,6 @@ class PairedCollective(Collective):
             raise InvalidParameter(f"world_size={ranks} leaves a rank without a partner; choose an even number")
 
 
-@dataclass(frozen=True, kw_only=True)
 class SendRecv(PairedCollective):
     """Ranks r and r + n/2 swap buffers of S bytes: each sends and receives at the same time."""
 
@@ -162,7 +151,6 @@ class SendRecv(PairedCollective):
         return [(partner(rank, ranks), 0, count)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RingShift(Collective):
     """Each rank sends its buffer of S bytes to the next one and receives that of the previous one."""
 
@@ -178,7 +166,6 @@ class RingShift(Collective):
         return [((rank - 1) % ranks, 0, count)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class OneDirection(PairedCollective):
     """Rank r of the lower half sends its buffer of S bytes to rank r + n/2, without an answer."""
 

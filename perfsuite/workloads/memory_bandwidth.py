@@ -58,7 +58,6 @@ class _Streaming(Workload):
             raise WrongResult(text, expected=expected, got=got)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemoryCopy(_Streaming):
     """target = source in device memory: S bytes read, S written."""
 
@@ -77,7 +76,6 @@ class MemoryCopy(_Streaming):
         return StreamingStep(lambda: target.copy_(source), target, (source,))
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemoryTriad(_Streaming):
     """target = b + 3 c in device memory: 2S bytes read, S written."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from perfsuite.projection.memory import MemoryBreakdown
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainStep(TrainCase):
     """One optimizer step of a model under a strategy, on any mesh that the strategy supports."""
 
