@@ -190,8 +190,6 @@ class Runs:
             return f"step {step} comes again {later:.0f} s later"
         is_again = step == last_step and rank.isdigit() and seen is not None and seen.text != text and time is None
         back = last_time - time if time is not None and last_time is not None else 0.0
-        return f"rank {rank} prints step {step} again" if is_again else _back(back)
-
-
-def _back(seconds_back: float) -> str:
-    return f"the time goes back by {seconds_back:.0f} s" if seconds_back > _BACK_S else ""
+        if is_again:
+            return f"rank {rank} prints step {step} again"
+        return f"the time goes back by {back:.0f} s" if back > _BACK_S else ""
