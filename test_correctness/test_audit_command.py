@@ -350,6 +350,20 @@ def test_pipes_in_cells_and_semicolons_separate_as_meant(tmp_path):
     assert table.rows[0].cells["gpus"].text == "8"
 
 
+def test_columns_of_two_runs_in_a_row_are_audited_apart(tmp_path, capsys):
+    """Public notes on upgrading accelerators: H200 and B200 side by side."""
+    path = tmp_path / "beside.md"
+    path.write_text(
+        "|len|H200|MFU 1|B200|MFU 2|\n|-|-|-|-|-|\n|a|447|45%|834|37%|\n|b|463|47%|771|34%|\n|c|461|47%|778|35%|\n"
+    )
+    roles = ["H200=tflops", "MFU 1=mfu", "B200=tflops", "MFU 2=mfu"]
+    code, out, _ = run(capsys, path, "--roles", *roles, "--fact", "model=x", "device=x")
+    assert (0, True) == (code, "2 tables, nothing found" in out)
+    path.write_text(path.read_text().replace("37%", "47%"))
+    code, out, _ = run(capsys, path, "--roles", *roles, "--fact", "model=x", "device=x")
+    assert (1, True) == (code, "B200 over MFU is" in out)
+
+
 def test_an_empty_setting_at_the_begin_of_a_row_is_that_of_the_row_above(tmp_path):
     path = tmp_path / "merged.md"
     path.write_text("| model | gpus | tok/s |\n|---|---|---|\n| 7b | 8 | 100 |\n|  | 16 | 190 |\n| 13b | 8 |  |\n")

@@ -18,7 +18,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
-    "audit": 2_510,
+    "audit": 2_540,
     "base": 1_520,
     "baselines": 1_780,
     "cli": 4_070,
@@ -35,14 +35,14 @@ ROOMS = {
     "projection": 5_210,
     "published": 1_870,
     "record": 2_360,
-    "reports": 10_140,
+    "reports": 10_120,
     "run": 1_440,
     "runtime": 8_110,
     "schedules": 1_100,
     "statistics": 770,
     "strategies": 4_510,
     "suite": 50,
-    "workloads": 5_580,
+    "workloads": 5_570,
 }
 """Lines that a package may have: those of November 2026 and 1 %."""
 LOADS = {"perfsuite.cli.show": 7_880, "perfsuite.record.journal": 2_580, "perfsuite.gate.gate": 7_650}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -19,6 +20,7 @@ from perfsuite.platforms import Catalog
 from perfsuite.published.numbers import Interval, Number, PrintedCell, printed
 from perfsuite.published.records import (
     DEFAULT_UNITS,
+    PARTS,
     ROLES,
     SCALES,
     PublishedReport,
@@ -67,11 +69,6 @@ _SYNONYMS = {name: unit for unit, names in _NAMES.items() for name in names.spli
 """Units of the roles by their other names."""
 
 
-def _suffix(text: str) -> str:
-    match = _FIRST.match(_plain(text).lstrip(_BEFORE))
-    return match["unit"] if match else ""
-
-
 def _plain(text: str) -> str:
     """Return a cell without markup, footnotes and separators of thousands."""
     return _GROUP.sub("", _TAG.sub(" ", _LINK.sub(r"\1", _NOTE.sub("", text))).translate(_SIGN)).strip()
@@ -84,7 +81,8 @@ def with_unit(column: AuditColumn, cells: Sequence[str]) -> AuditColumn:
     header = _HEADER.search(column.name.translate(_SIGN))
     named = _unit(column, header[1].partition("/GPU")[0]) if header else ""
     if not named and column.meaning.dimension != "share":
-        named = next((unit for cell in cells if (unit := _unit(column, _suffix(cell)))), "")
+        firsts = [match["unit"] for text in cells if (match := _FIRST.match(_plain(text).lstrip(_BEFORE)))]
+        named = next(filter(None, (_unit(column, unit) for unit in firsts)), "")
     return replace(column, unit=named)
 
 
@@ -271,15 +269,16 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
             delimiter = ";"
         cells = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
         grids = [(1, [row for row in cells if any(row)])]
-    tables = [_grid_table(path, line, grid, roles, facts) for line, grid in grids if grid and set(grid[0]) & set(roles)]
+    named = [(line, grid) for line, grid in grids if grid and set(grid[0]) & set(roles)]
+    tables = [one for line, grid in named for one in _side_by_side(_grid_table(path, line, grid, roles, facts))]
     titles = {title for _, grid in grids for title in grid[0]} if any(grid for _, grid in grids) else set()
     if not titles:
         raise ConfigurationError(f"{path}: no table found; give a CSV file or Markdown tables with a header line")
     missing = [name for name in roles if name not in titles]
     if missing or not tables:
-        named = ", ".join(repr(name) for name in missing) or "none named by --roles"
+        absent = ", ".join(repr(name) for name in missing) or "none named by --roles"
         raise ConfigurationError(
-            f"{path}: no column {named}; its columns are {', '.join(sorted(filter(None, titles)))}"
+            f"{path}: no column {absent}; its columns are {', '.join(sorted(filter(None, titles)))}"
         )
     return tables
 
@@ -359,6 +358,31 @@ def _grid_table(
             )
         )
     return AuditTable(name=name, columns=tuple(columns.values()), rows=tuple(rows), facts=facts)
+
+
+def _side_by_side(table: AuditTable) -> Iterator[AuditTable]:
+    """Yield a table for each run that a row holds: two columns with the role mfu are of two runs."""
+    count = Counter(column.role for column in table.columns if _is_of_a_run(column))
+    most = max(count.values(), default=0)
+    if most < 2:
+        yield table
+        return
+    for run in range(most):
+        nth: Counter[str] = Counter()
+        columns: list[AuditColumn] = []
+        for column in table.columns:
+            if count[column.role] < 2 or nth[column.role] == run:
+                columns.append(column)
+            nth[column.role] += 1
+        own = next(column.name for column in columns if count[column.role] > 1)
+        name = f"{table.name} {own}"
+        rows = tuple(replace(row, index={name: index}) for index, row in enumerate(table.rows))
+        yield replace(table, name=name, columns=tuple(columns), rows=rows)
+
+
+def _is_of_a_run(column: AuditColumn) -> bool:
+    is_figure = column.meaning.kind in ("measured", "derived")
+    return is_figure and column.role not in PARTS and not column.role.startswith("memory")
 
 
 def _require_one_share(column: AuditColumn, cells: Sequence[str], path: Path) -> None:

@@ -145,24 +145,17 @@ NEVER_ZERO = frozenset(
 
 _K, _M, _G = Fraction(10**3), Fraction(10**6), Fraction(10**9)
 
+# a printed MB or GB is as often a power of two as of ten: either counts
+_BYTES = {"B": (1,), "KiB": (2**10,), "MiB": (2**20,), "GiB": (2**30,), "MB": (_M, 2**20), "GB": (_G, 2**30)}
 SCALES: Mapping[str, Mapping[str, tuple[Fraction | int, ...]]] = MappingProxyType(
     {
         "time": {"us": (1 / _M,), "ms": (1 / _K,), "s": (1,), "min": (60,), "h": (3600,), "days": (86400,)},
-        # a printed MB or GB is as often a power of two as of ten: either counts
-        "memory": {"B": (1,), "KiB": (2**10,), "MiB": (2**20,), "GiB": (2**30,), "MB": (_M, 2**20), "GB": (_G, 2**30)},
+        "memory": _BYTES,
         "share": {"": (1,), "%": (Fraction(1, 100),)},
         "flops": {"GFLOPS": (_G,), "TFLOPS": (_G * _K,), "PFLOPS": (_G * _M,)},
         "size": {"": (1,), "M": (_M,), "B": (_G,), "T": (_G * _K,)},
         "bandwidth": {"MB/s": (_M,), "GB/s": (_G,), "Gb/s": (_G / 8,)},
-        "message": {
-            "B": (1,),
-            "KiB": (2**10,),
-            "MiB": (2**20,),
-            "GiB": (2**30,),
-            "KB": (_K, 2**10),
-            "MB": (_M, 2**20),
-            "GB": (_G, 2**30),
-        },
+        "message": {**_BYTES, "KB": (_K, 2**10)},
     }
 )
 """Factors to SI by dimension and unit, two for an ambiguous unit; dimensions without an entry are not scaled."""
