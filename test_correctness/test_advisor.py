@@ -1,7 +1,5 @@
 """The advisor: legal layouts, why others are not, ties by the error of a difference, and what fits nowhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

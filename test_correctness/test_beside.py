@@ -1,7 +1,5 @@
 """A case of a published run shows the published figure beside its own; no other case does."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from perfsuite.record.result import Metric, Result, Work

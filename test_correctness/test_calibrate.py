@@ -1,7 +1,5 @@
 """Calibration out of stored results: constants of a known device, what is missing, and what never mixes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -100,11 +98,7 @@ def test_of_two_kernels_for_one_shape_the_faster_counts():
 
 @pytest.mark.parametrize(
     ("mesh", "axis", "hosts", "stands"),
-    [
-        ("dp2-tp4", "tp", 1, (4, 1, 1, 2)),
-        ("dp2-tp4", "dp", 1, (2, 1, 4, 4)),
-        ("dp2-tp4", "dp", 2, (2, 2, 4, 4)),
-    ],
+    [("dp2-tp4", "tp", 1, (4, 1, 1, 2)), ("dp2-tp4", "dp", 1, (2, 1, 4, 4)), ("dp2-tp4", "dp", 2, (2, 2, 4, 4))],
 )
 def test_groups_along_an_axis_have_lines_of_their_own(mesh, axis, hosts, stands):
     cases = [

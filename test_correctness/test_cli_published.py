@@ -1,7 +1,5 @@
 """``perfsuite published``: every table of the reports as printed, for people and for programs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

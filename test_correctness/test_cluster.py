@@ -1,7 +1,5 @@
 """Cases on agents with real processes: what a case brings back, and what every loss becomes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

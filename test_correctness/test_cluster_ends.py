@@ -1,7 +1,5 @@
 """How the processes of a launch end: by dismissal, by signal, with their launcher or their driver."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -12,7 +10,6 @@ import pytest
 
 from perfsuite.base.errors import AgentLost, CaseStopped
 from perfsuite.runtime.transports import cluster, exchange
-from perfsuite.runtime.transports.cluster import ClusterTransport
 from test_correctness.helpers import steps
 from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
 from test_correctness.helpers.processes import descendants, gone, listening_on
@@ -33,7 +30,7 @@ time.sleep(3600)
 LAUNCHER = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"
 
 
-def loss(transport: ClusterTransport) -> str:
+def loss(transport):
     """How the loss of an agent is told, up to what to do."""
     events = [event for _ in range(10) for event in transport.poll(0.1)]
     assert [event.kind for event in events] == ["agent_lost"]

@@ -1,7 +1,5 @@
 """What collectives send over links: the table against what the outputs of the workloads need; its gaps are errors."""
 
-from __future__ import annotations
-
 import doctest
 import math
 import types
@@ -29,11 +27,11 @@ MEASURED = types.SimpleNamespace(median_s=1.0, records=(), smoke=False)
 MOVING = sorted(name for name, each in CLASSES.items() if not each.summed)
 
 
-def needed(workload: Collective, count: int, hosts: list[int]) -> float:
+def needed(workload, count, hosts):
     """Elements that the busiest host must take in from others, or give away: each but once, per element of S."""
     ranks = len(hosts)
-    incoming: dict[int, set[tuple[int, int]]] = {host: set() for host in hosts}
-    outgoing: dict[int, set[tuple[int, int]]] = {host: set() for host in hosts}
+    incoming = {host: set() for host in hosts}
+    outgoing = {host: set() for host in hosts}
     for rank, host in enumerate(hosts):
         for part in workload.expected(count, ranks, rank):
             elements = {(part.rank, index) for index in range(part.start, part.start + part.length)}

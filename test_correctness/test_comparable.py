@@ -1,7 +1,5 @@
 """Which stored runs a case may be compared with, and what is said of the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which control resembles a step, and what the gate makes of one that moved, stayed, or is of another kind."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

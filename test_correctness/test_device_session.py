@@ -1,7 +1,5 @@
 """The session that validates one device: its steps end within their limits, are kept, and are gone on with."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

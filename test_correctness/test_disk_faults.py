@@ -1,7 +1,5 @@
 """Every operation of the disk fails once: no file is half, nothing is silent, and what can be kept is kept."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import itertools

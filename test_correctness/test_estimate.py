@@ -1,7 +1,5 @@
 """What cannot fit is refused with the figures; nothing is refused that might run."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.platforms import load_catalog

@@ -1,7 +1,5 @@
 """Shipped rows hold to peaks and siblings; only an equal key matches; verdicts at their limits; rows that are wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools
@@ -17,8 +15,6 @@ from perfsuite.metrics import REGISTRY
 from perfsuite.platforms import load_catalog
 from perfsuite.record.result import Metric, Result, Work
 from test_correctness.helpers.measurements import measurement_of, rank_facts
-
-pytest_plugins = ["pytester"]
 
 MODULES = [
     importlib.import_module(f"perfsuite.workloads.{found.name}")

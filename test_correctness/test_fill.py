@@ -1,7 +1,5 @@
 """``perfsuite report --fill``: values in the empty cells of a report's own Markdown, and every other byte as it was."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -283,10 +281,7 @@ A800 = """\
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            A800,
-            "has no Markdown table of a published report; the table of line 1 has the columns of 002/performance",
-        ),
+        (A800, "has no Markdown table of a published report; the table of line 1 has the columns of 002/performance"),
         (
             A800.replace("| mem ", "| acc | mem "),
             "has no Markdown table of a published report; titles and settings must",

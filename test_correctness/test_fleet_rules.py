@@ -1,7 +1,5 @@
 """The rules of a fleet without its command: levels, identity of ranks, rounds of pairs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -29,15 +27,7 @@ from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from perfsuite.workloads.pair_rounds import PairRounds, tournament
-from test_correctness.helpers.fleets import (
-    ALL_REDUCE,
-    MATMUL,
-    answer,
-    fleet,
-    slower,
-    standings,
-    write_node,
-)
+from test_correctness.helpers.fleets import ALL_REDUCE, MATMUL, answer, fleet, slower, standings, write_node
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 

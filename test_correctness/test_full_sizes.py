@@ -3,8 +3,6 @@
 Nothing is measured: :mod:`test_correctness.helpers.collected_workloads` takes down what each test hands to perf.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

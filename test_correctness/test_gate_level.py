@@ -1,7 +1,5 @@
 """Level and change are two answers: a worse level is explained by a control that moved along, or fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The gate where telemetry disturbs: own ranks never do, and unusable stored runs are reported with a reason."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -17,8 +15,6 @@ from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.simmusa_ranks import ONCE, ROOT, require_built
 from test_correctness.helpers.stored_files import run_of
-
-pytest_plugins = ["pytester"]
 
 SHARED = "device 0 is shared with 1 other process"
 TEST = """

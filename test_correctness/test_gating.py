@@ -3,8 +3,6 @@
 A scripted driver runs the cases, so that their times are known; test_gating_processes.py has real ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import shutil
@@ -21,8 +19,6 @@ from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase
 from perfsuite.plugin import verdict_reports
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
 from test_correctness.helpers.scripted_driver import measurement
-
-pytest_plugins = ["pytester"]
 
 EXAMPLE = Path(__file__).parent.parent / "baselines" / "examples" / "cpu-example.json"
 

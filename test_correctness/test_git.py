@@ -1,7 +1,5 @@
 """git as perfsuite starts it: nothing of a hook reaches it, none of the user's hooks runs, and a refusal is told."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shlex
@@ -27,8 +25,6 @@ from perfsuite.run.arms import Arm, arm_environment, arm_of
 from test_correctness.helpers.gated_repository import commit_all
 from test_correctness.helpers.histories import session
 
-pytest_plugins = ["pytester"]
-
 ROOT = Path(__file__).parent.parent
 CHECK_OUT = """
 import sys
@@ -40,7 +36,7 @@ with arm_of(Path(), "HEAD", "base") as arm:
 """Checks the base out as ``--perf-against=HEAD`` does."""
 
 
-def run_git(root: Path, *arguments: str) -> str:
+def run_git(root, *arguments):
     person = ("-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "protocol.file.allow=always")
     done = subprocess.run(["git", "-C", str(root), *person, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -68,7 +64,7 @@ def base_seen(tmp_path, monkeypatch):
     return tmp_path / "seen"
 
 
-def hook(root: Path, name: str, *words: str) -> None:
+def hook(root, name, *words):
     path = root / ".git" / "hooks" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + "\n")

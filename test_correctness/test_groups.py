@@ -1,7 +1,5 @@
 """Process groups over a session: formed and left by all of their ranks together, used again where they can be."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """What a rank holds between steps: the closed form against the memory build, strategy by strategy."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Equal hardware does not make two hosts one: identity, baselines, the gate and history."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from perfsuite.platforms.host import Host
 from perfsuite.reports.over_time import OverTime, history_grids
 from test_correctness.helpers.histories import ScriptedRepository, drawn, session, written
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
-
-pytest_plugins = ["pytester"]
 
 
 def on(name, *uuids):

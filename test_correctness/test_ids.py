@@ -4,8 +4,6 @@ After a change that is meant: ``PERFSUITE_UPDATE_IDS=1 pytest test_correctness/t
 ``test_correctness/ids`` is reviewed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -19,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "ids"
 
 
-def collect(*arguments: str) -> str:
+def collect(*arguments):
     """Node ids of the suite, a line each."""
     kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
     done = subprocess.run(

@@ -1,7 +1,5 @@
 """perfsuite installed plainly, not editable, and used from another directory: nothing of the checkout is in reach."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -25,7 +25,6 @@ from test_correctness.helpers import leaks
 from test_correctness.helpers.local_driver import ROOT
 from test_correctness.helpers.scripted_driver import measurement
 
-pytest_plugins = ["pytester"]
 DEVELOPMENT = "development mode of Python (unset PYTHONDEVMODE)"
 
 
@@ -167,7 +166,7 @@ def test_a_process_that_traces_the_rank_is_named(plain):
 class Fake:
     text: str
 
-    def read_text(self, **_: str) -> str:
+    def read_text(self, **_):
         return self.text
 
 

@@ -1,7 +1,5 @@
 """The journal: every finished case is on disk, a torn end is forgiven, other damage is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json
@@ -31,7 +29,7 @@ HEADER = Header(
 )
 
 
-def result(case: str, median_s: float = 0.5, kernel: str = "5.4") -> Result:
+def result(case, median_s=0.5, kernel="5.4"):
     job = Job(workload=FunctionWorkload(function=result), world_size=2, budget=Budget())
     work = Work(collective="all_reduce", message_bytes=1024.0)
     measured = measurement(job, (median_s,) * 3)

@@ -1,7 +1,5 @@
 """The search for the largest batch: on made-up memories, on a device's allocator that is made up, on real ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels that take less time than the host takes to start them are said to, with the rate of the kernel alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

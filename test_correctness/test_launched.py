@@ -1,7 +1,5 @@
 """Every process of a launch collects; only where there are perf cases do they share one run."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -17,8 +15,6 @@ from perfsuite.runtime.transports.launchers import detect_launch, launcher_varia
 from test_correctness.helpers.agents import environ_of
 from test_correctness.helpers.scripted_driver import ROOT, repository
 from test_correctness.test_launchers import ENV, OPENMPI, SLURM, TORCHRUN
-
-pytest_plugins = ["pytester"]
 
 PERF = "def test_perf(perf):\n    perf(step)\n"
 PLAIN = "def test_plain(record_property):\n    record_property('seen', 'yes')\n"

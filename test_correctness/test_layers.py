@@ -1,7 +1,5 @@
 """Imports go downward only, and the driver's process never imports torch."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -23,12 +21,12 @@ RANK_SIDE = ("models", "strategies", "runtime.ranks")
 """Rooms with modules that only ranks load."""
 
 
-def part(name: str) -> str:
+def part(name):
     """``runtime`` of ``perfsuite.runtime.driver``; empty for the package itself."""
     return name.split(".")[1] if "." in name else ""
 
 
-def imports(tree: ast.AST) -> set[str]:
+def imports(tree):
     """Every perfsuite module named in an import, also those inside functions and under TYPE_CHECKING."""
     found = set()
     for node in ast.walk(tree):
@@ -42,7 +40,7 @@ def imports(tree: ast.AST) -> set[str]:
     return {name for name in found if name.split(".")[0] == "perfsuite"}
 
 
-def at_import_time(tree: ast.Module) -> set[str]:
+def at_import_time(tree):
     """Modules that importing this one imports: not those inside functions or under TYPE_CHECKING."""
     found, pending = set(), list(tree.body)
     while pending:
@@ -87,7 +85,7 @@ def test_no_module_is_above_400_lines_and_no_function_above_120():
     assert ([], []) == (modules, functions)
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     relative = path.relative_to(PACKAGE.parent).with_suffix("")
     return ".".join(relative.parts).removesuffix(".__init__")
 
@@ -95,7 +93,7 @@ def name_of(path: Path) -> str:
 HEADS = {name_of(path): at_import_time(tree) for path, tree in TREES.items()}
 
 
-def loaded_with(name: str) -> set[str]:
+def loaded_with(name):
     """All that importing a module imports, its parents and what they import included."""
     found, pending = set(), [name]
     while pending:
@@ -107,7 +105,7 @@ def loaded_with(name: str) -> set[str]:
     return found
 
 
-def is_of_the_driver(name: str) -> bool:
+def is_of_the_driver(name):
     return not f"{name}.".startswith(tuple(f"perfsuite.{room}." for room in RANK_SIDE))
 
 
@@ -120,7 +118,7 @@ def test_the_rank_side_is_what_loads_torch():
     assert "torch" in loaded_with("perfsuite.runtime.ranks.worker")
 
 
-def run(program: str) -> str:
+def run(program):
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120, check=True
     )
@@ -174,7 +172,7 @@ print(*sorted(name for name in sys.modules if name.startswith("perfsuite.") and 
 
 
 def test_what_several_concerns_do_at_one_hook_stands_in_one_module():
-    modules: dict[str, set[str]] = {}
+    modules = {}
     for path in sorted((PACKAGE / "plugin").glob("*.py")):
         for node in ast.walk(TREES[path]):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_") and path.stem != "hooks":

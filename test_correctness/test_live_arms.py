@@ -1,7 +1,5 @@
 """Arms that stay alive between turns, and work trees after signals: real processes on a scripted clock."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -71,7 +71,7 @@ def probing(*rounds):
     return script
 
 
-def probes(driver) -> list[Job]:
+def probes(driver):
     return [job for job in driver.jobs if isinstance(job.workload, PeakProbe)]
 
 

@@ -1,7 +1,5 @@
 """Near the end of a device's memory: cases find the same with and without the gate's yardstick and the cache flush."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

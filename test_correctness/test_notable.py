@@ -1,7 +1,5 @@
 """What a reader should look at: ranked, each with its effect and how sure it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -16,7 +14,7 @@ from perfsuite.runtime.driver import Job
 from test_correctness.helpers.scripted_driver import measurement
 
 
-def result(case: str, median_s: float = 0.5, *, ranks: int = 1, metrics=(), **parameters) -> Result:
+def result(case, median_s=0.5, *, ranks=1, metrics=(), **parameters):
     job = Job(workload=FunctionWorkload(function=result), world_size=ranks, budget=Budget())
     return Result(
         case=f"t.py::{case}",
@@ -31,12 +29,12 @@ def result(case: str, median_s: float = 0.5, *, ranks: int = 1, metrics=(), **pa
     )
 
 
-def run(*results: Result, **fields) -> RunRecord:
+def run(*results, **fields):
     by_case = {one.case: one for one in results}
     return RunRecord(name="s", platform="cpu", fingerprint="cpu-x", results=by_case, **fields)
 
 
-def regressed(case: str, effect: float) -> Verdict:
+def regressed(case, effect):
     interval = (effect - 0.02, effect + 0.02)
     finding = Finding(
         quantity="time",
@@ -121,7 +119,7 @@ def test_a_result_above_a_measured_peak_has_no_share():
 
 
 def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
-    def pipeline(case: str, bubble: float, simulated: float) -> Result:
+    def pipeline(case, bubble, simulated):
         metrics = [
             Metric(name=name, value=value, unit="", better="lower")
             for name, value in (("bubble_ratio", bubble), ("simulated_bubble_ratio", simulated))
@@ -133,7 +131,7 @@ def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
     assert told.sentence.endswith("bubble 61%, simulated 31%")
 
 
-def on_devices(case: str, times_s: tuple[float, ...]) -> Result:
+def on_devices(case, times_s):
     one = result(case, ranks=len(times_s), name=case)
     ranks = tuple(
         dataclasses.replace(one.measurement.ranks[0], rank=rank, device=f"cuda:{rank}", median_s=time_s)

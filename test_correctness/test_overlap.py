@@ -1,7 +1,5 @@
 """What of communication nothing covers, from the times of kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import os

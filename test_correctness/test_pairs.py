@@ -1,7 +1,5 @@
 """Messages between every two ranks: the matrix, the link that is slower than its like, and by which factor."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import permutations
 

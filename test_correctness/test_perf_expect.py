@@ -1,7 +1,5 @@
 """``--perf-expect`` and the acceptance run, as pytest runs them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 
@@ -17,8 +15,6 @@ from perfsuite.record.result import Peaks, Result, Work
 from perfsuite.record.step import SpanTotal
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 # -- --perf-expect -----------------------------------------------------------------------------------------------
 

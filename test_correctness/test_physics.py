@@ -1,7 +1,5 @@
 """Each rule of physics has results that it must flag and results that it must leave alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -10,17 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfsuite.gate.physics import bubble_bound, examine, speed_up_violation, violations
-from perfsuite.record.result import (
-    ClockFacts,
-    Measurement,
-    Metric,
-    Peak,
-    Peaks,
-    RankFacts,
-    Record,
-    Result,
-    Work,
-)
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, RankFacts, Record, Result, Work
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
 
 

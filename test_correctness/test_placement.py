@@ -1,7 +1,5 @@
 """Where ranks run: as a launcher left them unless pinning is asked for, with a fair share of the cores as threads."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket

@@ -1,7 +1,5 @@
 """Which cases there are, how they are called, which are skipped why."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -9,8 +7,6 @@ import pytest
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import suite
 from test_correctness.helpers.scripted_driver import Launched, repository
-
-pytest_plugins = ["pytester"]
 
 SWEPT = """
 @sizes(full=["1GiB"], small=["1KiB", "1MiB"])
@@ -278,7 +274,7 @@ def test_a_decorator_without_values_is_an_error_at_the_decorated_function(pytest
 
 
 @pytest.fixture
-def two_h200(monkeypatch) -> None:
+def two_h200(monkeypatch):
     """This machine has two H200."""
     cpu, model = detect_machine(load_catalog(), "cpu"), load_catalog().find("h200")
     device = dataclasses.replace(cpu.devices[0], reported_name="NVIDIA H200")

@@ -1,7 +1,5 @@
 """State that a case changes in its rank's process: put back, or the process is replaced; and recorded as it was."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import copy

@@ -3,8 +3,6 @@
 Slow.  Debian's packages: ``slurm-wlm munge openmpi-bin``.  ``tox -e launchers`` fails where one of them is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -55,7 +53,7 @@ SRUN = ("srun", "-n", str(RANKS), "--kill-on-bad-exit=0", "--wait=60")
 """As docs/how-to/clusters.md has it."""
 
 
-def require(*programs: str) -> None:
+def require(*programs):
     """Skip, and under ``tox -e launchers`` fail, where programs are not installed."""
     if programs:
         what = f"not installed: {', '.join(programs)} (Debian: slurm-wlm munge openmpi-bin)"
@@ -80,7 +78,7 @@ def mpirun():
     return lambda *options: (("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS), *PYTEST), {})
 
 
-def journal(directory) -> list[str]:
+def journal(directory):
     (file,) = directory.glob(".perfsuite/journal-*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return re.findall(r"test_project\.py::(\w+)", json.dumps(lines))

@@ -1,7 +1,5 @@
 """Recipes are the published runs: every row has one or a reason, and nothing differs that nobody gave a reason for."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util

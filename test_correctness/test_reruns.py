@@ -1,7 +1,5 @@
 """Plugins that run a failed test again: one case, whose last try counts; nothing is run until the gate passes it."""
 
-from __future__ import annotations
-
 import json
 import re
 from xml.etree import ElementTree
@@ -11,8 +9,6 @@ import pytest
 from perfsuite.base.errors import RanksFailed
 from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 IN_A_REPORT = """
 class Named:

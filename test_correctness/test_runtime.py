@@ -1,7 +1,5 @@
 """Driver, workers and local transport with real processes: what is measured, and what every fault becomes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -13,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsuite.base.errors import (
-    CaseError,
-    ExpectedFailure,
-    InvalidParameter,
-    RanksFailed,
-    UnsupportedCase,
-)
+from perfsuite.base.errors import CaseError, ExpectedFailure, InvalidParameter, RanksFailed, UnsupportedCase
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job

@@ -1,7 +1,5 @@
 """Scratch directories and keys: gone with their process, however it ends; what anybody else has stays."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -30,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 KEY = b"0123456789abcdef"
 
 
-def variables_of(run_id: str) -> dict[str, str]:
+def variables_of(run_id):
     return {
         "TORCHELASTIC_RUN_ID": run_id,
         **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),

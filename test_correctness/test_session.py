@@ -71,7 +71,7 @@ def measurement_of_side(job):
     return measurement(job, times_s=[job.workload.side / 100] if isinstance(job.workload, Sought) else (0.5,))
 
 
-def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver]:
+def session(script=measurement, name="cpu"):
     driver = ScriptedDriver(script)
     made = PerfSession(
         id="s1",
@@ -83,7 +83,7 @@ def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver
     return made, driver
 
 
-def case(workload: Workload, name: str = "test_it.py::test_it[cpu]", **changes) -> Case:
+def case(workload, name="test_it.py::test_it[cpu]", **changes):
     return Case(id=name, workload=workload, world_size=1, budget=Budget(), platform="cpu", **changes)
 
 

@@ -1,7 +1,5 @@
 """What a signal means while a run with perf cases collects, tests and ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import types

@@ -1,7 +1,5 @@
 """The simulated device by itself: its clock, its streams, its memory, and what it refuses as the real one does."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Where the simulated device is as strict as a real one: what goes wrong there goes wrong here, on ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

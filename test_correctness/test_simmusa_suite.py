@@ -1,7 +1,5 @@
 """The suite on simulated devices: every figure equals what the cost model says, to the last digit."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.base.errors import RanksFailed

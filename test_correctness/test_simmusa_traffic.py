@@ -1,7 +1,5 @@
 """Traffic on simulated devices: times of collectives and parts are what the cost model says, to the nanosecond."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """How the local transport starts ranks: under a wrapper, with memory of their own, as forks and as interpreters."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

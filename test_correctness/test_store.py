@@ -1,17 +1,12 @@
 """Baseline files: what an update adds, replaces and refuses, and whose file it is."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
 from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import (
-    KEPT_RUNS,
-    Acceptance,
-)
+from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance
 from perfsuite.baselines.draft import NewRuns
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
 
@@ -38,12 +33,7 @@ def test_one_session_does_not_push_out_the_others(tmp_path):
         ("append", "regressed", {}, "regressed; if that is meant: --perf-accept=all --perf-reason=TEXT"),
         ("improved", "drifted", {}, "drifted; if that is meant: --perf-accept=all --perf-reason=TEXT"),
         ("environment", "regressed", {}, "regressed; if that is meant: --perf-accept=all --perf-reason=TEXT"),
-        (
-            "append",
-            "environment",
-            {},
-            "environment; if that is meant: --perf-accept=environment --perf-reason=TEXT",
-        ),
+        ("append", "environment", {}, "environment; if that is meant: --perf-accept=environment --perf-reason=TEXT"),
         ("append", "impossible", {}, "impossible; an error of measurement is never stored"),
         ("accept", "impossible", {}, "impossible; an error of measurement is never stored"),
         ("append", "pass", {"process": "reused"}, "its processes were reused; a baseline takes fresh ones"),

@@ -1,7 +1,5 @@
 """What new runs say beside stored ones: gains that two sessions show, clear losses, and what is refused for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.baselines import store

@@ -1,7 +1,5 @@
 """Baseline files: what goes in comes out, and pytest-benchmark reads them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -14,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import (
-    Acceptance,
-    Baseline,
-    Entry,
-    newest,
-)
+from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, newest
 from perfsuite.baselines.document import dumps, loads, stats_of
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of

@@ -1,7 +1,5 @@
 """The reference of an epoch and the sessions of the machine: which runs a level is judged against."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

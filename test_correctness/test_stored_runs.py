@@ -1,7 +1,5 @@
 """What a baseline keeps of a result."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
@@ -127,13 +125,7 @@ def timed_with(throttle, hosts=1, elsewhere=None):
     [
         (("thermal",), 1, None, "", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
         (("thermal",), 1, None, "unknown", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
-        (
-            ("power cap",),
-            1,
-            None,
-            "",
-            "",
-        ),  # a device under load is at its cap, now as when runs were stored
+        (("power cap",), 1, None, "", ""),  # a device under load is at its cap, now as when runs were stored
         ((), 1, None, "device 0 is shared with 1 other process", "device 0 is shared with 1 other process"),
         ((), 2, None, "", "unknown"),  # nobody looked at the devices of the other host
         ((), 2, (), "", ""),

@@ -1,7 +1,5 @@
 """Every strategy and its options against one process: loss, gradients, and the loss after a step, on real ranks."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

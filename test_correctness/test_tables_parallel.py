@@ -1,7 +1,5 @@
 """The tables of report 004 about model parallelism out of fixed results."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """How k and what is agreed on at once are chosen: by a clock that moves only when something is done."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -28,21 +26,21 @@ class Steps(Clock):
     queues = True
     now_ns = 0
 
-    def now_s(self) -> float:
+    def now_s(self):
         return self.now_ns * 1e-9
 
-    def stamp(self) -> object:
+    def stamp(self):
         return self.now_ns
 
-    def wait(self, stamp: object) -> None: ...
+    def wait(self, stamp): ...
 
-    def elapsed_s(self, start: object, end: object) -> float:
+    def elapsed_s(self, start, end):
         return (end - start) * 1e-9
 
-    def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
+    def host_s(self, stamp, anchor, anchor_s):
         return stamp * 1e-9
 
-    def facts(self) -> ClockFacts:
+    def facts(self):
         return ClockFacts(name="steps", resolution_s=1e-9, cost_s=1e-9)
 
 
@@ -237,28 +235,28 @@ class Queue(Clock):
 
     queues = True
 
-    def __init__(self, launch_ns: int, kernel_ns: int) -> None:
+    def __init__(self, launch_ns, kernel_ns):
         self.launch_ns, self.kernel_ns = launch_ns, kernel_ns
         self.host_ns = self.device_ns = 0
 
-    def run(self) -> None:
+    def run(self):
         self.host_ns += self.launch_ns
         self.device_ns = max(self.device_ns, self.host_ns) + self.kernel_ns
 
-    def stamp(self) -> object:
+    def stamp(self):
         self.device_ns = max(self.device_ns, self.host_ns)
         return self.device_ns
 
-    def wait(self, stamp: object) -> None:
+    def wait(self, stamp):
         self.host_ns = max(self.host_ns, stamp)
 
-    def elapsed_s(self, start: object, end: object) -> float:
+    def elapsed_s(self, start, end):
         return (end - start) * 1e-9
 
-    def now_s(self) -> float:
+    def now_s(self):
         return self.host_ns * 1e-9
 
-    def facts(self) -> ClockFacts:
+    def facts(self):
         return ClockFacts(name="queue", resolution_s=1e-9, cost_s=1e-9)
 
 

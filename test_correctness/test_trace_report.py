@@ -1,7 +1,5 @@
 """The pipelines' section of the report: every number of a case beside what it should be, short where one is missing."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -24,7 +22,7 @@ def pipeline_lines(results):
     return grid_lines(pipeline_grids(results))
 
 
-def memory_records(*sizes: float) -> tuple[Record, ...]:
+def memory_records(*sizes):
     return tuple(
         Record(name=f"peak_activations_bytes_rank{rank}", value=size, unit="bytes", reduce="max")
         for rank, size in enumerate(sizes)

@@ -1,7 +1,5 @@
 """Traffic without ranks: closed forms, marks of the parts on a clock of the test's own, joining, metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import importlib

@@ -1,7 +1,5 @@
 """Traffic of real ranks: known collectives are counted exactly, and steps post what their closed forms say."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

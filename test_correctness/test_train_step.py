@@ -1,7 +1,5 @@
 """The training step with real ranks: parity, spans, damage, and what the builds beside the timed one find."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 

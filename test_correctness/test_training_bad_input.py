@@ -1,7 +1,5 @@
 """What is wrong with a training case is one clear failure, and the cases round it are measured; real ranks, one run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

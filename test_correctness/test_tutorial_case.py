@@ -1,7 +1,5 @@
 """The tutorial on a first case: its commands run literally, in an empty folder, with the printed exit codes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A device that the vendor's tool finds and torch cannot use: one failure that says so, never a green run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """No line of ``show`` or ``report`` is wider than the terminal, but an id or a path alone on its line."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -9,13 +7,7 @@ import pytest
 from perfsuite.cli.main import main
 from test_correctness.test_golden import FOLDER, JOURNALS
 
-COMMANDS = (
-    ("show",),
-    ("show", "--show=tables"),
-    ("show", "--show=cases"),
-    ("report",),
-    ("report", "--style=all"),
-)
+COMMANDS = (("show",), ("show", "--show=tables"), ("show", "--show=cases"), ("report",), ("report", "--style=all"))
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -104,12 +104,7 @@ def launched(
     launch = detect_launch(environ)
     assert launch is not None
     transport = ClusterTransport(
-        launch,
-        start_method="fork",
-        preload=preload,
-        log_directory=directory / "logs",
-        deadline_s=60,
-        environ=environ,
+        launch, start_method="fork", preload=preload, log_directory=directory / "logs", deadline_s=60, environ=environ
     )
     try:
         transport.gather()

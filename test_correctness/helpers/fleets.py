@@ -137,10 +137,7 @@ def write_node(
             ]
             samples_s = [max(times.values()) * (1 + draw.gauss(0, 0.001)) for _ in range(samples)]
             measurement = measurement_of(
-                samples_s,
-                ranks,
-                backend="nccl",
-                clock=ClockFacts(name="cuda.Event", resolution_s=1e-6, cost_s=1e-6),
+                samples_s, ranks, backend="nccl", clock=ClockFacts(name="cuda.Event", resolution_s=1e-6, cost_s=1e-6)
             )
             given = {**parameters, **({"k": 8192 + copy} if copy and "k" in parameters else {})}
             node = case_of(title, devices, platform)

@@ -7,9 +7,7 @@ import math
 from datetime import datetime, timedelta, timezone
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import (
-    Hardware,
-)
+from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 
