@@ -5,28 +5,21 @@ import math
 
 import pytest
 
-from perfsuite.record.result import Metric, Peak, RankFacts, Result, Work
+from perfsuite.record.result import Metric, Peak, RankFacts, Work
 from perfsuite.record.run import GateRecord, RunRecord, equal_work
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import KINDS, Notable, notable, spread_of_equal_work
 from perfsuite.runtime.driver import Job
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.scripted_driver import measurement
 
 
 def result(case, median_s=0.5, *, ranks=1, metrics=(), **parameters):
     job = Job(workload=FunctionWorkload(function=result), world_size=ranks, budget=Budget())
-    return Result(
-        case=f"t.py::{case}",
-        workload="t:step",
-        parameters=parameters,
-        platform="cpu",
-        world_size=ranks,
-        outcome="measured",
-        work=Work(flops={"exact": 1.0}, dtype="fp32"),
-        metrics=metrics,
-        measurement=measurement(job, (median_s,) * 3),
-    )
+    work = Work(flops={"exact": 1.0}, dtype="fp32")
+    measured = measurement(job, (median_s,) * 3)
+    return result_of(measured, f"t.py::{case}", work=work, metrics=metrics, parameters=parameters)
 
 
 def run(*results, **fields):

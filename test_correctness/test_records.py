@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from perfsuite.record import result as records
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import Better, OwnMetric
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, Result, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, Work
 from perfsuite.record.step import Timeline, TimelineEvent
-from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,10 +91,7 @@ def test_fields_at_their_default_stay_out_but_the_schema_is_always_there():
     plain = to_json(measurement([1.0, 2.0], [1.0]))
     assert [1.0, 2.0] == plain["times_s"]
     assert not {"involuntary_switches", "yardsticks_s"} & plain.keys()
-    result = Result(
-        case="t", workload="w", parameters={}, platform="cpu", world_size=1, outcome="measured", work=Work()
-    )
-    assert records.SCHEMA == to_json(result)["schema"]
+    assert records.SCHEMA == to_json(result_of())["schema"]
 
 
 def test_a_newer_writer_is_named():
@@ -136,10 +133,7 @@ def test_disturbed_samples_are_counted():
 
 
 def test_a_result_without_samples_says_why():
-    result = Result(
-        case="test_x[cpu]", workload="w", parameters={}, platform="cpu", world_size=1,
-        outcome="out_of_memory", work=Work(), detail="OOM at 3 GiB of 4 GiB",
-    )  # fmt: skip
+    result = result_of(case="test_x[cpu]", outcome="out_of_memory", detail="OOM at 3 GiB of 4 GiB")
     with pytest.raises(ValueError, match=r"test_x\[cpu\] has no samples: out_of_memory OOM at 3 GiB of 4 GiB"):
         _ = result.median_s
     with pytest.raises(KeyError, match="tflops is not a metric of"):

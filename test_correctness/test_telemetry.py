@@ -16,11 +16,10 @@ from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.plugin import gate_arms
-from perfsuite.record.result import Result, Work
 from perfsuite.record.run import held_down
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from test_correctness.helpers import machines
-from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 
 class FakeNvml:
@@ -177,15 +176,8 @@ def measured(*cpu_shares, switches=0, device="cpu", aligned=True):
 def why(*cpu_shares, switches=0, device="cpu", which="", aligned=True):
     """Why a case of 10 samples is disturbed, ``switches`` of them switched out, on the cores ``which``."""
     return disturbance_of(
-        Result(
-            case="a",
-            workload="m:W",
-            parameters={},
-            platform="cpu",
-            world_size=len(cpu_shares),
-            outcome="measured",
-            work=Work(),
-            measurement=measured(*cpu_shares, switches=switches, device=device, aligned=aligned),
+        result_of(
+            measured(*cpu_shares, switches=switches, device=device, aligned=aligned),
             environment={"cores": {"which": which}},
         )
     )

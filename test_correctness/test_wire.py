@@ -101,7 +101,7 @@ def test_ports_are_the_same_on_all_ranks_and_differ_between_launches():
 
 def test_frames_of_every_size_arrive_whole_in_both_directions(pair, pool):
     for sender, receiver in (pair, pair[::-1]):
-        for size in (0, 100, 20_000, 8 << 20):
+        for size in (0, 100, 20_000, 1 << 20):
             text = "é" * size
             arriving = pool.submit(next_frame, receiver)
             sender.send({"text": text})
