@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -24,10 +25,7 @@ def add_up(rank, elements=1024):
 
 
 def held(rank, axes="", groups=0):
-    """A sum over all ranks; what each rank's process holds: descriptors, process groups, its own number.
-
-    ``axes``: uses its mesh.  ``groups``: makes so many groups of its own and leaves them there.
-    """
+    """A sum over all ranks of ``axes`` or of the first of ``groups`` own groups; what each process holds."""
     import torch
     import torch.distributed as dist
 
@@ -98,11 +96,6 @@ def raising(rank, culprit=1, everywhere=False):
     return sum_after(rank, rank.rank if everywhere else culprit, misbehave)
 
 
-def stopped(rank, culprit=1):
-    """One rank is stopped by a signal before it comes to the collective."""
-    return sum_after(rank, culprit, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-
-
 def computing(rank):
     """Compute in one call for longer than any limit, as a slow product does."""
     return lambda: pow(3, 3**16)
@@ -114,9 +107,10 @@ def hanging(rank, culprit=1):
 
 
 def dying(rank, culprit=1, how="kill"):
-    """One rank's process ends."""
+    """One rank's process ends, or is stopped by a signal."""
     ways = {
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "exit": lambda: os._exit(3),
         "sys.exit": lambda: sys.exit("a workload called sys.exit"),
     }
@@ -225,16 +219,9 @@ def imported(rank, module):
 
 def grandchild(rank, pid_file):
     """Starts a child of its own that would outlive it."""
-    import subprocess
-
     child = subprocess.Popen(["sleep", "600"])
-    with open(f"{pid_file}.{rank.rank}", "w") as file:
-        file.write(f"{os.getpid()} {child.pid}")
-
-    def run():
-        time.sleep(3600)
-
-    return run
+    Path(f"{pid_file}.{rank.rank}").write_text(f"{os.getpid()} {child.pid}")
+    return lambda: time.sleep(3600)
 
 
 def meshed(rank):
