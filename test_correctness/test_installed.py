@@ -110,15 +110,21 @@ def test_the_wheel_has_every_file_of_the_package(installed):
     assert files(ROOT) | suite == files(installed)
 
 
-def test_the_suite_of_the_package_has_the_ids_of_the_repository(installed, tmp_path):
-    module = "perfsuite.suite.test_perf.test_matmul"
+@pytest.mark.parametrize(
+    "way",
+    [
+        "--pyargs perfsuite.suite",
+        pytest.param("--pyargs perfsuite.suite.test_perf.test_matmul", marks=pytest.mark.extended),
+        pytest.param("{installed}/perfsuite/suite", marks=pytest.mark.extended),
+    ],
+)
+def test_the_suite_of_the_package_has_the_ids_of_the_repository(installed, tmp_path, way):
     chosen = ["-m", "pytest", "--collect-only", "-q", "--perf-platform=cpu", "-k", "test_matmul.py and fp32"]
     stored = (ROOT / "test_correctness" / "ids" / "cpu.txt").read_text().splitlines()
     cases = {line for line in stored if line.startswith("test_perf/test_matmul.py::") and "fp32" in line}
     assert len(cases) == 4
-    for arguments in (["--pyargs", "perfsuite.suite"], ["--pyargs", module], [str(installed / "perfsuite" / "suite")]):
-        found = run(installed, tmp_path, *chosen, *arguments)
-        assert cases == {line for line in found.stdout.splitlines() if "::" in line}, found.stdout + found.stderr
+    found = run(installed, tmp_path, *chosen, *way.format(installed=installed).split(" "))
+    assert cases == {line for line in found.stdout.splitlines() if "::" in line}, found.stdout + found.stderr
 
 
 @pytest.mark.extended
@@ -131,6 +137,7 @@ def test_the_suite_of_the_package_measures_into_the_folder_of_the_user(installed
     assert [case] == [entry["fullname"] for entry in json.loads(stored.read_text())["benchmarks"]]
 
 
+@pytest.mark.extended
 def test_an_arm_measures_a_case_of_the_installed_suite(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(installed))
     case = "test_perf/test_matmul.py::test_matmul[cpu-256x256x256-fp32]"

@@ -352,6 +352,27 @@ def test_a_dtype_that_the_device_lacks_is_skipped(pytester, monkeypatch):
     found.stdout.fnmatch_lines(["SKIPPED * test_it.py:*: no native int32 on 2 x NVIDIA H200*"])
 
 
+def test_on_a_cpu_what_needs_other_instructions_or_an_accelerator_is_skipped(pytester, monkeypatch):
+    tests = """
+@dtypes("tf32")
+def test_dtype(perf, dtype):
+    perf(Needy(dtype=dtype))
+
+def test_option(perf):
+    perf(Needy())
+
+class Needy(Product):
+    def native_dtype(self):
+        return "tf32" if self.dtype == "tf32" else ""
+
+    def needs_accelerator(self):
+        return "async_tensor"
+"""
+    found = repository(pytester, monkeypatch, tests).run("-rs")
+    found.assert_outcomes(skipped=2)
+    found.stdout.fnmatch_lines_random(["* no CPU has instructions for tf32", "* async_tensor needs an accelerator; *"])
+
+
 def test_on_a_cpu_ranks_may_always_share(pytester, monkeypatch):
     repository(pytester, monkeypatch, ON_RANKS).run("-k", "ranks").assert_outcomes(passed=2, deselected=4)
 

@@ -102,7 +102,11 @@ def test_an_unchanged_run_with_other_jitter_changes_no_verdict_of_200_cases(simu
     assert {} == {name: verdict for name, verdict in found.items() if verdict != "pass"}
 
 
-@pytest.mark.parametrize("simulated", [pytest.param(200, marks=pytest.mark.slow), 50], indirect=True)
+@pytest.mark.parametrize(
+    "simulated",
+    [pytest.param(200, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.extended)],
+    indirect=True,
+)
 def test_three_per_cent_in_one_operation_are_found_and_named(simulated):
     settings = GateSettings(yardstick=False, tolerance=0.01)
     found = verdicts(simulated.run(101, slow={"aten::mm": 1.03}, settings=settings))

@@ -60,7 +60,7 @@ def metric(result, name):
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ("tp2", {}),
+        pytest.param("tp2", {}, marks=pytest.mark.extended),
         pytest.param("tp4", {}, marks=pytest.mark.slow),
         pytest.param("dp2", {"reshard": False}, marks=pytest.mark.slow),
         pytest.param("tp2", {"sequence_parallel": False}, marks=pytest.mark.slow),

@@ -42,7 +42,7 @@ def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_pro
 )
 def test_ranks_that_share_few_cores_have_their_memory_laid_out_apart_as_a_users_have(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "allowed_cores", lambda: (0, 1))
-    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
+    transport = LocalTransport(start_method="fork", preload=("wave",), log_directory=tmp_path)
     try:
         transport.start()
         transport.acquire(3, fresh=False, env={}, deadline_s=60)

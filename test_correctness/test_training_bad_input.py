@@ -14,6 +14,7 @@ from perfsuite.models.dataset import generate
 from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers.scripted_driver import ROOT
 
+pytestmark = pytest.mark.extended
 TESTS = """
 import pytest
 from perfsuite.workloads.training.largest_batch import LargestBatch
@@ -96,7 +97,6 @@ def run(tmp_path_factory):
     return done.stdout, Path(folder / "junit.xml")
 
 
-@pytest.mark.extended
 def test_each_failure_names_values_and_rule(run):
     cases = ElementTree.parse(run[1]).iter("testcase")
     failures = {case.attrib["name"].partition("[")[0]: case.find("failure") for case in cases}
