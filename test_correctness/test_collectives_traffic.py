@@ -5,6 +5,7 @@ import math
 import types
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,8 +149,6 @@ def test_on_a_cpu_a_receive_is_posted_before_the_send(kind, rank, device, expect
 
 
 def test_so_is_that_of_a_gradient_that_two_stages_share(monkeypatch):
-    import torch
-
     posts = Posts()
     monkeypatch.setattr("perfsuite.strategies.pipeline.pipeline.dist", posts)
     pipeline = types.SimpleNamespace(group=None)

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from perfsuite.base.errors import InvalidParameter, RanksFailed
 from perfsuite.baselines.summarise import case_of, summarise
@@ -254,20 +255,14 @@ class Host:
     """A rank that has what the kernels of a probe ask for."""
 
     def __init__(self):
-        import torch
-
         self.device, self.rank = torch.device("cpu"), 0
         self.records: dict[str, float] = {}
         self.units: set[str] = set()
 
     def dtype(self, name):
-        import torch
-
         return {"fp32": torch.float32, "int8": torch.int8}[name]
 
     def generator(self, seed):
-        import torch
-
         return torch.Generator().manual_seed(seed)
 
     def record(self, name, value, *, unit, reduce):
@@ -287,8 +282,6 @@ class Host:
     ],
 )
 def test_a_probe_runs_every_kernel_on_all_threads_and_on_every_core(quantity, unit, kernels, monkeypatch):
-    import torch
-
     monkeypatch.setattr("perfsuite.workloads.peak_probe._SIDES", (64,))
     monkeypatch.setattr("perfsuite.workloads.peak_probe._BUFFER_BYTES", (1 << 20, 1 << 20))
     before = torch.get_num_threads()

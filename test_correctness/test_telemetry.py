@@ -269,10 +269,6 @@ def test_the_hosts_processes_are_listed_only_where_devices_have_some(monkeypatch
 
 
 def test_descendants_are_no_strangers():
-    import os
-    import subprocess
-    import sys
-
     from perfsuite.platforms.telemetry import family_of_processes
 
     code = "import subprocess,sys; c=subprocess.Popen(['sleep','30']); print(c.pid, flush=True); sys.stdin.read()"

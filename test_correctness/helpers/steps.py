@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,6 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+import torch
+import torch.distributed as dist
+
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Step, Workload
@@ -17,18 +22,12 @@ from perfsuite.record.workload import Step, Workload
 
 def add_up(rank, elements=1024):
     """Sum a small buffer over all ranks."""
-    import torch
-    import torch.distributed as dist
-
     buffer = torch.ones(elements, device=rank.device)
     return lambda: dist.all_reduce(buffer)
 
 
 def held(rank, axes="", groups=0):
     """A sum over all ranks of ``axes`` or of the first of ``groups`` own groups; what each process holds."""
-    import torch
-    import torch.distributed as dist
-
     kept = [dist.new_group() for _ in range(groups)]
     buffer = torch.ones(16, device=rank.device)
     dist.all_reduce(buffer, group=rank.mesh.get_group(axes) if axes else None)
@@ -43,9 +42,6 @@ def held(rank, axes="", groups=0):
 
 def queue_of_messages(rank):
     """Which stream of a simulated device has the group's messages."""
-    import torch
-    import torch.distributed as dist
-
     from simmusa.native import native
 
     buffer = torch.ones(16, device=rank.device)
@@ -69,9 +65,6 @@ def allowed(rank):
 
 def sum_after(rank, culprit, misbehave):
     """A sum of a small buffer over all ranks, before which rank ``culprit`` calls ``misbehave``."""
-    import torch
-    import torch.distributed as dist
-
     buffer = torch.ones(16)
 
     def run():
@@ -136,9 +129,7 @@ def filling_its_group(rank, group, culprit=1):
 
 def waiting_beside_a_compiler(rank, compiles=False):
     """Messages of 1 KiB in a process that has torch's compiler, as all have after a training case."""
-    import torch
     import torch._dynamo
-    import torch.distributed as dist
 
     from perfsuite.runtime.ranks.yardstick import Effort
 
@@ -156,9 +147,6 @@ def waiting_beside_a_compiler(rank, compiles=False):
 
 def dying_in_its_control(rank, culprit=1):
     """One rank kills itself where the message that is the control of a waiting step begins."""
-    import torch
-    import torch.distributed as dist
-
     from perfsuite.runtime.ranks.yardstick import Effort
 
     Effort.own_share = 0.1  # whatever the load of this machine makes of it
@@ -196,8 +184,6 @@ def disagreeing(rank):
 
 def surroundings(rank):
     """Records what the environment of a rank says."""
-    import torch
-    import torch.distributed as dist
 
     def run():
         rank.record("world", int(os.environ["WORLD_SIZE"]), reduce="equal")
@@ -226,9 +212,6 @@ def grandchild(rank, pid_file):
 
 def meshed(rank):
     """Uses a sub-group of a two-axis mesh: sums rank numbers along tp."""
-    import torch
-    import torch.distributed as dist
-
     group = rank.group("tp")
 
     def run():
@@ -282,10 +265,6 @@ class Unheard(BaseException):
 
 def leaving(rank, how, culprits=(0,), phase="run"):
     """The culprits leave in a way that is no Exception, in this phase; the others wait for them in a collective."""
-    import pytest
-    import torch
-    import torch.distributed as dist
-
     ways = {
         "skip": lambda: pytest.skip("no luck today"),
         "fail": lambda: pytest.fail("not today"),
@@ -328,17 +307,12 @@ class Destroying(Step):
         self.iterations = 0
 
     def run(self):
-        import torch
-        import torch.distributed as dist
-
         dist.all_reduce(torch.ones(1024))
         self.iterations += 1
         if self.when == self.iterations:
             dist.destroy_process_group()
 
     def close(self):
-        import torch.distributed as dist
-
         if self.when == "close":
             dist.destroy_process_group()
 
@@ -350,9 +324,6 @@ def destroying(rank, culprit, when):
 
 def patience(rank):
     """Records how long the groups of this rank wait: the world's, a mesh's, one that somebody makes (DeepSpeed)."""
-    import torch
-    import torch.distributed as dist
-
     groups = {"world": rank.group(), "mesh": rank.group("tp"), "own": dist.new_group()}
     if not hasattr(groups["world"]._get_backend(torch.device("cpu")), "options"):
         raise UnsupportedCase("this torch does not tell how long a group waits")
@@ -367,10 +338,6 @@ def patience(rank):
 
 def unplugged(rank):
     """Asks for the loopback interface where it is down: in a network of this rank's own."""
-    import ctypes
-
-    import pytest
-
     from perfsuite.runtime.ranks.rendezvous import require_loopback
 
     require_loopback()
