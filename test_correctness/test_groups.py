@@ -104,11 +104,6 @@ def test_descriptors_do_not_grow_with_the_world_sizes(devices):
     assert counts[2:4] == counts[-2:]
 
 
-def test_streams_of_a_simulated_devices_groups_are_used_again(devices):
-    streams = [run(devices, size, function=steps.queue_of_messages)["stream0"] for size in (2, 3) * 4]
-    assert max(streams[2:]) <= max(streams[:2])
-
-
 @SLOW
 def test_200_cases_of_changing_world_size_leave_nothing_behind(devices):
     counts = change(devices, (8, 2, 4, 1) * 50)

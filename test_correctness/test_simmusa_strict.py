@@ -22,6 +22,7 @@ from simmusa.costs import Costs
 from simmusa.family import SimMusa
 from simmusa.registered import VERSION
 from test_correctness.helpers import simmusa_ranks as ranks
+from test_correctness.helpers import steps
 from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, QUICK, TRAINING, opened, require_built
 
 PRICES = Costs(launch_ns=1_000, flops_per_s={"fp32": 10e12}, alpha_ns=20_000, link_bytes_per_s=100e9)
@@ -111,6 +112,14 @@ def test_a_barrier_never_comes_first_in_the_group_of_a_case(session):
     run(session, of(ranks.waits_first, alone=False), 2)
     with pytest.raises(RanksFailed, match="a barrier is the first communication of this group"):
         run(session, of(ranks.waits_first, alone=True), 2)
+
+
+def test_streams_of_groups_are_used_again(session):
+    results = [run(session, of(steps.queue_of_messages), size) for size in (2, 3) * 2]
+    streams = [
+        next(record.value for record in result.measurement.records if record.name == "stream0") for result in results
+    ]
+    assert max(streams[2:]) <= max(streams[:2])
 
 
 @pytest.mark.extended
