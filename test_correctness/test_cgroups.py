@@ -331,7 +331,6 @@ def test_the_screen_says_throttled_and_not_that_the_machine_was_quiet():
 
 
 def test_this_machine_has_limits_that_can_be_read():
-    """Whatever they are: nothing raises, and the folders are there."""
     for controller in ("cpu", "memory"):
         assert all(Path("/", folder).is_dir() for folder in cgroups.own_groups(Host(), controller).folders)
 

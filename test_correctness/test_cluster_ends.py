@@ -184,7 +184,6 @@ def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_pat
 
 
 def test_an_agent_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
-    """It still says that it is alive: its main thread hangs, say."""
     monkeypatch.setattr(cluster, "_ANSWER_S", 0.5)
     with launched(2, tmp_path, monkeypatch, agent=(DEAF,)) as run:
         with pytest.raises(AgentLost, match=r"rank 1 on .*it sent no answer within 1 s"):
@@ -238,7 +237,6 @@ exchange.Exchange.turn = turn
 
 
 def test_an_agent_that_cannot_serve_its_link_any_more_ends(tmp_path, monkeypatch):
-    """It would not see the driver's end."""
     with launched(2, tmp_path, monkeypatch, agent=(BROKEN,)) as run:
         assert run.agents[1].wait(30) != 0
         assert "the agent of rank 1" in run.transport.await_loss(30.0)
@@ -264,7 +262,6 @@ transport.close()
 
 @pytest.mark.parametrize("with_agent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
-    """Ctrl-Z and fg: its agents wait, stopped with it or not."""
     environ = environ_of(0, 2, tmp_path)
     driver = start(PAUSED_DRIVER, environ, str(tmp_path / "logs"), stdin=subprocess.PIPE)
     agent = start(LIVELY, {**environ, "RANK": "1", "LOCAL_RANK": "1"})

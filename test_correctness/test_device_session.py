@@ -104,7 +104,6 @@ def bench_of(name, **software):
 
 
 def test_the_gates_step_names_its_cases_by_id_and_the_suite_has_them():
-    """A word for -k was in the name of test_memory_bandwidth.py too and selected all of its cases."""
     ids = gate_cases(bench_of("h100"))
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--perf-scale=full"]
     done = subprocess.run([*command, *ids], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -101,7 +101,6 @@ TRIALS = 5
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("strangers", [0, 1], ids=["no stranger", "a stranger"])
 def test_a_container_can_gate_unless_a_stranger_is_on_its_device(pytester, monkeypatch, strangers):
-    """NVML lists the numbers of another namespace, and the power cap lowers the clock: five trials of five work."""
     require_built()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PERFSUITE_FAMILIES", fake_nvml.FAMILY)

@@ -124,7 +124,6 @@ def test_no_hook_and_no_monitor_of_the_user_runs_when_a_base_is_checked_out(chec
 
 
 def test_an_arm_and_every_git_are_without_the_variables_of_a_hook(checkout, monkeypatch):
-    """Those that git itself calls local, and those that change what it prints or whom it asks."""
     local = run_git(checkout, "rev-parse", "--local-env-vars").split()
     asks = ["GIT_NAMESPACE", "GIT_QUARANTINE_PATH", "GIT_TRACE", "GIT_ASKPASS", "GIT_EDITOR", "GIT_EXTERNAL_DIFF"]
     for name in {*local, *asks, "GIT_LITERAL_PATHSPECS", "GIT_REFLOG_ACTION"}:

@@ -77,7 +77,6 @@ def test_a_rank_that_died_between_two_cases_ends_its_group(devices):
 
 
 def test_a_rank_whose_end_nobody_has_told_yet_fails_no_case(driver, monkeypatch):
-    """The forkserver speaks when it is asked a second time: the first is when ranks for the next case are taken."""
     whole = processes(run(driver, 2), 0, 1)
     transport = driver._transport
     forkserver, real, looked = transport._servers[1 % transport._layouts].process.pid, transport._look, []
@@ -119,7 +118,6 @@ def test_a_mesh_of_one_axis_is_the_world_and_its_group_is_used_again(driver):
 
 
 def test_a_mesh_over_gloo_makes_no_group_of_its_own_where_there_is_cuda(driver):
-    """torch 2.6 to 2.12 made one that moves device tensors by NCCL, under the label gloo."""
     assert {"same": 1} == run(driver, 2, mesh="dp2", function=several.mesh_beside_cuda)
 
 

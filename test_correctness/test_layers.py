@@ -147,7 +147,6 @@ def test_what_several_concerns_do_at_one_hook_stands_in_one_module():
 
 
 def test_options_of_ours_are_read_where_another_plugin_may_have_the_name():
-    """By collisions.option and collisions.ini: pytest's own functions give what the other plugin keeps there."""
     read = re.compile(r"""(getoption|getini)\(f?["'](--)?perf[_-]""")
     found = {path.stem for path in (PACKAGE / "plugin").glob("*.py") if read.search(path.read_text())}
     assert found == set()

@@ -192,7 +192,6 @@ def test_a_wrong_machine_is_one_line(capsys, arguments, said):
 
 
 def test_a_recipe_is_projected_on_its_reports_machine_beside_what_is_published(capsys):
-    """As with the options that say the same."""
     name = "003-MP_1x32x1_16_3072x32"
     assert main(["project", "--recipe", name, "--json"]) == 0
     by_recipe = json.loads(capsys.readouterr().out)

@@ -239,7 +239,6 @@ def test_a_time_of_zero_gives_no_rate(name):
 
 @pytest.mark.parametrize("name", [name for name, spec in REGISTRY.items() if not spec.deterministic])
 def test_the_one_iteration_of_a_smoke_run_gives_no_rate(name):
-    """It is the first one, and its communication is watched."""
     work = Work(flops={"exact": 1.0}, bytes_moved=1.0, collective="all_reduce", message_bytes=1.0)
     metric = one(name, work, dataclasses.replace(measured(1.0), smoke=True))
     assert (metric.value, metric.note) == (None, "the case was run once and not measured")

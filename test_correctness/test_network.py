@@ -37,7 +37,6 @@ def test_a_store_listens_on_its_address_alone(host):
 
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_a_process_that_has_ended_listens_on_nothing(waited_for):
-    """One of those that are looked at may end meanwhile."""
     ended = subprocess.Popen(["true"], stdout=subprocess.PIPE)
     ended.stdout.read()
     if waited_for:
@@ -47,7 +46,6 @@ def test_a_process_that_has_ended_listens_on_nothing(waited_for):
 
 
 def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypatch):
-    """torch 2.5 to 2.7 say so by a NotImplementedError."""
     real, tried = rendezvous.TCPStore, []
 
     def before_2_8(*arguments, **options):

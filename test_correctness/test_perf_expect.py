@@ -170,7 +170,6 @@ def test_a_skipped_acceptance_case_withholds_pass(pytester, monkeypatch):
 
 @pytest.mark.parametrize(("asked", "code"), [(1, pytest.ExitCode.OK), (8, pytest.ExitCode.TESTS_FAILED)])
 def test_a_missing_device_fails_the_run(pytester, monkeypatch, asked, code):
-    """A node with 7 of 8 devices was green: its cases of eight ranks were skipped."""
     found = accepted(pytester, monkeypatch).run(f"--perf-expect-devices={asked}", "-k", "test_other")
     assert code == found.ret
     assert (asked == 8) == ("perfsuite: FAIL: 1 of 8 devices" in found.stdout.str())

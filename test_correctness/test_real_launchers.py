@@ -155,7 +155,6 @@ def test_a_node_name_that_no_host_has_is_named(tmp_path, srun):
     ],
 )
 def test_a_killed_agent_fails_the_running_case(tmp_path, request, launcher, options, variable):
-    """The case that passed stays passed, the running one is failed by name, those after it are not run."""
     command, environ = request.getfixturevalue(launcher)(*options)
     if launcher == "mpirun":  # its second until SIGKILL is too short to hang a test on
         command = (*PATIENT_MPIRUN[:4], *command[1:])

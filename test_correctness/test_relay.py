@@ -154,7 +154,6 @@ def test_a_relay_on_another_port_of_the_driver_s_host_is_passed_over():
 
 @pytest.mark.usefixtures("beside")
 def test_a_command_that_a_relay_changed_ends_the_agent_and_starts_nothing(tmp_path, monkeypatch):
-    """With a real agent: the relay changes the environment of the workers that the driver asks for."""
     token = uuid.uuid4().hex
     changed = token[::-1]
     relays = []

@@ -151,7 +151,6 @@ def test_the_gate_takes_the_first_try_of_every_case(stored, pytester, machine, p
 
 
 def test_repeated_cases_are_cases_of_their_own(pytester, monkeypatch):
-    """As pytest-repeat and pytest-flakefinder make them."""
     repo = repository(pytester, monkeypatch, "def test_it(perf, again):\n    perf(step)\n")
     pytester.makeconftest(
         """

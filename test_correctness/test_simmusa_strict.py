@@ -71,7 +71,6 @@ def test_a_batch_sends_and_receives_at_once(session):
 
 @pytest.mark.extended
 def test_a_probe_that_breaks_the_device_is_no_missing_kernel(session):
-    """It was told as one, and the next case on the rank failed for it."""
     with pytest.raises(RanksFailed, match="device-side assert triggered"):
         run(session, of(ranks.asks_for_a_kernel_that_faults), 1)
     run(session, collective.Barrier(), 2)
@@ -92,10 +91,6 @@ def test_a_communicator_that_does_not_fit_is_out_of_memory(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "memory_mib"), [(1, 40), (2, 40 + 64)])
 def test_the_largest_batch_of_a_small_memory_is_one_that_can_be_timed(tmp_path, world_size, memory_mib):
-    """Beside what is observed there are the twin, the optimizer's state in the second step, a communicator's buffers.
-
-    A group of one rank has none: where it took them, nothing at all fitted, and every batch was tried.
-    """
     require_built()
     costs = dataclasses.replace(PRICES, memory_bytes=memory_mib << 20, communicator_bytes=64 << 20)
     largest = LargestBatch(model="gpt2-tiny", strategy="ddp" if world_size > 1 else "single", most=64)

@@ -139,7 +139,6 @@ def test_a_slowdown_that_the_gate_could_not_confirm_is_said_and_can_be_accepted(
 
 
 def test_clean_samples_are_asked_for_only_where_many_runs_have_them(tmp_path):
-    """One quiet first run once made every later run of a busy host unfit for good."""
     busy = {"clean": 3}
     offer(tmp_path, run_of("first", 9))
     for index in range(5):

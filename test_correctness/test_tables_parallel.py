@@ -378,7 +378,6 @@ def test_routing_is_told_by_batch_beside_the_report():
 
 
 def test_a_published_row_whose_case_was_not_run_says_so():
-    """Although a case of another skew stands above it."""
     told = rows(style("methods", run(routing(32, skew=4.0))), "Routing")
     assert [(row["batch"], row["not measured because"]) for row in told] == [
         ("32", ""),

@@ -148,7 +148,6 @@ def test_only_the_most_uneven_of_many_cases_are_told():
 
 
 def test_even_work_whose_average_rounds_up_has_nothing_more():
-    """3 ranks of 0.72 s average 0.7200000000000001 s: the sentence said -0%."""
     timeline = as_measured(simulated("1f1b", ranks=3, num_micro_batches=6))
     found = find_imbalance(make_schedule("1f1b", ranks=3, num_micro_batches=6), timeline)
     assert found.busy_s < found.mean_busy_s
