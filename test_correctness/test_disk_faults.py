@@ -84,17 +84,8 @@ def write_an_index(folder):
 
 
 WRITERS = (
-    put_new,
-    put_over,
-    put_over_a_link,
-    add_to_a_summary,
-    add_to_no_summary,
-    update_a_baseline,
-    begin_a_baseline,
-    merge_baselines,
-    add_to_a_history,
-    begin_a_history,
-    write_an_index,
+    *(put_new, put_over, put_over_a_link, add_to_a_summary, add_to_no_summary, update_a_baseline, begin_a_baseline),
+    *(merge_baselines, add_to_a_history, begin_a_history, write_an_index),
 )
 
 

@@ -21,18 +21,9 @@ from test_correctness.helpers.bare_rank import BareRank
 
 ROOT = Path(__file__).parent.parent
 COLLECTIVES = [
-    collective.AllReduce,
-    collective.AllGather,
-    collective.ReduceScatter,
-    collective.AllToAll,
-    collective.AllToAllUneven,
-    collective.Broadcast,
-    collective.Reduce,
-    collective.Gather,
-    collective.Scatter,
-    collective.SendRecv,
-    collective.RingShift,
-    collective.OneDirection,
+    *(collective.AllReduce, collective.AllGather, collective.ReduceScatter, collective.AllToAll),
+    *(collective.AllToAllUneven, collective.Broadcast, collective.Reduce, collective.Gather, collective.Scatter),
+    *(collective.SendRecv, collective.RingShift, collective.OneDirection),
 ]
 DIVIDED = [each for each in COLLECTIVES if each.divided]
 EIGHT = MeshShape.of(dp=8)
