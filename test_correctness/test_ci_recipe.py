@@ -1,13 +1,12 @@
 """The CI files of examples/third_party, run as a service runs them: fresh clones, git, an empty repository at first."""
 
-import os
 import re
 import subprocess
 import sys
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import unlaunched
 from test_correctness.helpers.scripted_driver import ROOT
 
 THIRD_PARTY = ROOT / "examples" / "third_party"
@@ -48,9 +47,8 @@ class Service:
 
     def __init__(self, top):
         self.top, self.clones = top, 0
-        kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
         dropped = ("GITHUB_", "GIT_", "PYTEST_")
-        self.environ = {name: value for name, value in kept.items() if not name.startswith(dropped)} | {
+        self.environ = {name: value for name, value in unlaunched().items() if not name.startswith(dropped)} | {
             "HOME": str(top),  # no identity of git's
             "PYTHONPATH": str(ROOT),
             "PYTEST_PLUGINS": "perfsuite.plugin",

@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
-from test_correctness.helpers.processes import gone, processes_with
+from test_correctness.helpers.processes import gone, processes_with, unlaunched
 
 ROOT = Path(__file__).parent.parent
 PROJECT = """
@@ -92,9 +91,8 @@ def project(launcher, directory, *options, source=PROJECT, environ=None):
     (directory / "test_project.py").write_text(source)
     (directory / "tmp").mkdir()
     token = f"PERFSUITE_TEST_TOKEN={directory}"
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
     given = {
-        **kept,
+        **unlaunched(),
         "PERFSUITE_TEST_TOKEN": str(directory),
         "PYTHONPATH": str(ROOT),
         "STUCK": str(directory / "stuck"),

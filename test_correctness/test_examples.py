@@ -11,7 +11,7 @@ import sys
 import pytest
 from torch.distributed.run import get_args_parser
 
-from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import unlaunched
 from test_correctness.helpers.scripted_driver import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -58,23 +58,17 @@ def repository(tmp_path_factory):
 
 def shell(repository, *command, **environ):
     """Output of a command that ends well, in the checkout, where python3 is this one and the launchers stand-ins."""
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+    own = {
+        **unlaunched(),
+        "HOME": str(repository.parent),
+        "PATH": os.pathsep.join([str(repository.parent / "bin"), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(repository / "perf")]),
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:cacheprovider",
+        "PYTEST_PLUGINS": "perfsuite.plugin",
+    }
+    environ = {**own, **environ}
     done = subprocess.run(
-        command,
-        cwd=repository,
-        env={
-            **kept,
-            "HOME": str(repository.parent),
-            "PATH": os.pathsep.join([str(repository.parent / "bin"), kept["PATH"]]),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(repository / "perf")]),
-            "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:cacheprovider",
-            "PYTEST_PLUGINS": "perfsuite.plugin",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
+        command, cwd=repository, env=environ, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

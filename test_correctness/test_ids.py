@@ -5,13 +5,11 @@ After a change that is meant: ``PERFSUITE_UPDATE_IDS=1 pytest test_correctness/t
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import run_python
 
 ROOT = Path(__file__).parent.parent
 STORED = Path(__file__).parent / "ids"
@@ -19,16 +17,9 @@ STORED = Path(__file__).parent / "ids"
 
 def collect(*arguments):
     """Node ids of the suite, a line each."""
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "test_perf", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**kept, "PYTEST_ADDOPTS": ""},
-        check=True,
-    )
+    command = ("-m", "pytest", "test_perf", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments)
+    done = run_python(*command, cwd=ROOT, PYTEST_ADDOPTS="")
+    assert done.returncode == 0, done.stdout
     return "".join(f"{line}\n" for line in done.stdout.splitlines() if "::" in line)
 
 

@@ -1,7 +1,6 @@
 """perfsuite installed plainly, not editable, and used from another directory: nothing of the checkout is in reach."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,8 +8,8 @@ import sys
 import pytest
 
 from perfsuite.run.arms import Arm, LiveArm
-from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.suite import pytest_arguments
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT
 
 TESTS = """
@@ -90,11 +89,7 @@ def installed(tmp_path_factory):
 
 def run(installed, directory, *command):
     """A command in ``directory`` of somebody who has only the installed package."""
-    environment = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    environment.update(PYTHONPATH=str(installed), PERFSUITE_FAMILIES="")
-    return subprocess.run(
-        [sys.executable, *command], cwd=directory, env=environment, capture_output=True, text=True, check=False
-    )
+    return run_python(*command, cwd=directory, PYTHONPATH=str(installed), PERFSUITE_FAMILIES="")
 
 
 @pytest.mark.extended

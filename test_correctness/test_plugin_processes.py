@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.record.journal import read_journal
-from perfsuite.runtime.transports.launchers import launcher_variables
-from test_correctness.helpers.processes import gone, processes_with
+from test_correctness.helpers.processes import gone, processes_with, unlaunched
 from test_correctness.helpers.scripted_driver import ROOT
 
 SIBLING = """
@@ -95,9 +94,8 @@ def theirs(tmp_path):
 def running(theirs, *command):
     """A process in the repository, of which nothing may be left at the end."""
     token = f"PERFSUITE_TEST_TOKEN={theirs}"
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
     environment = {
-        **kept,
+        **unlaunched(),
         "PERFSUITE_TEST_TOKEN": str(theirs),
         "PYTHONPATH": os.pathsep.join([str(theirs.parent / "site"), str(ROOT)]),
         "PYTEST_ADDOPTS": "",

@@ -13,9 +13,8 @@ import sys
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers import slurm
-from test_correctness.helpers.processes import processes_with
+from test_correctness.helpers.processes import processes_with, unlaunched
 from test_correctness.test_cluster_pytest import PATIENT_MPIRUN, ROOT, project, until_stuck, verdicts
 
 pytestmark = pytest.mark.slow
@@ -114,7 +113,7 @@ def test_the_job_script_of_the_examples(tmp_path, controller):
     (tmp_path / "test_project.py").write_text(PROJECT)
     (tmp_path / "python3").symlink_to(sys.executable)
     environ = {
-        **{name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)},
+        **unlaunched(),
         **controller,
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path))),

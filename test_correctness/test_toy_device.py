@@ -8,13 +8,11 @@ asks for a device's C++ hooks.
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers import device_names
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT
 
 EXAMPLE = ROOT / "examples" / "platform"
@@ -147,23 +145,11 @@ def shop(tmp_path):
 
 def run(shop, *arguments, **environ):
     """Exit code and output of ``python -m ...`` in the repository."""
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    environment = {
-        **kept,
-        "PATH": os.pathsep.join([str(shop.parent / "bin"), kept["PATH"]]),
+    places = {
+        "PATH": os.pathsep.join([str(shop.parent / "bin"), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(shop.parent / "site"), str(ROOT)]),
-        "PYTEST_ADDOPTS": "",
-        **environ,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=shop,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run_python("-m", *arguments, cwd=shop, **{**places, "PYTEST_ADDOPTS": "", **environ})
     return done.returncode, done.stdout + done.stderr
 
 
