@@ -1,6 +1,5 @@
 """Baseline files: what goes in comes out, and pytest-benchmark reads them."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from perfsuite.baselines import store
 from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, newest
 from perfsuite.baselines.document import dumps, loads, stats_of
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
-from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
+from test_correctness.helpers.stored_files import HARDWARE, OUT_OF_MEMORY, offer, run_of
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "baselines" / "examples" / "cpu-example.json"
@@ -131,10 +130,7 @@ def test_pytest_benchmark_compares_the_stored_files(tmp_path):
 
 
 def with_a_case_that_never_fitted(folder):
-    never = dataclasses.replace(
-        run_of("s0"), outcome="out_of_memory", quantiles_s=(), location=None, samples=0, clean=0, metrics={}
-    )
-    offer(folder, never)
+    offer(folder, run_of("s0", **OUT_OF_MEMORY))
     return offer(folder, run_of("s0"), name="fits").path
 
 
