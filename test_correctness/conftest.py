@@ -64,7 +64,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Children start fast, and take the signals that a shell in the background, or nohup, has them ignore."""
+    """Load pytester; children start fast, and take signals that a shell in the background has them ignore."""
+    config.pluginmanager.import_plugin("pytester")
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

@@ -1,7 +1,5 @@
 """A/B of revisions and settings: the arithmetic, the arms, and one comparison of real commits."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

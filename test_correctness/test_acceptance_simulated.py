@@ -1,7 +1,5 @@
 """Acceptance on simulated devices: a slow device, a slow link and a missing device are named, and nobody else."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The advisor: legal layouts, why others are not, ties by the error of a difference, and what fits nowhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -166,7 +164,6 @@ def test_command_tells_layout_band_and_what_to_measure(capsys):
 
 @pytest.mark.extended
 def test_layouts_that_take_as_long_are_one_line_with_all_names(capsys):
-    """Optimizer and gradient sharding differ where FSDP2 gathers for each micro-batch and nothing hides it."""
     arguments = ["--model=llama2-7b", "--platform=h100", "--world=16", "--global-batch=64", "--top=100000"]
     assert main(["advise", *arguments, "--json"]) == 0
     ranked = json.loads(capsys.readouterr().out)["ranked"]

@@ -3,14 +3,11 @@
 Every install is written as its tool writes it, into an environment of its own, without a network.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import textwrap
 import venv
-from pathlib import Path
 
 import pytest
 
@@ -86,7 +83,7 @@ def site(tmp_path, pytestconfig):
     return folder
 
 
-def committed(root: Path, *versions: dict[str, str]) -> Path:
+def committed(root, *versions):
     """A git repository with a commit of each version: contents by path."""
     root.mkdir()
     git(root, "init", "--quiet")
@@ -105,7 +102,7 @@ def checkout(tmp_path):
     return committed(tmp_path / "checkout", *({"src/shop/__init__.py": f"FACTOR = {factor}\n"} for factor in (1, 2)))
 
 
-def said_by_arms(site: Path, checkout: Path, module: str = "shop") -> list:
+def said_by_arms(site, checkout, module="shop"):
     python = site.parents[2] / "bin" / "python"
     command = [python, "-c", ARMS, str(checkout), module]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -174,10 +171,7 @@ def test_an_installed_copy_is_no_revision(site, checkout):
 
 
 def test_an_installed_copy_of_what_lies_in_an_unusual_folder_is_named_and_a_dependency_is_not(site, tmp_path):
-    project = {
-        "code/pyproject.toml": '[project]\nname = "Shop_Core"\n',
-        "third_party/yaml/__init__.py": "FACTOR = 8\n",
-    }
+    project = {"code/pyproject.toml": '[project]\nname = "Shop_Core"\n', "third_party/yaml/__init__.py": "FACTOR = 8\n"}
     checkout = committed(tmp_path / "checkout", *({**project, "code/shop/__init__.py": f"F = {n}\n"} for n in (1, 2)))
     for package, distribution in (("shop", "shop-core"), ("yaml", "PyYAML")):
         (site / package).mkdir()

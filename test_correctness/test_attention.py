@@ -1,7 +1,5 @@
 """Attention by every method is the same function, and what a device lacks is a skip that says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,11 +8,11 @@ from perfsuite.models.base import require_attention
 from perfsuite.models.layers import AttentionCore
 
 
-def heads(number: int, length: int = 9) -> torch.Tensor:
+def heads(number, length=9):
     return torch.randn(2, number, length, 8, generator=torch.Generator().manual_seed(number))
 
 
-def plainly(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def plainly(query, key, value):
     """Head by head: neighbouring heads of the query share one of the keys."""
     shared = query.shape[1] // key.shape[1]
     later = torch.ones(query.shape[2], query.shape[2]).triu(1).bool()

@@ -1,21 +1,18 @@
 """A case of a published run shows the published figure beside its own; no other case does."""
 
-from __future__ import annotations
-
 import dataclasses
 
-from perfsuite.record.result import Metric, Result, Work
+from perfsuite.record.result import Metric
 from perfsuite.reports.tables.published import published_lines
+from test_correctness.helpers.measurements import result_of
 
-CASE = Result(
+CASE = result_of(
     case="test_perf/test_train_step.py::test_opensora[s4000-ws8]",
     workload="perfsuite.workloads.training.train_step:TrainStep",
     parameters={"model": "opensora", "micro_batch_size": 1},
     platform="s4000",
     world_size=8,
-    outcome="measured",
-    work=Work(),
-    metrics=(Metric(name="samples_per_s", value=2.5, unit="samples/s", better="higher"),),
+    metrics=[Metric(name="samples_per_s", value=2.5, unit="samples/s", better="higher")],
 )
 
 

@@ -1,7 +1,5 @@
 """``perfsuite report --history --imported``: each row under its own label, text of others as text."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

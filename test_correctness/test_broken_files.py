@@ -1,7 +1,5 @@
 """Broken and hostile journals, baselines, histories and logs: one line, the documented exit code, no traceback."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """What is read off a pipeline's timeline: bubbles, phases, micro-batches in flight, memory, the stage that binds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Calibration out of stored results: constants of a known device, what is missing, and what never mixes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -23,13 +21,13 @@ from perfsuite.projection.link_constants import collective_lines
 from perfsuite.projection.observation import Observation
 from perfsuite.record.codec import to_json
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.result import Result
 from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.runtime.values import describe, recorded
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers import measurements
 from test_correctness.helpers.observations import (
     ALPHA_US,
     BUSBW,
@@ -100,11 +98,7 @@ def test_of_two_kernels_for_one_shape_the_faster_counts():
 
 @pytest.mark.parametrize(
     ("mesh", "axis", "hosts", "stands"),
-    [
-        ("dp2-tp4", "tp", 1, (4, 1, 1, 2)),
-        ("dp2-tp4", "dp", 1, (2, 1, 4, 4)),
-        ("dp2-tp4", "dp", 2, (2, 2, 4, 4)),
-    ],
+    [("dp2-tp4", "tp", 1, (4, 1, 1, 2)), ("dp2-tp4", "dp", 1, (2, 1, 4, 4)), ("dp2-tp4", "dp", 2, (2, 2, 4, 4))],
 )
 def test_groups_along_an_axis_have_lines_of_their_own(mesh, axis, hosts, stands):
     cases = [
@@ -247,16 +241,13 @@ def test_damaged_file_says_where_and_why(tmp_path, damage):
 
 
 def result_of(workload, time_s, *, ranks=1, simulated=False):
-    job = Job(workload=workload, world_size=ranks, budget=Budget())
-    return Result(
-        case=f"test_it[s4000-{workload}]",
+    return measurements.result_of(
+        measurement(Job(workload=workload, world_size=ranks, budget=Budget()), (time_s,) * 3),
+        f"test_it[s4000-{workload}]",
         workload=describe(workload),
         parameters=recorded(workload.parameters()),
         platform="s4000",
-        world_size=ranks,
-        outcome="measured",
         work=workload.work(MeshShape.of(dp=ranks)),
-        measurement=measurement(job, (time_s,) * 3),
         environment={"packages": {"torch": "2.7.1"}},
         simulated=simulated,
     )

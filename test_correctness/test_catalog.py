@@ -1,14 +1,11 @@
 """The table of device models: what ships, files of a user's, their mistakes; the document's file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import ConfigurationError, UnknownPlatform
 from perfsuite.metrics import derive
-from perfsuite.platforms import Catalog, detect_machine, load_catalog, why_absent
+from perfsuite.platforms import detect_machine, load_catalog, why_absent
 from perfsuite.record.result import Work
 from test_correctness.helpers import machines
 
@@ -28,11 +25,11 @@ NAMES += ["rtxpro6000", "rtx5090", "rtx4090", "rtx6000ada", "mi300x", "ascend910
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Catalog:
+def shipped():
     return load_catalog()
 
 
-def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
+def test_every_row_that_ships_has_sources_and_dense_peaks():
     catalog = load_catalog()
     assert NAMES == list(catalog.models)
     for model in catalog.models.values():
@@ -109,14 +106,12 @@ def test_every_row_that_ships_has_sources_and_dense_peaks() -> None:
         ("MTT S4000", "cuda", None),
     ],
 )
-def test_a_reported_name_is_recognised_and_a_variant_is_not(
-    shipped: Catalog, reported: str, family: str, name: str | None
-) -> None:
+def test_a_reported_name_is_recognised_and_a_variant_is_not(shipped, reported, family, name):
     row = shipped.recognise(reported, family)
     assert name == (row.name if row else None)
 
 
-def test_a_node_is_that_of_the_makers_system_or_unknown() -> None:
+def test_a_node_is_that_of_the_makers_system_or_unknown():
     """GB/s per node and direction: eight adapters of 200 or 400 Gb/s."""
     nodes = {
         name: (model.network.value if model.network else None, model.devices_per_node.value)
@@ -130,7 +125,7 @@ def test_a_node_is_that_of_the_makers_system_or_unknown() -> None:
     assert {"rtx3090", "l40s", "h100_pcie", "cpu"}.isdisjoint(nodes)
 
 
-def test_a_name_in_full_comes_before_a_longer_part_of_another_row(tmp_path: Path) -> None:
+def test_a_name_in_full_comes_before_a_longer_part_of_another_row(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
         '[platform.short]\ntitle = "S"\nfamily = "cuda"\nnames = ["Card 2"]\n'
@@ -143,7 +138,7 @@ def test_a_name_in_full_comes_before_a_longer_part_of_another_row(tmp_path: Path
 
 
 @pytest.mark.parametrize("reported", ["NVIDIA H20-3e", "NVIDIA A800 80GB PCIe", "NVIDIA GeForce RTX 5090 D"])
-def test_an_unknown_device_is_named_and_has_no_peak_and_no_share(tmp_path: Path, reported: str) -> None:
+def test_an_unknown_device_is_named_and_has_no_peak_and_no_share(tmp_path, reported):
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, [reported]))
     assert ("cuda", reported) == (machine.name, machine.model.title)
     peaks = machine.peaks()
@@ -157,7 +152,7 @@ def test_an_unknown_device_is_named_and_has_no_peak_and_no_share(tmp_path: Path,
     assert f"unknown device '{reported}'" in metric.note
 
 
-def test_one_chip_has_one_rounding() -> None:
+def test_one_chip_has_one_rounding():
     """H100, H800, H200 and GH200 are one chip; so are the cards of H100 NVL and H200 NVL."""
     models = load_catalog().models
     for rows in (("h100", "h800", "h200", "gh200"), ("h100_nvl", "h200_nvl")):
@@ -166,9 +161,7 @@ def test_one_chip_has_one_rounding() -> None:
 
 
 @pytest.mark.parametrize(("node", "family"), [("dev/kfd", "rocm"), ("dev/davinci0", "ascend")])
-def test_a_device_that_perfsuite_cannot_drive_is_named_where_the_cpu_is_measured(
-    tmp_path: Path, node: str, family: str
-) -> None:
+def test_a_device_that_perfsuite_cannot_drive_is_named_where_the_cpu_is_measured(tmp_path, node, family):
     machines.write(machines.xeon(tmp_path), {node: ""})
     machine = detect_machine(load_catalog(), host=machines.host(tmp_path, {}))
     (remark,) = [remark for remark in machine.remarks() if family in remark]
@@ -181,7 +174,7 @@ def test_a_device_that_perfsuite_cannot_drive_is_named_where_the_cpu_is_measured
     ]
 
 
-def test_a_row_of_a_family_without_device_code_is_a_skip_that_says_so() -> None:
+def test_a_row_of_a_family_without_device_code_is_a_skip_that_says_so():
     machine = detect_machine(load_catalog(), "mi300x")
     assert (0, "mi300x") == (machine.device_count, machine.name)
     assert "MI300X is a row of the table only: perfsuite has no code for family rocm" in machine.absent
@@ -189,14 +182,14 @@ def test_a_row_of_a_family_without_device_code_is_a_skip_that_says_so() -> None:
     assert "Ascend 910B is a row of the table only" in why_absent("ascend910b", machine=here, catalog=load_catalog())
 
 
-def test_unknown_platform_lists_names_and_the_nearest() -> None:
+def test_unknown_platform_lists_names_and_the_nearest():
     with pytest.raises(UnknownPlatform, match=r"did you mean 's4000'.*choose from cpu, s4000, s5000"):
         load_catalog().find("S400")
     with pytest.raises(UnknownPlatform, match=r"'tpu' is unknown.*choose from .*musa, cuda"):
         detect_machine(load_catalog(), "tpu")
 
 
-def test_a_file_adds_a_row_and_overrides_one_key(tmp_path: Path) -> None:
+def test_a_file_adds_a_row_and_overrides_one_key(tmp_path):
     first = tmp_path / "first.toml"
     first.write_text(
         '[platform.s5000]\ntitle = "MTT S5000"\nfamily = "musa"\nmatch = ["S5000"]\n'
@@ -274,7 +267,7 @@ ROW = '[platform.x]\ntitle = "X"\nfamily = "cuda"\n'
         ("[environment.a.b]\nc = 1\n", r"\[environment.a\] b is \{'c': 1\}; write a text"),
     ],
 )
-def test_a_mistake_in_a_file_is_one_line_with_file_line_key_and_rule(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_a_file_is_one_line_with_file_line_key_and_rule(tmp_path, text, said):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=said) as caught:
@@ -283,7 +276,7 @@ def test_a_mistake_in_a_file_is_one_line_with_file_line_key_and_rule(tmp_path: P
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match=r"no.toml cannot be read: No such file"):
         load_catalog([tmp_path / "no.toml"])
     latin = tmp_path / "latin.toml"
@@ -307,7 +300,7 @@ WRITTEN = st.integers(-3, 3) | st.floats(-3, 3) | st.booleans() | st.text("abGB/
 @given(peak=st.dictionaries(st.sampled_from(["value", "unit", "source", "kind", "x"]), WRITTEN))
 @settings(max_examples=50)
 @example(peak={"value": 2.5, "unit": "GB/s", "source": "s"})
-def test_whatever_is_written_for_a_peak_is_a_peak_or_one_line_of_error(peak: dict[str, Any]) -> None:
+def test_whatever_is_written_for_a_peak_is_a_peak_or_one_line_of_error(peak):
     entries = ", ".join(f"{key} = {json.dumps(value)}" for key, value in peak.items())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mine.toml")
@@ -333,15 +326,13 @@ def test_whatever_is_written_for_a_peak_is_a_peak_or_one_line_of_error(peak: dic
         assert (float(peak["value"]), "GB/s") == (link.value, link.unit)
 
 
-def examples(language: str) -> list[str]:
+def examples(language):
     """The document's blocks of this language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [text for name, text in blocks if name == language]
 
 
-def test_the_documents_platform_file_loads_and_its_mistake_reads_as_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_documents_platform_file_loads_and_its_mistake_reads_as_shown(tmp_path, monkeypatch):
     text = next(block for block in examples("toml") if block.startswith("# my-cluster.toml"))
     monkeypatch.chdir(tmp_path)
     Path("my-cluster.toml").write_text(text)

@@ -1,7 +1,5 @@
 """Limits of control groups where containers, services and namespaces have them; the trees are those of reports."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -164,7 +162,7 @@ TREES = {
 }
 
 
-def tree(root: Path, group: str, mounts: str, files: dict[str, str]) -> Host:
+def tree(root, group, mounts, files):
     machines.write(machines.xeon(root), {"proc/self/cgroup": f"{group}\n", "proc/self/mountinfo": f"{mounts}\n"})
     machines.write(root, files)
     return machines.host(root, {}, cores=2)
@@ -184,8 +182,7 @@ def test_a_quota_that_cannot_be_read_is_unknown(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores", "told"),
-    [("20000", "0.2", "0.2"), ("400000", "2", "4"), ("max", "2", "none")],
+    ("quota", "cores", "told"), [("20000", "0.2", "0.2"), ("400000", "2", "4"), ("max", "2", "none")]
 )
 def test_a_quota_below_the_cores_is_what_the_fingerprint_counts(tmp_path, quota, cores, told):
     host = tree(tmp_path, "0::/ci", HOST, {"sys/fs/cgroup/ci/cpu.max": f"{quota} 100000"})
@@ -335,7 +332,6 @@ def test_the_screen_says_throttled_and_not_that_the_machine_was_quiet():
 
 
 def test_this_machine_has_limits_that_can_be_read():
-    """Whatever they are: nothing raises, and the folders are there."""
     for controller in ("cpu", "memory"):
         assert all(Path("/", folder).is_dir() for folder in own_groups(Host(), controller)[0])
 

@@ -1,7 +1,5 @@
 """Report 004's tuning checklist, answered from results: what counts as yes, as no, and as not measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

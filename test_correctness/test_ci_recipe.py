@@ -1,16 +1,12 @@
 """The CI files of examples/third_party, run as a service runs them: fresh clones, git, an empty repository at first."""
 
-from __future__ import annotations
-
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import unlaunched
 from test_correctness.helpers.scripted_driver import ROOT
 
 THIRD_PARTY = ROOT / "examples" / "third_party"
@@ -19,7 +15,7 @@ GITLAB = THIRD_PARTY / ".gitlab-ci.yml"
 IDENTITY = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
 
 
-def jobs(file: Path) -> dict[str, list[str]]:
+def jobs(file):
     """Commands of each job, without the one that installs."""
     text = file.read_text(encoding="utf-8")
     parts = re.split(r"^(?:  )?(record|gate|accept):\n", text, flags=re.MULTILINE)
@@ -27,7 +23,7 @@ def jobs(file: Path) -> dict[str, list[str]]:
     return {name: commands.findall(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def identity(file: Path) -> dict[str, str]:
+def identity(file):
     """Return the variables that git needs for a commit, as the file sets them."""
     return dict(re.findall(rf"^  ({'|'.join(IDENTITY)}): (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE))
 
@@ -51,11 +47,10 @@ def test_a_ci_file_installs_has_an_identity_and_three_jobs(file):
 class Service:
     """A bare repository and fresh clones of it."""
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, top):
         self.top, self.clones = top, 0
-        kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
         dropped = ("GITHUB_", "GIT_", "PYTEST_")
-        self.environ = {name: value for name, value in kept.items() if not name.startswith(dropped)} | {
+        self.environ = {name: value for name, value in unlaunched().items() if not name.startswith(dropped)} | {
             "HOME": str(top),  # no identity of git's
             "PYTHONPATH": str(ROOT),
             "PYTEST_PLUGINS": "perfsuite.plugin",
@@ -65,10 +60,10 @@ class Service:
         }
         self.git("init", "-q", "--bare", "-b", "main", "origin.git", cwd=top)
 
-    def git(self, *words: str, cwd: Path) -> None:
+    def git(self, *words, cwd):
         subprocess.run(["git", *words], cwd=cwd, env=self.environ, check=True, capture_output=True)
 
-    def clone(self, branch: str, *options: str) -> Path:
+    def clone(self, branch, *options):
         """A fresh clone, in which .venv/bin/python is this Python."""
         self.clones += 1
         place = self.top / f"clone{self.clones}"
@@ -80,7 +75,7 @@ class Service:
         python.chmod(0o755)
         return place
 
-    def run(self, place: Path, commands: list[str], **environ: str) -> tuple[int, str]:
+    def run(self, place, commands, **environ):
         """Exit code of the first command that fails, and what all printed."""
         printed = ""
         for command in commands:

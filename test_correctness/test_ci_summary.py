@@ -1,7 +1,5 @@
 """What CI shows of a run: a summary with the verdict first, annotations where tests failed."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """``perfsuite baselines`` on real files: what it prints, what it changes, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """``perfsuite env`` and ``perfsuite platforms``: text, JSON, errors and exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -23,12 +21,12 @@ Use = Callable[[Host], None]
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+def use(monkeypatch):
     """Let the command line find this machine."""
     return lambda host: monkeypatch.setattr(platforms, "Host", lambda: host)
 
 
-def test_env_of_eight_s4000_for_people(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_of_eight_s4000_for_people(tmp_path, use, capsys):
     use(machines.s4000(tmp_path, environ={"MUSA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}))
     mine = tmp_path / "mine.toml"
     mine.write_text('[environment]\nmachine = "MCCX D800"\noptimisation = ["SDPA", "checkpointing"]\n')
@@ -52,7 +50,7 @@ def test_env_of_eight_s4000_for_people(tmp_path: Path, use: Use, capsys: pytest.
     assert machines.matrix(8, "MT2").splitlines()[0] in lines
 
 
-def test_env_as_json(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_as_json(tmp_path, use, capsys):
     use(machines.nvidia(tmp_path, ["NVIDIA H200"]))
     assert 0 == cli.main(["env", "--json"])
     plain = json.loads(capsys.readouterr().out)
@@ -63,15 +61,13 @@ def test_env_as_json(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str
     assert {"driver": "580.159.03"} == plain["environment"]["driver"]
 
 
-def test_env_takes_a_platform_by_name(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_takes_a_platform_by_name(tmp_path, use, capsys):
     use(machines.nvidia(tmp_path, ["NVIDIA H200"]))
     assert 0 == cli.main(["env", "--platform", "cpu"])
     assert "fingerprint  cpu-intel-xeon-gold-6330-112c-" in capsys.readouterr().out
 
 
-def test_platforms_lists_peaks_sources_and_presence(
-    tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_platforms_lists_peaks_sources_and_presence(tmp_path, use, capsys):
     use(machines.s4000(tmp_path))
     assert 0 == cli.main(["platforms"])
     first, *others = capsys.readouterr().out.splitlines()
@@ -89,7 +85,7 @@ def test_platforms_lists_peaks_sources_and_presence(
     assert "\n\nmccx-d800 (machine of s4000): " in out
 
 
-def test_platforms_of_some_names_as_json(tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_platforms_of_some_names_as_json(tmp_path, use, capsys):
     use(machines.host(machines.xeon(tmp_path), {}))
     assert 0 == cli.main(["platforms", "--json", "s4000", "cpu"])
     plain = json.loads(capsys.readouterr().out)
@@ -108,9 +104,7 @@ def test_platforms_of_some_names_as_json(tmp_path: Path, use: Use, capsys: pytes
         (["platforms", "warp9"], "platform 'warp9' is unknown; choose from cpu, s4000"),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_4(
-    tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
+def test_an_error_is_one_line_and_exit_code_4(tmp_path, use, capsys, arguments, said):
     use(machines.host(machines.xeon(tmp_path), {}))
     assert 4 == cli.main(arguments)
     captured = capsys.readouterr()
@@ -118,30 +112,28 @@ def test_an_error_is_one_line_and_exit_code_4(
     assert (1, "") == (captured.err.count("\n"), captured.out)
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_told(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert (0, f"perfsuite {perfsuite.__version__}\n") == (end.value.code, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("arguments", [["--bogus"], ["bogus"], ["env", "--bogus"], ["env", "--platform"]])
-def test_wrong_usage_is_exit_code_4(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_wrong_usage_is_exit_code_4(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert 4 == caught.value.code
     assert "error: " in capsys.readouterr().err
 
 
-def test_a_command_that_is_misspelt_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_misspelt_names_the_nearest(capsys):
     with pytest.raises(SystemExit):
         cli.main(["shwo"])
     assert "command 'shwo' is unknown; did you mean show?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_without_a_command_all_are_printed_in_their_groups(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_without_a_command_all_are_printed_in_their_groups(capsys, arguments):
     assert 0 == cli.main(arguments)
     lines = capsys.readouterr().out.splitlines()
     assert list(cli.COMMANDS) == [line.split()[0] for line in lines if re.match(r"  \w", line)]
@@ -149,7 +141,7 @@ def test_without_a_command_all_are_printed_in_their_groups(
 
 
 @pytest.mark.parametrize("command", [*cli.COMMANDS, "baselines verify", "baselines merge"])
-def test_every_help_has_its_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_help_has_its_exit_codes(command, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([*command.split(), "--help"])
     said = " ".join(capsys.readouterr().out.split())
@@ -160,9 +152,7 @@ def test_every_help_has_its_exit_codes(command: str, capsys: pytest.CaptureFixtu
     assert ("; 1 " in said) == finds
 
 
-def test_a_driver_that_hangs_is_said_and_not_waited_for(
-    tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_driver_that_hangs_is_said_and_not_waited_for(tmp_path, use, capsys):
     machines.write(machines.xeon(tmp_path), {"dev/mtgpu.0": ""})
     use(machines.host(tmp_path, {"mthreads-gmi -q": ToolAnswer(problem="no answer in 10 s")}))
     assert 0 == cli.main(["env"])
@@ -172,7 +162,7 @@ def test_a_driver_that_hangs_is_said_and_not_waited_for(
 
 
 @pytest.mark.parametrize(("command", "start"), [("platforms", "this machine: cpu"), ("", "usage: perfsuite COMMAND")])
-def test_the_module_runs_on_this_machine_into_a_closed_pipe(command: str, start: str) -> None:
+def test_the_module_runs_on_this_machine_into_a_closed_pipe(command, start):
     program = f"{sys.executable} -m perfsuite.cli {command} | {{ read line; echo $line; }}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT

@@ -1,7 +1,5 @@
 """How the processes of a launch end: by dismissal, by signal, with their launcher or their driver."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -12,7 +10,6 @@ import pytest
 
 from perfsuite.base.errors import AgentLost, CaseStopped
 from perfsuite.runtime.transports import cluster, exchange
-from perfsuite.runtime.transports.cluster import ClusterTransport
 from test_correctness.helpers import steps
 from test_correctness.helpers.agents import AGENT, PRELOAD, environ_of, job, launched, start
 from test_correctness.helpers.processes import descendants, gone, listening_on
@@ -33,7 +30,7 @@ time.sleep(3600)
 LAUNCHER = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[1]])"
 
 
-def loss(transport: ClusterTransport) -> str:
+def loss(transport):
     """How the loss of an agent is told, up to what to do."""
     events = [event for _ in range(10) for event in transport.poll(0.1)]
     assert [event.kind for event in events] == ["agent_lost"]
@@ -187,7 +184,6 @@ def test_a_loss_that_a_signal_kept_from_being_told_is_named_all_the_same(tmp_pat
 
 
 def test_an_agent_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
-    """It still says that it is alive: its main thread hangs, say."""
     monkeypatch.setattr(cluster, "_ANSWER_S", 0.5)
     with launched(2, tmp_path, monkeypatch, agent=(DEAF,)) as run:
         with pytest.raises(AgentLost, match=r"rank 1 on .*it sent no answer within 1 s"):
@@ -241,7 +237,6 @@ exchange.Exchange.turn = turn
 
 
 def test_an_agent_that_cannot_serve_its_link_any_more_ends(tmp_path, monkeypatch):
-    """It would not see the driver's end."""
     with launched(2, tmp_path, monkeypatch, agent=(BROKEN,)) as run:
         assert run.agents[1].wait(30) != 0
         assert "the agent of rank 1" in run.transport.await_loss(30.0)
@@ -267,7 +262,6 @@ transport.close()
 
 @pytest.mark.parametrize("with_agent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_was_stopped_itself_loses_nobody(tmp_path, with_agent):
-    """Ctrl-Z and fg: its agents wait, stopped with it or not."""
     environ = environ_of(0, 2, tmp_path)
     driver = start(PAUSED_DRIVER, environ, str(tmp_path / "logs"), stdin=subprocess.PIPE)
     agent = start(LIVELY, {**environ, "RANK": "1", "LOCAL_RANK": "1"})

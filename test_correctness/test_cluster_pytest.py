@@ -1,7 +1,5 @@
 """A whole pytest run under real launchers: one report, faults, and nothing left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -10,14 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
-from test_correctness.helpers.processes import gone, processes_with
+from test_correctness.helpers.processes import gone, processes_with, unlaunched
 
 ROOT = Path(__file__).parent.parent
 PROJECT = """
@@ -90,21 +86,18 @@ NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open M
 
 
 @contextlib.contextmanager
-def project(
-    launcher: tuple[str, ...], directory: Path, *options: str, source: str = PROJECT, environ: Mapping[str, str] = {}
-) -> Iterator[subprocess.Popen[str]]:
+def project(launcher, directory, *options, source=PROJECT, environ=None):
     """A run of ``source`` under a launcher; at the end nothing of it may be left, in processes or in files."""
     (directory / "test_project.py").write_text(source)
     (directory / "tmp").mkdir()
     token = f"PERFSUITE_TEST_TOKEN={directory}"
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
     given = {
-        **kept,
+        **unlaunched(),
         "PERFSUITE_TEST_TOKEN": str(directory),
         "PYTHONPATH": str(ROOT),
         "STUCK": str(directory / "stuck"),
         "TMPDIR": str(directory / "tmp"),
-        **environ,
+        **(environ or {}),
     }
     process = subprocess.Popen(
         [*launcher, "-p", "perfsuite.plugin", "-p", "no:cacheprovider", "--color=no", "--junitxml=junit.xml", *options],
@@ -125,12 +118,12 @@ def project(
         process.communicate()
 
 
-def verdicts(directory: Path) -> dict[str, str]:
+def verdicts(directory):
     cases = ElementTree.parse(directory / "junit.xml").iter("testcase")
     return {case.attrib["name"]: (case[-1].attrib.get("message", "") if len(case) else "") for case in cases}
 
 
-def until_stuck(directory: Path, ranks: int = 2) -> None:
+def until_stuck(directory, ranks=2):
     until = time.monotonic() + 90 * ranks / 2
     while not all((directory / f"stuck.{rank}").exists() for rank in range(ranks)):
         assert time.monotonic() < until, "the case did not start"

@@ -1,15 +1,11 @@
 """Every collective against NumPy on real gloo ranks, over random sizes, dtypes and world sizes; and every check against
 results that are wrong."""
 
-from __future__ import annotations
-
 import json
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,11 +27,11 @@ SUMMED = ["AllReduce", "ReduceScatter", "Reduce"]
 class Pool:
     """Forked once for this module; ``ask`` sends one command to all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         command = [sys.executable, "-m", "test_correctness.helpers.reference_ranks", str(RANKS)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, **command: Any) -> list[str]:
+    def ask(self, **command):
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(command), file=self._process.stdin, flush=True)
@@ -47,7 +43,7 @@ class Pool:
         assert len(answers) == command["ranks"], f"{answers} from {command['ranks']} ranks"
         return answers
 
-    def close(self) -> None:
+    def close(self):
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -57,24 +53,24 @@ class Pool:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def pool():
     pool = Pool()
     yield pool
     pool.close()
 
 
-def sizes(op: str, ranks: int, dtype: str, elements: int) -> int:
+def sizes(op, ranks, dtype, elements):
     return elements * ITEM_BYTES[dtype] * (ranks if op in DIVIDED else 1)
 
 
 @pytest.mark.hypothesis  # given inside: one pool of ranks for all examples
 @pytest.mark.parametrize("op", DIVIDED + WHOLE)
-def test_equals_numpy_and_passes_its_own_check(pool: Pool, op: str) -> None:
+def test_equals_numpy_and_passes_its_own_check(pool, op):
     ranks = st.sampled_from([2, 4] if op in PAIRED else [2, 3, 4, 5])
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(ranks=ranks, dtype=st.sampled_from(DTYPES), elements=st.integers(1, 700), seed=st.integers(0, 2**32 - 1))
-    def compare(ranks: int, dtype: str, elements: int, seed: int) -> None:
+    def compare(ranks, dtype, elements, seed):
         message_bytes = sizes(op, ranks, dtype, elements)
         answers = pool.ask(op=op, ranks=ranks, dtype=dtype, message_bytes=message_bytes, seed=seed)
         assert [""] * ranks == answers
@@ -85,7 +81,7 @@ def test_equals_numpy_and_passes_its_own_check(pool: Pool, op: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "uint8"])
 @pytest.mark.parametrize("damage", ["element", "shifted", "halves swapped", "wider dtype"])
 @pytest.mark.parametrize("op", DIVIDED + WHOLE)
-def test_check_notices_a_damaged_output(pool: Pool, op: str, damage: str, dtype: str) -> None:
+def test_check_notices_a_damaged_output(pool, op, damage, dtype):
     for seed in range(3):
         message_bytes = sizes(op, 4, dtype, elements=64)
         victim = {"Reduce": 0, "Gather": 0, "OneDirection": 2 + seed % 2}.get(op, seed)
@@ -99,7 +95,7 @@ def test_check_notices_a_damaged_output(pool: Pool, op: str, damage: str, dtype:
 
 
 @pytest.mark.parametrize("op", SUMMED)
-def test_check_notices_another_reduction(pool: Pool, op: str) -> None:
+def test_check_notices_another_reduction(pool, op):
     message_bytes = sizes(op, 4, "fp32", elements=113)
     command = {"op": op, "ranks": 4, "dtype": "fp32", "message_bytes": message_bytes, "victim": 0, "seed": 0}
     assert pool.ask(**command, damage="maximum instead of sum")[0]
@@ -107,7 +103,7 @@ def test_check_notices_another_reduction(pool: Pool, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", DIVIDED + WHOLE)
-def test_check_notices_an_output_that_nobody_wrote(pool: Pool, op: str) -> None:
+def test_check_notices_an_output_that_nobody_wrote(pool, op):
     message_bytes = sizes(op, 4, "int8", elements=1)
     answers = pool.ask(op=op, ranks=4, dtype="int8", message_bytes=message_bytes, damage="not run", victim=0, seed=0)
     rooted = {"Reduce": [0], "Gather": [0], "Broadcast": [1, 2, 3], "OneDirection": [2, 3]}
@@ -117,12 +113,12 @@ def test_check_notices_an_output_that_nobody_wrote(pool: Pool, op: str) -> None:
     assert defined == [rank for rank, answer in enumerate(answers) if answer]
 
 
-def test_barrier_holds_everybody(pool: Pool) -> None:
+def test_barrier_holds_everybody(pool):
     for ranks in (2, 5):
         assert [""] * ranks == pool.ask(op="Barrier", ranks=ranks)
 
 
-def test_check_notices_a_barrier_that_holds_nobody(pool: Pool) -> None:
+def test_check_notices_a_barrier_that_holds_nobody(pool):
     # The last rank comes 5 ms late; on a busy machine the others may be later still, so there are several tries.
     tries = ("".join(pool.ask(op="Barrier", ranks=4, damage="no barrier")) for _ in range(50))
     assert any("before rank 3 arrived" in answers for answers in tries)

@@ -1,12 +1,11 @@
 """What collectives send over links: the table against what the outputs of the workloads need; its gaps are errors."""
 
-from __future__ import annotations
-
 import doctest
 import math
 import types
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,11 +28,11 @@ MEASURED = types.SimpleNamespace(median_s=1.0, records=(), smoke=False)
 MOVING = sorted(name for name, each in CLASSES.items() if not each.summed)
 
 
-def needed(workload: Collective, count: int, hosts: list[int]) -> float:
+def needed(workload, count, hosts):
     """Elements that the busiest host must take in from others, or give away: each but once, per element of S."""
     ranks = len(hosts)
-    incoming: dict[int, set[tuple[int, int]]] = {host: set() for host in hosts}
-    outgoing: dict[int, set[tuple[int, int]]] = {host: set() for host in hosts}
+    incoming = {host: set() for host in hosts}
+    outgoing = {host: set() for host in hosts}
     for rank, host in enumerate(hosts):
         for source, start, length in workload.expected(count, ranks, rank):
             elements = {(source, index) for index in range(start, start + length)}
@@ -150,8 +149,6 @@ def test_on_a_cpu_a_receive_is_posted_before_the_send(kind, rank, device, expect
 
 
 def test_so_is_that_of_a_gradient_that_two_stages_share(monkeypatch):
-    import torch
-
     posts = Posts()
     monkeypatch.setattr("perfsuite.strategies.pipeline.dist", posts)
     pipeline = types.SimpleNamespace(group=None)

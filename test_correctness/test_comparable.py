@@ -1,7 +1,5 @@
 """Which stored runs a case may be compared with, and what is said of the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -118,7 +116,6 @@ def test_a_case_is_compared_with_the_reference_and_told_what_differs_from_the_ne
 
 
 def test_runs_of_sessions_that_are_one_of_the_machine_stay_in_the_reference():
-    """Six pytest sessions within minutes are one session; the reference is found by the sessions that pytest gave."""
     minute = 1 / (24 * 60)
     runs = tuple(run_of(f"s{index:02}", 30 - 5 * index * minute, boot="b", commit="c") for index in range(12))
     entry = Entry(case=case(), runs=runs)

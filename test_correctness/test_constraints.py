@@ -1,7 +1,5 @@
 """The constraints pin each package once on every Python that perfsuite says it runs on."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 
@@ -14,7 +12,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_every_package_is_pinned_once(python: str) -> None:
+def test_every_package_is_pinned_once(python):
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate({"python_version": python})]
@@ -22,5 +20,5 @@ def test_every_package_is_pinned_once(python: str) -> None:
     assert all(re.fullmatch(r"==[\d.]+", str(pin.specifier)) for pin in pins)
 
 
-def test_the_oldest_of_them_is_the_one_that_the_package_asks_for() -> None:
+def test_the_oldest_of_them_is_the_one_that_the_package_asks_for():
     assert f'requires-python = ">={PYTHONS[0]}"' in (ROOT / "pyproject.toml").read_text()

@@ -1,7 +1,5 @@
 """Context parallelism: attention of tokens spread over real ranks is attention of all of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

@@ -1,10 +1,7 @@
 """Context parallelism without other processes: places, sizes that are refused, blocks, work per rank."""
 
-from __future__ import annotations
-
 import doctest
 import itertools
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import get_args
 
@@ -35,7 +32,7 @@ METHODS = get_args(ContextMethod)
 # ------------------------------------------------------------------------------------------------------------ places
 
 
-def tokens(method: str, length: int, cp: int, rank: int) -> list[int]:
+def tokens(method, length, cp, rank):
     return [token for each in places(method, length, cp, rank) for token in each]
 
 
@@ -119,12 +116,10 @@ def test_places_of_a_length_that_no_check_has_seen_are_refused():
 # ------------------------------------------------------------------------------------------------------------ blocks
 
 
-def block(
-    key_heads: int = 2, *, causal: bool = False, keys: int = 6, dtype: torch.dtype = torch.float32
-) -> AttentionBlock:
+def block(key_heads=2, *, causal=False, keys=6, dtype=torch.float32):
     generator = torch.Generator().manual_seed(key_heads)
 
-    def tensor(heads: int, length: int) -> torch.Tensor:
+    def tensor(heads, length):
         return torch.randn(2, heads, length, 8, generator=generator).to(dtype)
 
     return AttentionBlock(query=tensor(4, 6), key=tensor(key_heads, keys), value=tensor(key_heads, keys), causal=causal)
@@ -186,7 +181,7 @@ def test_the_operators_of_absent_devices_are_called_as_torch_declares_them(kerne
 
 
 @contextmanager
-def lone_rank(rank: int, ranks: int) -> Iterator[dist.ProcessGroup]:
+def lone_rank(rank, ranks):
     """A rank whose messages go nowhere."""
     dist.init_process_group(backend="fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
@@ -196,7 +191,7 @@ def lone_rank(rank: int, ranks: int) -> Iterator[dist.ProcessGroup]:
         dist.destroy_process_group()
 
 
-def operations(cp: int, *, zigzag: bool) -> list[float]:
+def operations(cp, *, zigzag):
     """Those of every rank, forward and backward, with the kernel that computes masked halves too."""
     counts = []
     for rank in range(cp):

@@ -1,7 +1,5 @@
 """Training with the tokens of a sequence spread over ranks: the same loss, gradients and step as in one process."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

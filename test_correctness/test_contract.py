@@ -4,8 +4,6 @@ No such device is at hand: the names were derived from the vendor's sources (tor
 commit and the files that were read), the uses are found in ours.
 """
 
-from __future__ import annotations
-
 import ast
 import configparser
 import fnmatch
@@ -15,7 +13,6 @@ import re
 import shlex
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +27,7 @@ PACKAGE = Path(__file__).parent.parent / "perfsuite"
 NAMES = Path(__file__).with_name("torch_musa_names")
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -40,18 +37,18 @@ AVOID = tuple(name for quirk in all_quirks("musa") for name in quirk.avoid)
 
 
 @pytest.fixture(scope="module")
-def uses() -> tuple[device_names.Use, ...]:
+def uses():
     """Those of our sources; to read them takes seconds, which only who runs these tests waits for."""
     return device_names.uses(device_names.device_layer(PACKAGE))
 
 
-def said(source: str, version: str = "2.7.1") -> list[str]:
+def said(source, version="2.7.1"):
     """What the contract says about a file of this source."""
     found = device_names.uses({"mine.py": source})
     return list(device_names.complaints(found, VERSIONS[version], AVOID))
 
 
-def test_the_versions_are_those_that_torch_2_5_to_2_7_have() -> None:
+def test_the_versions_are_those_that_torch_2_5_to_2_7_have():
     assert {"2.1.0": "2.5.0", "2.1.1": "2.5.0", "2.5.0": "2.5.0", "2.7.0": "2.7.1", "2.7.1": "2.7.1"} == {
         version: found["torch"] for version, found in VERSIONS.items()
     }
@@ -63,17 +60,17 @@ def test_the_versions_are_those_that_torch_2_5_to_2_7_have() -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_name_of_the_device_layer_exists(version: str, uses: tuple[device_names.Use, ...]) -> None:
+def test_every_name_of_the_device_layer_exists(version, uses):
     assert [] == list(device_names.complaints(uses, VERSIONS[version], AVOID))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_backend_and_entry_point_are_there(version: str) -> None:
+def test_backend_and_entry_point_are_there(version):
     assert Musa.backend in VERSIONS[version]["distributed_backends"]
     assert ["torch_musa = torch_musa:_autoload"] == VERSIONS[version]["entry_points"]["torch.backends"]
 
 
-def test_the_uses_that_are_known_by_heart_are_among_those_found(uses: tuple[device_names.Use, ...]) -> None:
+def test_the_uses_that_are_known_by_heart_are_among_those_found(uses):
     places = {(use.place.partition(":")[0], use.full) for use in uses}
     assert {
         ("perfsuite/platforms/accelerator.py", "torch.musa.set_device"),
@@ -124,7 +121,7 @@ def test_the_uses_that_are_known_by_heart_are_among_those_found(uses: tuple[devi
         ),
     ],
 )
-def test_what_would_fail_there_is_found(source: str, complaint: str) -> None:
+def test_what_would_fail_there_is_found(source, complaint):
     (found,) = said(source)
     assert complaint in found
 
@@ -140,17 +137,17 @@ def test_what_would_fail_there_is_found(source: str, complaint: str) -> None:
         "torch.musa.Stream(*arguments)",
     ],
 )
-def test_what_works_there_is_not_complained_about(source: str) -> None:
+def test_what_works_there_is_not_complained_about(source):
     assert [] == said(source)
 
 
-def test_a_version_without_a_submodule_is_no_fault_where_it_was_asked_for_with_a_default() -> None:
+def test_a_version_without_a_submodule_is_no_fault_where_it_was_asked_for_with_a_default():
     assert [] == said("m = getattr(torch.musa, 'mccl', None)\nm.version()", "2.1.1")
     assert ["mine.py:1: torch.musa.mccl does not exist in torch_musa 2.1.1"] == said("torch.musa.mccl", "2.1.1")
     assert [] == said("torch.musa.mccl.version()", "2.7.1")
 
 
-def test_a_broken_function_is_found_without_any_quirk() -> None:
+def test_a_broken_function_is_found_without_any_quirk():
     found = device_names.uses({"mine.py": "torch.musa.reset_max_memory_cached()"})
     (complaint,) = device_names.complaints(found, VERSIONS["2.1.0"])
     assert complaint.endswith("is broken in torch_musa 2.1.0: warnings is not defined in torch_musa/core/memory.py")
@@ -163,12 +160,10 @@ FLASH = "_scaled_dot_product_attention_flash_musa"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_attention_kernel_s_operators_take_what_they_are_given(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, tuple[Any, ...]] = {}
+def test_the_attention_kernel_s_operators_take_what_they_are_given(version, monkeypatch):
+    given = {}
 
-    def operator(name: str, *results: torch.Tensor) -> None:
+    def operator(name, *results):
         monkeypatch.setattr(torch.ops.aten, name, lambda *each: given.update({name: each}) or results, raising=False)
 
     query, key, mask = torch.ones(2, 4, 6, 8), torch.ones(2, 2, 6, 8), torch.empty(0, dtype=torch.bool)
@@ -187,7 +182,7 @@ def test_the_attention_kernel_s_operators_take_what_they_are_given(
     assert_equal({"grad_out": query + 1, **inputs, **outputs, "is_causal": True}, named[f"{FLASH}_backward"])
 
 
-def bound(signature: str, given: tuple[Any, ...]) -> dict[str, Any]:
+def bound(signature, given):
     """What an operator of this signature makes of positional arguments."""
     arguments = torch._C.parse_schema(signature).arguments
     assert all(each.has_default_value() for each in arguments[len(given) :])
@@ -195,7 +190,7 @@ def bound(signature: str, given: tuple[Any, ...]) -> dict[str, Any]:
     return {each.name: value for each, value in zip(arguments, given, strict=False)}
 
 
-def assert_equal(expected: dict[str, Any], actual: dict[str, Any]) -> None:
+def assert_equal(expected, actual):
     assert list(expected) == list(actual)
     for name, value in expected.items():
         assert torch.equal(value, actual[name]) if isinstance(value, torch.Tensor) else value == actual[name], name
@@ -204,12 +199,12 @@ def assert_equal(expected: dict[str, Any], actual: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------------ the quirks
 
 
-def named(version: str, architecture: int | None = None) -> set[str]:
+def named(version, architecture=None):
     return {quirk.name for quirk in quirks("musa", version=version, architecture=architecture)}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_quirks_are_what_the_sources_say(version: str) -> None:
+def test_the_quirks_are_what_the_sources_say(version):
     facts, found = VERSIONS[version]["facts"], named(version, 22)
     assert facts["counts_devices_when_imported"] == ("fork-poisoned" in found)
     assert facts["tf32_default"] == ("tf32-on-by-default" in found)
@@ -223,7 +218,7 @@ def test_the_quirks_are_what_the_sources_say(version: str) -> None:
     assert (set(memory.avoid), True) == (set(VERSIONS[version]["broken"]), memory.name in found)
 
 
-def test_versions_and_architectures_tell_the_quirks_apart() -> None:
+def test_versions_and_architectures_tell_the_quirks_apart():
     assert {"fsdp2-does-not-overlap"} == named("2.7.1", 22) - named("2.7.1", 31)
     assert {"tf32-off-by-default", "no-mccl-version", "loaders-pin-for-cuda"} == named("2.1.1+abc1234", 22) - named(
         "2.7.1", 22
@@ -236,7 +231,7 @@ def test_versions_and_architectures_tell_the_quirks_apart() -> None:
 
 
 @pytest.mark.parametrize("quirk", all_quirks("musa"), ids=lambda quirk: quirk.name)
-def test_every_quirk_names_a_place_that_honours_it(quirk: Any) -> None:
+def test_every_quirk_names_a_place_that_honours_it(quirk):
     module, _, path = quirk.honoured_by.partition(":")
     assert reduce(getattr, path.split("."), importlib.import_module(module)) is not None
     assert all((quirk.says, quirk.does, quirk.source))
@@ -245,7 +240,7 @@ def test_every_quirk_names_a_place_that_honours_it(quirk: Any) -> None:
 # --------------------------------------------------------------------------------------------------- the telemetry
 
 
-def mtml_calls() -> list[tuple[str, int]]:
+def mtml_calls():
     """Name and number of arguments of every call of the vendor's library in our telemetry."""
     tree = ast.parse((PACKAGE / "platforms" / "musa.py").read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
@@ -253,7 +248,7 @@ def mtml_calls() -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("version", TELEMETRY)
-def test_every_call_of_the_telemetry_exists(version: str) -> None:
+def test_every_call_of_the_telemetry_exists(version):
     names, calls = TELEMETRY[version]["names"], mtml_calls()
     assert {"mtmlLibraryInit", "mtmlGpuGetClock", "mtmlDeviceGetPowerUsage"} <= {name for name, _ in calls}
     for name, arguments in calls:
@@ -261,7 +256,7 @@ def test_every_call_of_the_telemetry_exists(version: str) -> None:
         assert arguments == len([each for each in names[name].strip("()").split(", ") if each]), name
 
 
-def test_the_telemetry_asked_for_is_the_oldest_that_has_the_calls() -> None:
+def test_the_telemetry_asked_for_is_the_oldest_that_has_the_calls():
     project = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
     oldest = min(TELEMETRY, key=lambda name: [int(part) for part in name.removeprefix("pymtml-").split(".")])
     assert f'"mthreads-ml-py>={oldest.removeprefix("pymtml-")}"' in project
@@ -273,18 +268,18 @@ PAGE = (PACKAGE.parent / "docs" / "how-to" / "musa.md").read_text(encoding="utf-
 START = (PACKAGE.parent / "docs" / "tutorials" / "musa-quickstart.md").read_text(encoding="utf-8")
 
 
-def image_environment() -> dict[str, list[str]]:
+def image_environment():
     """tox's environment for a vendor's image: key -> lines."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(PACKAGE.parent / "tox.ini", encoding="utf-8")
     return {key: value.strip().splitlines() for key, value in parser["testenv:musa"].items()}
 
 
-def requirement_names(lines: list[str]) -> list[str]:
+def requirement_names(lines):
     return [re.split(r"[<>=;\s]", line)[0] for line in lines]
 
 
-def test_the_image_keeps_its_torch() -> None:
+def test_the_image_keeps_its_torch():
     found = image_environment()
     assert (["skip"], ["true"], []) == (found["package"], found["system_site_packages"], found["extras"])
     assert {"torch", "torch-musa", "deepspeed", "perfsuite"}.isdisjoint(requirement_names(found["deps"]))
@@ -294,7 +289,7 @@ def test_the_image_keeps_its_torch() -> None:
     assert not re.search(r"^python -m pip install (?!\"pytest|--no-deps)", PAGE + START, re.MULTILINE)
 
 
-def test_every_variable_of_the_page_reaches_the_tests_and_the_record(tmp_path: Path) -> None:
+def test_every_variable_of_the_page_reaches_the_tests_and_the_record(tmp_path):
     table = PAGE[
         PAGE.index("| variable | versions of torch_musa | meaning |") : PAGE.index("## What perfsuite does differently")
     ]
@@ -309,7 +304,7 @@ def test_every_variable_of_the_page_reaches_the_tests_and_the_record(tmp_path: P
     assert set(environ) == set(read_environment(machine).variables)
 
 
-def test_the_page_says_of_the_versions_what_their_sources_say() -> None:
+def test_the_page_says_of_the_versions_what_their_sources_say():
     rows = re.findall(r"^\| ([\d., ]+) \| ([\d.]+) \| yes \| (on|off) \|$", PAGE, re.MULTILINE)
     said = {version: (torch, default) for versions, torch, default in rows for version in versions.split(", ")}
     assert said == {

@@ -1,12 +1,7 @@
 """What torch_musa does otherwise is shown and acted upon: with a described machine and a stand-in for the module."""
 
-from __future__ import annotations
-
 import doctest
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -25,10 +20,10 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def installed(tmp_path, monkeypatch):
     """Make this version of torch_musa's distribution be installed; the package itself is not."""
 
-    def install(version: str) -> None:
+    def install(version):
         site = tmp_path / f"site-{version}"
         metadata = f"Metadata-Version: 2.1\nName: torch_musa\nVersion: {version}\n"
         machines.write(site, {f"torch_musa-{version}.dist-info/METADATA": metadata})
@@ -37,14 +32,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     return install
 
 
-def notes(root: Path, title: str = "MTT S4000") -> list[str]:
+def notes(root, title="MTT S4000"):
     """The notes of the environment of a machine with these devices."""
     tools = {"mthreads-gmi -q": machines.gmi_query([title])}
     machine = detect_machine(load_catalog(), host=machines.s4000(root, count=1, tools=tools))
     return list(read_environment(machine).notes)
 
 
-def test_the_environment_shows_the_quirks_of_the_installed_version(tmp_path: Path, installed: Any) -> None:
+def test_the_environment_shows_the_quirks_of_the_installed_version(tmp_path, installed):
     installed("2.7.1")
     found = notes(tmp_path)
     assert found[0].startswith("architecture mp_22: compute capability 2.2; ")
@@ -63,7 +58,7 @@ def test_the_environment_shows_the_quirks_of_the_installed_version(tmp_path: Pat
     assert all("; perfsuite: " in note for note in found[2:])
 
 
-def test_an_older_version_has_other_quirks_and_an_unknown_one_may_have_all(tmp_path: Path, installed: Any) -> None:
+def test_an_older_version_has_other_quirks_and_an_unknown_one_may_have_all(tmp_path, installed):
     unknown = notes(tmp_path / "a")
     assert any(note.startswith("tf32-on") for note in unknown)
     assert any(note.startswith("tf32-off") for note in unknown)
@@ -75,9 +70,7 @@ def test_an_older_version_has_other_quirks_and_an_unknown_one_may_have_all(tmp_p
     assert not any(note.startswith(("tf32-on", "no-mccl-version", "no-is-bf16")) for note in older)
 
 
-def test_the_command_line_prints_them(
-    tmp_path: Path, installed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_prints_them(tmp_path, installed, monkeypatch, capsys):
     installed("2.7.1")
     host = machines.s4000(tmp_path)
     monkeypatch.setattr(platforms, "Host", lambda: host)
@@ -87,7 +80,7 @@ def test_the_command_line_prints_them(
     assert "    torch-musa" in out  # among the packages
 
 
-def test_no_other_family_has_any(tmp_path: Path) -> None:
+def test_no_other_family_has_any(tmp_path):
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA H200"]))
     assert () == machine.family.quirks(machine.model)
     assert tuple(machine.remarks()) == tuple(read_environment(machine).notes)
@@ -96,7 +89,7 @@ def test_no_other_family_has_any(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- acted upon
 
 
-def test_a_poisoned_fork_is_never_used(tmp_path: Path) -> None:
+def test_a_poisoned_fork_is_never_used(tmp_path):
     host = machines.s4000(tmp_path)
     family = detect_machine(load_catalog(), host=host).family
     assert "exec" == family.start_method == families(host)["musa"].start_method
@@ -108,25 +101,18 @@ def test_a_poisoned_fork_is_never_used(tmp_path: Path) -> None:
 class Module(SimpleNamespace):
     """As much of ``torch.musa`` as MusaDevice asks, for a device of this architecture."""
 
-    def __init__(self, architecture: tuple[int, int], **more: Any) -> None:
+    def __init__(self, architecture, **more):
         super().__init__(get_device_capability=lambda: architecture, Event=object, **more)
 
 
 @pytest.mark.parametrize("default", [False, True])
-def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
-    monkeypatch: pytest.MonkeyPatch, default: bool
-) -> None:
+def test_tf32_is_set_whatever_its_default_and_whatever_came_before(monkeypatch, default):
     from perfsuite.runtime.ranks.rank import Membership, Meshes, WorkerRank
 
     mudnn = SimpleNamespace(allow_tf32=default)
     monkeypatch.setattr(torch.backends, "mudnn", mudnn, raising=False)
     member = Membership(
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        code=MusaDevice(Module((2, 2))),
-        backend="mccl",
+        rank=0, local_rank=0, world_size=1, device=torch.device("cpu"), code=MusaDevice(Module((2, 2))), backend="mccl"
     )
     meshes = Meshes(MeshShape.of(dp=1), device_type="cpu")
     seen = []
@@ -151,9 +137,7 @@ def test_tf32_is_set_whatever_its_default_and_whatever_came_before(
         ),
     ],
 )
-def test_a_rank_records_whether_fsdp2_overlaps(
-    monkeypatch: pytest.MonkeyPatch, architecture: tuple[int, int], environ: dict[str, str], overlap: str
-) -> None:
+def test_a_rank_records_whether_fsdp2_overlaps(monkeypatch, architecture, environ, overlap):
     for name in ("TORCH_MUSA_FSDP2_DISABLE_OVERLAP", "TORCH_MUSA_FSDP2_OVERLAP_LEVEL"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
@@ -163,7 +147,7 @@ def test_a_rank_records_whether_fsdp2_overlaps(
     assert ("fsdp2-does-not-overlap" in found["quirks"]) == (architecture < (3, 1))
 
 
-def test_a_rank_records_mccl_where_it_tells_and_an_architecture_that_cannot_be_read_as_unknown() -> None:
+def test_a_rank_records_mccl_where_it_tells_and_an_architecture_that_cannot_be_read_as_unknown():
     with_mccl = MusaDevice(Module((2, 2), mccl=SimpleNamespace(version=lambda: (2, 11, 4)))).versions()
     assert ("2.11.4", "mp_22") == (with_mccl["mccl"], with_mccl["architecture"])
     silent = MusaDevice(SimpleNamespace(Event=object)).versions()
@@ -218,7 +202,7 @@ def ipc_collect():
 }
 
 
-def test_names_are_derived_from_sources_without_running_them() -> None:
+def test_names_are_derived_from_sources_without_running_them():
     found = derive(SOURCES.get)
     assert ("9.9.9", "2.5.0", ["mccl"]) == (found["version"], found["torch"], found["distributed_backends"])
     assert {
@@ -236,12 +220,9 @@ def test_names_are_derived_from_sources_without_running_them() -> None:
         "synchronize": "(device=)",
     } == found["names"]["torch.musa"]
     assert {"allow_tf32": "value", "version": "()", "M": "class"} == found["names"]["torch.backends.mudnn"]
-    assert {
-        "__init__": "(enable_timing=)",
-        "query": "method",
-        "record": "(stream=)",
-        "wait": "method",
-    } == found["names"]["torch.musa.Event"]
+    assert {"__init__": "(enable_timing=)", "query": "method", "record": "(stream=)", "wait": "method"} == found[
+        "names"
+    ]["torch.musa.Event"]
     assert ["name", "total_memory"] == list(found["names"]["device properties"])
     assert {"torch.musa.reset": "warnings is not defined in torch_musa/core/memory.py"} == found["broken"]
     assert {
@@ -255,7 +236,7 @@ def test_names_are_derived_from_sources_without_running_them() -> None:
 
 
 @pytest.mark.parametrize("module", [quirks, derive_torch_musa_names])
-def test_the_worked_examples_are_right(module: Any) -> None:
+def test_the_worked_examples_are_right(module):
     failed, tried = doctest.testmod(module)
     assert failed == 0
     assert tried > 0

@@ -1,7 +1,5 @@
 """Which control resembles a step, and what the gate makes of one that moved, stayed, or is of another kind."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -177,26 +175,26 @@ def test_the_watched_iteration_tells_how_much_a_message_has(tmp_path, monkeypatc
         dist.destroy_process_group()
 
 
-driver = driver_fixture(cold=True)
+driver, cold_driver = driver_fixture(), driver_fixture(cold=True)
 
 
 @pytest.mark.extended
-def test_real_ranks_say_which_control_they_timed(driver):
+def test_real_ranks_say_which_control_they_timed(cold_driver):
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True)
     job = Job(workload=FunctionWorkload(function=steps.add_up), world_size=2, budget=budget)
-    measurement = driver.run(job)
+    measurement = cold_driver.run(job)
     assert measurement.control not in ("", UNLIKE)
     assert len(measurement.yardsticks_s) == len(measurement.times_s)
     assert all(measurement.yardsticks_s)
-    assert driver.run(dataclasses.replace(job, budget=Budget(min_rounds=3, max_time_s=0.05))).control == ""
+    assert cold_driver.run(dataclasses.replace(job, budget=Budget(min_rounds=3, max_time_s=0.05))).control == ""
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("compiles", "control"), [(False, "message 1 KiB"), (True, "message 1024 KiB")])
-def test_a_compiler_that_an_earlier_case_loaded_does_not_change_the_control(driver, compiles, control):
+def test_a_compiler_that_an_earlier_case_loaded_does_not_change_the_control(cold_driver, compiles, control):
     budget = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, yardstick=True)
     workload = FunctionWorkload(function=steps.waiting_beside_a_compiler, arguments={"compiles": compiles})
-    assert driver.run(Job(workload=workload, world_size=2, budget=budget, fresh=True)).control == control
+    assert cold_driver.run(Job(workload=workload, world_size=2, budget=budget, fresh=True)).control == control
 
 
 def test_a_rank_that_dies_in_the_message_of_its_control_is_named(driver):

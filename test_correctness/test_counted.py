@@ -1,7 +1,5 @@
 """What a block moves and keeps, counted under fake tensors: equal to the rows that projections use."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -17,7 +15,6 @@ from perfsuite.projection.counted import (
     OPTIMIZER_BYTES,
     OPTIMIZER_KERNELS,
     TENSORS,
-    BlockCounts,
     counted,
 )
 from perfsuite.projection.implementation import implementation_of, on_family
@@ -42,7 +39,7 @@ def test_row_is_what_the_compiler_schedules(kind, way):
     assert near(count_row(kind, way, compiled=True)) == dataclasses.asdict(COMPILED[kind, way])
 
 
-def near(counts: BlockCounts) -> dict[str, object]:
+def near(counts):
     return {name: pytest.approx(value, abs=SIZELESS) for name, value in dataclasses.asdict(counts).items()}
 
 

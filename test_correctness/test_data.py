@@ -1,7 +1,5 @@
 """Data sets on disk: what is generated is what is read, every damage is named, loaders give each rank its samples."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -24,7 +24,7 @@ from test_correctness.helpers import machines
 DOCUMENT = Path(__file__).parent.parent / "docs" / "how-to" / "add-a-platform.md"
 
 
-def test_cpu_device_code_is_torchs_cpu_with_perf_counter() -> None:
+def test_cpu_device_code_is_torchs_cpu_with_perf_counter():
     code = device_code("cpu")
     assert ("cpu", "cpu") == (code.family, str(code.open(3)))
     start, end = code.clock.stamp(), code.clock.stamp()
@@ -47,7 +47,7 @@ def test_cpu_device_code_is_torchs_cpu_with_perf_counter() -> None:
     assert {"torch", "cpu_capability", "omp_num_threads"} == set(code.versions())
 
 
-def test_the_cpu_allocators_error_is_out_of_memory_and_others_are_not() -> None:
+def test_the_cpu_allocators_error_is_out_of_memory_and_others_are_not():
     torch = pytest.importorskip("torch")
     code = device_code("cpu")
     with pytest.raises(RuntimeError) as caught:
@@ -58,7 +58,7 @@ def test_the_cpu_allocators_error_is_out_of_memory_and_others_are_not() -> None:
     assert not code.is_out_of_memory(ValueError("can't allocate memory"))
 
 
-def test_the_cache_of_the_highest_level_is_flushed(tmp_path: Path) -> None:
+def test_the_cache_of_the_highest_level_is_flushed(tmp_path):
     base = "sys/devices/system/cpu/cpu0/cache"
     sizes = {"index0": ("1", "48K"), "index2": ("2", "1280K"), "index3": ("3", "42M")}
     for index, (level, size) in sizes.items():
@@ -67,7 +67,7 @@ def test_the_cache_of_the_highest_level_is_flushed(tmp_path: Path) -> None:
     assert 64 * MIB == CpuDevice(machines.host(tmp_path / "none", {})).cache_bytes()
 
 
-def test_the_yardstick_of_a_device_measures_the_device() -> None:
+def test_the_yardstick_of_a_device_measures_the_device():
     """Products of a CPU's size take a device four launches, and its copy stays in the cache."""
     rows = [row for row in load_catalog().models.values() if row.family in ("cuda", "musa") and "fp32" in row.tflops]
     assert len(rows) > 20
@@ -80,29 +80,29 @@ def test_the_yardstick_of_a_device_measures_the_device() -> None:
 class FakeModule:
     """A device module whose clock moves by 2 us per event; nothing but the names that the device layer may use."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[Any] = []
         self.now_ms = 0.0
         module = self
 
         class Event:
-            def __init__(self, enable_timing: bool = False) -> None:
+            def __init__(self, enable_timing=False):
                 assert enable_timing
 
-            def record(self) -> None:
+            def record(self):
                 module.now_ms += 0.002
                 self.at_ms = module.now_ms
 
-            def synchronize(self) -> None:
+            def synchronize(self):
                 module.calls.append("event.synchronize")
 
-            def elapsed_time(self, end: Event) -> float:
+            def elapsed_time(self, end):
                 return end.at_ms - self.at_ms
 
         self.Event = Event
 
-    def __getattr__(self, name: str) -> Any:
-        answers: dict[str, Any] = {
+    def __getattr__(self, name):
+        answers = {
             "set_device": None,
             "synchronize": None,
             "max_memory_allocated": 5 * MIB,
@@ -116,7 +116,7 @@ class FakeModule:
         if name not in answers:
             raise AttributeError(name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments):
             self.calls.append((name, *arguments))
             return answers[name]
 
@@ -124,7 +124,7 @@ class FakeModule:
 
 
 @pytest.mark.parametrize("kind", [CudaDevice, MusaDevice])
-def test_an_accelerator_uses_only_what_every_device_module_has(kind: type[Accelerator]) -> None:
+def test_an_accelerator_uses_only_what_every_device_module_has(kind):
     module = FakeModule()
     code = kind(module)
     start, end = code.clock.stamp(), code.clock.stamp()
@@ -147,7 +147,7 @@ def test_an_accelerator_uses_only_what_every_device_module_has(kind: type[Accele
     assert "event.synchronize" in module.calls
 
 
-def test_an_accelerator_is_opened_by_index_or_named_as_unusable() -> None:
+def test_an_accelerator_is_opened_by_index_or_named_as_unusable():
     module = FakeModule()
     assert "cuda:1" == str(CudaDevice(module).open(1))
     assert ("set_device", 1) in module.calls
@@ -158,9 +158,7 @@ def test_an_accelerator_is_opened_by_index_or_named_as_unusable() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
-def test_cuda_devices_have_the_numbers_of_nvidia_smi_unless_the_user_orders_them(
-    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
-) -> None:
+def test_cuda_devices_have_the_numbers_of_nvidia_smi_unless_the_user_orders_them(monkeypatch, before, after):
     monkeypatch.setenv("CUDA_DEVICE_ORDER", before or "")  # noted, so that its value of before comes back
     if not before:
         monkeypatch.delenv("CUDA_DEVICE_ORDER")
@@ -169,14 +167,14 @@ def test_cuda_devices_have_the_numbers_of_nvidia_smi_unless_the_user_orders_them
 
 
 @pytest.mark.parametrize(("version", "shares"), [("2.21.5", False), ("2.29.7", False), ("2.30.7", True), ("", True)])
-def test_ranks_share_a_device_where_nccl_lets_them(monkeypatch: pytest.MonkeyPatch, version: str, shares: bool) -> None:
+def test_ranks_share_a_device_where_nccl_lets_them(monkeypatch, version, shares):
     monkeypatch.setattr(CudaDevice, "versions", lambda self: {"nccl": version} if version else {})
     refused = pytest.raises(UnsupportedCase, match=f"NCCL {version} refuses several .* use --perf-backend=gloo")
     with contextlib.nullcontext() if shares else refused:
         CudaDevice(FakeModule()).require_sharing()
 
 
-def test_out_of_memory_of_an_accelerator() -> None:
+def test_out_of_memory_of_an_accelerator():
     torch = pytest.importorskip("torch")
     code = CudaDevice(FakeModule())
     assert code.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
@@ -190,7 +188,7 @@ def test_out_of_memory_of_an_accelerator() -> None:
     assert not code.is_out_of_memory(MemoryError())
 
 
-def test_utilisation_is_what_the_vendor_tells_and_unknown_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilisation_is_what_the_vendor_tells_and_unknown_without(monkeypatch):
     monkeypatch.delenv("MUSA_VISIBLE_DEVICES", raising=False)
     assert CpuDevice().utilisation_percent() is None
     module = FakeModule()
@@ -200,7 +198,7 @@ def test_utilisation_is_what_the_vendor_tells_and_unknown_without(monkeypatch: p
     reading = SimpleNamespace(utilisation_percent=64.0)
     opened = []
 
-    def tell(devices: Any) -> Any:
+    def tell(devices):
         opened.extend(devices)
         return SimpleNamespace(read=lambda: (reading,))
 
@@ -211,10 +209,10 @@ def test_utilisation_is_what_the_vendor_tells_and_unknown_without(monkeypatch: p
     assert MusaDevice(FakeModule()).utilisation_percent() is None
 
 
-def test_a_reading_is_what_nvml_tells_of_the_device_that_torch_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_is_what_nvml_tells_of_the_device_that_torch_names(monkeypatch):
     opened = []
 
-    def tell(devices: Any) -> Any:
+    def tell(devices):
         opened.extend(devices)
         return SimpleNamespace(read=lambda: (SimpleNamespace(throttle=("thermal",)),))
 
@@ -229,7 +227,7 @@ def test_a_reading_is_what_nvml_tells_of_the_device_that_torch_names(monkeypatch
     assert [None, None] == [CudaDevice(module).reading(), CpuDevice().reading()]
 
 
-def test_tf32_is_set_by_the_switches_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_set_by_the_switches_of_the_family(monkeypatch):
     torch = pytest.importorskip("torch")
     before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     try:
@@ -249,7 +247,7 @@ def test_tf32_is_set_by_the_switches_of_the_family(monkeypatch: pytest.MonkeyPat
     assert ("mp_22", "False", "unknown") == (versions["architecture"], versions["tf32"], versions["torch_musa"])
 
 
-def test_torch_musa_is_asked_for_where_torch_has_no_musa() -> None:
+def test_torch_musa_is_asked_for_where_torch_has_no_musa():
     torch = pytest.importorskip("torch")
     if hasattr(torch, "musa"):
         pytest.skip("this torch has a musa device")
@@ -257,18 +255,18 @@ def test_torch_musa_is_asked_for_where_torch_has_no_musa() -> None:
         device_code("musa")
 
 
-def test_an_unknown_family_is_refused() -> None:
+def test_an_unknown_family_is_refused():
     with pytest.raises(ConfigurationError, match="'tpu' is not installed; choose from musa, cuda, rocm, ascend, cpu"):
         device_code("tpu")
 
 
-def examples(language: str) -> list[str]:
+def examples(language):
     """The document's blocks of this language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [text for name, text in blocks if name == language]
 
 
-def test_the_documents_family_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documents_family_runs(tmp_path, monkeypatch):
     module = next(block for block in examples("python") if block.startswith("# toyfamily.py"))
     group, point = re.search(r'entry-points\."([\w.]+)"\]\n(.*)\n', "".join(examples("toml"))).groups()  # type: ignore[union-attr]
     machines.write(
@@ -297,7 +295,7 @@ def test_the_documents_family_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sys.modules.pop("toyfamily", None)
 
 
-def test_a_family_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     machines.write(
         tmp_path,
         {

@@ -1,12 +1,8 @@
 """The session that validates one device: its steps end within their limits, are kept, and are gone on with."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +13,7 @@ from benchmarks.device_bench import Bench
 from benchmarks.device_session import GATE_CASES, GATE_RUNS, LIMITS_S, ROOT, Outcome, go_through, page, run_step
 from benchmarks.device_steps import gate_cases, shared_device
 from perfsuite.record.verdict import GateSettings
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.simmusa_ranks import require_built
 
 FINE = Outcome(passed=True, lines=("all is well",), seconds=1.0)
@@ -106,10 +103,9 @@ def bench_of(name, **software):
 
 
 def test_the_gates_step_names_its_cases_by_id_and_the_suite_has_them():
-    """A word for -k was in the name of test_memory_bandwidth.py too and selected all of its cases."""
     ids = gate_cases(bench_of("h100"))
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--perf-scale=full"]
-    done = subprocess.run([*command, *ids], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--perf-scale=full")
+    done = run_python(*command, *ids, cwd=ROOT)
     assert ids == [line for line in done.stdout.splitlines() if "::" in line]
 
 

@@ -1,7 +1,5 @@
 """Every operation of the disk fails once: no file is half, nothing is silent, and what can be kept is kept."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import itertools
@@ -86,17 +84,8 @@ def write_an_index(folder):
 
 
 WRITERS = (
-    put_new,
-    put_over,
-    put_over_a_link,
-    add_to_a_summary,
-    add_to_no_summary,
-    update_a_baseline,
-    begin_a_baseline,
-    merge_baselines,
-    add_to_a_history,
-    begin_a_history,
-    write_an_index,
+    *(put_new, put_over, put_over_a_link, add_to_a_summary, add_to_no_summary, update_a_baseline, begin_a_baseline),
+    *(merge_baselines, add_to_a_history, begin_a_history, write_an_index),
 )
 
 

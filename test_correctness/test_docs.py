@@ -1,7 +1,5 @@
 """What the documents name is there: pages, files, and every command that a figure is said to come from."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

@@ -1,7 +1,5 @@
 """What cannot fit is refused with the figures; nothing is refused that might run."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.platforms import load_catalog
@@ -34,7 +32,6 @@ def test_ranks_on_a_cpu_share_the_memory_of_their_host():
 
 
 def test_runs_that_the_reports_measured_are_not_refused():
-    """Report 000 to 002's cards held what they ran."""
     for name, platform in (
         ("000-opensora-1x1", "s4000"),
         ("001-latte-l-b1-w16-1x8", "rtx4090"),

@@ -1,7 +1,5 @@
 """One kernel on every device: which one is slow is said, and of equal ones nothing is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,10 +16,7 @@ def result(medians, *, work=FLOPS, places=None, **changes):
     measurement = measured(1.0, places=places or on(devices=len(medians)))
     ranks = tuple(replace(rank, median_s=median) for rank, median in zip(measurement.ranks, medians, strict=True))
     return SimpleNamespace(
-        name="test_x[h100-ws8]",
-        outcome="measured",
-        work=work,
-        measurement=replace(measurement, ranks=ranks, **changes),
+        name="test_x[h100-ws8]", outcome="measured", work=work, measurement=replace(measurement, ranks=ranks, **changes)
     )
 
 

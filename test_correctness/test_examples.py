@@ -1,7 +1,5 @@
 """The examples run: one session of the third-party repository, started by the Slurm script, has the other cases too."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,12 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from torch.distributed.run import get_args_parser
 
-from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import unlaunched
 from test_correctness.helpers.scripted_driver import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -30,7 +27,7 @@ for word in "$@"; do echo "$word"; done
 """
 
 
-def document_files() -> dict[str, str]:
+def document_files():
     """Examples of docs/how-to/add-a-workload.md by file name, and the README's."""
     text, readme = (
         (ROOT / page).read_text(encoding="utf-8") for page in ("docs/how-to/add-a-workload.md", "README.md")
@@ -42,7 +39,7 @@ def document_files() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory):
     """A checkout of the third-party repository; beside its own cases those of the other examples and documents."""
     top = tmp_path_factory.mktemp("examples")
     checkout = top / "averaging"
@@ -59,32 +56,26 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkout
 
 
-def shell(repository: Path, *command: str, **environ: str) -> str:
+def shell(repository, *command, **environ):
     """Output of a command that ends well, in the checkout, where python3 is this one and the launchers stand-ins."""
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+    own = {
+        **unlaunched(),
+        "HOME": str(repository.parent),
+        "PATH": os.pathsep.join([str(repository.parent / "bin"), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(repository / "perf")]),
+        "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:cacheprovider",
+        "PYTEST_PLUGINS": "perfsuite.plugin",
+    }
+    environ = {**own, **environ}
     done = subprocess.run(
-        command,
-        cwd=repository,
-        env={
-            **kept,
-            "HOME": str(repository.parent),
-            "PATH": os.pathsep.join([str(repository.parent / "bin"), kept["PATH"]]),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(repository / "perf")]),
-            "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:cacheprovider",
-            "PYTEST_PLUGINS": "perfsuite.plugin",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
+        command, cwd=repository, env=environ, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
-def test_every_case_runs_and_is_recorded_as_the_workflow_records_it_under_the_slurm_script(repository: Path) -> None:
+def test_every_case_runs_and_is_recorded_as_the_workflow_records_it_under_the_slurm_script(repository):
     workflow = (EXAMPLES / "third_party" / ".github" / "workflows" / "performance.yml").read_text()
     record, gate, _ = (shlex.split(command) for command in re.findall(r"- run: \S+python -m pytest (.*)", workflow))
     assert ("--perf-update=append" in record, "--perf-gate" in gate) == (True, True)
@@ -110,7 +101,7 @@ def test_every_case_runs_and_is_recorded_as_the_workflow_records_it_under_the_sl
     assert (repository / "perf-7.xml").exists()
 
 
-def test_the_torchrun_script_starts_pytest_on_every_node(repository: Path) -> None:
+def test_the_torchrun_script_starts_pytest_on_every_node(repository):
     script = str(EXAMPLES / "cluster" / "torchrun.sh")
     words = shell(
         repository, "bash", script, "perf", "-k", "two words", HEAD="node0", NODES="2", RANKS="4"
@@ -131,7 +122,7 @@ def test_the_torchrun_script_starts_pytest_on_every_node(repository: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_torchrun_script_measures_on_two_ranks(repository: Path) -> None:
+def test_the_torchrun_script_measures_on_two_ranks(repository):
     (repository.parent / "bin" / "torchrun").write_text(
         f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n'
     )
@@ -146,7 +137,7 @@ def test_the_torchrun_script_measures_on_two_ranks(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("script", sorted((EXAMPLES / "cluster").iterdir()), ids=lambda path: path.name)
-def test_a_job_script_is_one(script: Path) -> None:
+def test_a_job_script_is_one(script):
     subprocess.run(["bash", "-n", script], check=True)
     assert "test_perf" in script.read_text()
 

@@ -1,7 +1,5 @@
 """Shipped rows hold to peaks and siblings; only an equal key matches; verdicts at their limits; rows that are wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools
@@ -15,10 +13,8 @@ from perfsuite.expectations.judge import answer_lines, judge_one, software_of, u
 from perfsuite.expectations.rows import SHIPPED, AtLeast, Expectation, load_expectations, shipped_rows
 from perfsuite.metrics import REGISTRY
 from perfsuite.platforms import load_catalog
-from perfsuite.record.result import Metric, Result, Work
-from test_correctness.helpers.measurements import measurement_of, rank_facts
-
-pytest_plugins = ["pytester"]
+from perfsuite.record.result import Metric
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 MODULES = [
     importlib.import_module(f"perfsuite.workloads.{found.name}")
@@ -69,25 +65,14 @@ def valued(value, metric="busbw_gb_per_s", **changes):
 
 
 def result(workload="perfsuite.workloads.collective:AllReduce", *, ranks=8, hosts=1, platform="h200", **changes):
-    parameters = changes.pop("parameters", {"message_bytes": 1 << 30, "dtype": "fp32"})
     values = changes.pop("values", {"busbw_gb_per_s": 450.0})
-    facts = [rank_facts(rank, host=f"node{rank * hosts // ranks}", device=f"cuda:{rank}") for rank in range(ranks)]
+    of_ranks = [rank_facts(rank, host=f"node{rank * hosts // ranks}", device=f"cuda:{rank}") for rank in range(ranks)]
     metrics = [
         Metric(name=name, value=value, unit=REGISTRY[name].unit, better=REGISTRY[name].better)
         for name, value in values.items()
     ]
-    return Result(
-        case=f"test_perf/test_it.py::test_it[{platform}]",
-        workload=workload,
-        parameters=parameters,
-        platform=platform,
-        world_size=ranks,
-        outcome="measured",
-        work=Work(),
-        metrics=tuple(metrics),
-        measurement=measurement_of([1.0], facts),
-        **changes,
-    )
+    facts = {"workload": workload, "platform": platform, "parameters": {"message_bytes": 1 << 30, "dtype": "fp32"}}
+    return result_of(measurement_of([1.0], of_ranks), f"test_it[{platform}]", metrics=metrics, **{**facts, **changes})
 
 
 # -- the shipped rows --------------------------------------------------------------------------------------------

@@ -1,14 +1,10 @@
 """What ``xfail`` and ``pytest.raises`` see of a case that fails: the exception that its ranks raised."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.base.errors import OutOfMemory, RanksFailed, UnsupportedCase, WrongResult, also
 from perfsuite.runtime.failures import RankFailure, exception_of
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 
 class Own(ValueError):

@@ -1,7 +1,5 @@
 """Mixtures of experts: counts, routing against a plain loop, layers over meshes against one process, bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -1,7 +1,5 @@
 """The search for set-ups that give a printed memory, as a user calls it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

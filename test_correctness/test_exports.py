@@ -1,7 +1,5 @@
 """Results for other programs: whatever the format, the figures are those of the journal, the baseline, the history."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """What is known of failed ranks becomes one report and one exception: stacks, causes, consequences, cut messages."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import textwrap

@@ -1,7 +1,5 @@
 """Files that somebody asked for: whole or not there, refused before the work, and what is no file stays what it is."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """``perfsuite report --fill``: values in the empty cells of a report's own Markdown, and every other byte as it was."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -123,9 +121,16 @@ def test_a_column_gets_what_its_title_says():
     assert cells(told.text, "8卡")[2] == "0.5 images/s/GPU [^perfsuite-1]"
 
 
-def test_memory_names_its_unit_where_the_report_says_another():
-    told = fill(printed("001/latte-l"), ran(LATTE, platform="rtx4090"))
-    assert cells(told.text, "14.5")[:4] == ["2 x 8 4090", "14.5 GiB [^perfsuite-1]", "2", "32"]
+@pytest.mark.parametrize(
+    ("name", "platform", "row"),
+    [
+        (LATTE, "rtx4090", ["2 x 8 4090", "14.5 GiB [^perfsuite-1]", "2", "32"]),
+        ("001-latte-l-b4-w16-2x8", "rtx6000ada", ["2 x 8 a6000ada", "14.5 GiB [^perfsuite-1]", "4", "64"]),
+    ],
+)
+def test_memory_names_its_unit_and_a_row_is_found_by_its_settings(name, platform, row):
+    filled = fill(printed("001/latte-l"), ran(name, platform=platform))
+    assert cells(filled.text, "14.5")[:4] == row
 
 
 def test_a_speed_up_is_filled_over_the_ranks_of_the_report_alone():
@@ -136,11 +141,6 @@ def test_a_speed_up_is_filled_over_the_ranks_of_the_report_alone():
     told = fill(text, eight, sixteen)
     assert cells(told.text, "1 x 8 4090")[7] == ""
     assert told.left["speedup: counted over 8 ranks, and the report counts over 1"] == 2
-
-
-def test_a_row_is_told_by_its_settings():
-    told = fill(printed("001/latte-l"), ran("001-latte-l-b4-w16-2x8", platform="rtx6000ada"))
-    assert cells(told.text, "14.5")[:4] == ["2 x 8 a6000ada", "14.5 GiB [^perfsuite-1]", "4", "64"]
 
 
 # -- where values come from --------------------------------------------------------------------------------------
@@ -283,10 +283,7 @@ A800 = """\
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            A800,
-            "has no Markdown table of a published report; the table of line 1 has the columns of 002/performance",
-        ),
+        (A800, "has no Markdown table of a published report; the table of line 1 has the columns of 002/performance"),
         (
             A800.replace("| mem ", "| acc | mem "),
             "has no Markdown table of a published report; titles and settings must",

@@ -1,11 +1,8 @@
 """The hard key of a machine and the environment of a run: what changes which."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,11 +16,11 @@ from perfsuite.record.codec import from_json, to_json
 from test_correctness.helpers import machines
 
 
-def key_of(host: Host, **options: int) -> Fingerprint:
+def key_of(host, **options):
     return fingerprint(detect_machine(load_catalog(), host=host), **options)
 
 
-def test_a_key_is_readable_and_a_file_name(tmp_path: Path) -> None:
+def test_a_key_is_readable_and_a_file_name(tmp_path):
     cpu = key_of(machines.host(machines.xeon(tmp_path / "cpu"), {}))
     assert re.fullmatch(r"cpu-intel-xeon-gold-6330-112c-[0-9a-f]{8}", cpu.key)
     assert re.fullmatch(r"s4000-8x-[0-9a-f]{8}", key_of(machines.s4000(tmp_path / "musa")).key)
@@ -33,7 +30,7 @@ def test_a_key_is_readable_and_a_file_name(tmp_path: Path) -> None:
     assert str(cpu) == cpu.key
 
 
-def test_the_parts_are_what_the_hardware_is(tmp_path: Path) -> None:
+def test_the_parts_are_what_the_hardware_is(tmp_path):
     assert {
         "hosts": "1",
         "accelerators": "8 x MTT S4000",
@@ -49,7 +46,7 @@ def test_the_parts_are_what_the_hardware_is(tmp_path: Path) -> None:
     } == dict(key_of(machines.s4000(tmp_path)).parts)
 
 
-def test_readings_and_software_do_not_change_the_key(tmp_path: Path) -> None:
+def test_readings_and_software_do_not_change_the_key(tmp_path):
     machine = machines.s4000(tmp_path)
     before = key_of(machine)
     machines.xeon(tmp_path, mhz=3100.0, free_kb=1)
@@ -68,7 +65,7 @@ def test_readings_and_software_do_not_change_the_key(tmp_path: Path) -> None:
     assert () == before.differences(after)
 
 
-def test_other_hardware_changes_the_key_and_is_named(tmp_path: Path) -> None:
+def test_other_hardware_changes_the_key_and_is_named(tmp_path):
     whole = key_of(machines.s4000(tmp_path / "8"))
     half = key_of(machines.s4000(tmp_path / "8b", environ={"MUSA_VISIBLE_DEVICES": "0,1,2,3"}))
     assert whole.key != half.key
@@ -81,7 +78,7 @@ def test_other_hardware_changes_the_key_and_is_named(tmp_path: Path) -> None:
     assert "accelerators: 8 x MTT S4000, other has none" in whole.differences(cpu)
 
 
-def test_a_mig_slice_has_a_key_of_its_own(tmp_path: Path) -> None:
+def test_a_mig_slice_has_a_key_of_its_own(tmp_path):
     whole = key_of(machines.nvidia(tmp_path / "whole", ["NVIDIA H200"]))
     listed = "GPU 0: NVIDIA H200 (UUID: GPU-0aaa)\n  MIG 1g.18gb     Device  0: (UUID: MIG-222)\n"
     host = machines.nvidia(tmp_path / "mig", ["NVIDIA H200"], mig="Enabled", tools={"nvidia-smi -L": listed})
@@ -98,7 +95,7 @@ def test_a_mig_slice_has_a_key_of_its_own(tmp_path: Path) -> None:
         ({}, "none"),
     ],
 )
-def test_the_cgroups_share_of_the_cpu_is_hardware(tmp_path: Path, files: dict[str, str], quota: str) -> None:
+def test_the_cgroups_share_of_the_cpu_is_hardware(tmp_path, files, quota):
     """Where nothing says what is mounted, the usual places are read; test_cgroups.py has all others."""
     machines.write(machines.xeon(tmp_path), files)
     assert quota == key_of(machines.host(tmp_path, {})).parts["cpu_quota"]
@@ -108,13 +105,13 @@ def test_the_cgroups_share_of_the_cpu_is_hardware(tmp_path: Path, files: dict[st
     mine=st.dictionaries(st.sampled_from("abcd"), st.text(max_size=3)),
     theirs=st.dictionaries(st.sampled_from("abcd"), st.text(max_size=3)),
 )
-def test_differences_are_empty_only_for_equal_parts(mine: dict[str, str], theirs: dict[str, str]) -> None:
+def test_differences_are_empty_only_for_equal_parts(mine, theirs):
     one, other = Fingerprint(key="x", parts=mine), Fingerprint(key="x", parts=theirs)
     named = {line.split(":")[0] for line in one.differences(other)}
     assert {name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)} == named
 
 
-def test_a_fingerprint_survives_json(tmp_path: Path) -> None:
+def test_a_fingerprint_survives_json(tmp_path):
     key = key_of(machines.s4000(tmp_path))
     assert key == from_json(Fingerprint, json.loads(json.dumps(to_json(key))))
     assert {key} == {key}
@@ -123,11 +120,11 @@ def test_a_fingerprint_survives_json(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ environment
 
 
-def environment_of(host: Host, **known: dict[str, str]) -> Environment:
+def environment_of(host, **known):
     return read_environment(detect_machine(load_catalog(), host=host), **known)
 
 
-def test_the_environment_has_what_report_002_lists(tmp_path: Path) -> None:
+def test_the_environment_has_what_report_002_lists(tmp_path):
     environ = {"MCCL_PROTOS": "2", "MUSA_KERNEL_TIMEOUT": "3600000", "HOME": "/root", "NCCL_TOKEN": "secret"}
     found = environment_of(
         machines.s4000(tmp_path, environ=environ),
@@ -156,13 +153,13 @@ def test_the_environment_has_what_report_002_lists(tmp_path: Path) -> None:
     assert found.topology == machines.matrix(8, "MT2").rstrip()
 
 
-def test_the_environment_has_the_packages_and_no_torch_is_imported_for_them(tmp_path: Path) -> None:
+def test_the_environment_has_the_packages_and_no_torch_is_imported_for_them(tmp_path):
     found = environment_of(machines.host(machines.xeon(tmp_path), {}))
     assert "pytest" in found.packages
     assert pytest.__version__ == found.packages["pytest"]
 
 
-def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_unknown(tmp_path):
     found = environment_of(Host(root=tmp_path, environ={}, run=lambda _: ToolAnswer(problem="not installed"), cores=1))
     assert ("unknown", "unknown", "unknown", "unknown") == (
         found.machine_model,
@@ -190,21 +187,19 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
         ({"proc/1/cgroup": "0::/\n"}, {}, "none seen"),
     ],
 )
-def test_the_container_is_told_by_its_signs(
-    tmp_path: Path, files: dict[str, str], environ: dict[str, str], container: str
-) -> None:
+def test_the_container_is_told_by_its_signs(tmp_path, files, environ, container):
     machines.write(machines.xeon(tmp_path), files)
     assert container == environment_of(machines.host(tmp_path, {}, environ=environ)).container
 
 
-def test_every_field_of_an_environment_is_in_its_json(tmp_path: Path) -> None:
+def test_every_field_of_an_environment_is_in_its_json(tmp_path):
     found = environment_of(machines.s4000(tmp_path))
     plain = json.loads(json.dumps(found.to_json()))
     assert [each.name for each in dataclasses.fields(Environment)] == list(plain)
 
 
 @pytest.mark.parametrize("silent", [machines.SMI_FIELDS, "nvidia-smi topo -m"])
-def test_a_tool_that_gives_no_answer_is_an_error_and_never_another_key(tmp_path: Path, silent: str) -> None:
+def test_a_tool_that_gives_no_answer_is_an_error_and_never_another_key(tmp_path, silent):
     hung = ToolAnswer(problem="no answer in 60 s", hung=True)
     host = machines.nvidia(tmp_path, ["NVIDIA H100 80GB HBM3"] * 2, tools={silent: hung})
     with pytest.raises(
@@ -213,7 +208,7 @@ def test_a_tool_that_gives_no_answer_is_an_error_and_never_another_key(tmp_path:
         key_of(host)
 
 
-def test_a_tool_that_is_not_installed_leaves_parts_unknown(tmp_path: Path) -> None:
+def test_a_tool_that_is_not_installed_leaves_parts_unknown(tmp_path):
     missing = ToolAnswer(problem="not installed")
     host = machines.nvidia(tmp_path, ["NVIDIA H100 80GB HBM3"] * 2, tools={"nvidia-smi topo -m": missing})
     assert "unknown" == key_of(host).parts["links"]

@@ -1,7 +1,5 @@
 """A torch that cannot be imported: the first cause is reported, not what fails because of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

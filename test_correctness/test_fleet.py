@@ -1,7 +1,5 @@
 """``perfsuite fleet`` over journals of nodes that never met: who is named, who is absent, what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -26,8 +24,6 @@ from test_correctness.helpers.fleets import (
     standings,
     write_node,
 )
-
-pytest_plugins = ["pytester"]
 
 # -- who is named ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,5 @@
 """Real processes on eight network namespaces: a slow link, a held rank and an absent node are named, nobody else."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -13,7 +11,7 @@ from benchmarks.fleet_real import one_run
 NAMESPACE = f"probe{os.getpid()}"
 
 
-def why_not() -> str:
+def why_not():
     """Why no network namespaces can be made here; empty where they can."""
     missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
     if missing:

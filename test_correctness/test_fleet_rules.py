@@ -1,7 +1,5 @@
 """The rules of a fleet without its command: levels, identity of ranks, rounds of pairs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -17,29 +15,20 @@ from perfsuite.expectations.rows import load_expectations
 from perfsuite.fleet.nodes import read_nodes, several_hosts
 from perfsuite.fleet.rule import DEVIATIONS, SLOWER_THAN, Position, compare, level_of, slow_in_pairs
 from perfsuite.fleet.standing import judge_fleet
-from perfsuite.metrics import derive
 from perfsuite.metrics.pairs import message_times_s, name_again, name_of
 from perfsuite.platforms import load_catalog
 from perfsuite.platforms.host import Host, boot_of
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.result import Peaks, Record, Result, Work
+from perfsuite.record.result import Record, Work
 from perfsuite.record.run import Header, RunEnd, RunRecord
 from perfsuite.record.step import Identity, SpanTotal
 from perfsuite.record.workload import Budget
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from perfsuite.workloads.pair_rounds import PairRounds, tournament
-from test_correctness.helpers.fleets import (
-    ALL_REDUCE,
-    MATMUL,
-    answer,
-    fleet,
-    slower,
-    standings,
-    write_node,
-)
+from test_correctness.helpers.fleets import ALL_REDUCE, MATMUL, answer, fleet, slower, standings, write_node
 from test_correctness.helpers.local_driver import local_driver
-from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 # -- the rule ----------------------------------------------------------------------------------------------------
 
@@ -225,16 +214,14 @@ def rounds_journal(folder, slow=(), *, nodes=8, rounds=4, links=None, again=None
     path = folder / "launch.jsonl"
     writer = JournalWriter(path, Header(session="s", fingerprint="f", platform="h200", started_at="2026", host="gpu0"))
     writer.result(
-        Result(
-            case="test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
+        result_of(
+            measurement,
+            "test_perf/test_pairs.py::test_pair_rounds[h200-ws16-1MiB]",
             workload="perfsuite.workloads.pair_rounds:PairRounds",
             parameters=workload.parameters(),
             platform="h200",
-            world_size=2 * nodes,
-            outcome="measured",
             work=work,
-            metrics=derive(workload.metrics, work=work, measurement=measurement, peaks=Peaks()),
-            measurement=measurement,
+            metrics=workload.metrics,
         )
     )
     writer.ended(RunEnd(at="2026", took_s=1.0, exit_status=0))

@@ -1,7 +1,5 @@
 """Frames that are changed, repeated, dropped, reordered or added on their way are noticed and never read."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ LAUNCH = Introduction(run_id="torchrun none 29500 0", world_size=4, address="201
 PAYLOADS = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
 
 
-def opened(key: bytes, stream: bytes, *, step: int = 1 << 20) -> list[bytes]:
+def opened(key, stream, *, step=1 << 20):
     opener = Opener(key)
     payloads = []
     for at in range(0, len(stream), step):
@@ -30,12 +28,12 @@ def opened(key: bytes, stream: bytes, *, step: int = 1 << 20) -> list[bytes]:
     return payloads
 
 
-def sealed(key: bytes, payloads: list[bytes]) -> list[bytes]:
+def sealed(key, payloads):
     sealer = Sealer(key)
     return [sealer.seal(payload) for payload in payloads]
 
 
-def refused(key: bytes, frames: list[bytes], payloads: list[bytes]) -> bool:
+def refused(key, frames, payloads):
     """Whether what is not what was sent is noticed; nothing but a beginning of what was sent may be read."""
     opener = Opener(key)
     opener.feed(b"".join(frames))

@@ -3,12 +3,7 @@
 Nothing is measured: :mod:`test_correctness.helpers.collected_workloads` takes down what each test hands to perf.
 """
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +19,9 @@ from perfsuite.projection.job import Job
 from perfsuite.projection.memory import USABLE, memory_of
 from perfsuite.published.lookup import lookup
 from perfsuite.published.recipes import find
-from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.workloads.training.largest_batch import LargestBatch
 from perfsuite.workloads.training.train_step import TrainStep, estimate
+from test_correctness.helpers.processes import run_python
 from test_perf import test_options
 
 pytestmark = pytest.mark.extended
@@ -46,19 +41,9 @@ micro-batch, 650 GiB of 175B; GPipe holds sixteen micro-batches of the four samp
 
 def pytest_of_suite(folder, *arguments):
     """What a run of the suite printed; its journal is in ``folder``."""
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "test_perf", "-q", "-rs", "-p", "no:cacheprovider"),
-            *(f"--perf-journal={folder / 'journal.jsonl'}", *arguments),
-        ],
-        cwd=ROOT,
-        env={**kept, "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = ("-m", "pytest", "test_perf", "-q", "-rs", "-p", "no:cacheprovider")
+    journal = f"--perf-journal={folder / 'journal.jsonl'}"
+    done = run_python(*command, journal, *arguments, cwd=ROOT, PYTEST_ADDOPTS="")
     assert done.returncode == 0, done.stdout[-2000:]
     return done.stdout
 

@@ -1,7 +1,5 @@
 """What the gate asks for and says of one case; every number here is chosen, nothing is measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -13,16 +11,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.gate.gate import Gate
 from perfsuite.record.describe import describe
 from perfsuite.record.verdict import GateSettings
-from test_correctness.helpers.gate_runs import (
-    WOBBLE,
-    gated,
-    jitter,
-    judged,
-    node_of,
-    run_of,
-    settle,
-    stored_runs,
-)
+from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, judged, node_of, run_of, settle, stored_runs
 
 WITH_BASE = GateSettings(can_run_base=True)
 

@@ -1,7 +1,5 @@
 """What the gate asks for and says where its time is limited, on clocks that only runs and starts of arms move."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
@@ -22,8 +20,6 @@ from test_correctness.helpers.gate_runs import case_of, jitter, node_of, run_of,
 from test_correctness.helpers.gated_repository import ScriptedArms, commit_all, kept, machine, repo, stored
 
 __all__ = ["kept", "machine", "repo", "stored"]  # fixtures
-pytest_plugins = ["pytester"]
-
 COSTS = Costs(start_s=8.0, usual_run_s=1.0)
 ENDED = "the gate's budget of 100 s ended"
 NAMES = "abcdefghi"

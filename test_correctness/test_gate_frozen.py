@@ -1,7 +1,5 @@
 """The gate says of 2,000 simulated cases exactly what it said when benchmarks/gate_frozen.py stored it."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Level and change are two answers: a worse level is explained by a control that moved along, or fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -68,16 +66,17 @@ def one_of_a_suite(noisier, away):
     return gate.verdict(node_of("n7")), len(pairs)
 
 
-def test_in_a_suite_too_a_drift_is_shown_by_as_many_pairs_as_make_it_sure():
-    verdict, pairs = one_of_a_suite(noisier=4, away=0.04)
-    assert (verdict.name, pairs) == ("drifted", 12)
-    assert "the code drifted" in verdict.reasons[0]
-
-
-def test_a_stored_commit_that_is_not_surely_faster_is_not_called_as_slow():
-    verdict, pairs = one_of_a_suite(noisier=1, away=0.05)
-    assert (verdict.name, pairs) == ("drifted", 24)
-    assert "as slow as the base; aaaaaaaaaa, which the stored runs name, is not surely faster" in verdict.reasons[0]
+@pytest.mark.parametrize(
+    ("noisier", "away", "pairs", "said"),
+    [
+        (4, 0.04, 12, "the code drifted"),
+        (1, 0.05, 24, "as slow as the base; aaaaaaaaaa, which the stored runs name, is not surely faster"),
+    ],
+)
+def test_in_a_suite_too_a_drift_is_shown_by_as_many_pairs_as_make_it_sure(noisier, away, pairs, said):
+    verdict, done = one_of_a_suite(noisier, away)
+    assert (verdict.name, done) == ("drifted", pairs)
+    assert said in verdict.reasons[0]
 
 
 def test_a_stored_commit_that_is_slow_as_well_leaves_the_drift_unattributed():

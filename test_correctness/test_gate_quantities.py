@@ -1,7 +1,5 @@
 """Tolerances, and what is judged beside the time: metrics and exact quantities."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

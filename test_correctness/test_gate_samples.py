@@ -1,7 +1,5 @@
 """What the median of clean samples does not feel: mean, tail, samples that are left out, runs without clean ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -48,10 +46,7 @@ def asked(new, *, base=sampled, given=None, settings=None):
     gate.add(node_of(), new(0.0))
     nodes = node_of() if gate.settings.in_place else None
     done = settle(
-        gate,
-        lambda name, number: new(jitter(number)),
-        base=lambda name, number: base(jitter(number + 3)),
-        nodes=nodes,
+        gate, lambda name, number: new(jitter(number)), base=lambda name, number: base(jitter(number + 3)), nodes=nodes
     )
     return gate.verdict(node_of()), done
 

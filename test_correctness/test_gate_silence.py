@@ -1,7 +1,5 @@
 """Small seeded versions of benchmarks/gate_silence.py: no real slowdown ends green without a word."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Small seeded versions of benchmarks/gate_simulation.py: the numbers of docs gate-evidence hold on their hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The parts that the gate's decisions are made of: quantiles, robust means, levels, yardsticks, session effects."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math
@@ -222,12 +220,7 @@ LEVEL = Level(centre=0.0, sigma=0.01, dof=17, runs=8, sessions=8)
 def screened(seed, shift=0.0, sigma=0.01, runs=1, moved=None):
     rng = random.Random(seed)
     return [
-        Seen(
-            kind="k",
-            level=LEVEL,
-            values=tuple(shift + rng.gauss(0, sigma) for _ in range(runs)),
-            control=moved,
-        )
+        Seen(kind="k", level=LEVEL, values=tuple(shift + rng.gauss(0, sigma) for _ in range(runs)), control=moved)
         for _ in range(100)
     ]
 

@@ -1,7 +1,5 @@
 """What the cases of a suite tell about each other, and a session that settles in place or only looks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,15 +8,7 @@ from hypothesis import strategies as st
 
 from perfsuite.gate.gate import Gate
 from perfsuite.record.verdict import GateSettings
-from test_correctness.helpers.gate_runs import (
-    WOBBLE,
-    gated,
-    jitter,
-    node_of,
-    run_of,
-    settle,
-    stored_runs,
-)
+from test_correctness.helpers.gate_runs import WOBBLE, gated, jitter, node_of, run_of, settle, stored_runs
 
 WITH_BASE = GateSettings(can_run_base=True)
 NAMES = [f"n{index}" for index in range(30)]
@@ -152,8 +142,7 @@ def test_equal_inputs_give_equal_requests_and_verdicts(seed, base):
 
 
 @pytest.mark.parametrize(
-    ("sessions", "settings", "told"),
-    [(4, GateSettings(), True), (8, GateSettings(), False), (4, WITH_BASE, False)],
+    ("sessions", "settings", "told"), [(4, GateSettings(), True), (8, GateSettings(), False), (4, WITH_BASE, False)]
 )
 def test_a_lone_case_that_few_stored_sessions_leave_undecided_gets_a_way_out(sessions, settings, told):
     stored = tuple(run_of(2 * WOBBLE[n], session=f"s{n % sessions}", number=n) for n in range(8))

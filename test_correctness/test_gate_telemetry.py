@@ -1,7 +1,5 @@
 """The gate where telemetry disturbs: own ranks never do, and unusable stored runs are reported with a reason."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -17,8 +15,6 @@ from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.simmusa_ranks import ONCE, ROOT, require_built
 from test_correctness.helpers.stored_files import run_of
-
-pytest_plugins = ["pytester"]
 
 SHARED = "device 0 is shared with 1 other process"
 TEST = """
@@ -105,7 +101,6 @@ TRIALS = 5
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("strangers", [0, 1], ids=["no stranger", "a stranger"])
 def test_a_container_can_gate_unless_a_stranger_is_on_its_device(pytester, monkeypatch, strangers):
-    """NVML lists the numbers of another namespace, and the power cap lowers the clock: five trials of five work."""
     require_built()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PERFSUITE_FAMILIES", fake_nvml.FAMILY)

@@ -1,7 +1,5 @@
 """Level and change in pytest runs: drift, another environment, a suite that is slower as a whole, and what fails."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,8 +11,6 @@ from perfsuite.history.git import revision_of, stamp
 from perfsuite.plugin import verdict_reports
 from perfsuite.run.gatekeeper import Gatekeeper
 from test_correctness.helpers.gated_repository import ScriptedArms, baseline_file, commit_all
-
-pytest_plugins = ["pytester"]
 
 
 def torch_of(repo, monkeypatch, version):
@@ -117,16 +113,10 @@ def test_the_user_says_which_verdicts_fail(stored, machine):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--perf-gate", "--perf-fail-on=slow"],
-            "*--perf-fail-on: 'slow' is not a verdict that can fail; choose*",
-        ),
+        (["--perf-gate", "--perf-fail-on=slow"], "*--perf-fail-on: 'slow' is not a verdict that can fail; choose*"),
         (["--perf-gate", "--perf-fail-on=,"], "*--perf-fail-on has no verdict*"),
         (["--perf-fail-on=default"], "*--perf-fail-on is an option of the gate; give --perf-gate with it"),
-        (
-            ["--perf-accept=some", "--perf-reason=x"],
-            "*'some' is not valid; write environment or all",
-        ),
+        (["--perf-accept=some", "--perf-reason=x"], "*'some' is not valid; write environment or all"),
         (["--perf-accept=all"], "*--perf-accept=all replaces stored runs and needs a reason*"),
         (["--perf-gate", "--perf-against=a", "--perf-base=b"], "*two names of one option; leave --perf-base out"),
         (["--perf-base=main"], "*--perf-base is an option of the gate; give --perf-gate with it"),

@@ -1,7 +1,5 @@
 """The gate in whole pytest runs with real rank processes, on a device whose clock the case moves: no load decides."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -19,8 +17,6 @@ from perfsuite.base.git import git
 from perfsuite.record.journal import read_journal
 
 ROOT = Path(__file__).parent.parent
-pytest_plugins = ["pytester"]
-
 REAL = """
     import os
     import random

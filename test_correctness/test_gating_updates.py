@@ -1,7 +1,5 @@
 """What a pytest run with --perf-update stores, what it refuses, and when a new epoch begins."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json
@@ -14,8 +12,6 @@ import pytest
 
 from test_correctness.helpers.gated_repository import baseline_file
 from test_correctness.helpers.scripted_driver import measurement
-
-pytest_plugins = ["pytester"]
 
 
 @pytest.fixture

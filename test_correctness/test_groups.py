@@ -1,7 +1,5 @@
 """Process groups over a session: formed and left by all of their ranks together, used again where they can be."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -79,7 +77,6 @@ def test_a_rank_that_died_between_two_cases_ends_its_group(devices):
 
 
 def test_a_rank_whose_end_nobody_has_told_yet_fails_no_case(driver, monkeypatch):
-    """The forkserver speaks when it is asked a second time: the first is when ranks for the next case are taken."""
     whole = processes(run(driver, 2), 0, 1)
     transport = driver._transport
     forkserver, real, looked = transport._servers[1 % transport._layouts].process.pid, transport._look, []
@@ -106,11 +103,6 @@ def test_descriptors_do_not_grow_with_the_world_sizes(devices):
     assert counts[2:4] == counts[-2:]
 
 
-def test_streams_of_a_simulated_devices_groups_are_used_again(devices):
-    streams = [run(devices, size, function=steps.queue_of_messages)["stream0"] for size in (2, 3) * 4]
-    assert max(streams[2:]) <= max(streams[:2])
-
-
 @SLOW
 def test_200_cases_of_changing_world_size_leave_nothing_behind(devices):
     counts = change(devices, (8, 2, 4, 1) * 50)
@@ -126,7 +118,6 @@ def test_a_mesh_of_one_axis_is_the_world_and_its_group_is_used_again(driver):
 
 
 def test_a_mesh_over_gloo_makes_no_group_of_its_own_where_there_is_cuda(driver):
-    """torch 2.6 to 2.12 made one that moves device tensors by NCCL, under the label gloo."""
     assert {"same": 1} == run(driver, 2, mesh="dp2", function=several.mesh_beside_cuda)
 
 

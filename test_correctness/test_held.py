@@ -1,7 +1,5 @@
 """What a rank holds between steps: the closed form against the memory build, strategy by strategy."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math
@@ -88,7 +86,6 @@ def test_weights_and_state_are_spread_as_the_strategy_spreads_them(strategy, fp3
 
 
 def test_a_bucket_of_zero_3_is_no_larger_than_deepspeeds_own():
-    """It was as large as the model: 13 GB on each rank of llama2-7b."""
     step = TrainStep(model="llama2-7b", strategy="zero3", dtype="fp16")
     settings = step.find_strategy().settings(step.plan(MeshShape.of(dp=8)))
     assert settings["zero_optimization"]["reduce_bucket_size"] == 500_000_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ store take time train use warm write
 """First words of a help string."""
 
 
-def parsers(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def parsers(parser, name):
     """Yield a parser and those of its subcommands, with their names."""
     yield name, parser
     for action in parser._actions:
@@ -32,7 +31,7 @@ def parsers(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, a
                 yield from parsers(subparser, f"{name} {child}")
 
 
-def command_arguments() -> Iterator[tuple[str, str, bool]]:
+def command_arguments():
     """Yield name, help and whether the help must give a default, of each argument and subcommand of ``perfsuite``."""
     for name in cli.COMMANDS:
         subcommands = argparse.ArgumentParser().add_subparsers(parser_class=cli._Parser)
@@ -52,20 +51,20 @@ def command_arguments() -> Iterator[tuple[str, str, bool]]:
 class _Recorder:
     """Takes the declarations of the plugin in place of pytest's parser."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.found: list[tuple[str, str, bool]] = []
 
-    def getgroup(self, *_: str) -> _Recorder:
+    def getgroup(self, *_):
         return self
 
-    def addoption(self, name: str, **settings: object) -> None:
+    def addoption(self, name, **settings):
         self.found.append((name, str(settings.get("help", "")), "action" not in settings))
 
-    def addini(self, name: str, text: str, **_: object) -> None:
+    def addini(self, name, text, **_):
         self.found.append((f"ini {name}", text, True))
 
 
-def plugin_options() -> list[tuple[str, str, bool]]:
+def plugin_options():
     """Return name, help and whether the help must give a default, of each option and ini key of the plugin."""
     recorder = _Recorder()
     declarations.declare(recorder)  # type: ignore[arg-type] # it has the methods that are used

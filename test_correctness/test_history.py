@@ -1,7 +1,5 @@
 """A history's file, the order of its sessions, what the command prints, and the line that a run adds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -19,8 +17,6 @@ from test_correctness.helpers.histories import BEGIN, ScriptedRepository, commit
 from test_correctness.helpers.report_runs import latte
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.test_tables_command import journal
-
-pytest_plugins = ["pytester"]
 
 
 def printed(capsys, *arguments, code=0):

@@ -1,7 +1,5 @@
 """What a history finds: change points against a known truth, commits named, small changes added up."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

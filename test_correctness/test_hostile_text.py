@@ -1,7 +1,5 @@
 """Text of others does nothing but be read: every command and file over journals whose every text is an attack."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Equal hardware does not make two hosts one: identity, baselines, the gate and history."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -22,8 +20,6 @@ from perfsuite.platforms.host import Host
 from perfsuite.reports.beside_others import OverTime, history_grids
 from test_correctness.helpers.histories import ScriptedRepository, drawn, session, written
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of
-
-pytest_plugins = ["pytester"]
 
 
 def on(name, *uuids):
@@ -85,7 +81,6 @@ def test_a_case_is_compared_with_the_runs_of_its_host_if_there_are_enough():
     ("hosts", "here"), [("aaaabbbb", "a"), ("aaaaaabb", "b"), ("aaaaaabb", "c"), ("rstuvwxyz", "q")]
 )
 def test_hosts_with_few_runs_share_the_baseline_and_that_is_said(hosts, here):
-    """As runners of a CI service do, which live for one run: all runs count, and no host is called a cause."""
     found = compared(hosts, here)
     assert (len(hosts), ()) == (len(found.stored), found.elsewhere)
     assert f"stored runs are of {len(set(hosts))} hosts of equal hardware, " in found.hosts

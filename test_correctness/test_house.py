@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "perfsuite"
-MODULES = {
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.glob("**/*.py"))
-}
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+from test_correctness.helpers.package_tree import MODULES, PACKAGE, imported, tree
+
 LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
@@ -57,23 +52,9 @@ CIRCULAR: set[str] = set()
 """Rooms whose modules import each other in a circle; none is added."""
 
 
-def imported(name: str, *, at_import_time: bool = False) -> set[str]:
-    """Modules of the package that a module imports, those inside functions and under TYPE_CHECKING included or not."""
-    found: set[str] = set()
-    pending: list[ast.AST] = [TREES[name]]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in MODULES else node.module)
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        late = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        typed = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if not (at_import_time and (late or typed)):
-            pending += ast.iter_child_nodes(node)
-    return found & set(MODULES)
+def imports(name: str, *, at_import_time: bool = False) -> set[str]:
+    """Modules of the package that a module imports."""
+    return set(imported(name, at_import_time=at_import_time) & MODULES.keys())
 
 
 def loaded_with(name: str) -> set[str]:
@@ -83,7 +64,7 @@ def loaded_with(name: str) -> set[str]:
         module = pending.pop()
         if module not in found:
             found.add(module)
-            pending += imported(module, at_import_time=True)
+            pending += imports(module, at_import_time=True)
     return found
 
 
@@ -102,7 +83,7 @@ def test_an_import_loads_what_it_needs():
 
 
 def test_a_name_is_that_of_one_class():
-    names = Counter(node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for name in MODULES for node in tree(name).body if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1 and not name.startswith("_")} <= TWICE
 
 
@@ -110,7 +91,7 @@ def test_a_module_earns_its_file():
     """It has sixty lines, or two that import it; what is run or found by its name has none."""
     importers: defaultdict[str, set[str]] = defaultdict(set)
     for name in MODULES:
-        for other in imported(name):
+        for other in imports(name):
             importers[other].add(name)
     by_name = {name for name in MODULES if name.endswith("__main__") or MODULES[name].name == "__init__.py"}
     small = {name for name, lines in LINES.items() if lines < 60 and len(importers[name]) < 2}
@@ -119,7 +100,7 @@ def test_a_module_earns_its_file():
 
 def test_modules_of_other_rooms_do_not_import_in_a_circle():
     circles = []
-    depends = {name: imported(name) for name in MODULES}
+    depends = {name: imports(name) for name in MODULES}
     for name in MODULES:
         reached: set[str] = set()
         pending = set(depends[name])

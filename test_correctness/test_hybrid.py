@@ -1,7 +1,5 @@
 """Products of parallelisms on real ranks: parity with one process, what they refuse, and what they leave on a rank."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -1,7 +1,5 @@
 """Figures of other tools: every sample with what its source prints, conversions, and what is refused and why."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FlagPerf and SuperBench: statuses are not figures, conventions are by source, and a bad line costs that line."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,9 +1,6 @@
 """perfsuite installed plainly, not editable, and used from another directory: nothing of the checkout is in reach."""
 
-from __future__ import annotations
-
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +8,8 @@ import sys
 import pytest
 
 from perfsuite.run.arms import Arm, LiveArm
-from perfsuite.runtime.transports.launchers import launcher_variables
 from perfsuite.suite import pytest_arguments
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT
 
 TESTS = """
@@ -92,11 +89,7 @@ def installed(tmp_path_factory):
 
 def run(installed, directory, *command):
     """A command in ``directory`` of somebody who has only the installed package."""
-    environment = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    environment.update(PYTHONPATH=str(installed), PERFSUITE_FAMILIES="")
-    return subprocess.run(
-        [sys.executable, *command], cwd=directory, env=environment, capture_output=True, text=True, check=False
-    )
+    return run_python(*command, cwd=directory, PYTHONPATH=str(installed), PERFSUITE_FAMILIES="")
 
 
 @pytest.mark.extended
@@ -112,15 +105,21 @@ def test_the_wheel_has_every_file_of_the_package(installed):
     assert files(ROOT) | suite == files(installed)
 
 
-def test_the_suite_of_the_package_has_the_ids_of_the_repository(installed, tmp_path):
-    module = "perfsuite.suite.test_perf.test_matmul"
+@pytest.mark.parametrize(
+    "way",
+    [
+        "--pyargs perfsuite.suite",
+        pytest.param("--pyargs perfsuite.suite.test_perf.test_matmul", marks=pytest.mark.extended),
+        pytest.param("{installed}/perfsuite/suite", marks=pytest.mark.extended),
+    ],
+)
+def test_the_suite_of_the_package_has_the_ids_of_the_repository(installed, tmp_path, way):
     chosen = ["-m", "pytest", "--collect-only", "-q", "--perf-platform=cpu", "-k", "test_matmul.py and fp32"]
     stored = (ROOT / "test_correctness" / "ids" / "cpu.txt").read_text().splitlines()
     cases = {line for line in stored if line.startswith("test_perf/test_matmul.py::") and "fp32" in line}
     assert len(cases) == 4
-    for arguments in (["--pyargs", "perfsuite.suite"], ["--pyargs", module], [str(installed / "perfsuite" / "suite")]):
-        found = run(installed, tmp_path, *chosen, *arguments)
-        assert cases == {line for line in found.stdout.splitlines() if "::" in line}, found.stdout + found.stderr
+    found = run(installed, tmp_path, *chosen, *way.format(installed=installed).split(" "))
+    assert cases == {line for line in found.stdout.splitlines() if "::" in line}, found.stdout + found.stderr
 
 
 @pytest.mark.extended
@@ -133,6 +132,7 @@ def test_the_suite_of_the_package_measures_into_the_folder_of_the_user(installed
     assert [case] == [entry["fullname"] for entry in json.loads(stored.read_text())["benchmarks"]]
 
 
+@pytest.mark.extended
 def test_an_arm_measures_a_case_of_the_installed_suite(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(installed))
     case = "test_perf/test_matmul.py::test_matmul[cpu-256x256x256-fp32]"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
-import os
 import sys
 import tracemalloc
 from pathlib import Path
@@ -23,9 +21,9 @@ from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.local import LocalTransport
 from test_correctness.helpers import leaks
 from test_correctness.helpers.local_driver import ROOT
+from test_correctness.helpers.processes import in_a_fork
 from test_correctness.helpers.scripted_driver import measurement
 
-pytest_plugins = ["pytester"]
 DEVELOPMENT = "development mode of Python (unset PYTHONDEVMODE)"
 
 
@@ -43,17 +41,12 @@ def plain(monkeypatch):
 
 def after(change, wrapper=""):
     """What a process sees of itself after a change, which ends with it."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def look():
         change()
-        os.write(writer, json.dumps(instruments(CpuDevice(), wrapper)).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as told:
-        text = told.read()
-    os.waitpid(pid, 0)
-    return [name for name in json.loads(text) if name != DEVELOPMENT]
+        return instruments(CpuDevice(), wrapper)
+
+    return [name for name in in_a_fork(look) if name != DEVELOPMENT]
 
 
 @pytest.mark.parametrize(
@@ -77,36 +70,25 @@ def test_a_tracer_is_named(plain):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "seen"),
-    [
-        ("PYTHONMALLOC", "debug", True),
-        ("PYTHONMALLOC", "malloc", False),
-        ("MALLOC_PERTURB_", "165", True),
-        ("MALLOC_PERTURB_", "0", False),
-        ("MALLOC_ARENA_MAX", "1", False),
-        ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.perturb=1", True),
-        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", False),
-        ("ONEDNN_VERBOSE", "1", True),
-        ("ONEDNN_VERBOSE", "none", False),
-        ("MKL_VERBOSE", "0", False),
-        ("TORCH_LOGS", "+all", True),
-        ("TORCH_LOGS", "recompiles", False),
-        ("TORCH_SHOW_CPP_STACKTRACES", "1", False),
-        ("PYTHONFAULTHANDLER", "1", False),
-        ("TORCH_CPP_LOG_LEVEL", "INFO", False),
-        ("PYTHONUNBUFFERED", "1", False),
-        ("NCCL_DEBUG", "INFO", False),  # of another platform's library
-    ],
-)
-def test_variables_are_instruments_by_their_value(plain, name, value, seen):
-    plain.setenv(name, value)
-    told = [text for text in instruments(CpuDevice()) if text != DEVELOPMENT]
-    assert [f"(unset {name})" in text for text in told] == [True] * seen
-
-
-@pytest.mark.parametrize(
     ("device", "name", "value", "seen"),
     [
+        (CpuDevice, "PYTHONMALLOC", "debug", True),
+        (CpuDevice, "PYTHONMALLOC", "malloc", False),
+        (CpuDevice, "MALLOC_PERTURB_", "165", True),
+        (CpuDevice, "MALLOC_PERTURB_", "0", False),
+        (CpuDevice, "MALLOC_ARENA_MAX", "1", False),
+        (CpuDevice, "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.perturb=1", True),
+        (CpuDevice, "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", False),
+        (CpuDevice, "ONEDNN_VERBOSE", "1", True),
+        (CpuDevice, "ONEDNN_VERBOSE", "none", False),
+        (CpuDevice, "MKL_VERBOSE", "0", False),
+        (CpuDevice, "TORCH_LOGS", "+all", True),
+        (CpuDevice, "TORCH_LOGS", "recompiles", False),
+        (CpuDevice, "TORCH_SHOW_CPP_STACKTRACES", "1", False),
+        (CpuDevice, "PYTHONFAULTHANDLER", "1", False),
+        (CpuDevice, "TORCH_CPP_LOG_LEVEL", "INFO", False),
+        (CpuDevice, "PYTHONUNBUFFERED", "1", False),
+        (CpuDevice, "NCCL_DEBUG", "INFO", False),  # of another platform's library
         (CudaDevice, "CUDA_LAUNCH_BLOCKING", "1", True),
         (CudaDevice, "CUDA_LAUNCH_BLOCKING", "0", False),
         (CudaDevice, "NCCL_DEBUG", "TRACE", True),
@@ -119,9 +101,10 @@ def test_variables_are_instruments_by_their_value(plain, name, value, seen):
         (MusaDevice, "MCCL_DEBUG", "WARN", False),
     ],
 )
-def test_variables_of_a_devices_libraries_are_those_of_its_platform(plain, device, name, value, seen):
+def test_variables_are_instruments_by_their_value_and_platform(plain, device, name, value, seen):
     plain.setenv(name, value)
-    told = [text for text in instruments(device(module=object())) if text != DEVELOPMENT]
+    code = device() if device is CpuDevice else device(module=object())
+    told = [text for text in instruments(code) if text != DEVELOPMENT]
     assert [f"(unset {name})" in text for text in told] == [True] * seen
 
 
@@ -167,7 +150,7 @@ def test_a_process_that_traces_the_rank_is_named(plain):
 class Fake:
     text: str
 
-    def read_text(self, **_: str) -> str:
+    def read_text(self, **_):
         return self.text
 
 

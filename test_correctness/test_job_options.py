@@ -1,7 +1,5 @@
 """Options of project and advise: nonsense is refused in one line, and no figure comes out of nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -67,7 +65,7 @@ FIGURES = ("step_time_s", "low_s", "high_s", "memory_total_bytes", "tokens_per_s
 
 
 @st.composite
-def commands(draw) -> list[str]:
+def commands(draw):
     """Sound options, some of them replaced and others added, mostly by nonsense."""
     name = draw(st.sampled_from(["project", "project", "advise"]))
     grammar = PROJECT if name == "project" else ADVISE
@@ -80,7 +78,7 @@ def commands(draw) -> list[str]:
     return [name, *(f"{option}={value}" for option, value in chosen.items()), *switches, *plain]
 
 
-def run(command: list[str], capsys) -> tuple[int, str, str]:
+def run(command, capsys):
     try:
         code = main(command)
     except SystemExit as end:
@@ -161,7 +159,7 @@ def test_a_world_that_no_layout_divides_is_no_error(capsys):
     assert (code, plain["legal"], plain["chosen"], plain["smallest"]["world_size"]) == (1, 0, None, 96)
 
 
-def projected(capsys, *options: str) -> dict:
+def projected(capsys, *options):
     command = ["project", *(f"{option}={value}" for option, value in SOUND.items()), "--world=16", *options, "--json"]
     code, out, err = run(command, capsys)
     assert code == 0, err

@@ -1,7 +1,5 @@
 """The journal: every finished case is on disk, a torn end is forgiven, other damage is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json
@@ -11,15 +9,16 @@ import re
 import pytest
 
 from perfsuite.base.errors import JournalError
-from perfsuite.metrics import derive, read_run
+from perfsuite.metrics import read_run
 from perfsuite.record.journal import durations_s, read_journal
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.result import Metric, Peak, Peaks, Result, Work
+from perfsuite.record.result import Metric, Peak, Peaks, Work
 from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, instrumented_line
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import notable
 from perfsuite.runtime.driver import Job
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.scripted_driver import measurement
 
 HEADER = Header(
@@ -31,21 +30,14 @@ HEADER = Header(
 )
 
 
-def result(case: str, median_s: float = 0.5, kernel: str = "5.4") -> Result:
+def result(case, median_s=0.5, kernel="5.4"):
     job = Job(workload=FunctionWorkload(function=result), world_size=2, budget=Budget())
-    work = Work(collective="all_reduce", message_bytes=1024.0)
-    measured = measurement(job, (median_s,) * 3)
-    names = ("latency_us", "busbw_gb_per_s")
-    return Result(
-        case=case,
-        workload="test_it:step",
+    return result_of(
+        measurement(job, (median_s,) * 3),
+        case,
         parameters={"shape": [1, 2], "dtype": "fp32"},
-        platform="cpu",
-        world_size=2,
-        outcome="measured",
-        work=work,
-        metrics=derive(names, work=work, measurement=measured, peaks=Peaks()),
-        measurement=measured,
+        work=Work(collective="all_reduce", message_bytes=1024.0),
+        metrics=("latency_us", "busbw_gb_per_s"),
         fingerprint="cpu-x",
         environment={"kernel": kernel},
     )

@@ -1,7 +1,5 @@
 """Kernels beside the dense product: their checks pass on right results and fail on wrong ones; rules; operations."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import contextmanager
 from types import SimpleNamespace

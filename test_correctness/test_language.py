@@ -1,7 +1,5 @@
 """Prose is plain: the rules of helpers/plain_language.py hold for pages, docstrings, comments, messages and names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The search for the largest batch: on made-up memories, on a device's allocator that is made up, on real ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
@@ -127,7 +125,6 @@ def test_on_an_accelerator_out_of_memory_ends_the_search():
 
 
 def test_what_is_found_is_what_the_timed_step_can_run():
-    """Its twin and its checks leave pieces behind: the step at the largest batch observed ran out of memory."""
     probe, asked = ranks_with("cuda:0", 250, timed_extra=45)
     workload, records = LargestBatch(model="gpt2-tiny").settle(probe)
     values = {record.name: record.value for record in records}

@@ -1,14 +1,12 @@
 """Kernels that take less time than the host takes to start them are said to, with the rate of the kernel alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
 from perfsuite.metrics import derive
 from perfsuite.metrics.spec import LAUNCH_BOUND
-from perfsuite.record.result import Peak, Peaks, Record, Result, Training, Work
+from perfsuite.record.result import Peak, Peaks, Record, Training, Work
 from perfsuite.record.step import DeviceLook
 from perfsuite.reports.devices import BURST_NOTE, burst
 from perfsuite.reports.questions import answers
@@ -18,6 +16,7 @@ from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import MemoryCopy
 from simmusa.costs import Costs
 from test_correctness.helpers import large_yardstick, simmusa_ranks
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.simmusa_ranks import KERNELS, QUICK, opened, require_built
 from test_correctness.test_telemetry import measured
 
@@ -109,18 +108,7 @@ def looked(throttle, *, iterations=10, device="cuda:0", simulated=False):
     """Ten samples of a product of a millisecond, after 0.9 s of warm-up, and one look at its device."""
     looks = (DeviceLook(device=0, at_s=0.0, throttle=throttle),)
     timed = dataclasses.replace(measured(1.0, device=device), looks=looks, iterations=iterations, warmup_s=0.9)
-    return Result(
-        case="test_it.py::test_matmul[h100-bf16]",
-        workload="perfsuite.workloads.matmul:Matmul",
-        parameters={},
-        platform="h100",
-        world_size=1,
-        outcome="measured",
-        work=PRODUCT,
-        metrics=derive(["tflops"], work=PRODUCT, measurement=timed, peaks=PEAKS),
-        measurement=timed,
-        simulated=simulated,
-    )
+    return result_of(timed, platform="h100", work=PRODUCT, metrics=["tflops"], peaks=PEAKS, simulated=simulated)
 
 
 @pytest.mark.parametrize(

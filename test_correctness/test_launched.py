@@ -1,12 +1,8 @@
 """Every process of a launch collects; only where there are perf cases do they share one run."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -15,10 +11,9 @@ from perfsuite.runtime.transports import agent, star
 from perfsuite.runtime.transports.cluster import ClusterTransport
 from perfsuite.runtime.transports.launchers import detect_launch, launcher_variables, telling_variables
 from test_correctness.helpers.agents import environ_of
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT, repository
 from test_correctness.test_launchers import ENV, OPENMPI, SLURM, TORCHRUN
-
-pytest_plugins = ["pytester"]
 
 PERF = "def test_perf(perf):\n    perf(step)\n"
 PLAIN = "def test_plain(record_property):\n    record_property('seen', 'yes')\n"
@@ -293,16 +288,8 @@ def test_add_up(perf, ranks):
 
 
 def torchrun(directory, *command):
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *command],
-        cwd=directory,
-        env={**kept, "PYTHONPATH": str(ROOT), "TMPDIR": str(directory)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+    return run_python(*launcher, *command, cwd=directory, PYTHONPATH=str(ROOT), TMPDIR=str(directory))
 
 
 @pytest.mark.extended

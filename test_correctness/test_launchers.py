@@ -1,11 +1,9 @@
 """Every launcher's variables, and every environment that must be refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.base.errors import LaunchError
-from perfsuite.runtime.transports.launchers import Launch, detect_launch, first_host, launcher_variables
+from perfsuite.runtime.transports.launchers import detect_launch, first_host, launcher_variables
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -55,11 +53,11 @@ BATCH = {
 }
 
 
-def but(environ: dict[str, str], *without: str, **changes: str) -> dict[str, str]:
+def but(environ, *without, **changes):
     return {name: value for name, value in {**environ, **changes}.items() if name not in without}
 
 
-def found(environ: dict[str, str]) -> Launch:
+def found(environ):
     launch = detect_launch(environ)
     assert launch is not None
     return launch
@@ -83,7 +81,7 @@ def found(environ: dict[str, str]) -> Launch:
         ),
     ],
 )
-def test_a_launch_is_what_the_variables_of_its_launcher_say(environ: dict[str, str], told: dict[str, object]):
+def test_a_launch_is_what_the_variables_of_its_launcher_say(environ, told):
     launch = found(environ)
     assert told == {name: getattr(launch, name) for name in told}
 
@@ -99,7 +97,7 @@ def test_a_launch_is_what_the_variables_of_its_launcher_say(environ: dict[str, s
         ({**SLURM, "PMIX_RANK": "6", "PMI_RANK": "6", "PMI_SIZE": "7"}, "slurm"),
     ],
 )
-def test_of_nested_launchers_the_inner_one_counts(environ: dict[str, str], launcher: str):
+def test_of_nested_launchers_the_inner_one_counts(environ, launcher):
     assert launcher == found(environ).launcher
 
 
@@ -119,7 +117,7 @@ def test_of_nested_launchers_the_inner_one_counts(environ: dict[str, str], launc
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
     ],
 )
-def test_one_process_is_no_launch(environ: dict[str, str]):
+def test_one_process_is_no_launch(environ):
     assert detect_launch(environ) is None
 
 
@@ -166,7 +164,7 @@ def test_one_process_is_no_launch(environ: dict[str, str]):
         ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, r"FLUX_TASK_RANK=0 FLUX_JOB_SIZE=2"),
     ],
 )
-def test_contradictory_or_unknown_environments_are_refused_in_one_line(environ: dict[str, str], said: str):
+def test_contradictory_or_unknown_environments_are_refused_in_one_line(environ, said):
     with pytest.raises(LaunchError, match=said) as refused:
         detect_launch(environ)
     assert "\n" not in str(refused.value)
@@ -200,7 +198,7 @@ def test_run_ids_are_equal_on_all_ranks_and_differ_between_launches():
         ("", ""),
     ],
 )
-def test_first_host(node_list: str, first: str):
+def test_first_host(node_list, first):
     assert first == first_host(node_list)
 
 

@@ -1,14 +1,12 @@
 """Imports go downward only, and the driver's process never imports torch."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "perfsuite"
+from test_correctness.helpers.package_tree import MODULES, PACKAGE, imported, tree
+
 DESIGN = PACKAGE.parent / "docs" / "contributing" / "architecture.md"
 LINES = [
     line.split() for line in DESIGN.read_text().partition("<!-- layers -->\n```\n")[2].partition("```")[0].splitlines()
@@ -17,8 +15,6 @@ LINES = [
 those of their own.
 """
 LEVEL = {name: level for level, names in enumerate(LINES) for name in names}
-MODULES = sorted(PACKAGE.glob("**/*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 RANK_SIDE = (
     *("models", "strategies", "runtime.ranks", "workloads.moe_layer_ranks"),
     *(f"workloads.training.{module}" for module in ("on_rank", "builds", "exposed", "memory")),
@@ -26,79 +22,41 @@ RANK_SIDE = (
 """Rooms with modules that only ranks load, and such modules."""
 
 
-def part(name: str) -> str:
+def part(name):
     """``runtime`` of ``perfsuite.runtime.driver``; empty for the package itself."""
     return name.split(".")[1] if "." in name else ""
 
 
-def imports(tree: ast.AST) -> set[str]:
-    """Every perfsuite module named in an import, also those inside functions and under TYPE_CHECKING."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            found.add(node.module)
-            if node.module == "perfsuite":
-                found |= {f"perfsuite.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "perfsuite"}
-
-
-def at_import_time(tree: ast.Module) -> set[str]:
-    """Modules that importing this one imports: not those inside functions or under TYPE_CHECKING."""
-    found, pending = set(), list(tree.body)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            pending += node.orelse
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-    return found
-
-
-def wrong_arrows(path):
+def wrong_arrows(module):
     """Imports of a module that the design has no place for."""
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if own == "__init__":
+    own = part(module)
+    if not own:
         return  # the front door: it loads nothing before it is asked, see below
     assert own in LEVEL, f"{own} has no place in the design's layers"
-    for name in imports(TREES[path]):
+    for name in imported(module) & MODULES.keys():
         other = part(name)
-        if other and other != own and not name.startswith("perfsuite.__"):
+        if other and other != own:
             package_on_one_line = (PACKAGE / own).is_dir() or (PACKAGE / other).is_dir()
             if not (LEVEL[other] < LEVEL[own] or (LEVEL[other] == LEVEL[own] and not package_on_one_line)):
-                yield f"{path.relative_to(PACKAGE)} imports {name}"
+                yield f"{module} imports {name}"
 
 
 def test_imports_go_downward_only():
-    assert [] == [arrow for path in MODULES for arrow in wrong_arrows(path)]
+    assert [] == [arrow for module in MODULES for arrow in wrong_arrows(module)]
 
 
 def test_no_module_is_above_400_lines_and_no_function_above_120():
-    modules = [path.name for path in MODULES if path.read_text().count("\n") > 400]
+    modules = [name for name, path in MODULES.items() if path.read_text().count("\n") > 400]
     functions = [
-        f"{path.relative_to(PACKAGE)}: {node.name}"
-        for path in MODULES
-        for node in ast.walk(TREES[path])
+        f"{name}: {node.name}"
+        for name in MODULES
+        for node in ast.walk(tree(name))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= 120
     ]
     assert ([], []) == (modules, functions)
 
 
-def name_of(path: Path) -> str:
-    relative = path.relative_to(PACKAGE.parent).with_suffix("")
-    return ".".join(relative.parts).removesuffix(".__init__")
-
-
-HEADS = {name_of(path): at_import_time(tree) for path, tree in TREES.items()}
-
-
-def loaded_with(name: str) -> set[str]:
+def loaded_with(name):
     """All that importing a module imports, its parents and what they import included."""
     found, pending = set(), [name]
     while pending:
@@ -106,16 +64,16 @@ def loaded_with(name: str) -> set[str]:
         if module not in found:
             found.add(module)
             pending += [".".join(module.split(".")[:depth]) for depth in range(1, module.count(".") + 1)]
-            pending += HEADS.get(module, ())
+            pending += imported(module, at_import_time=True) if module in MODULES else ()
     return found
 
 
-def is_of_the_driver(name: str) -> bool:
+def is_of_the_driver(name):
     return not f"{name}.".startswith(tuple(f"perfsuite.{room}." for room in RANK_SIDE))
 
 
 def test_loading_a_module_of_the_driver_does_not_load_torch():
-    driver = filter(is_of_the_driver, HEADS)
+    driver = filter(is_of_the_driver, MODULES)
     assert [] == [name for name in driver if {"torch", "torch.distributed"} & loaded_with(name)]
 
 
@@ -123,7 +81,7 @@ def test_the_rank_side_is_what_loads_torch():
     assert "torch" in loaded_with("perfsuite.runtime.ranks.worker")
 
 
-def run(program: str) -> str:
+def run(program):
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120, check=True
     )
@@ -177,11 +135,12 @@ print(*sorted(name for name in sys.modules if name.startswith("perfsuite.") and 
 
 
 def test_what_several_concerns_do_at_one_hook_stands_in_one_module():
-    modules: dict[str, set[str]] = {}
-    for path in sorted((PACKAGE / "plugin").glob("*.py")):
-        for node in ast.walk(TREES[path]):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_") and path.stem != "hooks":
-                modules.setdefault(node.name, set()).add(path.stem)
+    modules = {}
+    for name in MODULES:
+        room, _, stem = name.removeprefix("perfsuite.").partition(".")
+        for node in ast.walk(tree(name)) if room == "plugin" and stem != "hooks" else ():
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("pytest_"):
+                modules.setdefault(node.name, set()).add(stem)
     shared = {name: stems for name, stems in modules.items() if len(stems) > 1}
     assert shared == {
         "pytest_sessionfinish": {"order", "launch"},  # an agent leaves before everybody's, a driver's code comes last
@@ -191,7 +150,6 @@ def test_what_several_concerns_do_at_one_hook_stands_in_one_module():
 
 
 def test_options_of_ours_are_read_where_another_plugin_may_have_the_name():
-    """By collisions.option and collisions.ini: pytest's own functions give what the other plugin keeps there."""
     read = re.compile(r"""(getoption|getini)\(f?["'](--)?perf[_-]""")
     found = {path.stem for path in (PACKAGE / "plugin").glob("*.py") if read.search(path.read_text())}
     assert found == set()

@@ -1,7 +1,5 @@
 """Arms that stay alive between turns, and work trees after signals: real processes on a scripted clock."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -170,7 +168,6 @@ def test_a_killed_run_leaves_its_work_tree_registered_until_the_next(checkout, t
 
 
 def test_a_work_tree_of_another_run_stays_registered(checkout):
-    """Also where git writes relative paths, as with worktree.useRelativePaths."""
     with arm_of(checkout, "HEAD", "base") as arm:
         (registered,) = (checkout / ".git").glob("worktrees/*/gitdir")
         registered.write_text(os.path.relpath(arm.tree / ".git", registered.parent) + "\n")

@@ -1,7 +1,5 @@
 """Machines of the reports: what they state is what the reports print, and projections are of their network."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -22,8 +20,6 @@ from perfsuite.record.codec import to_json
 from perfsuite.reports.tables.published import recipe_of_case
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.scripted_driver import repository
-
-pytest_plugins = ["pytester"]
 
 CATALOG = load_catalog()
 MESH = MeshShape.of(tp=32)
@@ -134,10 +130,7 @@ def test_a_file_adds_a_machine_and_changes_one(tmp_path):
     ("text", "said"),
     [
         (OWN, r"line 2: \[machine.two\] network is missing for a machine of several nodes"),
-        (
-            OWN.replace('"v100"', '"v1000"') + NETWORK,
-            r"line 4: .*platform is 'v1000', which has no row; did you mean",
-        ),
+        (OWN.replace('"v100"', '"v1000"') + NETWORK, r"line 4: .*platform is 'v1000', which has no row; did you mean"),
         (OWN.replace("value = 2,", "value = 2.5,") + NETWORK, r"line 6: .*nodes has value 2.5; write the whole number"),
         (OWN.replace('unit = "devices", ', "") + NETWORK, r"line 7: .*devices_per_node has unit None"),
         (
@@ -182,27 +175,7 @@ def test_more_nodes_than_the_machine_has_are_said(capsys):
     assert text.endswith("32 devices are more than its 8: more such nodes")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "neither a platform nor a machine is named"),
-        (("--machine", "oneflow-4x8-v10"), "did you mean oneflow-4x8-v100"),
-        (("--machine", "oneflow-4x8-v100", "--platform", "a100"), "has devices of v100, not of a100"),
-        (
-            ("--machine", "004-1x8-a100"),
-            "more than the 8 of a node of a100, and no figure of its network",
-        ),
-    ],
-)
-def test_a_wrong_machine_is_one_line(capsys, arguments, said):
-    assert main(["project", *STEP, *arguments]) != 0
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-
-
 def test_a_recipe_is_projected_on_its_reports_machine_beside_what_is_published(capsys):
-    """As with the options that say the same."""
     name = "003-MP_1x32x1_16_3072x32"
     assert main(["project", "--recipe", name, "--json"]) == 0
     by_recipe = json.loads(capsys.readouterr().out)
@@ -229,6 +202,10 @@ def test_a_recipe_on_another_platform_takes_its_row(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (STEP, "neither a platform nor a machine is named"),
+        ((*STEP, "--machine", "oneflow-4x8-v10"), "did you mean oneflow-4x8-v100"),
+        ((*STEP, "--machine", "oneflow-4x8-v100", "--platform", "a100"), "has devices of v100, not of a100"),
+        ((*STEP, "--machine", "004-1x8-a100"), "more than the 8 of a node of a100, and no figure of its network"),
         (("--recipe", "003-MP_1x32"), "did you mean 003-MP_1x32x1_16_3072x32"),
         (("--recipe", "001-latte-l-b1-w16-1x8"), "describes no machine; give --platform"),
         (("--recipe", "004-routing-b32-1x8"), "of workload moe_layer; only train_step is projected"),
@@ -237,7 +214,7 @@ def test_a_recipe_on_another_platform_takes_its_row(capsys):
         (("--platform", "s4000", "--model", "llama2-7b"), "give --model and --global-batch, or --recipe"),
     ],
 )
-def test_a_wrong_recipe_is_one_line(capsys, arguments, said):
+def test_a_wrong_machine_or_recipe_is_one_line(capsys, arguments, said):
     assert main(["project", *arguments]) != 0
     err = capsys.readouterr().err
     assert said in err

@@ -1,7 +1,5 @@
 """Secrets are masked by name, form and place, and what only looks like one is not."""
 
-from __future__ import annotations
-
 import json
 import time
 
@@ -12,8 +10,6 @@ from hypothesis import strategies as st
 from perfsuite.base.masking import MASK, masked, masked_value, masked_words
 from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import repository
-
-pytest_plugins = ["pytester"]
 
 GEHEIM = "geheim12345"
 SECRETS = [

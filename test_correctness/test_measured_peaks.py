@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from perfsuite.base.errors import InvalidParameter, RanksFailed
 from perfsuite.baselines.summarise import case_of, summarise
@@ -15,7 +16,6 @@ from perfsuite.plugin.fixtures import CaseState
 from perfsuite.plugin.outcome import properties
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.result import ABOVE_MEASURED_PEAK, Peak, Peaks, Record, Work
-from perfsuite.record.run import Header
 from perfsuite.record.workload import Budget, Workload
 from perfsuite.reports.tables.case import from_result
 from perfsuite.reports.tables.grids import why_empty
@@ -24,10 +24,9 @@ from perfsuite.run.arms import Arm, arm_environment
 from perfsuite.runtime.driver import Job
 from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.peak_probe import PeakProbe
+from test_correctness.helpers.bare_rank import BareRank
 from test_correctness.helpers.scripted_driver import measurement
-from test_correctness.test_session import Product, case, session
-
-HEADER = Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
+from test_correctness.test_session import HEADER, Product, case, session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ def probing(*rounds):
     return script
 
 
-def probes(driver) -> list[Job]:
+def probes(driver):
     return [job for job in driver.jobs if isinstance(job.workload, PeakProbe)]
 
 
@@ -250,28 +249,15 @@ def test_what_moves_with_the_peak_is_neither_stored_nor_judged():
 # -- the kernels -------------------------------------------------------------------------------------------------
 
 
-class Host:
-    """A rank that has what the kernels of a probe ask for."""
+class Host(BareRank):
+    """A rank that keeps the units of what is recorded."""
 
     def __init__(self):
-        import torch
-
-        self.device, self.rank = torch.device("cpu"), 0
-        self.records: dict[str, float] = {}
-        self.units: set[str] = set()
-
-    def dtype(self, name):
-        import torch
-
-        return {"fp32": torch.float32, "int8": torch.int8}[name]
-
-    def generator(self, seed):
-        import torch
-
-        return torch.Generator().manual_seed(seed)
+        super().__init__()
+        self.units = set()
 
     def record(self, name, value, *, unit, reduce):
-        self.records[name] = value
+        super().record(name, value, unit=unit, reduce=reduce)
         self.units.add(unit)
 
 
@@ -287,8 +273,6 @@ class Host:
     ],
 )
 def test_a_probe_runs_every_kernel_on_all_threads_and_on_every_core(quantity, unit, kernels, monkeypatch):
-    import torch
-
     monkeypatch.setattr("perfsuite.workloads.peak_probe._SIDES", (64,))
     monkeypatch.setattr("perfsuite.workloads.peak_probe._BUFFER_BYTES", (1 << 20, 1 << 20))
     before = torch.get_num_threads()
@@ -305,7 +289,6 @@ def test_a_probe_runs_every_kernel_on_all_threads_and_on_every_core(quantity, un
 
 
 def test_the_best_kernels_are_looked_at_for_longer(monkeypatch):
-    """A look of some milliseconds missed what int8 reaches over a second: a case was above its own peak."""
     from perfsuite.workloads import peak_probe
 
     looks = []

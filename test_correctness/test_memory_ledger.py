@@ -1,7 +1,5 @@
 """What a CPU's ledger counts: every byte of this thread, by address, collectives as a whole."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

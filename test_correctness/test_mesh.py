@@ -1,7 +1,5 @@
 """Mesh shapes: names and sizes of axes, and where ranks stand."""
 
-from __future__ import annotations
-
 import doctest
 import itertools
 import math
@@ -19,14 +17,14 @@ SETTINGS = settings(max_examples=50, deadline=None)
 
 
 @st.composite
-def shapes(draw: st.DrawFn) -> MeshShape:
+def shapes(draw):
     """Shapes of up to four axes, given in any order."""
     without = draw(st.sampled_from([{"dp"}, {"dp_replicate", "dp_shard"}]))
     names = draw(st.lists(st.sampled_from([axis for axis in AXES if axis not in without]), unique=True, max_size=4))
     return MeshShape(axes=tuple((name, draw(st.integers(1, 4))) for name in names))
 
 
-def test_worked_numbers() -> None:
+def test_worked_numbers():
     failed, tried = doctest.testmod(mesh)
     assert tried >= 4
     assert failed == 0
@@ -34,7 +32,7 @@ def test_worked_numbers() -> None:
 
 @SETTINGS
 @given(shapes())
-def test_a_shape_survives_printing_and_parsing(shape: MeshShape) -> None:
+def test_a_shape_survives_printing_and_parsing(shape):
     assert shape == MeshShape.parse(str(shape))
     assert shape == MeshShape.of(**dict(shape.axes))
     assert math.prod(shape.sizes) == shape.world_size
@@ -42,7 +40,7 @@ def test_a_shape_survives_printing_and_parsing(shape: MeshShape) -> None:
 
 @SETTINGS
 @given(shapes(), st.randoms(use_true_random=False))
-def test_the_order_of_axes_does_not_depend_on_how_they_were_given(shape: MeshShape, random: object) -> None:
+def test_the_order_of_axes_does_not_depend_on_how_they_were_given(shape, random):
     shuffled = list(shape.axes)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert shape == MeshShape(axes=tuple(shuffled))
@@ -51,7 +49,7 @@ def test_the_order_of_axes_does_not_depend_on_how_they_were_given(shape: MeshSha
 
 @SETTINGS
 @given(shapes())
-def test_ranks_are_numbered_like_a_row_major_array(shape: MeshShape) -> None:
+def test_ranks_are_numbered_like_a_row_major_array(shape):
     array = np.arange(shape.world_size).reshape(shape.sizes)
     for index in np.ndindex(*shape.sizes):
         coordinates = dict(zip(shape.names, index, strict=True))
@@ -61,7 +59,7 @@ def test_ranks_are_numbered_like_a_row_major_array(shape: MeshShape) -> None:
 
 @SETTINGS
 @given(shapes(), st.data())
-def test_groups_partition_the_ranks(shape: MeshShape, data: st.DataObject) -> None:
+def test_groups_partition_the_ranks(shape, data):
     axes = data.draw(st.lists(st.sampled_from(AXES), unique=True))
     groups = {shape.group(rank, *axes) for rank in range(shape.world_size)}
     assert list(range(shape.world_size)) == sorted(itertools.chain(*groups))
@@ -73,7 +71,7 @@ def test_groups_partition_the_ranks(shape: MeshShape, data: st.DataObject) -> No
         assert all(each == fixed[0] for each in fixed)
 
 
-def test_axes_that_a_shape_lacks_have_size_one() -> None:
+def test_axes_that_a_shape_lacks_have_size_one():
     assert 1 == MeshShape.of(dp=4).size("tp")
     assert 1 == MeshShape.parse("1").world_size
     assert "1" == str(MeshShape.of())
@@ -96,7 +94,7 @@ def test_axes_that_a_shape_lacks_have_size_one() -> None:
         (lambda: MeshShape.of(dp=2).rank_of({"dp": 2}), "dp=2 is not in mesh dp2; choose 0 to 1"),
     ],
 )
-def test_impossible_shapes_say_what_to_choose(make: object, message: str) -> None:
+def test_impossible_shapes_say_what_to_choose(make, message):
     assert callable(make)
     with pytest.raises(InvalidParameter, match=message):
         make()

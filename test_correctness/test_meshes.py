@@ -1,7 +1,5 @@
 """One training on many meshes: the same losses, operations and weights, whatever strategy spreads it how."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

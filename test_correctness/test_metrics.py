@@ -1,7 +1,5 @@
 """The metric registry: formulas against independent arithmetic, peaks and reasons, the figures of docs metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import importlib
@@ -9,7 +7,6 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from hypothesis import strategies as st
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.errors import InvalidParameter
 from perfsuite.metrics import REGISTRY, derive, find, fit_alpha_beta
-from perfsuite.record.result import Measurement, Metric, Peak, Peaks, Work
+from perfsuite.record.result import Peak, Peaks, Work
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -37,13 +34,7 @@ PEAKS = Peaks(
 MIB = 2**20
 
 
-def measured(
-    times: list[float] | float,
-    *,
-    places: Sequence[tuple[str, str]] = (("a", "musa:0"),),
-    cache_bytes: int = 0,
-    memory: int | None = None,
-) -> Measurement:
+def measured(times, *, places=(("a", "musa:0"),), cache_bytes=0, memory=None):
     """A measurement with these seconds per iteration, on ranks at these (host, device)."""
     ranks = [
         rank_facts(rank, host=host, device=device, cache_bytes=cache_bytes)
@@ -52,7 +43,7 @@ def measured(
     return measurement_of(times if isinstance(times, list) else [times], ranks, peak_memory_bytes=memory)
 
 
-def on(*, devices: int, ranks_per_device: int = 1, hosts: int = 1) -> list[tuple[str, str]]:
+def on(*, devices, ranks_per_device=1, hosts=1):
     return [
         (f"host{host}", f"musa:{device}")
         for host in range(hosts)
@@ -61,19 +52,19 @@ def on(*, devices: int, ranks_per_device: int = 1, hosts: int = 1) -> list[tuple
     ]
 
 
-def one(name: str, work: Work, measurement: Measurement, peaks: Peaks = PEAKS) -> Metric:
+def one(name, work, measurement, peaks=PEAKS):
     (metric,) = derive([name], work=work, measurement=measurement, peaks=peaks)
     return metric
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_worked_numbers(name: str) -> None:
+def test_worked_numbers(name):
     failed, _ = doctest.testmod(importlib.import_module(f"perfsuite.metrics.{name}"))
     assert failed == 0
 
 
 @pytest.mark.parametrize("spec", REGISTRY.values(), ids=list(REGISTRY))
-def test_every_metric_says_what_it_means(spec: object) -> None:
+def test_every_metric_says_what_it_means(spec):
     assert isinstance(spec, type(find("tflops")))
     unit = spec.unit.lower().replace("/", "_per_")
     assert unit in spec.name
@@ -84,7 +75,7 @@ def test_every_metric_says_what_it_means(spec: object) -> None:
     assert "1.5" == spec.format(1.5)
 
 
-def test_the_registry_cannot_be_changed() -> None:
+def test_the_registry_cannot_be_changed():
     with pytest.raises(TypeError):
         REGISTRY["mine"] = REGISTRY["tflops"]  # type: ignore[index]
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -94,12 +85,12 @@ def test_the_registry_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("typo", "meant"), [("busbw", "busbw_gb_per_s"), ("tflop", "tflops"), ("latency", "latency_us")]
 )
-def test_a_typo_names_what_was_meant(typo: str, meant: str) -> None:
+def test_a_typo_names_what_was_meant(typo, meant):
     with pytest.raises(InvalidParameter, match=rf"metric '{typo}' is not in the registry; did you mean .*{meant}"):
         derive([typo], work=Work(), measurement=measured(1.0), peaks=PEAKS)
 
 
-def test_metrics_come_in_the_order_they_were_asked_for() -> None:
+def test_metrics_come_in_the_order_they_were_asked_for():
     names = ("busbw_gb_per_s", "latency_us", "algbw_gb_per_s")
     work = Work(collective="all_reduce", message_bytes=1e6)
     assert names == tuple(each.name for each in derive(names, work=work, measurement=measured(1.0), peaks=PEAKS))
@@ -108,7 +99,7 @@ def test_metrics_come_in_the_order_they_were_asked_for() -> None:
 @given(
     operations=st.integers(1, 10**15), time=st.floats(1e-6, 100), devices=st.integers(1, 8), sharing=st.integers(1, 4)
 )
-def test_tflops(operations: int, time: float, devices: int, sharing: int) -> None:
+def test_tflops(operations, time, devices, sharing):
     work = Work(flops={"exact": float(operations)}, dtype="bf16")
     measurement = measured(time, places=on(devices=devices, ranks_per_device=sharing))
     expected = Fraction(operations) / Fraction(time) / 10**12
@@ -121,12 +112,12 @@ def test_tflops(operations: int, time: float, devices: int, sharing: int) -> Non
     assert math.isclose(total.share_of_peak or 0.0, each.share_of_peak or 0.0, rel_tol=1e-12)
 
 
-def test_integer_operations_are_tops() -> None:
+def test_integer_operations_are_tops():
     metric = one("tflops", Work(flops={"exact": 1e12}, dtype="int8"), measured(0.01))
     assert ("TOPS", 100.0, 0.5) == (metric.unit, metric.value, metric.share_of_peak)
 
 
-def test_the_convention_of_the_work_model_is_kept() -> None:
+def test_the_convention_of_the_work_model_is_kept():
     work = Work(flops={"palm": 2e12, "6n": 1e12}, dtype="bf16")
     assert ("palm", 2.0) == (one("tflops", work, measured(1.0)).convention, one("tflops", work, measured(1.0)).value)
     work = Work(flops={"palm": 2e12, "exact": 1e12}, dtype="bf16")
@@ -136,7 +127,7 @@ def test_the_convention_of_the_work_model_is_kept() -> None:
 @given(size=st.integers(1, 2**40), time=st.floats(1e-6, 100), ranks=st.integers(2, 64))
 @pytest.mark.parametrize("op", sorted(TRAFFIC))
 @settings(max_examples=25)
-def test_collective_bandwidth(op: str, size: int, time: float, ranks: int) -> None:
+def test_collective_bandwidth(op, size, time, ranks):
     """Independent: the bytes that one rank must put on its link, over the time."""
     own = Fraction(size, ranks)
     on_the_link = {
@@ -156,7 +147,7 @@ def test_collective_bandwidth(op: str, size: int, time: float, ranks: int) -> No
 
 
 @given(size=st.integers(1, 2**36), time=st.floats(1e-6, 100), devices=st.integers(1, 8), sharing=st.integers(1, 4))
-def test_memory_bandwidth_is_per_device(size: int, time: float, devices: int, sharing: int) -> None:
+def test_memory_bandwidth_is_per_device(size, time, devices, sharing):
     measurement = measured(time, places=on(devices=devices, ranks_per_device=sharing))
     for path, peak in (("device", PEAKS.memory_bandwidth), ("host_to_device", PEAKS.host_link)):
         metric = one("gb_per_s", Work(bytes_moved=float(size), memory_path=path), measurement)  # type: ignore[arg-type]
@@ -173,7 +164,7 @@ def test_memory_bandwidth_is_per_device(size: int, time: float, devices: int, sh
         (128 * MIB, ""),
     ],
 )
-def test_a_bandwidth_of_the_cache_is_marked_and_is_no_share_of_the_memory(touched: int, note: str) -> None:
+def test_a_bandwidth_of_the_cache_is_marked_and_is_no_share_of_the_memory(touched, note):
     work = Work(bytes_moved=float(touched), memory_path="device", footprint_bytes=float(touched))
     metric = one("gb_per_s", work, measured(1.0, cache_bytes=32 * MIB))
     assert metric.note.startswith(note) if note else metric.note == ""
@@ -183,7 +174,7 @@ def test_a_bandwidth_of_the_cache_is_marked_and_is_no_share_of_the_memory(touche
     assert (shared.peak is None) == (touched < 32 * MIB)
 
 
-def test_latency() -> None:
+def test_latency():
     times = [0.001 * index for index in range(1, 201)]
     random.Random(1).shuffle(times)
     assert math.isclose(statistics.median(times) * 1e6, one("latency_us", Work(), measured(times)).value or 0.0)
@@ -193,7 +184,7 @@ def test_latency() -> None:
     assert (None, "99 samples; a 99th percentile needs 100") == (few.value, few.note)
 
 
-def test_peak_memory() -> None:
+def test_peak_memory():
     assert 3.0 == one("peak_memory_gib", Work(), measured(1.0, memory=3 * 2**30)).value
     unknown = one("peak_memory_gib", Work(), measured(1.0))
     assert (None, "the device has no allocator statistics") == (unknown.value, unknown.note)
@@ -208,7 +199,7 @@ def test_peak_memory() -> None:
         ("busbw_gb_per_s", Work(collective="all_gather", message_bytes=1e9), "no link in the platform's row"),
     ],
 )
-def test_without_a_peak_the_value_stays_and_the_reason_is_given(name: str, work: Work, note: str) -> None:
+def test_without_a_peak_the_value_stays_and_the_reason_is_given(name, work, note):
     for peaks, reason in ((Peaks(), note), (Peaks(unknown="no row for 'Foo 9'"), "no row for 'Foo 9'")):
         metric = one(name, work, measured(1.0, places=on(devices=2)), peaks)
         assert (None, reason) == (metric.peak, metric.note)
@@ -216,7 +207,7 @@ def test_without_a_peak_the_value_stays_and_the_reason_is_given(name: str, work:
         assert metric.value > 0
 
 
-def test_a_link_within_the_node_is_no_peak_between_nodes() -> None:
+def test_a_link_within_the_node_is_no_peak_between_nodes():
     work = Work(collective="all_reduce", message_bytes=1e9)
     metric = one("busbw_gb_per_s", work, measured(1.0, places=on(devices=2, hosts=2)))
     assert metric.peak is None
@@ -233,13 +224,13 @@ def test_a_link_within_the_node_is_no_peak_between_nodes() -> None:
         ("algbw_gb_per_s", Work(), "the workload moves no message that a bandwidth could be taken of"),
     ],
 )
-def test_what_cannot_be_known_says_why(name: str, work: Work, note: str) -> None:
+def test_what_cannot_be_known_says_why(name, work, note):
     metric = one(name, work, measured(1.0))
     assert (None, note) == (metric.value, metric.note)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in REGISTRY.items() if not spec.deterministic])
-def test_a_time_of_zero_gives_no_rate(name: str) -> None:
+def test_a_time_of_zero_gives_no_rate(name):
     work = Work(flops={"exact": 1.0}, bytes_moved=1.0, collective="all_reduce", message_bytes=1.0)
     metric = one(name, work, measured(0.0))
     assert metric.value is None
@@ -247,8 +238,7 @@ def test_a_time_of_zero_gives_no_rate(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, spec in REGISTRY.items() if not spec.deterministic])
-def test_the_one_iteration_of_a_smoke_run_gives_no_rate(name: str) -> None:
-    """It is the first one, and its communication is watched."""
+def test_the_one_iteration_of_a_smoke_run_gives_no_rate(name):
     work = Work(flops={"exact": 1.0}, bytes_moved=1.0, collective="all_reduce", message_bytes=1.0)
     metric = one(name, work, dataclasses.replace(measured(1.0), smoke=True))
     assert (metric.value, metric.note) == (None, "the case was run once and not measured")
@@ -258,7 +248,7 @@ SIZES = [float(4**power) for power in range(5, 16)]
 
 
 @given(alpha=st.floats(1e-7, 1e-2), rate=st.floats(1e7, 1e12), sizes=st.sets(st.sampled_from(SIZES), min_size=3))
-def test_the_fit_finds_the_line_that_made_the_points(alpha: float, rate: float, sizes: set[float]) -> None:
+def test_the_fit_finds_the_line_that_made_the_points(alpha, rate, sizes):
     fit = fit_alpha_beta([(size, alpha + size / rate) for size in sizes])
     reach_us = min(alpha + size / rate for size in sizes) * 1e6
     assert math.isclose(alpha * 1e6, fit.alpha_us, rel_tol=1e-3, abs_tol=1e-3 * reach_us)
@@ -269,7 +259,7 @@ def test_the_fit_finds_the_line_that_made_the_points(alpha: float, rate: float, 
     assert len(sizes) == fit.points
 
 
-def test_the_fit_survives_noise_and_one_bad_point() -> None:
+def test_the_fit_survives_noise_and_one_bad_point():
     rng = random.Random(5)
     clean = [(size, 20e-6 + size / 10e9) for size in SIZES]
     for _ in range(50):
@@ -281,7 +271,7 @@ def test_the_fit_survives_noise_and_one_bad_point() -> None:
         assert math.isclose(10.0, fit.beta_gb_per_s, rel_tol=0.15)
 
 
-def test_errors_of_the_fit_cover_the_truth() -> None:
+def test_errors_of_the_fit_cover_the_truth():
     rng = random.Random(6)
     inside = 0
     for _ in range(200):
@@ -292,7 +282,7 @@ def test_errors_of_the_fit_cover_the_truth() -> None:
     assert 0.85 <= inside / 400 <= 1
 
 
-def test_a_fit_that_is_none_says_so() -> None:
+def test_a_fit_that_is_none_says_so():
     with pytest.raises(ValueError, match="over 2 different sizes says nothing; measure at least 3"):
         fit_alpha_beta([(1.0, 1.0), (2.0, 2.0), (2.0, 2.1)])
     with pytest.raises(ValueError, match="needs positive times"):
@@ -303,7 +293,7 @@ def test_a_fit_that_is_none_says_so() -> None:
     assert 0.0 == fit_alpha_beta([(1e3, 1e-6), (2e6, 3e-3), (4e6, 7e-3)]).alpha_us, "a negative start-up time is none"
 
 
-def test_the_document_has_a_worked_number_of_every_metric_and_they_are_right() -> None:
+def test_the_document_has_a_worked_number_of_every_metric_and_they_are_right():
     page = DOCS / "evidence" / "worked-numbers.md"
     text = page.read_text()
     assert set(REGISTRY) <= set(re.findall(r"^>>> .*  # (\w+)", text, re.MULTILINE))
@@ -312,7 +302,7 @@ def test_the_document_has_a_worked_number_of_every_metric_and_they_are_right() -
     assert results.failed == 0
 
 
-def test_the_table_of_factors_in_the_document_is_the_code() -> None:
+def test_the_table_of_factors_in_the_document_is_the_code():
     rows = re.findall(
         r"^\| `(\w+)` \| [^|]+\| [^|]+\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
         (DOCS / "reference" / "metrics.md").read_text(),

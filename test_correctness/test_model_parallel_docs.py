@@ -1,7 +1,5 @@
 """perfsuite docs model-parallel and worked-messages: every axis is derived, and the worked numbers are right."""
 
-from __future__ import annotations
-
 import doctest
 import re
 

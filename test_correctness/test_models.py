@@ -1,7 +1,5 @@
 """Models: published sizes, work as torch counts it, gradients that no checkpointing changes, wrong names."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The layer of experts as a workload: its check on real ranks, what it records, its twin, DeepSpeed's, bad input."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,11 +1,10 @@
 """Near the end of a device's memory: cases find the same with and without the gate's yardstick and the cache flush."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 
 import pytest
+import torch
 
 from perfsuite.base.units import GIB, MIB, gib
 from perfsuite.record.workload import CallableStep, FunctionWorkload
@@ -62,8 +61,6 @@ def test_the_largest_batch_is_the_same_under_the_gate(tmp_path):
 
 
 def _allocates(rank):
-    import torch
-
     block = torch.zeros(64 * MIB // 4, device=rank.device)
     return CallableStep(lambda: block.add_(1.0))
 

@@ -1,7 +1,5 @@
 """What a stranger on the network can reach, and what perfsuite does with bytes that came by it."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -39,7 +37,6 @@ def test_a_store_listens_on_its_address_alone(host):
 
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_a_process_that_has_ended_listens_on_nothing(waited_for):
-    """One of those that are looked at may end meanwhile."""
     ended = subprocess.Popen(["true"], stdout=subprocess.PIPE)
     ended.stdout.read()
     if waited_for:
@@ -49,7 +46,6 @@ def test_a_process_that_has_ended_listens_on_nothing(waited_for):
 
 
 def test_a_torch_whose_newer_server_takes_no_socket_gets_the_older_one(monkeypatch):
-    """torch 2.5 to 2.7 say so by a NotImplementedError."""
     real, tried = arrival.TCPStore, []
 
     def before_2_8(*arguments, **options):
@@ -101,11 +97,11 @@ def test_an_agent_says_that_the_name_of_rank_0_has_no_address(name, why, monkeyp
     assert re.search(said, capsys.readouterr().err)
 
 
-def pickling(tree: ast.AST) -> list[str]:
+def pickling(tree):
     """Places in a module that would unpickle bytes: as \"line: what\"."""
     found = []
     for node in ast.walk(tree):
-        names: list[str] = []
+        names = []
         if isinstance(node, ast.Import):
             names = [alias.name.split(".")[0] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -144,7 +140,7 @@ def test_nothing_of_perfsuite_unpickles_what_came_from_elsewhere():
     assert {file: places for file, places in found.items() if places} == {}
 
 
-def _has_ipv6() -> bool:
+def _has_ipv6():
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True

@@ -1,42 +1,33 @@
 """What a reader should look at: ranked, each with its effect and how sure it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
 import pytest
 
-from perfsuite.record.result import Metric, Peak, RankFacts, Result, Work
+from perfsuite.record.result import Metric, Peak, RankFacts, Work
 from perfsuite.record.run import GateRecord, RunRecord, equal_work
 from perfsuite.record.verdict import Effect, Finding, Verdict
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.reports.notable import KINDS, Notable, notable, spread_of_equal_work
 from perfsuite.runtime.driver import Job
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.scripted_driver import measurement
 
 
-def result(case: str, median_s: float = 0.5, *, ranks: int = 1, metrics=(), **parameters) -> Result:
+def result(case, median_s=0.5, *, ranks=1, metrics=(), **parameters):
     job = Job(workload=FunctionWorkload(function=result), world_size=ranks, budget=Budget())
-    return Result(
-        case=f"t.py::{case}",
-        workload="t:step",
-        parameters=parameters,
-        platform="cpu",
-        world_size=ranks,
-        outcome="measured",
-        work=Work(flops={"exact": 1.0}, dtype="fp32"),
-        metrics=metrics,
-        measurement=measurement(job, (median_s,) * 3),
-    )
+    work = Work(flops={"exact": 1.0}, dtype="fp32")
+    measured = measurement(job, (median_s,) * 3)
+    return result_of(measured, f"t.py::{case}", work=work, metrics=metrics, parameters=parameters)
 
 
-def run(*results: Result, **fields) -> RunRecord:
+def run(*results, **fields):
     by_case = {one.case: one for one in results}
     return RunRecord(name="s", platform="cpu", fingerprint="cpu-x", results=by_case, **fields)
 
 
-def regressed(case: str, effect: float) -> Verdict:
+def regressed(case, effect):
     interval = (effect - 0.02, effect + 0.02)
     finding = Finding(
         quantity="time",
@@ -121,7 +112,7 @@ def test_a_result_above_a_measured_peak_has_no_share():
 
 
 def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
-    def pipeline(case: str, bubble: float, simulated: float) -> Result:
+    def pipeline(case, bubble, simulated):
         metrics = [
             Metric(name=name, value=value, unit="", better="lower")
             for name, value in (("bubble_ratio", bubble), ("simulated_bubble_ratio", simulated))
@@ -133,7 +124,7 @@ def test_a_bubble_beyond_its_simulation_is_told_once_for_all_pipelines():
     assert told.sentence.endswith("bubble 61%, simulated 31%")
 
 
-def on_devices(case: str, times_s: tuple[float, ...]) -> Result:
+def on_devices(case, times_s):
     one = result(case, ranks=len(times_s), name=case)
     ranks = tuple(
         dataclasses.replace(one.measurement.ranks[0], rank=rank, device=f"cuda:{rank}", median_s=time_s)

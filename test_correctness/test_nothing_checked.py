@@ -1,7 +1,5 @@
 """A check that had nothing to check is not green, and says in one line what kept it from checking."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 from pathlib import Path
@@ -16,8 +14,6 @@ from perfsuite.record.run import Header, Revision
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
-
-pytest_plugins = ["pytester"]
 
 
 @pytest.fixture
@@ -112,8 +108,7 @@ def test_a_gate_says_how_many_runs_are_stored(repo):
     for _ in range(2):
         repo.run("--perf-update=append")
     refused(
-        repo.run("--perf-gate"),
-        "*none of 3 cases has 5 stored runs in *.json; 2 at most, of 3 cases; store some with*",
+        repo.run("--perf-gate"), "*none of 3 cases has 5 stored runs in *.json; 2 at most, of 3 cases; store some with*"
     )
 
 

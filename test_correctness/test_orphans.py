@@ -1,7 +1,5 @@
 """What a rank's code leaves behind, in sessions of its own and as daemons, ends with the rank's process, not before."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -45,25 +43,25 @@ arms.start(["sleep", "600"], arm, arms.arm_environment(arm)).communicate(timeout
 """
 
 
-def a_driver(start_method, directory: Path) -> Driver:
+def a_driver(start_method, directory):
     transport = LocalTransport(start_method=start_method, preload=PRELOAD, log_directory=directory)
     return Driver(transport=transport, family=families()["cpu"], rootpath=ROOT, device_count=1)
 
 
-def job(function, *, fresh=False, budget=QUICK, **arguments) -> Job:
+def job(function, *, fresh=False, budget=QUICK, **arguments):
     workload = FunctionWorkload(function=function, arguments=arguments)
     return Job(workload=workload, world_size=1, budget=budget, fresh=fresh)
 
 
-def leave(driver: Driver, directory: Path | str, **changes) -> None:
+def leave(driver, directory, **changes):
     driver.run(job(orphans.orphaning, token=str(directory), **changes))
 
 
-def left(directory: Path) -> list[int]:
+def left(directory):
     return processes_with(f"PERFSUITE_TEST_TOKEN={directory}")
 
 
-def gone(directory: Path, within_s: float = 60.0) -> bool:
+def gone(directory, within_s=60.0):
     until = time.monotonic() + within_s
     while left(directory) and time.monotonic() < until:
         time.sleep(0.05)

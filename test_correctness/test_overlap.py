@@ -1,13 +1,12 @@
 """What of communication nothing covers, from the times of kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import os
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,8 +141,6 @@ def test_a_kernel_that_the_profiler_lost_makes_steps_differ(lost):
 
 
 def _profiles(rank, profiled):
-    import torch
-
     def step():
         if profiled:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):

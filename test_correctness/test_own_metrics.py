@@ -1,7 +1,5 @@
 """Metrics of one's own: what a record may say, how it is combined, kept, shown and judged."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import json

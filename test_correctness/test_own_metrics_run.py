@@ -1,7 +1,5 @@
 """Metrics of one's own from the record of a rank to the verdict, as a user meets them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -21,8 +19,6 @@ from perfsuite.workloads.matmul import Matmul
 from test_correctness.helpers import steps
 from test_correctness.helpers.local_driver import local_driver
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 TESTS = """
 def test_own(perf):

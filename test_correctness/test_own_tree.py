@@ -1,7 +1,5 @@
 """An arm runs the code of its own tree: folders that come first, and modules of another tree that are named."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

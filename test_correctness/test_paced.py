@@ -1,7 +1,5 @@
 """A kernel that paces TCP is named where gloo sent something: its small messages scatter."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

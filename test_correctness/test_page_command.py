@@ -15,8 +15,6 @@ from test_correctness.helpers.pages import Read
 from test_correctness.helpers.report_runs import gpt
 from test_correctness.helpers.scripted_driver import measurement, repository
 
-pytest_plugins = ["pytester"]
-
 CASES = """
 import pytest
 

@@ -1,7 +1,5 @@
 """The robust mean of pairs: its interval holds the truth on noisy hosts, and what is said to be found is found."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages between every two ranks: the matrix, the link that is slower than its like, and by which factor."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import permutations
 
@@ -13,7 +11,7 @@ from perfsuite.metrics import derive
 from perfsuite.metrics.pairs import message_times_s, name_of, slow_pairs
 from perfsuite.platforms.cuda import Cuda
 from perfsuite.platforms.musa import Musa
-from perfsuite.record.result import Peak, Peaks, Result, Work
+from perfsuite.record.result import Peak, Peaks, Work
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import SpanTotal
 from perfsuite.reports.layout import grid_lines
@@ -27,6 +25,7 @@ from perfsuite.run.session import Case
 from perfsuite.workloads.pairs import Pairs
 from simmusa.costs import Costs
 from test_correctness.helpers.machines import matrix
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.simmusa_ranks import KERNELS, QUICK, opened, require_built
 from test_correctness.test_metrics import measured, on
 
@@ -52,17 +51,14 @@ def result(times_s, *, devices, both=False, topology="", variables=None, message
         measured(1.0, places=on(devices=devices, **places)), spans=spans(times_s, both=both)
     )
     workload = Pairs(message_bytes=message_bytes, directions="both" if both else "one")
-    work = Work(collective="pairs", message_bytes=message_bytes, dtype="fp32")
-    return Result(
-        case=f"t.py::test_pair_bandwidth[s4000-ws{measurement.world_size}]",
+    return result_of(
+        measurement,
+        f"t.py::test_pair_bandwidth[s4000-ws{measurement.world_size}]",
         workload="perfsuite.workloads.pairs:Pairs",
         parameters=workload.parameters(),
         platform="s4000",
-        world_size=measurement.world_size,
-        outcome="measured",
-        work=work,
-        metrics=derive(workload.metrics, work=work, measurement=measurement, peaks=Peaks()),
-        measurement=measurement,
+        work=Work(collective="pairs", message_bytes=message_bytes, dtype="fp32"),
+        metrics=workload.metrics,
         environment={"topology": topology, "variables": variables or {}},
     )
 

@@ -1,7 +1,5 @@
 """The cases of model parallelism at both scales: every one is legal on its ranks, and is the run that a report has."""
 
-from __future__ import annotations
-
 import inspect
 from types import SimpleNamespace
 

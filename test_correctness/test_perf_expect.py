@@ -1,7 +1,5 @@
 """``--perf-expect`` and the acceptance run, as pytest runs them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from html import unescape
@@ -21,8 +19,6 @@ from perfsuite.reports.page import page
 from perfsuite.reports.summary import markdown_summary
 from test_correctness.helpers.measurements import measurement_of, rank_facts
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 # -- --perf-expect -----------------------------------------------------------------------------------------------
 
@@ -46,8 +42,13 @@ source = "this site"
 """
 
 
-def test_a_result_below_expectation_fails_its_case_and_the_run(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, TESTS)
+@pytest.fixture
+def repo(pytester, monkeypatch):
+    (pytester.path / "own.toml").write_text(CPU_ROW)
+    return repository(pytester, monkeypatch, TESTS)
+
+
+def test_a_result_below_expectation_fails_its_case_and_the_run(repo, pytester):
     (pytester.path / "own.toml").write_text(CPU_ROW.replace("500000", "250000"))
     found = repo.run("--perf-expect=own.toml")
     assert pytest.ExitCode.TESTS_FAILED == found.ret
@@ -66,37 +67,32 @@ def test_a_result_below_expectation_fails_its_case_and_the_run(pytester, monkeyp
     assert ["question"] == [line.split()[0] for line in found.outlines if line.startswith("question ")]
 
 
-def test_a_run_with_a_judged_result_passes_and_counts_the_others(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, TESTS)
-    (pytester.path / "own.toml").write_text(CPU_ROW)
+def test_a_run_with_a_judged_result_passes_and_counts_the_others(repo):
     found = repo.run("--perf-expect=own.toml")
     assert pytest.ExitCode.OK == found.ret
     found.stdout.fnmatch_lines(["verdict     PASS: 1 judged result, 1 not judged"])
 
 
-def test_a_run_in_which_nothing_is_judged_is_not_green(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, TESTS)
+def test_a_run_in_which_nothing_is_judged_is_not_green(repo):
     found = repo.run("--perf-expect")
     assert pytest.ExitCode.USAGE_ERROR == found.ret
     found.stdout.fnmatch_lines(["verdict     FAIL: no result was judged by an expectation; add *"])
     assert pytest.ExitCode.OK == repo.run("--perf-allow-unjudged", "--perf-expect").ret
 
 
-def test_a_case_that_failed_or_was_cut_withholds_pass(pytester, monkeypatch):
-    repo = repository(pytester, monkeypatch, TESTS)
-    (pytester.path / "own.toml").write_text(CPU_ROW)
+def test_a_case_that_failed_or_was_cut_withholds_pass(repo):
     found = repo.run("--perf-expect=own.toml", "--perf-time-budget=0.000001s")
     assert pytest.ExitCode.OK != found.ret
     found.stdout.fnmatch_lines(["*FAIL: the time budget left out * case*"])
 
 
-def test_a_file_that_is_not_there_is_a_usage_error(pytester, monkeypatch):
-    found = repository(pytester, monkeypatch, TESTS).run("--perf-expect=none.toml")
+def test_a_file_that_is_not_there_is_a_usage_error(repo):
+    found = repo.run("--perf-expect=none.toml")
     assert pytest.ExitCode.USAGE_ERROR == found.ret
     found.stderr.fnmatch_lines(["ERROR: --perf-expect: *none.toml is not a file; give a TOML file of rows"])
 
 
-def test_a_second_look_clears_a_transient(pytester, monkeypatch):
+def test_a_second_look_clears_a_transient(repo):
     """The first run is twice as slow; the first fresh run is not."""
     runs = []
 
@@ -104,8 +100,7 @@ def test_a_second_look_clears_a_transient(pytester, monkeypatch):
         runs.append(job)
         return measurement(job, (1.0, 1.0, 1.0) if len(runs) == 1 else (0.5, 0.5, 0.5))
 
-    repo = repository(pytester, monkeypatch, TESTS, script)
-    (pytester.path / "own.toml").write_text(CPU_ROW)
+    repo.driver.script = script
     found = repo.run("--perf-expect=own.toml")
     assert (pytest.ExitCode.OK, 3) == (found.ret, len(runs))
     assert [False, True, False] == [job.fresh for job in runs]
@@ -179,7 +174,6 @@ def test_a_skipped_acceptance_case_withholds_pass(pytester, monkeypatch):
 
 @pytest.mark.parametrize(("asked", "code"), [(1, pytest.ExitCode.OK), (8, pytest.ExitCode.TESTS_FAILED)])
 def test_a_missing_device_fails_the_run(pytester, monkeypatch, asked, code):
-    """A node with 7 of 8 devices was green: its cases of eight ranks were skipped."""
     found = accepted(pytester, monkeypatch).run(f"--perf-expect-devices={asked}", "-k", "test_other")
     assert code == found.ret
     assert (asked == 8) == ("verdict     FAIL: 1 of 8 devices" in found.stdout.str())

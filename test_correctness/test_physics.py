@@ -1,7 +1,5 @@
 """Each rule of physics has results that it must flag and results that it must leave alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -10,64 +8,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfsuite.gate.physics import bubble_bound, examine, speed_up_violation, violations
-from perfsuite.record.result import (
-    ClockFacts,
-    Measurement,
-    Metric,
-    Peak,
-    Peaks,
-    RankFacts,
-    Record,
-    Result,
-    Work,
-)
+from perfsuite.record.result import Metric, Peak, Peaks, Record, Work
 from perfsuite.record.step import SpanTotal, Timeline, TimelineEvent
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 
-def measured(times_s=(0.1, 0.11, 0.12, 0.1, 0.13), ranks=1, hosts=1, spans=(), aligned=True):
+def measured(times_s=(0.1, 0.11, 0.12, 0.1, 0.13), ranks=1, hosts=1, **columns):
     facts = [
-        RankFacts(
-            rank=rank,
-            host=f"host{rank * hosts // ranks}",
-            device="cpu",
-            threads=1,
-            cores=None,
-            median_s=0.11,
-            min_s=0.1,
-            max_s=0.13,
-            cpu_share=1.0,
-            max_rss_bytes=1,
-        )
+        rank_facts(rank, host=f"host{rank * hosts // ranks}", median_s=0.11, min_s=0.1, max_s=0.13)
         for rank in range(ranks)
     ]
-    return Measurement(
-        times_s=tuple(times_s),
-        iterations=1,
-        warmup_iterations=1,
-        warmup_steady=True,
-        aligned=aligned,
-        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
-        ranks=tuple(facts),
-        backend="gloo",
-        process="fresh",
-        transport="local",
-        spans=spans,
-    )
+    return measurement_of(times_s, facts, **columns)
 
 
 def result(*metrics, work=None, measurement=None, **changes):
-    plain = Result(
-        case="t.py::t",
-        workload="m:W",
-        parameters={},
-        platform="h200",
-        world_size=1,
-        outcome="measured",
-        work=work or Work(),
-        metrics=metrics,
-        measurement=measurement or measured(),
-    )
-    return dataclasses.replace(plain, **changes)
+    return result_of(measurement or measured(), work=work, metrics=metrics, **{"platform": "h200", **changes})
 
 
 def metric(name, value, peak=None, kind="published", unit="TFLOPS"):

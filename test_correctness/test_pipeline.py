@@ -1,7 +1,5 @@
 """Pipelines on real ranks: parity with one process, timelines that are what ran, faults that are named."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """What pipelines are made of, without ranks: bad input, splits, orders for torch."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from contextlib import nullcontext
@@ -131,8 +129,7 @@ def test_the_twin_runs_the_same_schedule_on_the_same_mesh():
 
 
 @pytest.mark.parametrize(
-    "workload",
-    [TrainStep(model="gpt2", mesh="pp2", **staged(), builds=("memory",)), EmulatedPipeline(mesh="pp2")],
+    "workload", [TrainStep(model="gpt2", mesh="pp2", **staged(), builds=("memory",)), EmulatedPipeline(mesh="pp2")]
 )
 def test_every_metric_of_a_case_is_in_the_registry(workload):
     assert [name for name in workload.metrics if name not in REGISTRY] == []

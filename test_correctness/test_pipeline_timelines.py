@@ -1,9 +1,5 @@
 """Timelines of pipelines without ranks: put together, shifted to one clock, kept, chosen."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from perfsuite.metrics.pipeline import bubble_ratio
@@ -17,11 +13,11 @@ from perfsuite.runtime.ranks.spans import KEPT_STEPS, KeptSpan, SpanRecorder, St
 from perfsuite.schedules import replay
 
 
-def keeper(**place: Any) -> StepKeeper:
+def keeper(**place):
     return StepKeeper(**{"schedule": "gpipe", "ranks": 2, "rank": 0, "pipeline": 0, **place})
 
 
-def step(rank: int, begin: float) -> list[KeptSpan]:
+def step(rank, begin):
     """GPipe's step of one micro-batch on two ranks, F = 1 and B = 2; the last stage's loss is half of its forward."""
     if rank == 0:
         actions = [
@@ -40,7 +36,7 @@ def step(rank: int, begin: float) -> list[KeptSpan]:
     return [part._replace(start_s=part.start_s + begin, end_s=part.end_s + begin) for part in actions]
 
 
-def kept(rank: int, *begins: float, offset_s: float = 0.0, **place: Any) -> dict[str, Any]:
+def kept(rank, *begins, offset_s=0.0, **place):
     own = keeper(rank=rank, **place)
     for begin in begins:
         own.take(step(rank, begin))
@@ -141,20 +137,20 @@ def test_steps_without_actions_have_no_timeline():
 class DeviceClock(Clock):
     """A device whose clock stands at another time than the host's and is read as stamps in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 5000.0
 
-    def stamp(self) -> object:
+    def stamp(self):
         self.now += 1.0
         return self.now
 
-    def wait(self, stamp: object) -> None:
+    def wait(self, stamp):
         return
 
-    def elapsed_s(self, start: Any, end: Any) -> float:
+    def elapsed_s(self, start, end):
         return end - start
 
-    def facts(self) -> ClockFacts:
+    def facts(self):
         return ClockFacts(name="device", resolution_s=1e-9, cost_s=0.0)
 
 

@@ -1,7 +1,5 @@
 """Where ranks run: as a launcher left them unless pinning is asked for, with a fair share of the cores as threads."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket
@@ -142,7 +140,6 @@ def test_ranks_are_on_their_devices_sockets_and_share_no_core(tmp_path):
 
 
 def test_ranks_that_each_see_one_device_are_on_the_sockets_of_their_own(driver, monkeypatch, tmp_path):
-    """srun --gpus-per-task shows every rank its device as number 0: all of them shared the cores of the first."""
     host = sysfs(tmp_path)
     cores = read_cores(host, range(224))
     assert [0, 1] == nodes_of_devices(host, cores, {0: address(0), 7: address(7)})
@@ -209,7 +206,6 @@ def test_the_firmwares_minus_one_is_unknown(tmp_path):
 
 
 def test_a_kernel_that_refuses_is_quoted_in_one_line(driver, monkeypatch):
-    """It came with a traceback of perfsuite's own."""
     real = driver._transport.place
     monkeypatch.setattr(driver._transport, "place", lambda slot: dataclasses.replace(real(slot), cores=(4000,)))
     monkeypatch.setattr(driver, "_pin", "cores")

@@ -1,7 +1,5 @@
 """Detection of the machine: devices, the platform asked for, reasons of absence."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -9,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
@@ -25,10 +22,10 @@ from test_correctness.helpers import machines
 ROOT = Path(__file__).parent.parent
 
 
-def test_without_an_accelerator_the_machine_is_the_cpu_and_no_tool_is_run(tmp_path: Path) -> None:
+def test_without_an_accelerator_the_machine_is_the_cpu_and_no_tool_is_run(tmp_path):
     machines.xeon(tmp_path)
 
-    def run(command: Any) -> ToolAnswer:
+    def run(command):
         raise AssertionError(f"{command} was run")
 
     machine = detect_machine(load_catalog(), host=Host(root=tmp_path, environ={}, run=run, cores=112))
@@ -43,7 +40,7 @@ def test_without_an_accelerator_the_machine_is_the_cpu_and_no_tool_is_run(tmp_pa
     ) == machine.why_not_native("bf16")
 
 
-def test_eight_s4000_are_found_by_their_nodes_and_the_vendors_tool(tmp_path: Path) -> None:
+def test_eight_s4000_are_found_by_their_nodes_and_the_vendors_tool(tmp_path):
     machine = detect_machine(load_catalog(), host=machines.s4000(tmp_path))
     assert ("s4000", 8, "mccl", "exec") == (
         machine.name,
@@ -65,7 +62,7 @@ def test_eight_s4000_are_found_by_their_nodes_and_the_vendors_tool(tmp_path: Pat
     assert any("mp_22" in remark for remark in machine.remarks())
 
 
-def test_the_tools_table_serves_where_it_knows_no_query(tmp_path: Path) -> None:
+def test_the_tools_table_serves_where_it_knows_no_query(tmp_path):
     machines.write(tmp_path, {"dev/mtgpu.0": "", "proc/cpuinfo": ""})
     machine = detect_machine(load_catalog(), host=machines.host(tmp_path, {"mthreads-gmi": machines.GMI_TABLE}))
     assert ("s80", 1) == (machine.name, machine.device_count)
@@ -75,9 +72,7 @@ def test_the_tools_table_serves_where_it_knows_no_query(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", [{}, {"mthreads-gmi -q": ToolAnswer(problem="no answer in 10 s")}])
-def test_a_device_that_no_tool_names_is_measured_without_peaks_or_named_by_the_user(
-    tmp_path: Path, tool: dict[str, ToolAnswer]
-) -> None:
+def test_a_device_that_no_tool_names_is_measured_without_peaks_or_named_by_the_user(tmp_path, tool):
     machines.write(machines.xeon(tmp_path), {"dev/mtgpu.0": "", "dev/mtgpu.1": "", "dev/mtgpu-ctl": ""})
     host = machines.host(tmp_path, tool)
     machine = detect_machine(load_catalog(), host=host)
@@ -89,7 +84,7 @@ def test_a_device_that_no_tool_names_is_measured_without_peaks_or_named_by_the_u
     assert ("s4000", 2, 100.0) == (named.name, named.device_count, named.peaks().tflops["bf16"].value)
 
 
-def test_h200_by_nvidia_smi(tmp_path: Path) -> None:
+def test_h200_by_nvidia_smi(tmp_path):
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA H200"] * 2))
     assert ("h200", 2, "nccl", "fork") == (
         machine.name,
@@ -110,7 +105,7 @@ def test_h200_by_nvidia_smi(tmp_path: Path) -> None:
     assert machine.natively("fp8")
 
 
-def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp_path: Path) -> None:
+def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp_path):
     refused = ToolAnswer(problem='exit 2: Field "compute_cap" is not a valid field to query.')
     tools = {machines.SMI_DETAILS: refused, machines.SMI_OLDER_DETAILS: "0, 250.00, 3, 16, [N/A]\n"}
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["Tesla V100-SXM2-16GB"], tools=tools))
@@ -118,7 +113,7 @@ def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp
     assert (True, False) == (machine.natively("fp16"), machine.natively("bf16"))  # the row knows more than nobody
 
 
-def test_an_unknown_device_has_no_peaks_and_says_why(tmp_path: Path) -> None:
+def test_an_unknown_device_has_no_peaks_and_says_why(tmp_path):
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L2"], capability="8.9"))
     assert ("cuda", "NVIDIA L2") == (machine.name, machine.model.title)
     assert (
@@ -133,15 +128,13 @@ def test_an_unknown_device_has_no_peaks_and_says_why(tmp_path: Path) -> None:
     assert "bf16 needs compute capability 8, this device has 7.5" in older.why_not_native("bf16")
 
 
-def test_devices_that_differ_have_no_common_peaks(tmp_path: Path) -> None:
+def test_devices_that_differ_have_no_common_peaks(tmp_path):
     host = machines.nvidia(tmp_path, ["NVIDIA GeForce RTX 4090", "NVIDIA RTX 6000 Ada Generation"])
     machine = detect_machine(load_catalog(), host=host)
     assert ("cuda", 2) == (machine.name, machine.device_count)
     assert "devices differ (1 x NVIDIA GeForce RTX 4090 and 1 x NVIDIA RTX 6000 Ada" in machine.peaks().unknown
     one = machines.nvidia(
-        tmp_path,
-        ["NVIDIA GeForce RTX 4090", "NVIDIA RTX 6000 Ada Generation"],
-        environ={"CUDA_VISIBLE_DEVICES": "1"},
+        tmp_path, ["NVIDIA GeForce RTX 4090", "NVIDIA RTX 6000 Ada Generation"], environ={"CUDA_VISIBLE_DEVICES": "1"}
     )
     assert "rtx6000ada" == detect_machine(load_catalog(), host=one).name
 
@@ -158,7 +151,7 @@ GPU 1: NVIDIA H200 (UUID: GPU-1aaa)
     ("setting", "slice_", "uuid"),
     [(None, "MIG 3g.71gb", "MIG-111"), ("MIG-222", "MIG 1g.18gb", "MIG-222"), ("1", "MIG 7g.141gb", "MIG-333")],
 )
-def test_a_mig_slice_is_one_device_without_peaks(tmp_path: Path, setting: str | None, slice_: str, uuid: str) -> None:
+def test_a_mig_slice_is_one_device_without_peaks(tmp_path, setting, slice_, uuid):
     environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
     host = machines.nvidia(
         tmp_path, ["NVIDIA H200"] * 2, mig="Enabled", environ=environ, tools={"nvidia-smi -L": MIG_LIST}
@@ -173,7 +166,7 @@ def test_a_mig_slice_is_one_device_without_peaks(tmp_path: Path, setting: str | 
     assert "no peaks are published for a slice" in machine.peaks().unknown
 
 
-def test_without_nvidia_smi_the_drivers_files_tell_and_without_them_the_nodes(tmp_path: Path) -> None:
+def test_without_nvidia_smi_the_drivers_files_tell_and_without_them_the_nodes(tmp_path):
     machines.xeon(tmp_path)
     machines.write(tmp_path, {"dev/nvidia0": ""})
     assert ("cuda", 1) == (
@@ -186,7 +179,7 @@ def test_without_nvidia_smi_the_drivers_files_tell_and_without_them_the_nodes(tm
     assert ("h200", "GPU-0aaa") == (machine.name, machine.devices[0].uuid)
 
 
-def test_a_platform_asked_for_is_taken_or_its_absence_explained(tmp_path: Path) -> None:
+def test_a_platform_asked_for_is_taken_or_its_absence_explained(tmp_path):
     catalog = load_catalog()
     here = machines.xeon(tmp_path / "cpu")
     absent = detect_machine(catalog, "s4000", host=machines.host(here, {}))
@@ -207,7 +200,7 @@ def test_a_platform_asked_for_is_taken_or_its_absence_explained(tmp_path: Path) 
     assert "CUDA_VISIBLE_DEVICES='' hides 1 x NVIDIA H200" in detect_machine(catalog, "h200", host=hidden).absent
 
 
-def test_why_another_platform_cannot_run_in_this_session(tmp_path: Path) -> None:
+def test_why_another_platform_cannot_run_in_this_session(tmp_path):
     catalog = load_catalog()
     machine = detect_machine(catalog, host=machines.nvidia(tmp_path, ["NVIDIA H200"]))
     assert "" == why_absent("h200", machine=machine, catalog=catalog)
@@ -237,13 +230,13 @@ FOUR = tuple(DetectedDevice(index=index, reported_name="d", uuid=f"GPU-{index}ab
         ("none", []),
     ],
 )
-def test_visible_devices_as_the_vendor_defines_them(setting: str | None, uuids: list[int]) -> None:
+def test_visible_devices_as_the_vendor_defines_them(setting, uuids):
     found = visible(FOUR, setting)
     assert [f"GPU-{index}ab" for index in uuids] == [device.uuid for device in found]
     assert list(range(len(uuids))) == [device.index for device in found]
 
 
-def test_an_arm_cpu_is_named_by_its_part_and_computes_what_its_features_say(tmp_path: Path) -> None:
+def test_an_arm_cpu_is_named_by_its_part_and_computes_what_its_features_say(tmp_path):
     machines.write(tmp_path, {"proc/cpuinfo": machines.ARM})
     processor = read_processor(machines.host(tmp_path, {}))
     assert ("Arm 0x41 0xd4f", "0x41 0x0 0xd4f 0") == (processor.model, processor.identity)
@@ -251,7 +244,7 @@ def test_an_arm_cpu_is_named_by_its_part_and_computes_what_its_features_say(tmp_
     assert all(processor.natively(dtype) for dtype in ("fp64", "fp32", "bf16", "fp16", "int8"))
 
 
-def test_memory_is_bounded_by_the_cgroup(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_cgroup(tmp_path):
     machines.xeon(tmp_path)
     host = machines.host(tmp_path, {})
     assert (900_000_000 * 1024, 1_056_000_000 * 1024) == memory_bytes(host)
@@ -260,7 +253,7 @@ def test_memory_is_bounded_by_the_cgroup(tmp_path: Path) -> None:
     assert memory_bytes(machines.host(tmp_path / "nothing", {})) is None
 
 
-def test_a_tool_that_hangs_fails_or_is_missing_says_so() -> None:
+def test_a_tool_that_hangs_fails_or_is_missing_says_so():
     assert "not installed" == run_tool(["perfsuite-has-no-such-tool"]).problem
     assert "no answer in 0.2 s" == run_tool(["sleep", "30"], timeout_s=0.2).problem
     failed = run_tool([sys.executable, "-c", "print('driver gone\\nmore'); raise SystemExit(9)"])
@@ -270,10 +263,10 @@ def test_a_tool_that_hangs_fails_or_is_missing_says_so() -> None:
     assert "C\n" == run_tool([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]).text
 
 
-def test_an_interrupted_wait_leaves_no_tool_running(monkeypatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
+def test_an_interrupted_wait_leaves_no_tool_running(monkeypatch):
+    started = []
 
-    def communicate(tool: subprocess.Popen[bytes], timeout: float) -> None:
+    def communicate(tool, timeout):
         started.append(tool)
         raise KeyboardInterrupt
 
@@ -286,10 +279,10 @@ def test_an_interrupted_wait_leaves_no_tool_running(monkeypatch) -> None:
         started[0].kill()
 
 
-def test_a_tool_that_hung_is_not_asked_again(tmp_path: Path) -> None:
+def test_a_tool_that_hung_is_not_asked_again(tmp_path):
     asked = []
 
-    def run(command: Any) -> ToolAnswer:
+    def run(command):
         asked.append(command)
         return ToolAnswer(problem="no answer in 10 s", hung=True)
 
@@ -300,7 +293,7 @@ def test_a_tool_that_hung_is_not_asked_again(tmp_path: Path) -> None:
     assert 1 == len(asked)
 
 
-def test_links_are_those_between_the_visible_devices(tmp_path: Path) -> None:
+def test_links_are_those_between_the_visible_devices(tmp_path):
     cells = ["X NV1 NV1 SYS", "NV1 X SYS NV2", "NV1 SYS X NV2", "SYS NV2 NV2 X"]
     rows = [f"GPU{index} {row} PIX" for index, row in enumerate(cells)]
     matrix = "\x1b[4m GPU0 GPU1 GPU2 GPU3 mlx5_0\x1b[0m\n" + "\n".join(rows) + "\n\nLegend:\n  X    = Self\n"
@@ -314,35 +307,30 @@ def test_links_are_those_between_the_visible_devices(tmp_path: Path) -> None:
         assert "\x1b" not in family.topology()
 
 
-def test_the_platform_chooses_the_scale(tmp_path: Path) -> None:
+def test_the_platform_chooses_the_scale(tmp_path):
     assert "full" == detect_machine(load_catalog(), host=machines.s4000(tmp_path / "musa")).scale
     assert "small" == detect_machine(load_catalog(), host=machines.host(machines.xeon(tmp_path / "cpu"), {})).scale
 
 
-def test_counting_the_cores_leaves_the_process_where_it_was_bound() -> None:
+def test_counting_the_cores_leaves_the_process_where_it_was_bound():
     bound_to = os.sched_getaffinity(0)
     assert Host().cores() >= len(bound_to)
     assert bound_to == os.sched_getaffinity(0)
 
 
-def test_the_driver_side_does_not_import_torch() -> None:
+def test_the_driver_side_does_not_import_torch():
     program = (
         "import sys; from perfsuite import platforms as p; c = p.load_catalog(); m = p.detect_machine(c); "
         "p.fingerprint(m); p.read_environment(m); m.family.telemetry().read(); "
         "import perfsuite.platforms.quiet, perfsuite.cli.main; print('torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=ROOT,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
     )
     assert "False\n" == done.stdout
 
 
-def test_the_networks_settings_of_report_004_have_a_word_in_every_library_that_has_them() -> None:
+def test_the_networks_settings_of_report_004_have_a_word_in_every_library_that_has_them():
     known = families()
     for family, prefix in (("cuda", "NCCL"), ("musa", "MCCL")):
         settings = known[family].communication_settings
@@ -358,7 +346,7 @@ def test_the_networks_settings_of_report_004_have_a_word_in_every_library_that_h
     ("version", "algorithm"),
     [("2.18.3", "Tree"), ("2.21.5", "Tree"), ("2.24.3", "allreduce:tree"), ("2.30.7", "allreduce:tree")],
 )
-def test_the_tree_of_nccl_is_asked_for_as_its_version_reads_it(version: str, algorithm: str) -> None:
+def test_the_tree_of_nccl_is_asked_for_as_its_version_reads_it(version, algorithm):
     cuda = families()["cuda"]
     assert {"NCCL_ALGO": algorithm} == cuda.communication_setting("tree", backend="nccl", version=version)
     assert {"NCCL_ALGO": "Ring"} == cuda.communication_setting("ring", backend="nccl", version=version)
@@ -372,14 +360,12 @@ def test_the_tree_of_nccl_is_asked_for_as_its_version_reads_it(version: str, alg
         ("musa", "tree", "mccl", "2.11.4", "the communication library of musa has no setting tree; it has default, "),
     ],
 )
-def test_a_setting_that_the_library_would_not_read_is_a_skip(
-    family: str, word: str, backend: str, version: str, said: str
-) -> None:
+def test_a_setting_that_the_library_would_not_read_is_a_skip(family, word, backend, version, said):
     with pytest.raises(UnsupportedCase, match=re.escape(said)):
         families()[family].communication_setting(word, backend=backend, version=version)
 
 
-def test_a_setting_newer_than_the_library_is_a_skip_that_names_both_versions() -> None:
+def test_a_setting_newer_than_the_library_is_a_skip_that_names_both_versions():
     class Newer(type(families()["cuda"])):  # type: ignore[misc]  # a class of the registry
         communication_settings = MappingProxyType({"new": {"NCCL_NEW": {"2.30": "1"}}})
 

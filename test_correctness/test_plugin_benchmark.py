@@ -1,7 +1,5 @@
 """pytest-benchmark gets exactly what the ranks measured, and all it offers works on it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -10,8 +8,6 @@ import warnings
 import pytest
 
 from test_correctness.helpers.scripted_driver import ROOT, measurement, repository
-
-pytest_plugins = ["pytester"]
 
 TESTS = """
 import pytest

@@ -1,7 +1,5 @@
 """Which cases there are, how they are called, which are skipped why."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -9,8 +7,6 @@ import pytest
 from perfsuite.platforms import Machine, detect_machine, families, load_catalog
 from perfsuite.plugin import suite
 from test_correctness.helpers.scripted_driver import Launched, repository
-
-pytest_plugins = ["pytester"]
 
 SWEPT = """
 @sizes(full=["1GiB"], small=["1KiB", "1MiB"])
@@ -278,7 +274,7 @@ def test_a_decorator_without_values_is_an_error_at_the_decorated_function(pytest
 
 
 @pytest.fixture
-def two_h200(monkeypatch) -> None:
+def two_h200(monkeypatch):
     """This machine has two H200."""
     cpu, model = detect_machine(load_catalog(), "cpu"), load_catalog().find("h200")
     device = dataclasses.replace(cpu.devices[0], reported_name="NVIDIA H200")
@@ -354,6 +350,27 @@ def test_a_dtype_that_the_device_lacks_is_skipped(pytester, monkeypatch):
     found = repository(pytester, monkeypatch, ON_RANKS).run("-rs", "-k", "dtype")
     found.assert_outcomes(passed=2, skipped=1, deselected=3)
     found.stdout.fnmatch_lines(["SKIPPED * test_it.py:*: no native int32 on 2 x NVIDIA H200*"])
+
+
+def test_on_a_cpu_what_needs_other_instructions_or_an_accelerator_is_skipped(pytester, monkeypatch):
+    tests = """
+@dtypes("tf32")
+def test_dtype(perf, dtype):
+    perf(Needy(dtype=dtype))
+
+def test_option(perf):
+    perf(Needy())
+
+class Needy(Product):
+    def native_dtype(self):
+        return "tf32" if self.dtype == "tf32" else ""
+
+    def needs_accelerator(self):
+        return "async_tensor"
+"""
+    found = repository(pytester, monkeypatch, tests).run("-rs")
+    found.assert_outcomes(skipped=2)
+    found.stdout.fnmatch_lines_random(["* no CPU has instructions for tf32", "* async_tensor needs an accelerator; *"])
 
 
 def test_on_a_cpu_ranks_may_always_share(pytester, monkeypatch):

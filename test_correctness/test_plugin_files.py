@@ -1,7 +1,5 @@
 """Files of a run that cannot be written: one line at every verbosity, a failing exit code, and all else is there."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -15,8 +13,6 @@ from perfsuite.plugin import launch
 from perfsuite.record.journal import read_journal
 from perfsuite.reports.page import page as page_module
 from test_correctness.helpers.scripted_driver import repository
-
-pytest_plugins = ["pytester"]
 
 TWO = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second"))
 VERBOSITIES = pytest.mark.parametrize("verbosity", [[], ["-q"], ["-qq"], ["-v"], ["--no-summary"]], ids=" ".join)

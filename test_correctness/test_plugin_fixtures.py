@@ -1,13 +1,9 @@
 """What ``perf``, ``ranks`` and ``platform`` do for a test, and what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.record.workload import FunctionWorkload
 from test_correctness.helpers.scripted_driver import repository
-
-pytest_plugins = ["pytester"]
 
 
 def ids(result):

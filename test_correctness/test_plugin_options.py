@@ -1,7 +1,5 @@
 """Options: what each does to a case, and one line for each wrong value."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys
@@ -14,8 +12,6 @@ from perfsuite.plugin.options import positive_duration
 from perfsuite.record.journal import read_journal
 from perfsuite.record.workload import Budget
 from test_correctness.helpers.scripted_driver import ROOT, repository
-
-pytest_plugins = ["pytester"]
 
 ONE = "def test_one(perf):\n    perf(step)\n"
 

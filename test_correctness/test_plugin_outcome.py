@@ -1,7 +1,5 @@
 """Failures, skips, judgements, budgets and signals, as pytest and its reports show them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from xml.etree import ElementTree
@@ -10,8 +8,6 @@ import pytest
 
 from perfsuite.base.errors import AgentLost, ExpectedFailure, OutOfMemory, RanksFailed, UnsupportedCase
 from test_correctness.helpers.scripted_driver import Launched, measurement, repository
-
-pytest_plugins = ["pytester"]
 
 THREE = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second", "third"))
 

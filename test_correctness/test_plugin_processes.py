@@ -1,7 +1,5 @@
 """The installed plugin in somebody else's repository, with real ranks: both ways to start pytest, and signals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,8 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfsuite.record.journal import read_journal
-from perfsuite.runtime.transports.launchers import launcher_variables
-from test_correctness.helpers.processes import gone, processes_with
+from test_correctness.helpers.processes import gone, processes_with, unlaunched
 from test_correctness.helpers.scripted_driver import ROOT
 
 SIBLING = """
@@ -77,7 +74,7 @@ def test_stuck(perf, ranks):
 
 
 @pytest.fixture
-def theirs(tmp_path) -> Path:
+def theirs(tmp_path):
     """A repository that knows perfsuite only as an installed package."""
     repository, installed = tmp_path / "theirs", tmp_path / "site"
     tests = repository / "tests"
@@ -94,12 +91,11 @@ def theirs(tmp_path) -> Path:
 
 
 @contextlib.contextmanager
-def running(theirs: Path, *command: str):
+def running(theirs, *command):
     """A process in the repository, of which nothing may be left at the end."""
     token = f"PERFSUITE_TEST_TOKEN={theirs}"
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
     environment = {
-        **kept,
+        **unlaunched(),
         "PERFSUITE_TEST_TOKEN": str(theirs),
         "PYTHONPATH": os.pathsep.join([str(theirs.parent / "site"), str(ROOT)]),
         "PYTEST_ADDOPTS": "",
@@ -135,14 +131,14 @@ def test_an_installed_perfsuite_serves_another_repository(theirs):
     assert not list(theirs.parent.glob("*perfsuite-*"))
 
 
-def until_stuck(theirs: Path) -> None:
+def until_stuck(theirs):
     until = time.monotonic() + 90
     while not all((theirs / f"tests/stuck{rank}").exists() for rank in (0, 1)):
         assert time.monotonic() < until, "the case did not start"
         time.sleep(0.05)
 
 
-def send(process: subprocess.Popen[str], numbers) -> None:
+def send(process, numbers):
     """As launchers and impatient people do: within a tenth of a second."""
     for number in numbers:
         with contextlib.suppress(ProcessLookupError):
@@ -150,7 +146,7 @@ def send(process: subprocess.Popen[str], numbers) -> None:
         time.sleep(0.03)
 
 
-def assert_no_traceback(output: str) -> None:
+def assert_no_traceback(output):
     for word in ("Traceback", "INTERNALERROR", "Exception ignored"):
         assert word not in output, output
 

@@ -1,15 +1,11 @@
 """--perf-published and the marker: which cases of the suite reproduce the rows of a report, and no others."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.published.lookup import rows, shipped
 from perfsuite.published.recipes import find, recipes
 from test_correctness.helpers.scripted_driver import WORKLOADS, repository
 from test_correctness.test_ids import collect
-
-pytest_plugins = ["pytester"]
 
 
 def of(*names):

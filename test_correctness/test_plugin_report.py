@@ -1,7 +1,5 @@
 """What people see: the header, the section at the end, progress, reports as pure functions of results."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil
@@ -20,12 +18,10 @@ from perfsuite.reports.terminal import fit_collectives, fits_grid, metric_tables
 from perfsuite.runtime.driver import Job
 from test_correctness.helpers.scripted_driver import measurement, repository
 
-pytest_plugins = ["pytester"]
-
 LINK = Peak(value=400.0, unit="GB/s", source="data sheet")
 
 
-def collective(size: int, time_s: float, *, name: str = "all_reduce", ranks: int = 4, dtype: str = "fp32") -> Result:
+def collective(size, time_s, *, name="all_reduce", ranks=4, dtype="fp32"):
     job = Job(workload=FunctionWorkload(function=collective), world_size=ranks, budget=Budget())
     work = Work(collective=name, message_bytes=float(size), dtype=dtype)
     measured = measurement(job, (time_s,) * 5, arrival=Arrival(late_rank=2, lag_s=3e-6, iterations=20))

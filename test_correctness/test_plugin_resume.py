@@ -1,7 +1,5 @@
 """Journals of real runs of pytest: resumed, damaged, without room."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -15,8 +13,6 @@ from _pytest.pytester import LineMatcher
 from perfsuite.base.errors import RanksFailed
 from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 THREE = "".join(f"def test_{name}(perf):\n    perf(step, name={name!r})\n" for name in ("first", "second", "third"))
 

@@ -1,12 +1,8 @@
 """Sweeps over ranks follow the launch or --perf-world-sizes; a size may say the ranks of its case."""
 
-from __future__ import annotations
-
 import pytest
 
 from test_correctness.helpers.scripted_driver import Launched, repository
-
-pytest_plugins = ["pytester"]
 
 TESTS = """
 @world_sizes(2, 4, more=True, extended=[4])

@@ -1,7 +1,5 @@
 """Folders in a directory that everybody writes to: another user's is never used, and that is said."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import subprocess

@@ -1,16 +1,12 @@
 """State that a case changes in its rank's process: put back, or the process is replaced; and recorded as it was."""
 
-from __future__ import annotations
-
 import _thread
-import contextlib
 import copy
 import ctypes
 import faulthandler
 import functools
 import gc
 import importlib
-import json
 import logging
 import multiprocessing
 import os
@@ -37,27 +33,13 @@ from perfsuite.runtime.driver import Job
 from perfsuite.runtime.ranks.process_state import SETTINGS, ProcessState
 from test_correctness.helpers import leaks
 from test_correctness.helpers.local_driver import driver_fixture
+from test_correctness.helpers.processes import in_a_fork
 
 QUICK = Budget(min_rounds=2, max_time_s=0.01, warmup_time_s=0.01, timeout_s=60.0)
 
 
 def read():
     return ProcessState.read(CpuDevice())
-
-
-def in_a_fork(look):
-    """What ``look`` returns in a process without other threads, with which all that it changed ends."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(BaseException):
-            os.write(writer, json.dumps(look()).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as told:
-        text = told.read()
-    os.waitpid(pid, 0)
-    return json.loads(text)
 
 
 @pytest.mark.parametrize(

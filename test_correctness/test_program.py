@@ -1,7 +1,5 @@
 """What a training program does beside its model: what it may be, what is refused, and the video files that it reads."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """``--software``: steps of published programs by traits and fitted constants, with a band of what was held out."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -226,7 +224,7 @@ def test_bands_cover_four_fifths_of_each_kind():
         ("software, another device", runs.run_other_device()),
         ("platform row only", runs.run_own_modules()),
     ):
-        inside: dict[str, list[bool]] = {}
+        inside = {}
         for error in errors:
             row, device = error.row, platform_of(error.row).name
             nodes = -(-row.layout.world_size // row.devices_per_node)
@@ -261,9 +259,9 @@ def test_programs_without_constants_lie_in_the_band_of_the_others():
     """The program of a user is in no table, so each program is left out of the band that it is held to."""
     errors = runs.run_own_modules()
     names = {row.id: row.id.split("/")[0].rstrip("-0123456789") for row in published_steps("other-programs")}
-    inside: list[bool] = []
+    inside = []
     for name in sorted(set(names.values())):
-        parts: dict[str, list[runs.Error]] = {}
+        parts = {}
         for error in errors:
             if names.get(error.row.id) != name:
                 for kind in _kinds(error.row):

@@ -1,7 +1,5 @@
 """A projected step sends the bytes that the suite's own strategy counts, by collective and axis."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -22,17 +20,17 @@ SENT = {"send": ("ring", "send_recv")}
 """By collective of the suite: those of a projection that have another name."""
 
 
-def job_of(mesh: str, **case) -> tuple[Job, TrainStep]:
+def job_of(mesh, **case):
     step = TrainStep(**{"strategy": "hybrid", "mesh": mesh, **case})
     training = step.work(MeshShape.parse(mesh)).training
     return Job.of(training, load_catalog().find("a100")), step
 
 
-def factor(collective: str, ranks: int) -> float:
+def factor(collective, ranks):
     return 1.0 if collective in SENT["send"] else busbw_factor(collective, ranks)
 
 
-def projected_bytes(job: Job, collective: str, ranks: int, stride: int) -> float:
+def projected_bytes(job, collective, ranks, stride):
     """Bytes of one collective in one kind of group: nothing else takes time."""
     free = Constant(value=1e30, unit="", source="")
     names = [f"{kernel}_{job.training.dtype}_tflops" for kernel in ("matmul", "attention")]
@@ -54,11 +52,11 @@ def projected_bytes(job: Job, collective: str, ranks: int, stride: int) -> float
     return sum(seconds for _, resource, seconds in parts if resource == "link")
 
 
-def counted_bytes(step: TrainStep, shape: MeshShape) -> dict[tuple[str, str], float]:
+def counted_bytes(step, shape):
     """By axis and collective, of the rank that sends most."""
-    most: dict[tuple[str, str], float] = {}
+    most = {}
     for rank in range(shape.world_size):
-        found: Counter[tuple[str, str]] = Counter()
+        found = Counter()
         for call in step.find_strategy().traffic(step.plan(shape), shape, rank):
             if call.collective != "receive":
                 found[call.axis, call.collective] += call.message_bytes

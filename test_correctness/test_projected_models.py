@@ -1,7 +1,5 @@
 """Models in projections: words that tensor parallelism pads, and the parameter count that is printed."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """--perf-project: cases that cannot run here carry a projection, and nothing takes it for a result."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -23,8 +21,6 @@ from perfsuite.reports.projected import as_json, beside, projected_grids
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.report_runs import run, style, table, trained
 from test_correctness.helpers.scripted_driver import repository
-
-pytest_plugins = ["pytester"]
 
 CASES = """
 from perfsuite import workloads

@@ -1,7 +1,5 @@
 """What tox -e versions runs: cases that there are, the lowest releases that are admitted, and no skip for a pass."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import subprocess
@@ -20,19 +18,19 @@ PASSED = '<testcase classname="test_perf.test_mine" name="test_it[cpu-ws2]">{}</
 METRIC = '<properties><property name="latency_us" value="1"/></properties>'
 
 
-def tox() -> configparser.ConfigParser:
+def tox():
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(ROOT / "tox.ini", encoding="utf-8")
     return parser
 
 
-def project() -> dict[str, Requirement]:
+def project():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     asked = [Requirement(line) for line in re.findall(r'^ {4}"([^:]*?)",', text, re.MULTILINE)]
     return {requirement.name: requirement for requirement in asked}
 
 
-def test_the_selected_cases_exist() -> None:
+def test_the_selected_cases_exist():
     known = set((ROOT / "test_correctness" / "ids" / "cpu.txt").read_text(encoding="utf-8").split())
     chosen = {*promised_versions.CORE, *promised_versions.NEWEST, *promised_versions.DEEPSPEED}
     assert {f"test_perf/{case}" for case in chosen} <= known
@@ -53,7 +51,7 @@ def test_the_selected_cases_exist() -> None:
         (None, 4, False, [f"{CASE}: not run"]),
     ],
 )
-def test_only_a_passed_case_passes(junit, status, needs_metrics, why, monkeypatch) -> None:
+def test_only_a_passed_case_passes(junit, status, needs_metrics, why, monkeypatch):
     def pytest_run(command, **_):
         (file,) = (option.partition("=")[2] for option in command if option.startswith("--junitxml="))
         if junit is not None:
@@ -64,7 +62,7 @@ def test_only_a_passed_case_passes(junit, status, needs_metrics, why, monkeypatc
     assert promised_versions.run([CASE], needs_metrics=needs_metrics) == why
 
 
-def test_all_environments_of_promised_versions_are_run() -> None:
+def test_all_environments_of_promised_versions_are_run():
     (section,) = (name for name in tox().sections() if name.startswith("testenv:{"))
     names = section.removeprefix("testenv:{").removesuffix("}")
     command = tox()["testenv:versions"]["commands"]
@@ -73,7 +71,7 @@ def test_all_environments_of_promised_versions_are_run() -> None:
     assert "-e py310-torch25)" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_the_oldest_environments_have_the_lowest_releases_that_are_admitted() -> None:
+def test_the_oldest_environments_have_the_lowest_releases_that_are_admitted():
     (section,) = (tox()[name] for name in tox().sections() if name.startswith("testenv:{"))
     pins = {}
     for line in section["deps"].splitlines():
@@ -89,7 +87,7 @@ def test_the_oldest_environments_have_the_lowest_releases_that_are_admitted() ->
         assert Version(pinned) == Version(lowest), name
 
 
-def test_the_page_has_a_row_for_every_version_that_is_claimed() -> None:
+def test_the_page_has_a_row_for_every_version_that_is_claimed():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "evidence" / "versions.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in page.splitlines() if re.match(r"\| 3\.\d+\.\d+\b", line)]

@@ -1,11 +1,8 @@
 """The published reference tables: complete, undamaged, consistently labelled, found by the case that they belong to."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -16,15 +13,7 @@ from perfsuite.base.errors import BaselineError
 from perfsuite.cli.audit import label_disagreements
 from perfsuite.published.lookup import shipped
 from perfsuite.published.numbers import printed
-from perfsuite.published.records import (
-    LABELS,
-    PublishedReport,
-    PublishedTable,
-    digest,
-    directory,
-    read_all,
-    read_report,
-)
+from perfsuite.published.records import LABELS, PublishedTable, digest, directory, read_all, read_report
 
 REPORTS = {report.report: report for report in shipped()}
 TABLES = {f"{report.report}/{table.id}": table for report in shipped() for table in report.tables}
@@ -108,7 +97,7 @@ def test_labels_are_those_of_the_audit():
     assert {name: label for label, names in LABELLED.items() for name in names.split()} == labels
 
 
-def label(name: str, line: int, column: str) -> str:
+def label(name, line, column):
     table = TABLES[name]
     row = next(row for row in table.rows if row.line == line)
     return table.judge(row, next(each for each in table.columns if each.name == column)).label
@@ -127,7 +116,7 @@ def test_labels_of_single_figures():
 # ---- what the reasons claim ----------------------------------------------------------------------------------------
 
 
-def number(name: str, line: int, column: str) -> Fraction:
+def number(name, line, column):
     table = TABLES[name]
     row = next(row for row in table.rows if row.line == line)
     cell = table.cell(row, next(each for each in table.columns if each.name == column))
@@ -176,7 +165,7 @@ def test_results_of_report_003_carry_their_configuration():
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def copy(tmp_path: Path, change) -> Path:
+def copy(tmp_path, change):
     plain = json.loads((directory() / "000.json").read_text(encoding="utf-8"))
     change(plain)
     path = tmp_path / "000.json"
@@ -251,7 +240,7 @@ def test_damaged_text_is_named_with_its_line(tmp_path):
         read_report(tmp_path / "none.json")
 
 
-def report_or_error(path: Path) -> PublishedReport | str:
+def report_or_error(path):
     try:
         return read_report(path)
     except BaselineError as error:
@@ -301,7 +290,7 @@ def test_the_example_of_the_docs_runs():
 
     def values(block):
         """Of the lines that are neither imports nor assignments."""
-        names: dict[str, object] = {}
+        names = {}
         lines = [line for line in block.splitlines() if line]
         setup = [line for line in lines if line.startswith("from ") or ", video = " in line]
         exec("\n".join(setup), names)

@@ -1,7 +1,5 @@
 """Published figures are found by the case that measures the same run, in the units of its metrics."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -5,8 +5,6 @@ compared with the text and every figure of the text is looked for; without it th
 (test_published.py) hold the cells to what the comparison saw.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -15,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from perfsuite.published.lookup import shipped
-from perfsuite.published.records import PublishedReport
 
 SEEDS = Path(os.environ.get("PERFSUITE_SEEDS", ""))
 REPORTS = {report.report: report for report in shipped()}
@@ -25,11 +22,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def text_of(raw: object) -> str | None:
+def text_of(raw):
     return raw[0] if isinstance(raw, list) else raw
 
 
-def cells_of(line: str) -> list[str]:
+def cells_of(line):
     if "│" in line:
         return [cell.strip() for cell in line.strip().strip("│").split("│")]
     if line.startswith("|"):
@@ -37,15 +34,15 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")]
 
 
-def is_rule(line: str) -> bool:
+def is_rule(line):
     return not re.search(r"\w", line)
 
 
-def seed_lines(report: PublishedReport) -> list[str]:
+def seed_lines(report):
     return (SEEDS / report.file).read_text(encoding="utf-8").split("\n")
 
 
-def code_lines(lines: list[str]) -> set[int]:
+def code_lines(lines):
     """Numbers of the lines in fenced Python blocks, fences included."""
     inside, found = False, set()
     for number, line in enumerate(lines, 1):
@@ -58,7 +55,7 @@ def code_lines(lines: list[str]) -> set[int]:
     return found
 
 
-def cited_lines(report: PublishedReport) -> list[int]:
+def cited_lines(report):
     rows = [row.line for table in report.tables for row in table.rows]
     headers = [table.line for table in report.tables if table.layout == "table"]
     return [*rows, *headers, *(stated.line for table in report.tables for stated in table.stated)]

@@ -1,7 +1,5 @@
 """The README's promises: its first block is near the top, the gate script runs its test command."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Slow.  Debian's packages: ``slurm-wlm munge openmpi-bin``.  ``tox -e launchers`` fails where one of them is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,9 +13,8 @@ import sys
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers import slurm
-from test_correctness.helpers.processes import processes_with
+from test_correctness.helpers.processes import processes_with, unlaunched
 from test_correctness.test_cluster_pytest import PATIENT_MPIRUN, ROOT, project, until_stuck, verdicts
 
 pytestmark = pytest.mark.slow
@@ -55,7 +52,7 @@ SRUN = ("srun", "-n", str(RANKS), "--kill-on-bad-exit=0", "--wait=60")
 """As docs/how-to/clusters.md has it."""
 
 
-def require(*programs: str) -> None:
+def require(*programs):
     """Skip, and under ``tox -e launchers`` fail, where programs are not installed."""
     if programs:
         what = f"not installed: {', '.join(programs)} (Debian: slurm-wlm munge openmpi-bin)"
@@ -80,7 +77,7 @@ def mpirun():
     return lambda *options: (("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS), *PYTEST), {})
 
 
-def journal(directory) -> list[str]:
+def journal(directory):
     (file,) = directory.glob(".perfsuite/journal-*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return re.findall(r"test_project\.py::(\w+)", json.dumps(lines))
@@ -116,7 +113,7 @@ def test_the_job_script_of_the_examples(tmp_path, controller):
     (tmp_path / "test_project.py").write_text(PROJECT)
     (tmp_path / "python3").symlink_to(sys.executable)
     environ = {
-        **{name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)},
+        **unlaunched(),
         **controller,
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path))),
@@ -157,7 +154,6 @@ def test_a_node_name_that_no_host_has_is_named(tmp_path, srun):
     ],
 )
 def test_a_killed_agent_fails_the_running_case(tmp_path, request, launcher, options, variable):
-    """The case that passed stays passed, the running one is failed by name, those after it are not run."""
     command, environ = request.getfixturevalue(launcher)(*options)
     if launcher == "mpirun":  # its second until SIGKILL is too short to hang a test on
         command = (*PATIENT_MPIRUN[:4], *command[1:])

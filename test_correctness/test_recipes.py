@@ -1,7 +1,5 @@
 """Recipes are the published runs: every row has one or a reason, and nothing differs that nobody gave a reason for."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util
@@ -114,7 +112,6 @@ def test_a_reason_fills_silence_only():
     ],
 )
 def test_another_setting_is_a_difference(table, line, changes, told):
-    """Of a case that is its recipe but for one thing, whether the report says that thing or not."""
     recipe, row = recipe_of(table, line), ROW_AT[table, line]
     same = dict(recipe.parameters)
     ran = as_run(recipe, parameters={**same, **changes})
@@ -214,7 +211,6 @@ def module(path):
 
 @pytest.mark.parametrize("name", [recipe.name for recipe in recipes() if recipe.test != TEST])
 def test_where_another_test_runs_a_row_that_case_is_the_recipe(name):
-    """To the last field, so that what a report shows beside the row is the row's run."""
     recipe, ran = find(name), []
     file, _, function = recipe.test.partition("::")
     test = getattr(module(SUITE.parent / file), function)

@@ -1,7 +1,5 @@
 """Records and their JSON form."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -17,9 +15,9 @@ from hypothesis import strategies as st
 from perfsuite.record import result as records
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.own_metrics import Better, OwnMetric
-from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, Result, Work
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peak, Peaks, Work
 from perfsuite.record.step import Timeline, TimelineEvent
-from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 RECORDS = [kind for kind in vars(records).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
 QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,7 +28,7 @@ PLAIN = st.recursive(
 )
 
 
-def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one return per kind of type
+def values(hint):  # noqa: PLR0911 - one return per kind of type
     """Any value that a field of this type may have."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is OwnMetric:  # which refuses what cannot be used
@@ -49,7 +47,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one return p
         return st.dictionaries(st.text(max_size=5), values(arguments[1]), max_size=3)
     if origin is not None:
         return st.one_of([values(argument) for argument in arguments])
-    simple: dict[Any, st.SearchStrategy[Any]] = {
+    simple = {
         str: st.text(max_size=8),
         int: st.integers(-(2**40), 2**60),
         float: st.floats(allow_nan=False, allow_infinity=False),
@@ -63,7 +61,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one return p
 @pytest.mark.parametrize("kind", RECORDS)
 @QUICK
 @given(data=st.data())
-def test_every_record_survives_json(kind: type, data: st.DataObject) -> None:
+def test_every_record_survives_json(kind, data):
     record = data.draw(values(kind))
     text = json.dumps(to_json(record), allow_nan=False)
     assert record == from_json(kind, json.loads(text))
@@ -72,7 +70,7 @@ def test_every_record_survives_json(kind: type, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", RECORDS)
 @QUICK
 @given(data=st.data())
-def test_a_file_broken_by_hand_is_a_value_error_that_names_the_field(kind: type, data: st.DataObject) -> None:
+def test_a_file_broken_by_hand_is_a_value_error_that_names_the_field(kind, data):
     plain = to_json(data.draw(values(kind)))
     name = data.draw(st.sampled_from([each.name for each in dataclasses.fields(kind)]))
     plain[name] = data.draw(PLAIN)
@@ -86,20 +84,17 @@ def test_a_file_broken_by_hand_is_a_value_error_that_names_the_field(kind: type,
     assert named in problem if problem else isinstance(record, kind)
 
 
-def test_fields_at_their_default_stay_out_but_the_schema_is_always_there() -> None:
+def test_fields_at_their_default_stay_out_but_the_schema_is_always_there():
     assert {} == to_json(Work())
     clock = {"name": "c", "resolution_s": 1.0, "cost_s": 0.0}
     assert clock == to_json(ClockFacts(**clock))
     plain = to_json(measurement([1.0, 2.0], [1.0]))
     assert [1.0, 2.0] == plain["times_s"]
     assert not {"involuntary_switches", "yardsticks_s"} & plain.keys()
-    result = Result(
-        case="t", workload="w", parameters={}, platform="cpu", world_size=1, outcome="measured", work=Work()
-    )
-    assert records.SCHEMA == to_json(result)["schema"]
+    assert records.SCHEMA == to_json(result_of())["schema"]
 
 
-def test_a_newer_writer_is_named() -> None:
+def test_a_newer_writer_is_named():
     clock = {"name": "c", "resolution_s": 1.0, "cost_s": 0}
     with pytest.raises(ValueError, match=r"ClockFacts has unknown fields colour; another version of perfsuite may"):
         from_json(ClockFacts, {**clock, "colour": "red"})
@@ -116,7 +111,7 @@ def test_a_newer_writer_is_named() -> None:
         from_json(Measurement, {**plain, "yardsticks_s": [1.0]})
 
 
-def measurement(times: list[float], medians: list[float], **columns: tuple[int, ...]) -> Measurement:
+def measurement(times, medians, **columns):
     ranks = [rank_facts(rank, time_s=median) for rank, median in enumerate(medians)]
     return measurement_of(times, ranks, **columns)
 
@@ -125,7 +120,7 @@ def measurement(times: list[float], medians: list[float], **columns: tuple[int, 
     times=st.lists(st.floats(1e-6, 10), min_size=1, max_size=20),
     medians=st.lists(st.floats(1e-6, 10), min_size=1, max_size=8),
 )
-def test_what_a_measurement_says_of_itself(times: list[float], medians: list[float]) -> None:
+def test_what_a_measurement_says_of_itself(times, medians):
     measured = measurement(times, medians)
     assert statistics.median(times) == measured.median_s
     assert len(medians) == measured.world_size
@@ -133,22 +128,19 @@ def test_what_a_measurement_says_of_itself(times: list[float], medians: list[flo
     assert math.isclose(max(medians), min(medians) * (1 + measured.rank_spread))
 
 
-def test_disturbed_samples_are_counted() -> None:
+def test_disturbed_samples_are_counted():
     assert 0.5 == measurement([1.0] * 4, [1.0], involuntary_switches=(0, 3, 0, 1)).disturbed_share
 
 
-def test_a_result_without_samples_says_why() -> None:
-    result = Result(
-        case="test_x[cpu]", workload="w", parameters={}, platform="cpu", world_size=1,
-        outcome="out_of_memory", work=Work(), detail="OOM at 3 GiB of 4 GiB",
-    )  # fmt: skip
+def test_a_result_without_samples_says_why():
+    result = result_of(case="test_x[cpu]", outcome="out_of_memory", detail="OOM at 3 GiB of 4 GiB")
     with pytest.raises(ValueError, match=r"test_x\[cpu\] has no samples: out_of_memory OOM at 3 GiB of 4 GiB"):
         _ = result.median_s
     with pytest.raises(KeyError, match="tflops is not a metric of"):
         result.metric("tflops")
 
 
-def test_a_metric_knows_its_share_of_the_peak() -> None:
+def test_a_metric_knows_its_share_of_the_peak():
     peak = Peak(value=200.0, unit="TFLOPS", source="data sheet")
     metric = Metric(name="tflops", value=50.0, unit="TFLOPS", better="higher", peak=peak)
     assert 0.25 == metric.share_of_peak
@@ -161,7 +153,7 @@ EVENT = TimelineEvent(kind="send", rank=0, stage=0, micro_batch=0, start_s=0.0, 
 TIMELINE = Timeline(ranks=1, events=(EVENT, dataclasses.replace(EVENT, micro_batch=1)), source="measured")
 
 
-def test_events_of_a_timeline_are_columns() -> None:
+def test_events_of_a_timeline_are_columns():
     plain = to_json(TIMELINE)
     assert [0, 1] == plain["events"]["micro_batch"]
     assert TIMELINE == from_json(Timeline, plain)
@@ -178,7 +170,7 @@ def test_events_of_a_timeline_are_columns() -> None:
         ({"start_s": 1.0}, "Timeline.events.start_s is 1.0, not a list"),
     ],
 )
-def test_damaged_columns_are_named(changes: dict[str, Any], message: str) -> None:
+def test_damaged_columns_are_named(changes, message):
     plain = to_json(TIMELINE)
     with pytest.raises(ValueError, match=message):
         from_json(Timeline, {**plain, "events": {**plain["events"], **changes}})

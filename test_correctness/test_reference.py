@@ -1,7 +1,5 @@
 """The generated pages of docs/reference are current and have every name."""
 
-from __future__ import annotations
-
 import re
 from typing import get_args
 
@@ -70,7 +68,7 @@ def test_the_page_of_verdicts_has_every_verdict():
 
 def test_the_example_of_the_page_of_files_reads_a_journal():
     page = (FOLDER / "files.md").read_text(encoding="utf-8")
-    names: dict[str, object] = {}
+    names = {}
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
     found = dict(names["medians"](ROOT / "test_correctness" / "golden" / "kernels.jsonl"))
     assert found

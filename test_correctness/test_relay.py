@@ -1,7 +1,5 @@
 """Another program between driver and agent, which passes both proofs on, changes nothing without being noticed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import socket
@@ -54,27 +52,27 @@ def relayed(change):
 COMMANDS = [{"verb": "start"}, {"verb": "send", "command": {"verb": "run", "function": "harmless"}}, {"verb": "leave"}]
 
 
-def swapped(frame: bytes) -> list[bytes]:
+def swapped(frame):
     return [frame.replace(b"harmless", b"harmful!")]
 
 
-def flipped(frame: bytes) -> list[bytes]:
+def flipped(frame):
     at = frame.find(b"harmless")
     return [frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]] if at > 0 else [frame]
 
 
-def replayed(frame: bytes) -> list[bytes]:
+def replayed(frame):
     return [frame, frame] if b"harmless" in frame else [frame]
 
 
-def dropped(frame: bytes) -> list[bytes]:
+def dropped(frame):
     return [] if b"harmless" in frame else [frame]
 
 
 def reordering():
-    held: list[bytes] = []
+    held = []
 
-    def reordered(frame: bytes) -> list[bytes]:
+    def reordered(frame):
         if b"harmless" in frame:
             held.append(frame)
             return []
@@ -83,12 +81,12 @@ def reordering():
     return reordered
 
 
-def injected(frame: bytes) -> list[bytes]:
+def injected(frame):
     mine = b'{"verb":"run"}'
     return [frame, len(mine).to_bytes(4, "big") + bytes(16) + mine + bytes(32)] if b"start" in frame else [frame]
 
 
-def lengthened(frame: bytes) -> list[bytes]:
+def lengthened(frame):
     return [b"\x0f" + frame[1:]] if b"harmless" in frame else [frame]
 
 
@@ -156,7 +154,6 @@ def test_a_relay_on_another_port_of_the_driver_s_host_is_passed_over():
 
 @pytest.mark.usefixtures("beside")
 def test_a_command_that_a_relay_changed_ends_the_agent_and_starts_nothing(tmp_path, monkeypatch):
-    """With a real agent: the relay changes the environment of the workers that the driver asks for."""
     token = uuid.uuid4().hex
     changed = token[::-1]
     relays = []

@@ -1,7 +1,5 @@
 """Plugins that run a failed test again: one case, whose last try counts; nothing is run until the gate passes it."""
 
-from __future__ import annotations
-
 import json
 import re
 from xml.etree import ElementTree
@@ -11,8 +9,6 @@ import pytest
 from perfsuite.base.errors import RanksFailed
 from perfsuite.record.journal import read_journal
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 IN_A_REPORT = """
 class Named:
@@ -155,7 +151,6 @@ def test_the_gate_takes_the_first_try_of_every_case(stored, pytester, machine, p
 
 
 def test_repeated_cases_are_cases_of_their_own(pytester, monkeypatch):
-    """As pytest-repeat and pytest-flakefinder make them."""
     repo = repository(pytester, monkeypatch, "def test_it(perf, again):\n    perf(step)\n")
     pytester.makeconftest(
         """

@@ -33,11 +33,11 @@ QUICK = Budget(min_rounds=3, max_time_s=0.02, warmup_time_s=0.02, timeout_s=60.0
 class Handle(dist.Work):
     """A work that keeps how often it was waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.waits = 0
 
-    def wait(self, *_: object) -> bool:  # type: ignore[override]
+    def wait(self, *_):  # type: ignore[override]
         self.waits += 1
         return True
 
@@ -111,7 +111,7 @@ def test_a_handle_that_comes_only_after_the_warm_up_is_refused():
         iteration()
 
 
-def later(done: list[str]) -> None:
+def later(done):
     time.sleep(0.05)
     done.append("done")
 
@@ -141,7 +141,7 @@ def started(request):
 
 
 def test_handles_of_threads_executors_pools_and_torch_are_waited_for(started):
-    done: list[str] = []
+    done = []
     Iteration(lambda: started(done), "step")()
     assert done == ["done"]
 
@@ -153,7 +153,7 @@ def test_a_process_is_waited_for():
 
 
 def test_a_future_in_an_attribute_is_waited_for_and_a_thread_there_is_not():
-    done: list[str] = []
+    done = []
     ends = threading.Event()
     lasting = threading.Thread(target=ends.wait)
     lasting.start()
@@ -163,7 +163,7 @@ def test_a_future_in_an_attribute_is_waited_for_and_a_thread_there_is_not():
     assert done == ["done"]
 
 
-async def coroutine() -> None:
+async def coroutine():
     return None
 
 
@@ -172,7 +172,7 @@ async def stream():
 
 
 class Custom:
-    def wait(self) -> None:
+    def wait(self):
         raise AssertionError("nobody knows what it waits for")
 
 
@@ -198,7 +198,7 @@ def test_work_that_has_not_begun_is_refused_by_name(make, told):
 
 
 def test_an_open_file_a_module_and_a_value_that_holds_itself_are_no_work(tmp_path):
-    loop: list[object] = [torch.nn.Linear(1, 1)]
+    loop = [torch.nn.Linear(1, 1)]
     loop.append(loop)
     with open(tmp_path / "log", "w") as file:
         assert pending((file, loop), "step") == []

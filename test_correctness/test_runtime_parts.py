@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perfsuite.base.errors import CaseError, InvalidParameter
 from perfsuite.platforms.base import Clock
 from perfsuite.record.result import ClockFacts, Work
-from perfsuite.record.workload import FunctionWorkload, Step, Workload
+from perfsuite.record.workload import FunctionWorkload, Workload
 from perfsuite.runtime import protocol
 from perfsuite.runtime.assembly import assemble, judge_arrivals
 from perfsuite.runtime.ranks.arrival import iterations_within
@@ -39,7 +39,7 @@ class Toy(Workload):
     def work(self, shape):
         return Work()
 
-    def build(self, rank) -> Step:
+    def build(self, rank):
         raise AssertionError("never built")
 
 
@@ -206,11 +206,7 @@ def test_parts_of_the_reported_step_sum_to_it_to_the_last_bit(ranks, rounds, ite
     times = [max(each) for each in zip(*own, strict=True)]
     reports = [
         report_of(
-            rank,
-            times_s=times,
-            involuntary_switches=[],
-            spans=each.report(),
-            middle=each.middle(times, own[rank]),
+            rank, times_s=times, involuntary_switches=[], spans=each.report(), middle=each.middle(times, own[rank])
         )
         for rank, each in enumerate(recorders)
     ]

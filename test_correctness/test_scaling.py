@@ -1,7 +1,5 @@
 """Speed-up and efficiency: counted from the smallest number of ranks of a series, and named after it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pipeline schedules: orders are complete and can run, equal torch's where torch's is right, refuse wrong counts."""
 
-from __future__ import annotations
-
 import doctest
 import itertools
 import re
@@ -32,20 +30,20 @@ from perfsuite.schedules.schedule import LETTERS
 from perfsuite.workloads.training.train_step import TrainStep
 
 
-def legal(name: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> bool:
+def legal(name, ranks, num_micro_batches, stages_per_rank):
     spec = SCHEDULES[name]
     most = spec.most_stages_per_rank or stages_per_rank
     return spec.fewest_stages_per_rank <= stages_per_rank <= most and spec.legal_count(ranks, num_micro_batches)
 
 
-def all_legal(ranks: range, counts: range, stages: range):
+def all_legal(ranks, counts, stages):
     for name in SCHEDULES:
         for p, m, v in itertools.product(ranks, counts, stages):
             if legal(name, p, m, v):
                 yield name, p, m, v
 
 
-def words(order) -> list[str]:
+def words(order):
     return [str(action) for action in order]
 
 
@@ -107,7 +105,7 @@ def test_orders_of_small_pipelines_as_the_papers_draw_them():
     assert orders("zbv", ranks=1, num_micro_batches=2) == ["0F0 1F0 1I0 1W0 0F1 0I0 0W0 1F1 1I1 1W1 0I1 0W1"]
 
 
-def require_todays_schedules() -> None:
+def require_todays_schedules():
     """Skip under a torch whose schedule classes cannot be made from bare stages, as 2.5.0's and 2.7.1's."""
     from importlib.metadata import version
 
@@ -115,7 +113,7 @@ def require_todays_schedules() -> None:
         pytest.skip(f"torch {version('torch')} makes its schedules from whole stages only; compared with newer ones")
 
 
-def torch_orders(name: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> list[list[str]]:
+def torch_orders(name, ranks, num_micro_batches, stages_per_rank):
     """torch's own orders, computations only, as ours are printed; made without any process group."""
     pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
     import torch
@@ -143,7 +141,7 @@ def torch_orders(name: str, ranks: int, num_micro_batches: int, stages_per_rank:
     ]
 
 
-def torch_words(action) -> list[str]:
+def torch_words(action):
     """An action of torch as ours are printed, the parts of an overlapped one joined; none for what computes nothing."""
     parts = action.sub_actions or (action,)
     words = [f"{part.stage_index}{part.computation_type.value}{part.microbatch_index}" for part in parts]
@@ -176,7 +174,7 @@ def test_the_last_rank_of_1f1b_alternates_from_the_first_micro_batch():
 GOOD = make_schedule("1f1b", ranks=2, num_micro_batches=2)
 
 
-def broken(rank: int, order) -> Schedule:
+def broken(rank, order):
     orders = list(GOOD.orders)
     orders[rank] = tuple(order)
     return replace(GOOD, orders=tuple(orders))
@@ -256,7 +254,7 @@ def test_batches_and_layers_that_do_not_split_name_what_does():
         balance([1, 1], 2, head=-1)
 
 
-def every_split(layers: int, stages: int):
+def every_split(layers, stages):
     for cuts in itertools.combinations(range(1, layers), stages - 1):
         yield tuple(range(first, end) for first, end in itertools.pairwise((0, *cuts, layers)))
 

@@ -1,7 +1,5 @@
 """Scratch directories and keys: gone with their process, however it ends; what anybody else has stays."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -30,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 KEY = b"0123456789abcdef"
 
 
-def variables_of(run_id: str) -> dict[str, str]:
+def variables_of(run_id):
     return {
         "TORCHELASTIC_RUN_ID": run_id,
         **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
@@ -185,22 +183,22 @@ def test_several_hosts_without_a_key_are_refused():
             ask(launch, {})
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o660, 0o604])
-def test_a_key_file_that_others_can_read_is_refused(tmp_path, mode):
+ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "told"),
+    [
+        *((mode, -1, f"has mode {mode:04o}: others could read.*chmod 0600") for mode in (0o644, 0o660, 0o604)),
+        pytest.param(0o600, 12345, "belongs to user id 12345", marks=ROOT_ALONE),
+    ],
+)
+def test_a_key_file_that_others_can_read_or_own_is_refused(tmp_path, mode, owner, told):
     file = tmp_path / "key"
     file.write_bytes(KEY)
     file.chmod(mode)
-    with pytest.raises(LaunchError, match=rf"has mode {mode:04o}: others could read.*chmod 0600"):
-        keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_a_key_file_of_somebody_else_is_refused(tmp_path):
-    file = tmp_path / "key"
-    file.write_bytes(KEY)
-    file.chmod(0o600)
-    os.chown(file, 12345, -1)
-    with pytest.raises(LaunchError, match=r"belongs to user id 12345"):
+    os.chown(file, owner, -1)
+    with pytest.raises(LaunchError, match=told):
         keys.offer_meeting(a_launch(), {"PERFSUITE_KEY_FILE": str(file)})
 
 

@@ -1,7 +1,5 @@
 """One screen: what stands on it, that it is never larger, and that text of others does nothing but be read."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -21,8 +19,8 @@ from perfsuite.plugin.summary import error_commands
 from perfsuite.record.describe import verdict_counts
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.result import Metric, Peak, Result, Work
-from perfsuite.record.run import GateRecord, Header, Revision, RunEnd, RunRecord
+from perfsuite.record.result import Metric, Peak, Work
+from perfsuite.record.run import GateRecord, Header, Revision, RunEnd
 from perfsuite.record.verdict import Verdict
 from perfsuite.reports.families import family_lines, share_of_peak, tiles
 from perfsuite.reports.layout import lay_out
@@ -37,8 +35,6 @@ from perfsuite.reports.terminal import metric_tables
 from test_correctness.helpers.runs import PEAK, all_reduce, large_run, product, record, result, verdict
 from test_correctness.helpers.scripted_driver import repository
 
-pytest_plugins = ["pytester"]
-
 HOSTILE = (
     "\x1b[31mred",
     "\u202egnp.exe",
@@ -50,7 +46,7 @@ HOSTILE = (
 )
 
 
-def texts(run: RunRecord, width: int = 100, **options) -> list[str]:
+def texts(run, width=100, **options):
     return [line for line, _ in screen(run, notable(run), width=width, **options)]
 
 
@@ -117,7 +113,7 @@ def test_a_run_that_was_stopped_does_not_say_that_the_machine_was_quiet():
     assert "trust       no sign of other programs" in texts(ended)
 
 
-def disturbed(plain: Result) -> Result:
+def disturbed(plain):
     """The same result, measured while another program had the rank's core."""
     seen = plain.measurement
     ranks = tuple(dataclasses.replace(rank, cpu_share=0.4) for rank in seen.ranks)
@@ -149,11 +145,11 @@ def test_a_rank_that_may_sleep_is_disturbed_by_switches_a_kernel_by_its_share_al
 
 
 def test_a_doubtful_efficiency_is_left_out_and_counted():
-    def step(ranks: int, median_s: float) -> Result:
+    def step(ranks, median_s):
         work = Work(samples=8.0 * ranks)
         return result(f"t.py::test_weak[cpu-ws{ranks}]", median_s, world_size=ranks, work=work, parameters={})
 
-    def line(*steps: Result) -> str:
+    def line(*steps):
         return next(text for text in texts(record(*steps)) if text.startswith("scaling"))
 
     assert "scaling     weak 1/2 ranks: 100 50 % (ranks share devices)" == line(step(1, 0.1), step(2, 0.2))
@@ -161,7 +157,7 @@ def test_a_doubtful_efficiency_is_left_out_and_counted():
     assert "1 of 1 left out: test_weak[cpu-ws1] was disturbed" in line(disturbed(step(1, 0.1)), step(2, 0.2))
 
 
-def h100(case: str, tflops: float, ranks_s: tuple[float, ...] = (0.5,)) -> Result:
+def h100(case, tflops, ranks_s=(0.5,)):
     one = product(case, tflops)
     facts = tuple(
         dataclasses.replace(one.measurement.ranks[0], rank=rank, device=f"cuda:{rank}", median_s=time_s)
@@ -222,7 +218,7 @@ def test_a_narrow_screen_counts_the_questions_that_it_leaves_out():
 
 
 def test_a_collective_is_shown_on_ranks_that_fit_the_cores():
-    def on_cores(ranks: int) -> Result:
+    def on_cores(ranks):
         return dataclasses.replace(all_reduce(1 << 20, ranks, ranks * 1e-3), environment={"cores": {"which": "0-1"}})
 
     shown = answers([on_cores(2), on_cores(8)])
@@ -231,7 +227,7 @@ def test_a_collective_is_shown_on_ranks_that_fit_the_cores():
     assert ("all_reduce, 8 ranks, 1MiB", "oversubscribed") == (alone.question, alone.note)
 
 
-def expected_entry(tflops: float) -> Expected:
+def expected_entry(tflops):
     metric = Metric(name="tflops", value=tflops, unit="TFLOPS", better="higher")
     row = Expectation(
         platform="h100",
@@ -250,7 +246,7 @@ def expected_entry(tflops: float) -> Expected:
 
 
 def test_a_dtype_has_one_row_with_its_best_product():
-    def square(side: int, tflops: float) -> Result:
+    def square(side, tflops):
         sides = dict.fromkeys(("m", "k", "n"), side)
         return dataclasses.replace(product(f"t.py::test_{side}", tflops), parameters=sides)
 
@@ -446,7 +442,7 @@ def test_mine(perf):
 
 
 def test_a_figure_without_a_peak_hides_none_that_has_one():
-    def stream(case: str, value: float, peak: Peak | None) -> Result:
+    def stream(case, value, peak):
         metric = Metric(name="gb_per_s", value=value, unit="GB/s", better="higher", peak=peak)
         work = Work(bytes_moved=1.0, memory_path="device")
         return result(case, workload="m:MemoryTriad", work=work, metrics=(metric,))

@@ -17,6 +17,8 @@ from perfsuite.record.workload import Budget, Workload
 from perfsuite.run.session import Case, PerfSession, deadline_s
 from test_correctness.helpers.scripted_driver import ScriptedDriver, measurement
 
+HEADER = Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Product(Workload):
@@ -70,7 +72,7 @@ def measurement_of_side(job):
     return measurement(job, times_s=[job.workload.side / 100] if isinstance(job.workload, Sought) else (0.5,))
 
 
-def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver]:
+def session(script=measurement, name="cpu"):
     driver = ScriptedDriver(script)
     made = PerfSession(
         id="s1",
@@ -82,7 +84,7 @@ def session(script=measurement, name="cpu") -> tuple[PerfSession, ScriptedDriver
     return made, driver
 
 
-def case(workload: Workload, name: str = "test_it.py::test_it[cpu]", **changes) -> Case:
+def case(workload, name="test_it.py::test_it[cpu]", **changes):
     return Case(id=name, workload=workload, world_size=1, budget=Budget(), platform="cpu", **changes)
 
 
@@ -106,9 +108,7 @@ def test_a_collective_that_no_table_knows_is_refused_before_anything_runs():
 
 def test_a_case_can_be_run_again_in_fresh_processes(tmp_path):
     made, driver = session()
-    made.journal = JournalWriter(
-        tmp_path / "j", Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
-    )
+    made.journal = JournalWriter(tmp_path / "j", HEADER)
     first = made.run(case(Product()))
     driver.script = lambda job: measurement(job, (2.0,) * 3)
     again, reused = made.rerun(first.case), made.rerun(first.case, fresh=False)
@@ -132,7 +132,6 @@ def failing_in(purpose, error):
 
 
 def test_what_a_workload_timed_to_find_itself_is_its_result():
-    """Timed once more it may not fit: which pieces of memory are free is chance where little is left."""
     made, driver = session(measurement_of_side)
     result = made.run(case(Sought()))
     assert [("memory", True), ("time", False), ("time", False)] == [
@@ -169,8 +168,7 @@ def test_a_build_that_cannot_be_had_leaves_the_timed_result_and_the_other_builds
 @pytest.mark.parametrize("error", [RanksFailed("rank 1 died\nits log"), KeyboardInterrupt()], ids=["died", "Ctrl-C"])
 def test_what_was_timed_is_kept_when_a_later_build_fails_the_case(tmp_path, error):
     made, driver = session(failing_in("memory", error))
-    header = Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
-    made.journal = JournalWriter(tmp_path / "j", header)
+    made.journal = JournalWriter(tmp_path / "j", HEADER)
     with pytest.raises(type(error)):
         made.run(case(Watched()))
     made.close()
@@ -216,9 +214,7 @@ def test_a_failed_case_is_in_the_journal(tmp_path):
         raise RanksFailed("rank 0 died")
 
     made, _ = session(script)
-    made.journal = JournalWriter(
-        tmp_path / "j", Header(session="s1", fingerprint="cpu-x", platform="cpu", started_at="")
-    )
+    made.journal = JournalWriter(tmp_path / "j", HEADER)
     with pytest.raises(RanksFailed):
         made.run(case(Product()))
     made.close()
@@ -239,7 +235,7 @@ def test_a_measured_case_is_not_lost_because_the_environment_is_unknown(monkeypa
 
 
 def test_a_journal_of_other_hardware_is_refused(tmp_path):
-    writer = JournalWriter(tmp_path / "j", Header(session="s0", fingerprint="cpu-y", platform="cpu", started_at=""))
+    writer = JournalWriter(tmp_path / "j", dataclasses.replace(HEADER, fingerprint="cpu-y"))
     writer.failure("a", "rank 1 died")
     writer.close()
     made, _ = session()

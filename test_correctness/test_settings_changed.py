@@ -1,7 +1,5 @@
 """Equal ids, other settings: whatever compares two results says by name what differs, and compares nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import textwrap
@@ -33,8 +31,6 @@ from test_correctness.helpers.runs import record, result
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE
 from test_correctness.test_ab import CONFTEST, git
-
-pytest_plugins = ["pytester"]
 
 NODE = "t.py::test_it[cpu]"
 UNKNOWN = object()

@@ -1,16 +1,10 @@
 """Shapes of the user's own: the file's format, its mistakes by line and rule, and the cases that become of it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.plugin.options import read_shapes
 from perfsuite.plugin.sweep import Size, Sweep
-
-pytest_plugins = ["pytester"]
 
 MATMUL = Sweep(
     size_param="shape",
@@ -21,7 +15,7 @@ MATMUL = Sweep(
 )
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def written(tmp_path, text):
     path = tmp_path / "shapes.txt"
     path.write_text(text)
     return path

@@ -1,7 +1,5 @@
 """What a signal means while a run with perf cases collects, tests and ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import types
@@ -171,7 +169,6 @@ def test_handlers_go_back_at_once_after_a_run_without_signals(run):
 
 
 def test_a_handler_that_came_later_stays(run):
-    """An agent of a launch has its own."""
     signal.signal(TERM, signal.SIG_IGN)
     (restore,) = run.config.cleanups
     restore()
@@ -179,7 +176,6 @@ def test_a_handler_that_came_later_stays(run):
 
 
 def test_ignored_signals_stay_ignored():
-    """Under nohup, or in the background of a shell script."""
     before = signal.signal(HUP, signal.SIG_IGN)
     others = {number: signal.getsignal(number) for number in (INT, TERM)}
     try:

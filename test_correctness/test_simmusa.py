@@ -1,7 +1,5 @@
 """The simulated device by itself: its clock, its streams, its memory, and what it refuses as the real one does."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -137,7 +135,6 @@ def test_only_what_torch_musa_registers_runs(on_device, version, later):
 
 @pytest.mark.extended
 def test_a_device_after_a_fault_is_lost_for_its_process():
-    """In a process that nothing else uses afterwards."""
     require_built()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = pool.submit(steps.faults).result(timeout=120)
@@ -196,7 +193,6 @@ def host_of(root, gib):
 
 
 def test_memory_is_within_half_of_the_hosts(tmp_path):
-    """Eight devices of 48 GiB on a host of 23 had the kernel kill a rank that filled its device."""
     small, large = host_of(tmp_path / "small", 24), host_of(tmp_path / "large", 768)
     assert 3 * GIB // 2 == S4000.held(8, small).memory_bytes
     assert 6 * GIB == S4000.held(2, small).memory_bytes

@@ -27,16 +27,14 @@ from test_correctness.helpers.simmusa_ranks import (
     require_built,
 )
 
-pytest_plugins = ["pytester"]
-
 PRICES = Costs(kernel_ns=6_000_000, flops_per_s={"fp32": 1e9}, bytes_per_s=1e7, jitter=0.002)
 """Kernels that take so long that one of them is a sample."""
 STORED_SESSIONS = 5
 
 
-def cases(count: int) -> dict[str, object]:
+def cases(count):
     """A fifth of them products, twice as many copies, as many triads."""
-    found: dict[str, object] = {}
+    found = {}
     for index in range(count // 5):
         found[f"test_matmul[s4000-{index}]"] = Matmul(m=32 + index, k=32, n=32)
     for index in range(2 * count // 5):
@@ -54,7 +52,7 @@ class Simulated:
         self.session._driver = process
         self.hardware: Hardware = hardware_of(fingerprint(session.machine), session.machine.name, True)
 
-    def run(self, number, *, slow=None, settings=None) -> Gatekeeper:
+    def run(self, number, *, slow=None, settings=None):
         """One session's results, taken in by a gate."""
         self.session.id = f"session{number}"
         costs = dataclasses.replace(PRICES, seed=number, slow=slow or {})
@@ -104,7 +102,11 @@ def test_an_unchanged_run_with_other_jitter_changes_no_verdict_of_200_cases(simu
     assert {} == {name: verdict for name, verdict in found.items() if verdict != "pass"}
 
 
-@pytest.mark.parametrize("simulated", [pytest.param(200, marks=pytest.mark.slow), 50], indirect=True)
+@pytest.mark.parametrize(
+    "simulated",
+    [pytest.param(200, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.extended)],
+    indirect=True,
+)
 def test_three_per_cent_in_one_operation_are_found_and_named(simulated):
     settings = GateSettings(yardstick=False, tolerance=0.01)
     found = verdicts(simulated.run(101, slow={"aten::mm": 1.03}, settings=settings))

@@ -1,7 +1,5 @@
 """Products of parallelisms on simulated devices: the same operators, messages and results as on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.base.mesh import MeshShape

@@ -1,7 +1,5 @@
 """Where the simulated device is as strict as a real one: what goes wrong there goes wrong here, on ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -24,6 +22,7 @@ from simmusa.costs import Costs
 from simmusa.family import SimMusa
 from simmusa.registered import VERSION
 from test_correctness.helpers import simmusa_ranks as ranks
+from test_correctness.helpers import steps
 from test_correctness.helpers.simmusa_ranks import KERNELS, ONCE, QUICK, TRAINING, opened, require_built
 
 PRICES = Costs(launch_ns=1_000, flops_per_s={"fp32": 10e12}, alpha_ns=20_000, link_bytes_per_s=100e9)
@@ -72,7 +71,6 @@ def test_a_batch_sends_and_receives_at_once(session):
 
 @pytest.mark.extended
 def test_a_probe_that_breaks_the_device_is_no_missing_kernel(session):
-    """It was told as one, and the next case on the rank failed for it."""
     with pytest.raises(RanksFailed, match="device-side assert triggered"):
         run(session, of(ranks.asks_for_a_kernel_that_faults), 1)
     run(session, collective.Barrier(), 2)
@@ -93,10 +91,6 @@ def test_a_communicator_that_does_not_fit_is_out_of_memory(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "memory_mib"), [(1, 40), (2, 40 + 64)])
 def test_the_largest_batch_of_a_small_memory_is_one_that_can_be_timed(tmp_path, world_size, memory_mib):
-    """Beside what is observed there are the twin, the optimizer's state in the second step, a communicator's buffers.
-
-    A group of one rank has none: where it took them, nothing at all fitted, and every batch was tried.
-    """
     require_built()
     costs = dataclasses.replace(PRICES, memory_bytes=memory_mib << 20, communicator_bytes=64 << 20)
     largest = LargestBatch(model="gpt2-tiny", strategy="ddp" if world_size > 1 else "single", most=64)
@@ -113,6 +107,14 @@ def test_a_barrier_never_comes_first_in_the_group_of_a_case(session):
     run(session, of(ranks.waits_first, alone=False), 2)
     with pytest.raises(RanksFailed, match="a barrier is the first communication of this group"):
         run(session, of(ranks.waits_first, alone=True), 2)
+
+
+def test_streams_of_groups_are_used_again(session):
+    results = [run(session, of(steps.queue_of_messages), size) for size in (2, 3) * 2]
+    streams = [
+        next(record.value for record in result.measurement.records if record.name == "stream0") for result in results
+    ]
+    assert max(streams[2:]) <= max(streams[:2])
 
 
 @pytest.mark.extended

@@ -1,7 +1,5 @@
 """The suite on simulated devices: every figure equals what the cost model says, to the last digit."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.base.errors import RanksFailed
@@ -140,7 +138,6 @@ def test_messages_of_a_ring_cross(session):
 
 
 def test_the_watched_iteration_has_the_memory_of_every_other_one(session):
-    """A work holds its buffers; whoever looks for works that nobody waited for must let go of the others."""
     workload = FunctionWorkload(function=simmusa_ranks.sums_what_it_frees)
     result = session.run(Case(id="left", workload=workload, world_size=2, budget=ONCE, platform="s4000"))
     assert {"left_bytes": 0.0} == {each.name: each.value for each in result.measurement.records}
@@ -261,7 +258,6 @@ def test_strategies_train_and_repeat_to_the_nanosecond(session, strategy, option
     "strategy", ["zero3", *(pytest.param(each, marks=SLOW) for each in ("zero0", "zero1", "zero2"))]
 )
 def test_deepspeed_trains_and_repeats_to_the_nanosecond(session, strategy):
-    """In processes of its own, so at the session's prices."""
     workload = TrainStep(model="gpt2-tiny", strategy=strategy, micro_batch_size=2)
     result = run(session, workload, ranks=2)
     assert 1 == len({round(time_s * 1e9) for time_s in result.measurement.times_s})

@@ -1,7 +1,5 @@
 """Traffic on simulated devices: times of collectives and parts are what the cost model says, to the nanosecond."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -62,7 +60,7 @@ def metric(result, name):
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ("tp2", {}),
+        pytest.param("tp2", {}, marks=pytest.mark.extended),
         pytest.param("tp4", {}, marks=pytest.mark.slow),
         pytest.param("dp2", {"reshard": False}, marks=pytest.mark.slow),
         pytest.param("tp2", {"sequence_parallel": False}, marks=pytest.mark.slow),

@@ -1,7 +1,5 @@
 """The event simulator: against an independent longest-path reckoning and exact formulas."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -10,28 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsuite.metrics.pipeline import (
-    COMPUTE,
-    bubble_ratio,
-    bubble_to_ideal,
-    busy_s,
-    step_bounds_s,
-)
-from perfsuite.schedules import (
-    SCHEDULES,
-    Schedule,
-    StageTimes,
-    durations_of,
-    formula_bubble,
-    make_schedule,
-    simulate,
-)
+from perfsuite.metrics.pipeline import COMPUTE, bubble_ratio, bubble_to_ideal, busy_s, step_bounds_s
+from perfsuite.schedules import SCHEDULES, StageTimes, durations_of, formula_bubble, make_schedule, simulate
 from test_correctness.helpers.schedules import actions_by_rank, random_durations, schedules
 
 fractions = st.fractions(min_value=Fraction(1, 7), max_value=9, max_denominator=7)
 
 
-def reckon(schedule: Schedule, seconds, delay) -> dict[tuple[int, int], tuple[int, int]]:
+def reckon(schedule, seconds, delay):
     """(rank, place in its order) -> start and end, by recursion from each action to all that it waits for."""
     place = {
         (action.kind[0], action.stage, action.micro_batch): (rank, index)
@@ -135,10 +119,7 @@ def test_a_timeline_fed_back_gives_itself(schedule, seed):
 @settings(deadline=None)
 def test_equal_stages_have_exactly_the_bubble_of_the_formula(schedule, forward, backward_input, backward_weight):
     times = StageTimes.in_proportion(
-        [1] * schedule.num_stages,
-        forward_s=forward,
-        backward_input_s=backward_input,
-        backward_weight_s=backward_weight,
+        [1] * schedule.num_stages, forward_s=forward, backward_input_s=backward_input, backward_weight_s=backward_weight
     )
     timeline = simulate(schedule, times)
     p, m, v = schedule.ranks, schedule.num_micro_batches, schedule.stages_per_rank

@@ -1,10 +1,9 @@
 """How the local transport starts ranks: under a wrapper, with memory of their own, as forks and as interpreters."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,11 @@ from test_correctness.helpers.processes import gone, processes_with
 pytestmark = pytest.mark.usefixtures("cold")
 ROOT = Path(__file__).parent.parent
 QUICK = Budget(min_rounds=3, max_time_s=0.05, warmup_time_s=0.02, timeout_s=60.0)
+
+
+def opened(logs, *, start_method="fork", preload=()):
+    """A transport that is closed at the end."""
+    return closing(LocalTransport(start_method=start_method, preload=preload, log_directory=logs))
 
 
 def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_process(tmp_path, monkeypatch):
@@ -44,14 +48,11 @@ def test_a_wrapper_starts_the_workers_is_in_the_record_and_closing_leaves_no_pro
 )
 def test_ranks_that_share_few_cores_have_their_memory_laid_out_apart_as_a_users_have(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "allowed_cores", lambda: (0, 1))
-    transport = LocalTransport(start_method="fork", preload=("torch",), log_directory=tmp_path)
-    try:
+    with opened(tmp_path, preload=("wave",)) as transport:
         transport.start()
         transport.acquire(3, fresh=False, env={}, deadline_s=60)
         assert all(server.is_up for server in transport._servers.values())  # none imports beside a case
         places = [where_libc_is(transport._slots[rank].pid) for rank in range(3)]
-    finally:
-        transport.close()
     assert places[0] != places[1]
     assert places[0] == places[2]
 
@@ -66,8 +67,7 @@ def test_an_unknown_way_to_start_ranks_is_refused(tmp_path):
 
 
 def test_an_interpreter_of_its_own_starts_with_the_environment_asked_for(tmp_path):
-    transport = LocalTransport(start_method="exec", preload=(), log_directory=tmp_path)
-    try:
+    with opened(tmp_path, start_method="exec") as transport:
         assert transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
         pid = transport._slots[0].pid
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -78,13 +78,10 @@ def test_an_interpreter_of_its_own_starts_with_the_environment_asked_for(tmp_pat
         assert b"PERFSUITE_TEST=1" in environment
         assert not transport.acquire(1, fresh=False, env={"PERFSUITE_TEST": "1"}, deadline_s=60)
         assert transport.acquire(1, fresh=False, env={}, deadline_s=60)
-    finally:
-        transport.close()
     assert gone([pid], within_s=10.0)
 
 
 def test_a_killed_worker_has_ended_before_the_next_one_of_its_slot_starts(tmp_path, monkeypatch):
-    """As on a device, whose driver tears a large context down for a second: its memory is not free before."""
     transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
     at_once, start, alive = ForkServer.signal, transport._start_child, []
 
@@ -113,8 +110,7 @@ def test_a_killed_worker_has_ended_before_the_next_one_of_its_slot_starts(tmp_pa
 
 def test_a_request_may_be_larger_than_the_buffer_of_a_socket(tmp_path):
     env = {f"PERFSUITE_TEST_{number}": str(number) * 100_000 for number in range(5)}
-    transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
-    try:
+    with opened(tmp_path) as transport:
         transport.acquire(1, fresh=False, env=env, deadline_s=60)
         transport.send(0, {"verb": "unknown"})
         while not (events := transport.poll(1.0)):
@@ -122,20 +118,15 @@ def test_a_request_may_be_larger_than_the_buffer_of_a_socket(tmp_path):
         assert events[0].kind == "message", events
         pids = processes_with(*(f"{name}={value}" for name, value in env.items()))
         assert transport._slots[0].pid in pids
-    finally:
-        transport.close()
 
 
 def test_a_forkserver_that_is_given_up_alive_is_ended(tmp_path):
-    transport = LocalTransport(start_method="fork", preload=(), log_directory=tmp_path)
-    try:
+    with opened(tmp_path) as transport:
         transport.acquire(1, fresh=False, env={}, deadline_s=60)
         pids, child = [transport._servers[0].process.pid, transport._slots[0].pid], transport._slots[0]
         transport._lose_server(0)
         assert gone(pids, within_s=10.0)
         assert child.ended == "its parent, the forkserver, ended with exit code 0"
-    finally:
-        transport.close()
 
 
 def test_a_forkserver_that_cannot_start_leaves_no_descriptor(tmp_path, monkeypatch):

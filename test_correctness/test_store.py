@@ -1,19 +1,14 @@
 """Baseline files: what an update adds, replaces and refuses, and whose file it is."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
 from perfsuite.base.errors import BaselineError, ConfigurationError
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import (
-    KEPT_RUNS,
-    Acceptance,
-)
+from perfsuite.baselines.baseline import KEPT_RUNS, Acceptance
 from perfsuite.baselines.draft import NewRuns
-from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
+from test_correctness.helpers.stored_files import HARDWARE, case, entry_in, offer, run_of, sessions_in
 
 
 def test_append_keeps_the_newest_twelve(tmp_path):
@@ -38,12 +33,7 @@ def test_one_session_does_not_push_out_the_others(tmp_path):
         ("append", "regressed", {}, "regressed; if that is meant: --perf-accept=all --perf-reason=TEXT"),
         ("improved", "drifted", {}, "drifted; if that is meant: --perf-accept=all --perf-reason=TEXT"),
         ("environment", "regressed", {}, "regressed; if that is meant: --perf-accept=all --perf-reason=TEXT"),
-        (
-            "append",
-            "environment",
-            {},
-            "environment; if that is meant: --perf-accept=environment --perf-reason=TEXT",
-        ),
+        ("append", "environment", {}, "environment; if that is meant: --perf-accept=environment --perf-reason=TEXT"),
         ("append", "impossible", {}, "impossible; an error of measurement is never stored"),
         ("accept", "impossible", {}, "impossible; an error of measurement is never stored"),
         ("append", "pass", {"process": "reused"}, "its processes were reused; a baseline takes fresh ones"),
@@ -84,7 +74,7 @@ def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
     now = tuple(run_of("now", 0.1, median_s=0.02, number=number) for number in range(5))
     report = offer(tmp_path, *now, mode=mode, verdict=verdict, reason="faster disk")
     assert report.replaced == [case().node]
-    (entry,) = store.load(tmp_path, HARDWARE).entries.values()
+    entry = entry_in(tmp_path)
     assert entry.runs == entry.reference == now
     assert entry.accepted == Acceptance(reason="faster disk", session="now", time=now[0].time, kind=kind)
 
@@ -92,7 +82,7 @@ def test_an_accepted_case_begins_a_new_epoch(tmp_path, mode, verdict, kind):
 def test_runs_of_before_an_epoch_are_not_appended_to_it(tmp_path):
     offer(tmp_path, run_of("s1", 2), mode="accept", verdict="pass", reason="new disk")
     late = offer(tmp_path, run_of("s0", 3))
-    (entry,) = store.load(tmp_path, HARDWARE).entries.values()
+    entry = entry_in(tmp_path)
     why = f"its runs are older than the epoch that began at {entry.accepted.time}; measure it again"
     assert (late.written, late.refused) == (False, {case().node: why})
 
@@ -101,7 +91,7 @@ def test_what_is_not_meant_by_an_accepted_environment_is_appended(tmp_path):
     offer(tmp_path, run_of("s0", 2))
     report = offer(tmp_path, run_of("s1", 1), mode="environment", verdict="pass", reason="new driver")
     assert (report.added, report.replaced) == ({case().node: 1}, [])
-    (entry,) = store.load(tmp_path, HARDWARE).entries.values()
+    entry = entry_in(tmp_path)
     assert entry.accepted is None
 
 

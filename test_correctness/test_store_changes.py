@@ -1,22 +1,23 @@
 """What new runs say beside stored ones: gains that two sessions show, clear losses, and what is refused for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns, confirming, gain, gains_in, seen_in, slowdown, suspects_slowdown
 from perfsuite.baselines.runs import MetricMeaning, usually_clean
 from perfsuite.record.verdict import Finding, Verdict
-from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
+from test_correctness.helpers.stored_files import (
+    HARDWARE,
+    OUT_OF_MEMORY,
+    case,
+    entry_in,
+    filled,
+    offer,
+    run_of,
+    sessions_in,
+)
 
-OUT_OF_MEMORY = {"outcome": "out_of_memory", "quantiles_s": (), "location": None, "samples": 0, "clean": 0}
 TIME = {"time": 0.03}
-
-
-def entry_in(folder):
-    (entry,) = store.load(folder, HARDWARE).entries.values()
-    return entry
 
 
 def improved(folder, *runs, gains=None, mode="append"):
@@ -27,8 +28,7 @@ def improved(folder, *runs, gains=None, mode="append"):
 @pytest.fixture
 def grown(tmp_path):
     """A file with a complete reference and runs after it."""
-    for index in range(10):
-        offer(tmp_path, run_of(f"s{index}", 40 - index))
+    filled(tmp_path, 10)
     return tmp_path
 
 
@@ -61,8 +61,7 @@ def test_a_gain_that_was_lost_in_between_is_seen_for_the_first_time_again(grown)
 
 
 def test_runs_of_a_first_improvement_are_no_part_of_a_reference_that_still_fills(tmp_path):
-    for index in range(5):
-        offer(tmp_path, run_of(f"s{index}", 40 - index))
+    filled(tmp_path, 5)
     improved(tmp_path, run_of("a", 9, median_s=0.008))
     offer(tmp_path, run_of("b", 8))
     assert [run.session for run in entry_in(tmp_path).reference] == ["s0", "s1", "s2", "s3", "s4", "b"]
@@ -116,8 +115,7 @@ def test_a_case_that_still_learns_is_stored_and_a_slowdown_said(tmp_path):
 
 
 def test_a_slowdown_that_is_not_excluded_is_stored_beside_the_reference(tmp_path):
-    for index in range(5):
-        offer(tmp_path, run_of(f"s{index}", 9 - index))
+    filled(tmp_path, 5)
     seen = "inconclusive, 4 % slower"
     new = NewRuns(case=case(), runs=(run_of("now", 2),), verdict="inconclusive", seen=seen, suspected=True)
     assert store.update(tmp_path, HARDWARE, [new], mode="append").written
@@ -129,8 +127,7 @@ def test_a_slowdown_that_is_not_excluded_is_stored_beside_the_reference(tmp_path
 
 def test_a_slowdown_that_the_gate_could_not_confirm_is_said_and_can_be_accepted(tmp_path):
     """No other case tells the host from the code in a repository of one: ten times slower is inconclusive."""
-    for index in range(5):
-        offer(tmp_path, run_of(f"s{index}", 9 - index))
+    filled(tmp_path, 5)
     slow = NewRuns(case=case(), runs=(run_of("slow", 2, median_s=0.1),), verdict="inconclusive", suspected=True)
     told = "900 % slower than the 5 runs stored; stored, because the gate has no verdict (inconclusive)"
     assert store.update(tmp_path, HARDWARE, [slow], mode="append").notes == {case().node: told}
@@ -141,7 +138,6 @@ def test_a_slowdown_that_the_gate_could_not_confirm_is_said_and_can_be_accepted(
 
 
 def test_clean_samples_are_asked_for_only_where_many_runs_have_them(tmp_path):
-    """One quiet first run once made every later run of a busy host unfit for good."""
     busy = {"clean": 3}
     offer(tmp_path, run_of("first", 9))
     for index in range(5):
@@ -151,8 +147,7 @@ def test_clean_samples_are_asked_for_only_where_many_runs_have_them(tmp_path):
 
 
 def test_a_run_of_a_busy_host_is_stored_beside_clean_ones_and_accept_begins_with_it(tmp_path):
-    for index in range(6):
-        offer(tmp_path, run_of(f"s{index}", 19 - index))
+    filled(tmp_path, 6)
     busy = {"clean": 3, "samples": 40}
     done = offer(tmp_path, run_of("busy", 5, **busy), verdict="unstable-host")
     assert done.added == {case().node: 1}

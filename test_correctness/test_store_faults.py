@@ -1,7 +1,5 @@
 """Damaged baseline files, several writers at once, and writers that die."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

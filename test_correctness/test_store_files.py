@@ -1,8 +1,5 @@
 """Baseline files: what goes in comes out, and pytest-benchmark reads them."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import subprocess
 import sys
@@ -14,15 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import (
-    Acceptance,
-    Baseline,
-    Entry,
-    newest,
-)
+from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, newest
 from perfsuite.baselines.document import dumps, loads, stats_of
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
-from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
+from test_correctness.helpers.stored_files import HARDWARE, OUT_OF_MEMORY, offer, run_of
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "baselines" / "examples" / "cpu-example.json"
@@ -118,39 +110,33 @@ def test_statistics_are_those_of_pytest_benchmark():
     )
 
 
-def compared(*files):
-    command = [str(Path(sys.executable).parent / "pytest-benchmark"), "compare", "--columns=median,rounds", *files]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
 def test_pytest_benchmark_compares_the_stored_files(tmp_path):
     one = offer(tmp_path / "one", *(run_of(f"s{index}", 9 - index) for index in range(6))).path
     two = offer(tmp_path / "two", *(run_of(f"s{index}", 9 - index, median_s=0.02) for index in range(6))).path
-    done = compared(str(one), str(two))
+    example = store.read(EXAMPLE)
+    command = [str(Path(sys.executable).parent / "pytest-benchmark"), "compare", "--columns=median,rounds"]
+    files = [str(path) for path in (one, two, EXAMPLE, with_a_case_that_never_fitted(tmp_path))]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    rows = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("test_a")]
-    assert len(rows) == 2
-    assert any("10.0000" in row and "6" in row for row in rows)
-    assert any("20.0000" in row and "(2.0" in row for row in rows)
+    shown = done.stdout + done.stderr
+    rows = [line for line in shown.splitlines() if line.startswith("test_a[")]
+    assert len(rows) == 2, shown
+    assert any("10,000.0000" in row and row.split()[-1] == "6" for row in rows)
+    assert any("20,000.0000" in row for row in rows)
+    assert "test_fits" in shown
+    assert all(entry.case.node.partition("::")[2] in shown for entry in example.entries.values())
+    assert (example.hardware.platform, example.hardware.fingerprint) == ("cpu", EXAMPLE.stem)
+    assert len(example.entries) >= 3
 
 
-def test_the_example_is_a_sound_file_that_pytest_benchmark_compares():
-    baseline = store.read(EXAMPLE)
-    assert (baseline.hardware.platform, baseline.hardware.fingerprint) == ("cpu", EXAMPLE.stem)
-    assert len(baseline.entries) >= 3
-    done = compared(str(EXAMPLE))
-    assert done.returncode == 0, done.stderr
-    assert all(entry.case.node.partition("::")[2] in done.stdout + done.stderr for entry in baseline.entries.values())
+def with_a_case_that_never_fitted(folder):
+    offer(folder, run_of("s0", **OUT_OF_MEMORY))
+    return offer(folder, run_of("s0"), name="fits").path
 
 
 def test_a_case_that_never_fitted_is_kept_apart_from_what_pytest_benchmark_reads(tmp_path):
-    never = dataclasses.replace(
-        run_of("s0"), outcome="out_of_memory", quantiles_s=(), location=None, samples=0, clean=0, metrics={}
-    )
-    path = offer(tmp_path, never).path
-    offer(tmp_path, run_of("s0"), name="fits")
+    path = with_a_case_that_never_fitted(tmp_path)
     document = json.loads(path.read_text())
     assert [len(document[name]) for name in ("benchmarks", "unmeasured")] == [1, 1]
-    assert compared(str(path)).returncode == 0
     offer(tmp_path, run_of("s1", 0.5))  # now it fits
     assert len(json.loads(path.read_text())["benchmarks"]) == 2

@@ -1,7 +1,5 @@
 """Baseline files: merged as a union in any order, pruned by age, name and what came after."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -11,15 +9,7 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import BaselineError
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import (
-    Acceptance,
-    Baseline,
-    Entry,
-    Hardware,
-    merge,
-    newest,
-    prune,
-)
+from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, Hardware, merge, newest, prune
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import moment
 from test_correctness.helpers.stored_files import HARDWARE, NOW, case, offer, run_of

@@ -1,7 +1,5 @@
 """Where a baseline file may lie, how large it may be, and how its lines end."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The reference of an epoch and the sessions of the machine: which runs a level is judged against."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,22 +9,9 @@ from perfsuite.baselines.baseline import Acceptance, Baseline, Entry, machine_se
 from perfsuite.baselines.document import dumps, loads
 from perfsuite.baselines.draft import Draft, NewRuns
 from perfsuite.platforms.host import Host, boot_of
-from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of, sessions_in
+from test_correctness.helpers.stored_files import HARDWARE, OUT_OF_MEMORY, case, entry_in, offer, run_of, sessions_in
 
 HOUR = 1 / 24
-OUT_OF_MEMORY = {
-    "outcome": "out_of_memory",
-    "quantiles_s": (),
-    "location": None,
-    "samples": 0,
-    "clean": 0,
-    "metrics": {},
-}
-
-
-def stored(folder):
-    (entry,) = store.load(folder, HARDWARE).entries.values()
-    return entry
 
 
 def names(runs):
@@ -76,25 +61,25 @@ def test_the_boot_is_read_where_linux_tells_it(tmp_path):
 def test_a_reference_fills_and_then_stays(tmp_path):
     for index in range(30):
         offer(tmp_path, run_of(f"s{index:02d}", 40 - index))
-        assert names(stored(tmp_path).reference) == [f"s{number:02d}" for number in range(min(index + 1, 8))]
+        assert names(entry_in(tmp_path).reference) == [f"s{number:02d}" for number in range(min(index + 1, 8))]
     assert sessions_in(tmp_path) == [f"s{index:02d}" for index in range(18, 30)]
 
 
 def test_runs_of_few_sessions_fill_it_up_to_twelve(tmp_path):
     for index in range(4):
         offer(tmp_path, *(run_of(f"s{index}", 9 - index, number=number) for number in range(6)), session_runs=6)
-    assert names(stored(tmp_path).reference) == ["s0"] * 6 + ["s1"] * 6
+    assert names(entry_in(tmp_path).reference) == ["s0"] * 6 + ["s1"] * 6
 
 
 def test_sessions_within_the_hour_count_once(tmp_path):
     for index in range(14):
         offer(tmp_path, run_of(f"s{index:02d}", 2 - index * HOUR / 2))
-    assert len(stored(tmp_path).reference) == 12
+    assert len(entry_in(tmp_path).reference) == 12
 
 
 def test_runs_out_of_memory_are_part_of_it(tmp_path):
     offer(tmp_path, run_of("s0", 3, **OUT_OF_MEMORY), run_of("s1", 2, **OUT_OF_MEMORY))
-    assert names(stored(tmp_path).reference) == ["s0", "s1"]
+    assert names(entry_in(tmp_path).reference) == ["s0", "s1"]
 
 
 def test_a_run_of_both_lists_is_one_line_and_keeps_its_line(tmp_path):

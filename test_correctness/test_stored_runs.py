@@ -1,7 +1,5 @@
 """What a baseline keeps of a result."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
@@ -11,59 +9,30 @@ import pytest
 from perfsuite.baselines import store
 from perfsuite.baselines.runs import QUANTILES, MetricMeaning
 from perfsuite.baselines.summarise import case_of, summarise
-from perfsuite.record.result import ClockFacts, Measurement, Metric, RankFacts, Result, Work
+from perfsuite.record.result import Metric
 from perfsuite.record.step import DeviceLook
+from test_correctness.helpers import measurements
+from test_correctness.helpers.measurements import measurement_of, rank_facts
 from test_correctness.helpers.stored_files import HARDWARE, case, offer, run_of
 
 
 def result_of(times_s, *, switches=(), yardsticks_s=(), **changes):
-    ranks = tuple(
-        RankFacts(
-            rank=rank,
-            host="h",
-            device="cpu",
-            threads=1,
-            cores=None,
-            median_s=0.01,
-            min_s=0.01,
-            max_s=0.01,
-            cpu_share=0.999 - rank / 10,
-            max_rss_bytes=1,
-        )
-        for rank in range(2)
-    )
-    measurement = Measurement(
-        times_s=tuple(times_s),
-        involuntary_switches=tuple(switches),
-        yardsticks_s=tuple(yardsticks_s),
-        iterations=4,
-        warmup_iterations=1,
-        warmup_steady=True,
-        aligned=True,
-        clock=ClockFacts(name="perf_counter", resolution_s=1e-9, cost_s=1e-7),
-        ranks=ranks,
-        backend="gloo",
-        process="fresh",
-        transport="local",
-    )
-    plain = Result(
-        case="test_x.py::test_a",
-        workload="test_x:Sum",
-        parameters={"size": (1, 2), "dtype": "fp32"},
-        platform="cpu",
-        world_size=2,
-        outcome="measured",
-        work=Work(),
-        metrics=(
+    ranks = [rank_facts(rank, time_s=0.01, cpu_share=0.999 - rank / 10) for rank in range(2)]
+    columns = {"involuntary_switches": tuple(switches), "yardsticks_s": tuple(yardsticks_s), "iterations": 4}
+    said = {
+        "workload": "test_x:Sum",
+        "world_size": 2,
+        "parameters": {"size": (1, 2), "dtype": "fp32"},
+        "metrics": (
             Metric(name="latency_us", value=10_000.123456, unit="us", better="lower"),
             Metric(name="unknown", value=None, unit="us", better="lower", note="no"),
         ),
-        measurement=measurement,
-        session="now",
-        started_at="2026-01-01T00:00:00+00:00",
-        environment={"torch": "2.13.0"},
-    )
-    return dataclasses.replace(plain, **changes)
+        "session": "now",
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "environment": {"torch": "2.13.0"},
+    }
+    measured = changes.pop("measurement", measurement_of(times_s or [0.01], ranks, **columns))
+    return measurements.result_of(measured, "test_x.py::test_a", **{**said, **changes})
 
 
 def test_a_run_keeps_quantiles_of_all_samples_and_the_median_of_the_clean_ones():
@@ -127,13 +96,7 @@ def timed_with(throttle, hosts=1, elsewhere=None):
     [
         (("thermal",), 1, None, "", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
         (("thermal",), 1, None, "unknown", "device 0 was throttled (thermal) in 4 of 4 looks while it was timed"),
-        (
-            ("power cap",),
-            1,
-            None,
-            "",
-            "",
-        ),  # a device under load is at its cap, now as when runs were stored
+        (("power cap",), 1, None, "", ""),  # a device under load is at its cap, now as when runs were stored
         ((), 1, None, "device 0 is shared with 1 other process", "device 0 is shared with 1 other process"),
         ((), 2, None, "", "unknown"),  # nobody looked at the devices of the other host
         ((), 2, (), "", ""),

@@ -1,7 +1,5 @@
 """Strategies without processes: options, meshes, a user's ds_config.json, and the rule that each breaks."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -174,8 +172,7 @@ def test_what_must_be_compiled_names_the_compiler_that_is_missing(monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    ("options", "on_cpu", "on_device"),
-    [({}, False, False), ({"offload_optimizer": True}, False, True)],
+    ("options", "on_cpu", "on_device"), [({}, False, False), ({"offload_optimizer": True}, False, True)]
 )
 def test_offloaded_state_of_a_device_is_stepped_by_what_must_be_compiled(options, on_cpu, on_device):
     strategy = find("zero2", options)
@@ -186,11 +183,7 @@ def test_offloaded_state_of_a_device_is_stepped_by_what_must_be_compiled(options
     ("device", "variable", "said"),
     [
         ("cpu", "CXX", "torch.compile for cpu needs a C++ compiler: CXX is not set, and g++ is not found"),
-        (
-            "meta",
-            "CC",
-            "torch.compile for meta needs a C compiler: CC is not set, and gcc or clang is not found",
-        ),
+        ("meta", "CC", "torch.compile for meta needs a C compiler: CC is not set, and gcc or clang is not found"),
     ],
 )
 def test_torch_compile_without_a_compiler_is_a_skip_that_names_it(monkeypatch, tmp_path, device, variable, said):

@@ -1,7 +1,5 @@
 """Every strategy and its options against one process: loss, gradients, and the loss after a step, on real ranks."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path
@@ -20,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "how-to" / "add-a-strategy.md"
 ONCE = Budget(smoke=True, timeout_s=300.0)
 MODELS = ("gpt2", "llama2-70b", "latte-l", "opensora")
+NARROW = {"strategy": "fsdp", "options": {"mixed_precision": True}, "dtype": "bf16"}
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 
 driver = driver_fixture("torch", FSDP, COMPILER, WORKER, *(["deepspeed"] if DEEPSPEED else []))
@@ -94,25 +93,26 @@ def test_the_grid_of_checkpointing(driver, strategy, checkpointing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_spread_parameters_and_full_checkpointing(driver, model):
-    needs_deepspeed("zero3")
-    assert parity(driver, 2, model=model, strategy="zero3", checkpointing="full") <= 1e-5
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "options"),
+    "case",
     [
-        ("zero1", {"offload_optimizer": True}),
-        ("zero2", {"offload_optimizer": True}),
-        ("zero2", {"offload_optimizer": True, "cpu_adam": True}),
-        ("zero3", {"offload_optimizer": True, "offload_parameters": True}),
+        *({"model": model, "strategy": "zero3", "checkpointing": "full"} for model in MODELS),
+        *({"model": model, **NARROW} for model in MODELS),
+        {"strategy": "zero1", "options": {"offload_optimizer": True}},
+        {"strategy": "zero2", "options": {"offload_optimizer": True}},
+        {"strategy": "zero2", "options": {"offload_optimizer": True, "cpu_adam": True}},
+        {"strategy": "zero3", "options": {"offload_optimizer": True, "offload_parameters": True}},
+        {"model": "opensora", "strategy": "fsdp", "accumulation": 2, "mesh": "dp_replicate2-dp_shard2"},
+        *({"strategy": strategy, "compiled": True} for strategy in ("single", "ddp", "fsdp")),
     ],
+    ids=lambda case: "-".join(map(str, case.values())),
 )
-def test_offload(driver, strategy, options):
-    needs_deepspeed(strategy)
-    assert parity(driver, 2, model="gpt2", strategy=strategy, options=options) <= 1e-5
+def test_more_than_the_grids(driver, case):
+    needs_deepspeed(case["strategy"])
+    ranks = 1 if case["strategy"] == "single" else 4 if "mesh" in case else 2
+    mesh = [case["mesh"]] if "mesh" in case else []
+    fields = {"model": "gpt2", **{name: value for name, value in case.items() if name != "mesh"}}
+    assert parity(driver, ranks, *mesh, **fields) <= (2e-2 if "dtype" in case else 1e-5)
 
 
 @pytest.mark.slow
@@ -121,22 +121,3 @@ def test_offload(driver, strategy, options):
 def test_compressed_gradients(driver, model, compression):
     options = {"compression": compression}
     assert 1e-6 < parity(driver, 2, model=model, strategy="ddp", options=options) <= 2e-2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_narrow_parameters(driver, model):
-    options = {"mixed_precision": True}
-    assert parity(driver, 2, model=model, strategy="fsdp", options=options, dtype="bf16") <= 2e-2
-
-
-@pytest.mark.slow
-def test_copies_of_what_is_spread(driver):
-    mesh = "dp_replicate2-dp_shard2"
-    assert parity(driver, 4, mesh, model="opensora", strategy="fsdp", accumulation=2) <= 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "strategy"), [(1, "single"), (2, "ddp"), (2, "fsdp")])
-def test_compiled_blocks(driver, world_size, strategy):
-    assert parity(driver, world_size, model="gpt2", strategy=strategy, compiled=True) <= 1e-5

@@ -1,7 +1,5 @@
 """The tables of reports 000 to 003 out of fixed results: exact text, published figures with labels, empty cells."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

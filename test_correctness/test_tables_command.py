@@ -1,7 +1,5 @@
 """``perfsuite report`` on real journals and baseline files, and ``--perf-report`` at the end of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
@@ -22,8 +20,6 @@ from perfsuite.record.run import Header
 from perfsuite.reports.tables.report import STYLES
 from test_correctness.helpers.report_runs import latte, measurement, section, table
 from test_correctness.helpers.scripted_driver import repository
-
-pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,7 +1,5 @@
 """docs/how-to/add-a-table.md: its table is one, and prints what the page shows."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

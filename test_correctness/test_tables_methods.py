@@ -1,20 +1,10 @@
 """The tables of report 004 and of kernels out of fixed results."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from perfsuite.record.result import Metric, Work
 from perfsuite.reports.tables.report import fitting_styles, report
-from test_correctness.helpers.report_runs import (
-    gpt,
-    kernel,
-    llama,
-    pipeline,
-    run,
-    style,
-    table,
-)
+from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, run, style, table
 
 
 def test_weak_and_strong_scaling_are_told_apart():
@@ -38,12 +28,7 @@ def test_weak_and_strong_scaling_are_told_apart():
 def test_options_have_a_column_where_any_case_has_some():
     plain = gpt("test_ddp", 2, 1.0)
     chosen = gpt(
-        "test_overlap",
-        2,
-        1.25,
-        options={"overlap": False, "bucket_mib": 1.23456},
-        accumulation=2,
-        checkpointing="full",
+        "test_overlap", 2, 1.25, options={"overlap": False, "bucket_mib": 1.23456}, accumulation=2, checkpointing="full"
     )
     title = "Data parallel, DDP: gpt2-xl"
     assert "options" not in table(style("methods", run(plain)), title)[0]

@@ -1,7 +1,5 @@
 """The tables of report 003 out of fixed results: its order, its columns, its arithmetic, its rows beside."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

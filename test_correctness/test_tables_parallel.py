@@ -1,20 +1,18 @@
 """The tables of report 004 about model parallelism out of fixed results."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
 from perfsuite.base.mesh import MeshShape
-from perfsuite.metrics import derive
 from perfsuite.published.lookup import lookup
 from perfsuite.record.codec import to_json
-from perfsuite.record.result import Peaks, Record, Result
+from perfsuite.record.result import Record
 from perfsuite.record.step import Component, SpanTotal, Traffic
 from perfsuite.workloads.moe_layer import MoeLayer
 from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
 from perfsuite.workloads.training.train_step import TrainStep
+from test_correctness.helpers.measurements import result_of
 from test_correctness.helpers.report_runs import gpt, measurement, run, style, table
 
 GIB = 2**30
@@ -80,17 +78,14 @@ def layer(split, ranks, sides=8192, platform="a100"):
             Record(name="tp_bus_bytes", value=1.5 * size, unit="bytes", reduce="equal"),
         ),
     )
-    work = workload.work(MeshShape.parse(workload.mesh))
-    return Result(
-        case=f"test_perf/t.py::test_column_and_row[{platform}-{sides}x{sides}-{split}]",
+    return result_of(
+        told,
+        f"test_perf/t.py::test_column_and_row[{platform}-{sides}x{sides}-{split}]",
         workload="perfsuite.workloads.tensor_linear:TensorLinear",
         parameters=to_json(workload.parameters()),
         platform=platform,
-        world_size=ranks,
-        outcome="measured",
-        work=work,
-        metrics=derive(TensorLinear.metrics, work=work, measurement=told, peaks=Peaks()),
-        measurement=told,
+        work=workload.work(MeshShape.parse(workload.mesh)),
+        metrics=TensorLinear.metrics,
         fingerprint=f"{platform}-test",
     )
 
@@ -355,17 +350,14 @@ def routing(batch_size, **changes):
             for name, time_s in (("compute", 3e-3), ("communication", 1e-3))
         ),
     )
-    work = workload.work(MeshShape.parse("ep8"))
-    return Result(
-        case=f"test_perf/t.py::test_routing[a100-{batch_size}-{'-'.join(changes)}]",
+    return result_of(
+        told,
+        f"test_perf/t.py::test_routing[a100-{batch_size}-{'-'.join(changes)}]",
         workload="perfsuite.workloads.moe_layer:MoeLayer",
         parameters=to_json(workload.parameters()),
         platform="a100",
-        world_size=8,
-        outcome="measured",
-        work=work,
-        metrics=derive(workload.metrics, work=work, measurement=told, peaks=Peaks()),
-        measurement=told,
+        work=workload.work(MeshShape.parse("ep8")),
+        metrics=workload.metrics,
         fingerprint="a100-test",
     )
 
@@ -386,7 +378,6 @@ def test_routing_is_told_by_batch_beside_the_report():
 
 
 def test_a_published_row_whose_case_was_not_run_says_so():
-    """Although a case of another skew stands above it."""
     told = rows(style("methods", run(routing(32, skew=4.0))), "Routing")
     assert [(row["batch"], row["not measured because"]) for row in told] == [
         ("32", ""),

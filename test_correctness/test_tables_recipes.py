@@ -1,7 +1,5 @@
 """Published runs as cases: each above its own row, whatever a table selects, and named where it was not measured."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from perfsuite.published.recipes import find, recipes

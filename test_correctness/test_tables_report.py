@@ -1,7 +1,5 @@
 """A report as a whole: cases without a row, styles that fit what was measured, tables that are well formed."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from unicodedata import east_asian_width

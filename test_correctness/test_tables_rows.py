@@ -1,7 +1,5 @@
 """Rows that people misread: units that fit their figures, bandwidths of a cache, the batch of a pipeline."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

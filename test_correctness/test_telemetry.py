@@ -1,13 +1,9 @@
 """What vendors' libraries tell, what they do not, and the signs that a machine is not quiet."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,48 +16,47 @@ from perfsuite.platforms.host import Host
 from perfsuite.platforms.musa import MtmlTelemetry
 from perfsuite.platforms.telemetry import Reading, Unread, disturbance
 from perfsuite.plugin import verdict_reports
-from perfsuite.record.result import Measurement, Result, Work
 from perfsuite.record.run import held_down
 from perfsuite.record.step import USUAL_UNDER_LOAD, DeviceLook
 from test_correctness.helpers import machines
-from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 
 class FakeNvml:
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
 
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+    def nvmlInit(self): ...
+    def nvmlShutdown(self): ...
+    def nvmlDeviceGetHandleByUUID(self, uuid):
         return uuid
 
-    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+    def nvmlDeviceGetClockInfo(self, handle, kind):
         return 1410
 
-    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
         return 1980
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
         return 0x20 | 0x4 | 0x1 if handle == "GPU-0aaa" else 0x1
 
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+    def nvmlDeviceGetUtilizationRates(self, handle):
         return SimpleNamespace(gpu=97, memory=31)
 
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+    def nvmlDeviceGetPowerUsage(self, handle):
         return 698_000
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
         raise RuntimeError("not supported")
 
-    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+    def nvmlDeviceGetTemperature(self, handle, kind):
         return 88
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
         return [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
 
 
-def test_nvml_readings_name_the_causes_and_leave_the_unreadable_unknown() -> None:
+def test_nvml_readings_name_the_causes_and_leave_the_unreadable_unknown():
     devices = [DetectedDevice(index=index, reported_name="NVIDIA H200", uuid=f"GPU-{index}aaa") for index in range(2)]
     telemetry = NvmlTelemetry.open(devices, FakeNvml())
     assert telemetry is not None
@@ -83,7 +78,7 @@ def test_nvml_readings_name_the_causes_and_leave_the_unreadable_unknown() -> Non
 
 
 @pytest.mark.parametrize("reason", sorted(USUAL_UNDER_LOAD))
-def test_what_is_usual_under_load_disturbs_neither_after_a_run_nor_while_it_is_timed(reason: str) -> None:
+def test_what_is_usual_under_load_disturbs_neither_after_a_run_nor_while_it_is_timed(reason):
     assert "" == disturbance([Reading(index=0, throttle=(reason,))])
     assert "" == held_down([DeviceLook(device=0, at_s=0.0, throttle=(reason,))])
 
@@ -102,14 +97,14 @@ def test_what_is_usual_under_load_disturbs_neither_after_a_run_nor_while_it_is_t
         (None, 1, ""),
     ],
 )
-def test_own_ranks_are_no_strangers_and_strangers_are_found_in_every_namespace(listed, contexts, told) -> None:
+def test_own_ranks_are_no_strangers_and_strangers_are_found_in_every_namespace(listed, contexts, told):
     assert told == disturbance([Reading(index=0, processes=listed)], own=[7, 8], contexts={0: contexts})
 
 
 class FakeMtml:
     """Refuses every name without ``mtml``: the layer with NVML's names invents answers."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         assert name.startswith("mtml"), name
         if name == "mtmlGpuContext":
             import contextlib
@@ -125,26 +120,21 @@ class FakeMtml:
         return lambda *_: answers.get(name, "handle")
 
 
-def test_mtml_readings_say_unknown_where_the_library_has_no_call() -> None:
+def test_mtml_readings_say_unknown_where_the_library_has_no_call():
     telemetry = MtmlTelemetry.open([DetectedDevice(index=0, reported_name="MTT S4000", uuid="u")], FakeMtml())
     assert telemetry is not None
     (reading,) = telemetry.read()
     assert reading == Reading(
-        index=0,
-        clock_mhz=1600.0,
-        max_clock_mhz=1750.0,
-        utilisation_percent=88.0,
-        power_w=310.0,
-        temperature_c=71.0,
+        index=0, clock_mhz=1600.0, max_clock_mhz=1750.0, utilisation_percent=88.0, power_w=310.0, temperature_c=71.0
     )
     assert "throttled by unknown" in str(reading)
     assert "processes unknown" in str(reading)
     telemetry.close()
 
 
-def test_without_a_library_or_a_driver_everything_is_unknown(tmp_path: Path) -> None:
+def test_without_a_library_or_a_driver_everything_is_unknown(tmp_path):
     class Broken:
-        def nvmlInit(self) -> None:
+        def nvmlInit(self):
             raise OSError("no driver")
 
         mtmlLibraryInit = nvmlInit
@@ -162,7 +152,7 @@ def test_without_a_library_or_a_driver_everything_is_unknown(tmp_path: Path) -> 
     assert "" == disturbance(readings)
 
 
-def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None:
+def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path):
     counter = "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"
     machines.write(tmp_path, {counter: "3\n"})
     psutil = SimpleNamespace(
@@ -176,31 +166,24 @@ def test_cpu_throttling_is_what_the_kernel_counted_since(tmp_path: Path) -> None
     assert CpuTelemetry(machines.host(tmp_path / "vm", {}), psutil).read()[0].throttle is None
 
 
-def measured(*cpu_shares: float, switches: int = 0, device: str = "cpu", aligned: bool = True) -> Measurement:
+def measured(*cpu_shares, switches=0, device="cpu", aligned=True):
     """A measurement of 10 samples, ``switches`` of them switched out."""
     ranks = [rank_facts(rank, device=device, cpu_share=share) for rank, share in enumerate(cpu_shares)]
     switched = tuple(int(index < switches) for index in range(10))
     return measurement_of([1e-3] * 10, ranks, involuntary_switches=switched, aligned=aligned)
 
 
-def why(*cpu_shares: float, switches: int = 0, device: str = "cpu", which: str = "", aligned: bool = True) -> str:
+def why(*cpu_shares, switches=0, device="cpu", which="", aligned=True):
     """Why a case of 10 samples is disturbed, ``switches`` of them switched out, on the cores ``which``."""
     return disturbance_of(
-        Result(
-            case="a",
-            workload="m:W",
-            parameters={},
-            platform="cpu",
-            world_size=len(cpu_shares),
-            outcome="measured",
-            work=Work(),
-            measurement=measured(*cpu_shares, switches=switches, device=device, aligned=aligned),
+        result_of(
+            measured(*cpu_shares, switches=switches, device=device, aligned=aligned),
             environment={"cores": {"which": which}},
         )
     )
 
 
-def test_a_rank_that_only_computes_and_lost_its_core_is_disturbed() -> None:
+def test_a_rank_that_only_computes_and_lost_its_core_is_disturbed():
     assert "" == why(0.985, switches=1)
     assert "rank 0 got 81% of its core" == why(0.81, switches=1)
     assert "" == why(0.81), "it waited: nothing switched it out"
@@ -209,18 +192,18 @@ def test_a_rank_that_only_computes_and_lost_its_core_is_disturbed() -> None:
     assert "" == why(0.5, 0.5, 0.5, switches=9, which="0-1")
 
 
-def test_a_training_step_on_one_rank_is_disturbed_by_many_switches() -> None:
+def test_a_training_step_on_one_rank_is_disturbed_by_many_switches():
     assert ["", "rank 0 got 17% of its core"] == [why(0.17, switches=n, aligned=False, which="0") for n in (1, 9)]
 
 
-def test_too_many_switched_samples_disturb() -> None:
+def test_too_many_switched_samples_disturb():
     assert "" == why(0.99, switches=2)
     assert "" == why(0.5, 0.5, switches=9, which="0-1"), "no core is left for other programs"
     assert "" != why(0.5, 0.5, switches=9, which="0-2,5")
     assert "30% of the samples had an involuntary context switch" == why(0.99, switches=3)
 
 
-def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
+def test_the_warning_names_steal_and_pressure(tmp_path):
     stat, pressure = "proc/stat", "proc/pressure/cpu"
     host = machines.host(tmp_path, {})
     machines.write(tmp_path, {stat: "cpu  100 0 0 890 0 0 0 10 5 0\ncpu0 1 2\n"})
@@ -238,12 +221,12 @@ def test_the_warning_names_steal_and_pressure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("own_ticks", "told"), [(700, "30% of the core time"), (960, "")])
-def test_the_warning_names_what_others_took_of_the_cores(tmp_path: Path, own_ticks: int, told: str) -> None:
+def test_the_warning_names_what_others_took_of_the_cores(tmp_path, own_ticks, told):
     """1,000 ticks of each core, all of them busy: what is not the run's own was somebody else's."""
     host, cores = machines.host(tmp_path, {}), sorted(Host().granted())
     a_second = os.sysconf("SC_CLK_TCK")
 
-    def reading(ticks: int, own: int) -> quiet.HostLoad:
+    def reading(ticks, own):
         stat = "".join(f"cpu{core} {ticks} 0 0 0 0 0 0 0 0 0\n" for core in cores)
         fields = " ".join(["0"] * 10 + [str(own * len(cores)), "0", "0", "0"])
         machines.write(tmp_path, {"proc/stat": stat, f"proc/{os.getpid()}/stat": f"1 (a) b) S {fields}\n"})
@@ -255,7 +238,7 @@ def test_the_warning_names_what_others_took_of_the_cores(tmp_path: Path, own_tic
     assert lines == ([f"the machine is not quiet: other programs took {told}"] if told else [])
 
 
-def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended() -> None:
+def test_what_a_child_took_is_the_runs_own_also_once_it_has_ended():
     before = quiet.read_host_load(Host(), [os.getpid()]).core_time
     busy = "import time\nwhile time.process_time() < 0.5: pass"
     subprocess.run([sys.executable, "-c", busy], check=True)
@@ -282,10 +265,6 @@ def test_the_hosts_processes_are_listed_only_where_devices_have_some(monkeypatch
 
 
 def test_descendants_are_no_strangers():
-    import os
-    import subprocess
-    import sys
-
     from perfsuite.platforms.telemetry import family_of_processes
 
     code = "import subprocess,sys; c=subprocess.Popen(['sleep','30']); print(c.pid, flush=True); sys.stdin.read()"

@@ -1,7 +1,5 @@
 """One linear layer split over ranks: every split against one process, its messages, its parts, what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Timelines as traces and pictures: every action where it belongs, nothing that a viewer would refuse."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -25,7 +23,7 @@ from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def timeline_of(name: str, *, ranks: int = 4, num_micro_batches: int = 8, unit_s: float = 0.04) -> Timeline:
+def timeline_of(name, *, ranks=4, num_micro_batches=8, unit_s=0.04):
     schedule = make_schedule(name, ranks=ranks, num_micro_batches=num_micro_batches)
     times = StageTimes.in_proportion([unit_s / schedule.stages_per_rank] * schedule.num_stages)
     return simulate(schedule, times, communication_s=unit_s / 20, detail=True)
@@ -84,7 +82,7 @@ def test_a_written_trace_is_plain_json_with_finite_times_from_zero():
     assert trace["otherData"]["bubble_ratio"] == 0.25
 
 
-def boxes(svg: str) -> list[tuple[str, float, float, float, str]]:
+def boxes(svg):
     """(kind and place, left, right, top, fill) of every box that has a tooltip."""
     return [
         (
@@ -117,7 +115,7 @@ def test_a_picture_has_a_box_per_action_and_wait_in_its_ranks_lane_to_scale(name
         assert (start, end) == pytest.approx((left + event.start_s * scale, left + event.end_s * scale), abs=0.03)
 
 
-def texts(svg: str) -> list[str]:
+def texts(svg):
     return [each.text or "" for each in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
@@ -191,7 +189,7 @@ def test_no_word_leaves_the_picture_or_lies_on_another(name, ranks, unit_s, titl
             assert left >= right - 1
 
 
-def marks(svg: str, kind: str) -> list[tuple[float, float, float, float]]:
+def marks(svg, kind):
     """(x1, y1, x2, y2) of the lines whose tooltip is of this kind."""
     return [
         tuple(float(each.get(at)) for at in ("x1", "y1", "x2", "y2"))
@@ -258,7 +256,7 @@ def test_kinds_have_their_own_colour_and_later_stages_of_a_rank_a_paler_one():
         assert brightness(fills[kind, 0]) < brightness(fills[kind, 1])
 
 
-def measured() -> Timeline:
+def measured():
     def event(kind, rank, start_s, end_s):
         return TimelineEvent(kind=kind, rank=rank, stage=rank, micro_batch=0, start_s=start_s, end_s=end_s)
 

@@ -1,7 +1,5 @@
 """How k and what is agreed on at once are chosen: by a clock that moves only when something is done."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -28,22 +26,42 @@ class Steps(Clock):
     queues = True
     now_ns = 0
 
-    def now_s(self) -> float:
+    def now_s(self):
         return self.now_ns * 1e-9
 
-    def stamp(self) -> object:
+    def stamp(self):
         return self.now_ns
 
-    def wait(self, stamp: object) -> None: ...
+    def wait(self, stamp): ...
 
-    def elapsed_s(self, start: object, end: object) -> float:
+    def elapsed_s(self, start, end):
         return (end - start) * 1e-9
 
-    def host_s(self, stamp: object, anchor: object, anchor_s: float) -> float:
+    def host_s(self, stamp, anchor, anchor_s):
         return stamp * 1e-9
 
-    def facts(self) -> ClockFacts:
+    def facts(self):
         return ClockFacts(name="steps", resolution_s=1e-9, cost_s=1e-9)
+
+    def passing(self, ns):
+        """A call that takes so long: nanoseconds, or a function that returns them."""
+
+        def call():
+            self.now_ns += ns() if callable(ns) else ns
+
+        return call
+
+
+SPANS = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
+
+
+def timer_of(monkeypatch, clock, budget=None, *, ranks=2, aligned=True, barrier=lambda: None, all_reduce=None):
+    """A timer on one of so many ranks, whose communication is these functions."""
+    monkeypatch.setattr(dist, "barrier", barrier)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce or (lambda values, how: None))
+    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
+    member = SimpleNamespace(code=code, world_size=ranks, rank=min(1, ranks - 1), device="cpu")
+    return Timer(member, budget or Budget(), SPANS, aligned=aligned)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +81,8 @@ def test_barriers_are_timed_in_the_warm_up_but_for_the_first(
         met.append(clock.now_ns)
         clock.now_ns += BARRIER_NS if len(met) > 1 else FIRST_BARRIER_NS
 
-    def run():
-        clock.now_ns += iteration_ns
-
-    monkeypatch.setattr(dist, "barrier", barrier)
-    monkeypatch.setattr(dist, "all_reduce", lambda values, how: shared.append(values.tolist()))
-    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
-    member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
-    timer = Timer(member, Budget(), spans=None, aligned=True)  # type: ignore[arg-type]
-    warm = timer._warm_up(run)
-    assert iterations == timer._choose_iterations(warm)
+    timer = timer_of(monkeypatch, clock, barrier=barrier, all_reduce=lambda values, how: shared.append(values.tolist()))
+    assert iterations == timer._choose_iterations(timer._warm_up(clock.passing(iteration_ns)))
     assert barriers == len(met)
     assert shared_values == len(shared)  # one with each batch, and one where barriers were added: none for k alone
 
@@ -91,17 +101,8 @@ def test_ranks_that_wait_for_each_other_are_warm_after_half_a_second_or_what_was
     monkeypatch, iteration_ns, ranks, asked_s, iterations
 ):
     clock = Steps()
-
-    def run():
-        clock.now_ns += iteration_ns
-
-    monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(dist, "all_reduce", lambda values, how: None)
-    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
-    member = SimpleNamespace(code=code, world_size=ranks, rank=1, device="cpu")
-    budget = Budget(warmup_min_s=asked_s)
-    warm = Timer(member, budget, spans=None, aligned=True)._warm_up(run)  # type: ignore[arg-type]
-    assert iterations == warm.iterations
+    timer = timer_of(monkeypatch, clock, Budget(warmup_min_s=asked_s), ranks=ranks)
+    assert iterations == timer._warm_up(clock.passing(iteration_ns)).iterations
 
 
 @pytest.mark.parametrize(
@@ -115,20 +116,9 @@ def test_ranks_that_wait_for_each_other_are_warm_after_half_a_second_or_what_was
 )
 def test_nearly_alike_warm_ups_give_samples_as_many_iterations(monkeypatch, ends_ms, barrier_ns, most_s, iterations):
     clock = Steps()
-
-    def barrier():
-        clock.now_ns += barrier_ns
-
-    def run():
-        clock.now_ns += 2 * MS if clock.now_ns < ends_ms * MS else 6 * MS
-
-    monkeypatch.setattr(dist, "barrier", barrier)
-    monkeypatch.setattr(dist, "all_reduce", lambda values, how: None)
-    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
-    member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
-    timer = Timer(member, Budget(max_time_s=most_s), spans=None, aligned=True)  # type: ignore[arg-type]
-    warm = timer._warm_up(run)
-    assert iterations == timer._choose_iterations(warm)
+    run = clock.passing(lambda: 2 * MS if clock.now_ns < ends_ms * MS else 6 * MS)
+    timer = timer_of(monkeypatch, clock, Budget(max_time_s=most_s), barrier=clock.passing(barrier_ns))
+    assert iterations == timer._choose_iterations(timer._warm_up(run))
 
 
 @pytest.mark.parametrize(("iteration_ns", "iterations"), [(MS // 10, 1), (30, 4)])
@@ -138,20 +128,8 @@ def test_a_message_of_a_host_is_timed_by_itself(monkeypatch, iteration_ns, itera
     monkeypatch.setattr(timing, "_BATCH_S", 100e-9)
     monkeypatch.setattr(Steps, "queues", False)
     clock, met = Steps(), []
-
-    def barrier():
-        met.append(clock.now_ns)
-        clock.now_ns += BARRIER_NS
-
-    def run():
-        clock.now_ns += iteration_ns
-
-    monkeypatch.setattr(dist, "barrier", barrier)
-    monkeypatch.setattr(dist, "all_reduce", lambda values, how: None)
-    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
-    member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
-    timer = Timer(member, Budget(), spans=None, aligned=True)  # type: ignore[arg-type]
-    warm = timer._warm_up(run)
+    timer = timer_of(monkeypatch, clock, barrier=clock.passing(lambda: met.append(clock.now_ns) or BARRIER_NS))
+    warm = timer._warm_up(clock.passing(iteration_ns))
     assert iterations == timer._choose_iterations(warm)
     assert len(met) <= warm.iterations  # none is timed for its own sake
 
@@ -184,16 +162,9 @@ def test_samples_of_ten_milliseconds_are_agreed_on_at_once(monkeypatch, iteratio
         values[-1] = (clock.now_ns - began[0]) * 1e-9
         seen.append(taken)
 
-    def run():
-        clock.now_ns += iteration_ns
-
-    monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(timing.gc, "collect", lambda: began.append(clock.now_ns))
-    code = SimpleNamespace(clock=clock, synchronize=lambda: None)
-    member = SimpleNamespace(code=code, world_size=2, rank=1, device="cpu")
-    spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
-    taken = Timer(member, budget, spans, aligned=aligned).take(Iteration(run, "run"))  # type: ignore[arg-type]
+    timer = timer_of(monkeypatch, clock, budget, aligned=aligned, all_reduce=all_reduce)
+    taken = timer.take(Iteration(clock.passing(iteration_ns), "run"))
     assert agreed == seen
     own_s = iteration_ns * 1e-9
     assert taken.own_s == pytest.approx([own_s] * sum(agreed))
@@ -214,20 +185,11 @@ def test_yardsticks_cost_no_samples_within_three_times_the_budget(monkeypatch, y
     monkeypatch.setattr(timing, "_AGREE_EVERY_S", 0.0)  # one by one: it ends on time
     monkeypatch.setattr(Steps, "queues", False)
     clock = Steps()
-
-    def passing(ns):
-        clock.now_ns += ns
-
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=clock.now_s, thread_time=clock.now_s))
-    control = ControlWork(kind="compute", parts=(lambda: passing(yardstick_ns),))
+    control = ControlWork(kind="compute", parts=(clock.passing(yardstick_ns),))
     monkeypatch.setattr(timing, "make_control", lambda *doing: control)
-    member = SimpleNamespace(
-        code=SimpleNamespace(clock=clock, synchronize=lambda: None), world_size=1, rank=0, device="cpu"
-    )
-    spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
     budget = dataclasses.replace(budget, yardstick=yardstick_ns > 0, min_rounds=1)
-    timer = Timer(member, budget, spans, aligned=True)  # type: ignore[arg-type]
-    taken = timer.take(Iteration(lambda: passing(MS), "run"))
+    taken = timer_of(monkeypatch, clock, budget, ranks=1).take(Iteration(clock.passing(MS), "run"))
     assert samples == len(taken.times_s)
     assert 1.0 == pytest.approx(taken.cpu_share)
 
@@ -237,28 +199,28 @@ class Queue(Clock):
 
     queues = True
 
-    def __init__(self, launch_ns: int, kernel_ns: int) -> None:
+    def __init__(self, launch_ns, kernel_ns):
         self.launch_ns, self.kernel_ns = launch_ns, kernel_ns
         self.host_ns = self.device_ns = 0
 
-    def run(self) -> None:
+    def run(self):
         self.host_ns += self.launch_ns
         self.device_ns = max(self.device_ns, self.host_ns) + self.kernel_ns
 
-    def stamp(self) -> object:
+    def stamp(self):
         self.device_ns = max(self.device_ns, self.host_ns)
         return self.device_ns
 
-    def wait(self, stamp: object) -> None:
+    def wait(self, stamp):
         self.host_ns = max(self.host_ns, stamp)
 
-    def elapsed_s(self, start: object, end: object) -> float:
+    def elapsed_s(self, start, end):
         return (end - start) * 1e-9
 
-    def now_s(self) -> float:
+    def now_s(self):
         return self.host_ns * 1e-9
 
-    def facts(self) -> ClockFacts:
+    def facts(self):
         return ClockFacts(name="queue", resolution_s=1e-9, cost_s=1e-9)
 
 
@@ -270,10 +232,9 @@ class Queue(Clock):
         (90_000, 100_000, 16),  # many kernels in an iteration: the device waits for the first of them alone
     ],
 )
-def test_a_sample_is_long_beside_the_launch_that_the_device_waits_for(launch_ns, kernel_ns, iterations):
+def test_a_sample_is_long_beside_the_launch_that_the_device_waits_for(monkeypatch, launch_ns, kernel_ns, iterations):
     clock = Queue(launch_ns, kernel_ns)
-    member = SimpleNamespace(code=SimpleNamespace(clock=clock, synchronize=lambda: None), world_size=1, rank=0)
-    timer = Timer(member, Budget(), spans=None, aligned=True)  # type: ignore[arg-type]
+    timer = timer_of(monkeypatch, clock, ranks=1)
     assert iterations == timer._choose_iterations(timer._warm_up(clock.run))
 
 
@@ -288,9 +249,8 @@ def test_a_flushed_sample_has_no_launch_in_it_because_the_flush_keeps_the_device
         clock.host_ns = max(clock.host_ns, clock.device_ns)
 
     member = SimpleNamespace(code=SimpleNamespace(clock=clock, synchronize=synchronize), world_size=1, rank=0)
-    spans = SimpleNamespace(discard=lambda: None, close_sample=lambda *stamps: None)
     for aligned in (True, False):
-        timer = Timer(member, Budget(), spans, aligned=aligned)  # type: ignore[arg-type]
+        timer = Timer(member, Budget(), SPANS, aligned=aligned)
         synchronize()
         assert 3e-6 == pytest.approx(timer._sample(clock.run, 1, None, flush).time_s)
     assert 7e-6 == pytest.approx(timer._sample(clock.run, 1, None, synchronize).time_s)  # as with an idle device

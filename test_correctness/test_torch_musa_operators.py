@@ -1,7 +1,5 @@
 """The derivation of torch_musa's operators from its sources, on a made-up version of them."""
 
-from __future__ import annotations
-
 from tools.derive_torch_musa_operators import derive, written
 
 TABLE = """

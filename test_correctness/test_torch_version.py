@@ -1,7 +1,5 @@
 """An image whose torch or Python is too old: one line that says what to do, before anything is collected."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +14,6 @@ from perfsuite.record.workload import Process
 from perfsuite.runtime.driver import Driver
 from perfsuite.runtime.transports.base import Place
 from test_correctness.helpers import machines
-
-pytest_plugins = ["pytester"]
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "2.2.0a0+git1a2b3c4", "1.13.1+cu117"])

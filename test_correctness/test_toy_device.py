@@ -5,20 +5,14 @@ the host's clock and a c10d backend ``accl`` that is gloo.  It has no C++, so it
 asks for a device's C++ hooks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfsuite.runtime.transports.launchers import launcher_variables
 from test_correctness.helpers import device_names
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT
 
 EXAMPLE = ROOT / "examples" / "platform"
@@ -119,7 +113,7 @@ def test_all_reduce(perf, ranks):
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path):
     """A repository of tests, on a machine with two Acme A1 and their vendor's software."""
     site, tools, tests = (tmp_path / name for name in ("site", "bin", "tests"))
     device = (
@@ -149,38 +143,26 @@ def shop(tmp_path: Path) -> Path:
     return tests
 
 
-def run(shop: Path, *arguments: str, **environ: str) -> tuple[int, str]:
+def run(shop, *arguments, **environ):
     """Exit code and output of ``python -m ...`` in the repository."""
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
-    environment = {
-        **kept,
-        "PATH": os.pathsep.join([str(shop.parent / "bin"), kept["PATH"]]),
+    places = {
+        "PATH": os.pathsep.join([str(shop.parent / "bin"), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(shop.parent / "site"), str(ROOT)]),
-        "PYTEST_ADDOPTS": "",
-        **environ,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=shop,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run_python("-m", *arguments, cwd=shop, **{**places, "PYTEST_ADDOPTS": "", **environ})
     return done.returncode, done.stdout + done.stderr
 
 
-def stored(shop: Path) -> dict[str, Any]:
+def stored(shop):
     return {each["name"]: each for each in json.loads((shop / "out.json").read_text())["benchmarks"]}
 
 
-def test_the_device_file_is_about_fifty_lines() -> None:
+def test_the_device_file_is_about_fifty_lines():
     assert len([line for line in (EXAMPLE / "acme.py").read_text().splitlines() if line.strip()]) <= 50
 
 
 @pytest.mark.extended
-def test_a_device_of_somebody_elses_is_found_timed_and_recorded_under_its_row(shop: Path) -> None:
+def test_a_device_of_somebody_elses_is_found_timed_and_recorded_under_its_row(shop):
     code, output = run(shop, "pytest", "-rs", "--perf-show=tables", "--benchmark-json=out.json", "--perf-update=append")
     assert 0 == code, output
     assert "1 passed, 2 skipped" in output
@@ -196,20 +178,20 @@ def test_a_device_of_somebody_elses_is_found_timed_and_recorded_under_its_row(sh
     assert "torch_acme" in baseline.read_text()
 
 
-def test_it_is_not_there_where_its_devices_are_hidden(shop: Path) -> None:
+def test_it_is_not_there_where_its_devices_are_hidden(shop):
     code, output = run(shop, "pytest", "-rs", "-k", "a1 and matmul", "--perf-platform=a1", ACME_VISIBLE_DEVICES="")
     assert 0 == code, output
     assert "2 skipped" in output
     assert "Acme A1 not found: ACME_VISIBLE_DEVICES='' hides 2 x Acme A1; unset it or name a device" in output
 
 
-def test_the_command_line_knows_it(shop: Path) -> None:
+def test_the_command_line_knows_it(shop):
     code, output = run(shop, "perfsuite.cli", "env", "--platform-file", "acme.toml")
     assert 0 == code, output
     assert output.startswith("platform     a1 (2 x Acme A1)\nfingerprint  a1-2x-")
 
 
-def test_without_its_package_the_case_says_what_is_missing(shop: Path) -> None:
+def test_without_its_package_the_case_says_what_is_missing(shop):
     site = shop.parent / "site"
     (site / "torch_acme.py").unlink()
     (site / "acme.py").write_text(
@@ -222,7 +204,7 @@ def test_without_its_package_the_case_says_what_is_missing(shop: Path) -> None:
 
 
 @pytest.mark.extended
-def test_the_names_that_the_document_lists_are_those_in_use() -> None:
+def test_the_names_that_the_document_lists_are_those_in_use():
     (said,) = re.findall(r"^`Accelerator` uses these names.*?\n\n.*?\n\n", DOCUMENT, re.MULTILINE | re.DOTALL)
     listed = set(re.findall(r"`(\w+)(?:\(\w+=True\))?`", said)) - {"Accelerator"}
     package = ROOT / "perfsuite"

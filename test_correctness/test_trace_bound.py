@@ -1,7 +1,5 @@
 """A measured bubble below what its own durations allow is an error of measurement, from the timeline to the verdict."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -18,8 +16,6 @@ from perfsuite.schedules import SCHEDULES, Schedule, make_schedule, schedule_of
 from test_correctness.helpers.pipelines import METRICS, measured, result_of, seen_without_waiting, simulated
 from test_correctness.helpers.schedules import schedules
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 
 def rules(timeline):

@@ -1,10 +1,7 @@
 """``benchmarks/schedule.py`` and ``perfsuite trace``: what they print, write and refuse."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -134,7 +131,7 @@ def journal(tmp_path):
     return tmp_path / "journal.jsonl"
 
 
-def names(folder: Path) -> set[str]:
+def names(folder):
     return {path.name for path in folder.iterdir()}
 
 

@@ -1,7 +1,5 @@
 """docs/how-to/timelines.md: its commands print what it shows, its picture is the one that the command draws."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

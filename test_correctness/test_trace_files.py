@@ -1,7 +1,5 @@
 """Files of timelines and the journal that keeps them: unique names, whole files, errors that say what to do."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

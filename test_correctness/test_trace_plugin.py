@@ -1,7 +1,5 @@
 """``--perf-trace`` in pytest runs: files per case, told before the run or at its end, and never a lost measurement."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -14,8 +12,6 @@ from perfsuite.reports.timelines.files import file_stem
 from perfsuite.schedules import make_schedule
 from test_correctness.helpers.pipelines import METRICS, measured
 from test_correctness.helpers.scripted_driver import measurement, repository
-
-pytest_plugins = ["pytester"]
 
 CASES = f"""
 import pytest
@@ -50,7 +46,7 @@ def repo(pytester, monkeypatch):
     return repository(pytester, monkeypatch, CASES, pipeline_or_not)
 
 
-def files() -> set[str]:
+def files():
     return {path.name for path in Path("traces").iterdir()}
 
 
@@ -102,10 +98,7 @@ def test_a_smoke_run_measured_nothing_to_show(repo):
     ("path", "message"),
     [
         ("file", "*--perf-trace: *file is not a folder; give a folder*"),
-        (
-            "file/deeper",
-            "*--perf-trace: folder *file/deeper cannot be made: Not a directory; name another*",
-        ),
+        ("file/deeper", "*--perf-trace: folder *file/deeper cannot be made: Not a directory; name another*"),
     ],
 )
 def test_a_folder_that_cannot_be_is_told_before_anything_is_measured(repo, path, message):

@@ -1,7 +1,5 @@
 """The pipelines' section of the report: every number of a case beside what it should be, short where one is missing."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -24,7 +22,7 @@ def pipeline_lines(results):
     return grid_lines(pipeline_grids(results))
 
 
-def memory_records(*sizes: float) -> tuple[Record, ...]:
+def memory_records(*sizes):
     return tuple(
         Record(name=f"peak_activations_bytes_rank{rank}", value=size, unit="bytes", reduce="max")
         for rank, size in enumerate(sizes)
@@ -150,7 +148,6 @@ def test_only_the_most_uneven_of_many_cases_are_told():
 
 
 def test_even_work_whose_average_rounds_up_has_nothing_more():
-    """3 ranks of 0.72 s average 0.7200000000000001 s: the sentence said -0%."""
     timeline = as_measured(simulated("1f1b", ranks=3, num_micro_batches=6))
     found = find_imbalance(make_schedule("1f1b", ranks=3, num_micro_batches=6), timeline)
     assert found.busy_s < found.mean_busy_s

@@ -1,7 +1,5 @@
 """Traffic without ranks: closed forms, marks of the parts on a clock of the test's own, joining, metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import importlib
@@ -236,19 +234,8 @@ def test_waiting_for_neighbours_is_no_computation():
 
 
 def posted(**given):
-    return Posted(
-        **{
-            "axis": "tp",
-            "collective": "all_reduce",
-            "part": "mlp",
-            "place": given.get("part", "mlp"),
-            "group": "0",
-            "ranks": 2,
-            "dtype": torch.float32,
-            "elements": 8,
-            **given,
-        }
-    )
+    usual = {"axis": "tp", "collective": "all_reduce", "part": "mlp", "place": given.get("part", "mlp"), "group": "0"}
+    return Posted(**{**usual, "ranks": 2, "dtype": torch.float32, "elements": 8, **given})
 
 
 def test_a_part_computes_without_what_it_waits_for():
@@ -271,18 +258,8 @@ def ranks_measured():
 
 
 def entry(**given):
-    return Traffic(
-        **{
-            "axis": "tp",
-            "collective": "all_gather",
-            "part": "mlp",
-            "calls": 4,
-            "message_bytes": 4_000_000,
-            "time_s": 0.004,
-            "ranks": 4,
-            **given,
-        }
-    )
+    usual = {"axis": "tp", "collective": "all_gather", "part": "mlp", "message_bytes": 4_000_000, "time_s": 0.004}
+    return Traffic(**{**usual, "calls": 4, "ranks": 4, **given})
 
 
 def report(*entries, place="", components=()):

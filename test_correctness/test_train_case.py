@@ -1,7 +1,5 @@
 """The training step without ranks: what a case may be, what its batch is, what follows from its work."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -162,7 +160,7 @@ def test_the_exposed_share_is_found(share, count):
 
 
 def test_a_storage_counts_once():
-    seen: set[int] = set()
+    seen = set()
     buffer = torch.zeros(16)
     assert storage_bytes([buffer[:4], buffer[8:], torch.zeros(3)], seen) == 64 + 12
     assert storage_bytes([buffer], seen) == 0

@@ -1,7 +1,5 @@
 """The training step with real ranks: parity, spans, damage, and what the builds beside the timed one find."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 
@@ -269,7 +267,6 @@ def test_what_cannot_be_silent_exposes_nothing_on_a_cpu(driver, strategy, mesh):
 
 
 def test_a_first_step_under_selective_checkpointing_is_watched_too(driver):
-    """What is computed again there has to be the very operations of the forward, those of the watch as well."""
     case = TrainStep(model="gpt2-tiny", checkpointing="selective", accumulation=2)
     assert run(driver, case, 1, budget=ONCE).smoke
 

@@ -1,11 +1,6 @@
 """What is wrong with a training case is one clear failure, and the cases round it are measured; real ranks, one run."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,9 +8,10 @@ import pytest
 
 from perfsuite.models import find
 from perfsuite.models.dataset import generate
-from perfsuite.runtime.transports.launchers import launcher_variables
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT
 
+pytestmark = pytest.mark.extended
 TESTS = """
 import pytest
 from perfsuite.workloads.training.largest_batch import LargestBatch
@@ -84,21 +80,10 @@ def run(tmp_path_factory):
     cut = generate(find("gpt2-micro"), folder / "cut", 4)
     file = cut.directory / cut.tables[0].file
     file.write_bytes(file.read_bytes()[:100])
-    hidden = launcher_variables(os.environ)
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "--junitxml=junit.xml"],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python("-m", "pytest", "-rs", "--junitxml=junit.xml", cwd=folder, PYTHONPATH=str(ROOT))
     return done.stdout, Path(folder / "junit.xml")
 
 
-@pytest.mark.extended
 def test_each_failure_names_values_and_rule(run):
     cases = ElementTree.parse(run[1]).iter("testcase")
     failures = {case.attrib["name"].partition("[")[0]: case.find("failure") for case in cases}

@@ -1,7 +1,5 @@
 """What a training step trains travels as plain data in its result, and changes nothing that is compared."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

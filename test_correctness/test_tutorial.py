@@ -1,7 +1,5 @@
 """The tutorial's commands do what it says, one after the other, as they are printed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,13 +1,10 @@
 """The tutorial on a first case: its commands run literally, in an empty folder, with the printed exit codes."""
 
-from __future__ import annotations
-
 import re
-import subprocess
-import sys
 
 import pytest
 
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT
 
 TEXT = (ROOT / "docs" / "tutorials" / "first-own-case.md").read_text(encoding="utf-8")
@@ -21,14 +18,7 @@ def test_the_commands_run_as_they_are_printed(tmp_path):
     (tmp_path / name).write_text(source)
     printed = []
     for command, code in [*COMMANDS, (COMMANDS[-1][0], "4")]:
-        done = subprocess.run(
-            [sys.executable, *command.split()[1:]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        done = run_python(*command.split()[1:], cwd=tmp_path, timeout_s=600)
         text = " ".join(done.stdout.split())
         assert int(code) == done.returncode, f"{command}\n{text}{done.stderr}"
         printed.append(text)

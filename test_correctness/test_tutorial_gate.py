@@ -1,7 +1,5 @@
 """The tutorial on gating a repository: its commands run literally, in an empty folder, with the printed exit codes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -29,7 +27,7 @@ def test_each_command_has_its_exit_code_and_each_file_its_path():
 @pytest.mark.slow
 def test_the_commands_run_as_they_are_printed(tmp_path):
     service = Service(tmp_path)
-    printed: list[str] = []
+    printed = []
     place, programs = tmp_path / "mine", tmp_path / "bin"
     for path, text in FILES:
         (place / path).parent.mkdir(parents=True, exist_ok=True)

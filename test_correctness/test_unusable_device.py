@@ -1,13 +1,8 @@
 """A device that the vendor's tool finds and torch cannot use: one failure that says so, never a green run."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
 import pytest
 
+from test_correctness.helpers.processes import run_python
 from test_correctness.helpers.scripted_driver import ROOT
 
 FAMILY = """
@@ -28,15 +23,8 @@ def test_the_first_case_fails_and_the_others_say_of_which_cause(tmp_path):
     (tmp_path / "too_old.py").write_text(FAMILY)
     options = ["-p", "no:cacheprovider", "-rs", f"--perf-journal={tmp_path / 'run.jsonl'}", "--perf-scale=small"]
     options += ["-k", "256x256x256", "--perf-platform=tooold"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "test_perf/test_matmul.py", *options],
-        env={**os.environ, "PERFSUITE_FAMILIES": "tooold=too_old:TooOld", "PYTHONPATH": str(tmp_path)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environ = {"PERFSUITE_FAMILIES": "tooold=too_old:TooOld", "PYTHONPATH": str(tmp_path)}
+    done = run_python("-m", "pytest", "test_perf/test_matmul.py", *options, cwd=ROOT, **environ)
     text = " ".join(done.stdout.split())
     assert (1, True) == (done.returncode, "1 failed" in text), done.stdout
     assert "cannot open device cuda:0" in text

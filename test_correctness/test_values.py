@@ -8,9 +8,8 @@ import functools
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ from perfsuite.record.workload import FunctionWorkload
 from perfsuite.runtime.values import Holder, decode, encode, recorded, refer, resolve, token
 from test_correctness.helpers import steps
 from test_correctness.helpers.scripted_driver import ROOT, repository
-
-pytest_plugins = ["pytester"]
 
 HOLDER = Holder(rootpath=ROOT, test_module=__name__)
 
@@ -57,7 +54,7 @@ class Shape:
     inner: Shape | None = None
     area: int = dataclasses.field(init=False, default=0)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         object.__setattr__(self, "area", self.rows * self.columns)
 
 
@@ -75,11 +72,11 @@ class Word(str):
     pass
 
 
-def function(rank: Any) -> None:
+def function(rank):
     pass
 
 
-def types_of(value: Any) -> Any:
+def types_of(value):
     """The type of every part."""
     if isinstance(value, dict):
         return type(value), [(types_of(key), types_of(item)) for key, item in value.items()]
@@ -88,7 +85,7 @@ def types_of(value: Any) -> Any:
     return type(value)
 
 
-def on_the_rank(value: Any) -> Any:
+def on_the_rank(value):
     return decode(json.loads(json.dumps(encode(value, HOLDER, "step(value=...)"))))
 
 
@@ -108,13 +105,13 @@ VALUES = st.recursive(
 
 @settings(max_examples=50)  # a twentieth of a second each
 @given(VALUES)
-def test_a_value_arrives_equal_and_of_the_same_type(value: Any) -> None:
+def test_a_value_arrives_equal_and_of_the_same_type(value):
     assert value == on_the_rank(value)
     assert types_of(value) == types_of(on_the_rank(value))
 
 
 @given(VALUES)
-def test_a_record_is_plain_json(value: Any) -> None:
+def test_a_record_is_plain_json(value):
     assert recorded(value) == json.loads(json.dumps(recorded(value)))
 
 
@@ -124,11 +121,11 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_plain_json_is_recorded_as_ever(value: Any) -> None:
+def test_plain_json_is_recorded_as_ever(value):
     assert value == to_json(value) == recorded(value)  # journals and baselines of earlier versions still match
 
 
-def test_what_json_cannot_say_arrives_as_well() -> None:
+def test_what_json_cannot_say_arrives_as_well():
     assert math.isnan(on_the_rank(math.nan))
     assert on_the_rank(-math.inf) == -math.inf
     assert on_the_rank(Shape(rows=2, inner=Shape(rows=3))).inner.area == 9
@@ -158,12 +155,12 @@ def test_what_json_cannot_say_arrives_as_well() -> None:
         ((1, [2]), [1, [2]], None),
     ],
 )
-def test_records_and_ids_say_what_it_was(value: Any, record: Any, id: str | None) -> None:
+def test_records_and_ids_say_what_it_was(value, record, id):
     assert record is None or record == recorded(value)
     assert id == token(value)
 
 
-def local() -> Sequence[Any]:
+def local():
     class Hidden(enum.Enum):
         MEMBER = 1
 
@@ -197,14 +194,14 @@ def local() -> Sequence[Any]:
         (Forgets(seed=1), "step(value=...) is a Forgets that cannot be rebuilt from its fields (TypeError: "),
     ],
 )
-def test_anything_else_is_refused_with_one_line(value: Any, message: str) -> None:
+def test_anything_else_is_refused_with_one_line(value, message):
     with pytest.raises(InvalidParameter) as refused:
         encode(value, HOLDER, "step(value=...)")
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
 
 
-def test_the_error_names_function_and_parameter() -> None:
+def test_the_error_names_function_and_parameter():
     workload = FunctionWorkload(function=steps.add_up, arguments={"by_stage": {1: 2}, "thing": object()})
     with pytest.raises(InvalidParameter, match=r"^add_up\(thing=\.\.\.\) is a object, which cannot be sent"):
         refer(workload, ROOT)
@@ -212,7 +209,7 @@ def test_the_error_names_function_and_parameter() -> None:
     assert kept == resolve(json.loads(json.dumps(refer(kept, ROOT))))
 
 
-def test_ids_name_dataclasses_and_dtypes_of_perf_cases_alone(pytester, monkeypatch) -> None:
+def test_ids_name_dataclasses_and_dtypes_of_perf_cases_alone(pytester, monkeypatch):
     tests = """
 import enum
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Forkservers that tests copy from a template instead of starting them: like real ones, or real ones."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Looks at the devices while a case is timed: when they are taken, what is kept, what a reader is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +18,7 @@ from test_correctness.test_metrics import measured
 class Falling:
     """A device that is held down from the third look on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.looks = 0
 
     def read(self):

@@ -1,7 +1,5 @@
 """No line of ``show`` or ``report`` is wider than the terminal, but an id or a path alone on its line."""
 
-from __future__ import annotations
-
 import re
 import sys
 import unicodedata
@@ -12,13 +10,7 @@ from perfsuite.cli.main import main
 from perfsuite.reports.layout import lay_out
 from test_correctness.test_golden import FOLDER, JOURNALS
 
-COMMANDS = (
-    ("show",),
-    ("show", "--show=tables"),
-    ("show", "--show=cases"),
-    ("report",),
-    ("report", "--style=all"),
-)
+COMMANDS = (("show",), ("show", "--show=tables"), ("show", "--show=cases"), ("report",), ("report", "--style=all"))
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -1,7 +1,5 @@
 """Every worked number in a docstring holds."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

@@ -1,12 +1,9 @@
 """Workloads on one process: parameters, work models, and checks that pass on right and fail on wrong results."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,33 +12,24 @@ from hypothesis import strategies as st
 
 from perfsuite.base.errors import InvalidParameter, UnsupportedCase, WrongResult
 from perfsuite.base.mesh import MeshShape
-from perfsuite.record.workload import ITEM_BYTES, Workload
+from perfsuite.record.workload import ITEM_BYTES
 from perfsuite.workloads import collective, matmul
 from perfsuite.workloads.checks import Pattern, difference, fill, poison
-from perfsuite.workloads.matmul import Matmul, ProductStep
+from perfsuite.workloads.matmul import Matmul
 from perfsuite.workloads.memory_bandwidth import HostDeviceCopy, MemoryCopy, MemoryTriad, StreamingStep
 from test_correctness.helpers.bare_rank import BareRank
 
 ROOT = Path(__file__).parent.parent
 COLLECTIVES = [
-    collective.AllReduce,
-    collective.AllGather,
-    collective.ReduceScatter,
-    collective.AllToAll,
-    collective.AllToAllUneven,
-    collective.Broadcast,
-    collective.Reduce,
-    collective.Gather,
-    collective.Scatter,
-    collective.SendRecv,
-    collective.RingShift,
-    collective.OneDirection,
+    *(collective.AllReduce, collective.AllGather, collective.ReduceScatter, collective.AllToAll),
+    *(collective.AllToAllUneven, collective.Broadcast, collective.Reduce, collective.Gather, collective.Scatter),
+    *(collective.SendRecv, collective.RingShift, collective.OneDirection),
 ]
 DIVIDED = [each for each in COLLECTIVES if each.divided]
 EIGHT = MeshShape.of(dp=8)
 
 
-def run_once(workload: Workload) -> None:
+def run_once(workload):
     """What a worker does: build, refill, run, check."""
     rank = BareRank()
     step = workload.build(rank)
@@ -52,7 +40,7 @@ def run_once(workload: Workload) -> None:
     step.close()
 
 
-def torch_multiplies_int8() -> bool:
+def torch_multiplies_int8():
     """Whether it does here; torch 2.5.0 saturates sums of signed products on a CPU without VNNI."""
     a = torch.full((32, 32), 127, dtype=torch.int8)
     return bool((torch._int_mm(a, a) == 32 * 127 * 127).all())
@@ -60,7 +48,7 @@ def torch_multiplies_int8() -> bool:
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "bf16", "fp16", "int8"])
 @pytest.mark.parametrize(("m", "k", "n"), [(32, 64, 32), (17, 256, 40), (64, 8, 128)])
-def test_matmul_passes_its_check(m: int, k: int, n: int, dtype: str) -> None:
+def test_matmul_passes_its_check(m, k, n, dtype):
     if dtype == "int8" and not torch_multiplies_int8():
         with pytest.raises(WrongResult, match="elements beyond rounding"):
             run_once(Matmul(m=m, k=k, n=n, dtype=dtype))
@@ -68,7 +56,7 @@ def test_matmul_passes_its_check(m: int, k: int, n: int, dtype: str) -> None:
     run_once(Matmul(m=m, k=k, n=n, dtype=dtype))
 
 
-def wrong_matmul(step: ProductStep, kind: str) -> torch.Tensor:
+def wrong_matmul(step, kind):
     """C as a broken kernel would leave it."""
     a, b, out = step.a.double(), step.b.double(), step.out.clone()
     if kind == "a product is left out":
@@ -87,10 +75,9 @@ def wrong_matmul(step: ProductStep, kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "bf16", "fp16", "int8"])
 @pytest.mark.parametrize(
-    "kind",
-    ["a product is left out", "B transposed", "a tile is stale", "rows swapped", "one element is not written"],
+    "kind", ["a product is left out", "B transposed", "a tile is stale", "rows swapped", "one element is not written"]
 )
-def test_matmul_check_notices(kind: str, dtype: str) -> None:
+def test_matmul_check_notices(kind, dtype):
     workload, rank = Matmul(m=96, k=128, n=128, dtype=dtype), BareRank()
     step = workload.build(rank)
     step.run()
@@ -102,7 +89,7 @@ def test_matmul_check_notices(kind: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("claimed", "computed"), [("fp64", torch.float32), ("fp32", torch.bfloat16), ("tf32", torch.bfloat16)]
 )
-def test_matmul_check_notices_a_lower_precision(claimed: str, computed: torch.dtype) -> None:
+def test_matmul_check_notices_a_lower_precision(claimed, computed):
     workload, rank = Matmul(m=64, k=512, n=256, dtype=claimed), BareRank()
     step = workload.build(rank)
     step.out = (step.a.to(computed).double() @ step.b.to(computed).double()).to(step.out.dtype)
@@ -110,8 +97,8 @@ def test_matmul_check_notices_a_lower_precision(claimed: str, computed: torch.dt
         workload.check(rank, step)
 
 
-def test_matmul_check_notices_tf32_where_fp32_was_asked_for() -> None:
-    def cut(matrix: torch.Tensor) -> torch.Tensor:  # keep 10 bits of each factor
+def test_matmul_check_notices_tf32_where_fp32_was_asked_for():
+    def cut(matrix):  # keep 10 bits of each factor
         return (matrix.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
 
     rank = BareRank()
@@ -127,14 +114,14 @@ def test_matmul_check_notices_tf32_where_fp32_was_asked_for() -> None:
 
 
 @given(m=st.integers(1, 20000), k=st.integers(1, 20000), n=st.integers(1, 20000), ranks=st.integers(1, 64))
-def test_matmul_counts_a_multiplication_and_an_addition_per_product(m: int, k: int, n: int, ranks: int) -> None:
+def test_matmul_counts_a_multiplication_and_an_addition_per_product(m, k, n, ranks):
     work = Matmul(m=m, k=k, n=n).work(MeshShape.of(dp=ranks))
     assert {"exact": float(2 * m * k * n * ranks)} == work.flops
     assert work.dtype == "fp32"
 
 
-def test_integer_product_that_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_integer_product_that_torch_lacks_is_named(monkeypatch):
+    def refuse(*_):
         raise NotImplementedError("Could not run 'aten::_int_mm'\nwith arguments")
 
     monkeypatch.setattr(torch, "_int_mm", refuse)
@@ -148,11 +135,11 @@ def test_integer_product_that_torch_lacks_is_named(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "workload", [MemoryCopy(buffer_bytes=4000), MemoryTriad(buffer_bytes=4), MemoryTriad(buffer_bytes=4 << 20)]
 )
-def test_bandwidth_passes_its_check(workload: Workload) -> None:
+def test_bandwidth_passes_its_check(workload):
     run_once(workload)
 
 
-def test_bandwidth_work_is_counted_as_stream_counts_it() -> None:
+def test_bandwidth_work_is_counted_as_stream_counts_it():
     copy, triad = (kind(buffer_bytes=1 << 20).work(EIGHT) for kind in (MemoryCopy, MemoryTriad))
     assert (2 << 20, 2 << 20, "device") == (copy.bytes_moved, copy.footprint_bytes, copy.memory_path)
     assert (3 << 20, 3 << 20, "device") == (triad.bytes_moved, triad.footprint_bytes, triad.memory_path)
@@ -162,7 +149,7 @@ def test_bandwidth_work_is_counted_as_stream_counts_it() -> None:
 
 @pytest.mark.parametrize("kind", ["element", "last element", "not run", "wrong source"])
 @pytest.mark.parametrize("workload", [MemoryCopy(buffer_bytes=1000), MemoryTriad(buffer_bytes=1000)])
-def test_bandwidth_check_notices(workload: MemoryCopy | MemoryTriad, kind: str) -> None:
+def test_bandwidth_check_notices(workload, kind):
     rank = BareRank()
     step = workload.build(rank)
     step.refill()
@@ -178,13 +165,13 @@ def test_bandwidth_check_notices(workload: MemoryCopy | MemoryTriad, kind: str) 
         workload.check(rank, step)
 
 
-def test_host_device_copy_needs_a_device_of_its_own() -> None:
+def test_host_device_copy_needs_a_device_of_its_own():
     with pytest.raises(UnsupportedCase, match="cpu has no separate device memory"):
         HostDeviceCopy(buffer_bytes=1024).build(BareRank())
 
 
 @pytest.mark.parametrize("direction", ["host_to_device", "device_to_host"])
-def test_host_device_copy_is_checked(direction: str) -> None:
+def test_host_device_copy_is_checked(direction):
     workload, rank = HostDeviceCopy(buffer_bytes=1024, direction=direction, pinned=False), BareRank()
     step = workload.between(torch.device("cpu"))
     assert isinstance(step, StreamingStep)
@@ -220,7 +207,7 @@ def test_host_device_copy_is_checked(direction: str) -> None:
         (lambda: collective.Barrier().work(MeshShape.of(dp=1)), "too small for a barrier"),
     ],
 )
-def test_impossible_parameters_say_what_to_choose(make: object, message: str) -> None:
+def test_impossible_parameters_say_what_to_choose(make, message):
     assert callable(make)
     with pytest.raises(InvalidParameter, match=message) as raised:
         make()
@@ -230,9 +217,7 @@ def test_impossible_parameters_say_what_to_choose(make: object, message: str) ->
 @pytest.mark.parametrize("kind", COLLECTIVES)
 @given(part=st.integers(1, 10**6), ranks=st.integers(1, 16), dtype=st.sampled_from(sorted(set(ITEM_BYTES) - {"tf32"})))
 @settings(max_examples=25, deadline=None)
-def test_collective_extents_and_expectations_fit(
-    kind: type[collective.Collective], part: int, ranks: int, dtype: str
-) -> None:
+def test_collective_extents_and_expectations_fit(kind, part, ranks, dtype):
     ranks *= 2
     count = part * ranks
     workload = kind(message_bytes=count * ITEM_BYTES[dtype], dtype=dtype)
@@ -252,7 +237,7 @@ def test_collective_extents_and_expectations_fit(
 
 
 @pytest.mark.parametrize("kind", [*COLLECTIVES, collective.Barrier])
-def test_every_collective_has_a_doc_per_parameter_and_metrics(kind: type[Workload]) -> None:
+def test_every_collective_has_a_doc_per_parameter_and_metrics(kind):
     assert kind.__doc__
     given = {} if kind is collective.Barrier else {"message_bytes": 1 << 20}
     assert kind(**given).metrics[0] == "latency_us"
@@ -262,7 +247,7 @@ def test_every_collective_has_a_doc_per_parameter_and_metrics(kind: type[Workloa
 
 @given(ranks=st.integers(1, 300), start=st.integers(0, 1000), data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_sums_of_patterns_stay_exact_in_every_dtype(ranks: int, start: int, data: st.DataObject) -> None:
+def test_sums_of_patterns_stay_exact_in_every_dtype(ranks, start, data):
     pattern = Pattern(world_size=ranks, summed=True)
     index = data.draw(st.integers(0, 10**9))
     values = [pattern.value(rank, start + index) for rank in range(ranks)]
@@ -273,7 +258,7 @@ def test_sums_of_patterns_stay_exact_in_every_dtype(ranks: int, start: int, data
     assert set(range(ranks)) == contributors, "a rank whose input is all zeros could be missing from the sum"
 
 
-def test_no_two_ranks_have_the_same_inputs() -> None:
+def test_no_two_ranks_have_the_same_inputs():
     pattern = Pattern(world_size=1000, summed=False)
     assert 1000 == len({tuple(pattern.values(rank=rank)) for rank in range(1000)})
     assert max(max(pattern.values(rank=rank)) for rank in range(1000)) <= 127
@@ -286,9 +271,7 @@ def test_no_two_ranks_have_the_same_inputs() -> None:
     data=st.data(),
 )
 @settings(max_examples=50, deadline=None)
-def test_difference_finds_exactly_what_was_changed(
-    length: int, dtype: str, values: list[int], data: st.DataObject
-) -> None:
+def test_difference_finds_exactly_what_was_changed(length, dtype, values, data):
     buffer = torch.empty(length, dtype=getattr(torch, dtype))
     fill(buffer, values)
     assert [values[index % len(values)] for index in range(length)] == buffer.tolist()
@@ -305,7 +288,7 @@ def test_difference_finds_exactly_what_was_changed(
         assert found is None
 
 
-def test_difference_counts_beyond_one_chunk() -> None:
+def test_difference_counts_beyond_one_chunk():
     buffer = torch.empty((1 << 24) + 500, dtype=torch.int8)
     fill(buffer, [1, 2, 3])
     buffer[[7, (1 << 24) + 100]] = 9
@@ -314,16 +297,16 @@ def test_difference_counts_beyond_one_chunk() -> None:
     assert (7, 2.0, 9.0, 2) == found
 
 
-def test_the_example_of_a_workload_is_checked() -> None:
+def test_the_example_of_a_workload_is_checked():
     module = types.ModuleType("softmax")
     sys.modules["softmax"] = module  # dataclasses look their module up
     try:
         exec((ROOT / "examples" / "workload" / "softmax.py").read_text(), module.__dict__)
-        workload: Workload = module.__dict__["Softmax"](rows=16, columns=32)
+        workload = module.__dict__["Softmax"](rows=16, columns=32)
         run_once(workload)
         assert 2 * 4 * 16 * 32 == workload.work(EIGHT).bytes_moved
         rank = BareRank()
-        step: Any = workload.build(rank)
+        step = workload.build(rank)
         step.run()
         step.out[3, 4] += 1e-3
         with pytest.raises(WrongResult, match="largest error of a probability"):

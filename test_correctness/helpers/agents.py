@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import socket
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from perfsuite.platforms import families
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Driver, Job
 from perfsuite.runtime.transports.cluster import ClusterTransport
-from perfsuite.runtime.transports.launchers import Launch, detect_launch, launcher_variables
+from perfsuite.runtime.transports.launchers import Launch, detect_launch
+from test_correctness.helpers.processes import unlaunched
 
 ROOT = Path(__file__).parent.parent.parent
 PRELOAD = ("torch", "torch.distributed", "perfsuite.runtime.ranks.worker")
@@ -36,7 +36,6 @@ def environ_of(rank: int, world_size: int, directory: Path, *, hosts: int = 1) -
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    kept = {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
     ours = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank % (world_size // hosts)),
@@ -46,7 +45,7 @@ def environ_of(rank: int, world_size: int, directory: Path, *, hosts: int = 1) -
         "MASTER_PORT": str(port),
         "TMPDIR": str(directory),
     }
-    return {**kept, **ours, **({"PERFSUITE_KEY": "a key for tests alone"} if hosts > 1 else {})}
+    return {**unlaunched(), **ours, **({"PERFSUITE_KEY": "a key for tests alone"} if hosts > 1 else {})}
 
 
 def a_launch(rank: int = 0, world_size: int = 2, **changes: Any) -> Launch:
@@ -104,12 +103,7 @@ def launched(
     launch = detect_launch(environ)
     assert launch is not None
     transport = ClusterTransport(
-        launch,
-        start_method="fork",
-        preload=preload,
-        log_directory=directory / "logs",
-        deadline_s=60,
-        environ=environ,
+        launch, start_method="fork", preload=preload, log_directory=directory / "logs", deadline_s=60, environ=environ
     )
     try:
         transport.gather()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from perfsuite.workloads.moe_layer import MoeLayer
 
 
@@ -31,8 +33,6 @@ class Doubled(MoeLayer):
 
     @staticmethod
     def change(layer, x):
-        import torch
-
         factor = torch.ones_like(x)
         factor[0, 0] = 2.0
         return layer(x) * factor
@@ -43,8 +43,6 @@ class OtherExpert(MoeLayer):
     """The last rank's experts stand in another order than the router has them."""
 
     def build(self, rank):
-        import torch
-
         step = super().build(rank)
         if rank.rank == rank.world_size - 1:
             with torch.no_grad():

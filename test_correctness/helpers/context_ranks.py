@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+import torch
+import torch.distributed as dist
+
 from perfsuite.record.result import Work
 from perfsuite.record.workload import CallableStep, Rank, Workload
 
@@ -37,8 +40,6 @@ class SpreadAttention(Workload):
 
 
 def measure(case: SpreadAttention, rank: Any) -> None:
-    import torch
-
     from perfsuite.models.layers import AttentionCore
     from perfsuite.strategies.context_attention import indices, new_core
 
@@ -80,8 +81,6 @@ class LonelyAttention(Workload):
 
 
 def attend_alone(method: str, rank: Any) -> None:
-    import torch
-    import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # importing it registers the backend "fake"
 
     from perfsuite.strategies.context_attention import new_core

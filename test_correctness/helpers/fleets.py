@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from perfsuite.cli.main import main
-from perfsuite.metrics import derive
 from perfsuite.record.journal_writer import JournalWriter
-from perfsuite.record.result import ClockFacts, Peak, Peaks, Result, Work
+from perfsuite.record.result import ClockFacts, Peak, Peaks, Work
 from perfsuite.record.run import Header, RunEnd
 from perfsuite.record.step import Identity
-from test_correctness.helpers.measurements import measurement_of, rank_facts
+from test_correctness.helpers.measurements import measurement_of, rank_facts, result_of
 
 GIB = 1 << 30
 PEAKS = Peaks(
@@ -137,25 +136,21 @@ def write_node(
             ]
             samples_s = [max(times.values()) * (1 + draw.gauss(0, 0.001)) for _ in range(samples)]
             measurement = measurement_of(
-                samples_s,
-                ranks,
-                backend="nccl",
-                clock=ClockFacts(name="cuda.Event", resolution_s=1e-6, cost_s=1e-6),
+                samples_s, ranks, backend="nccl", clock=ClockFacts(name="cuda.Event", resolution_s=1e-6, cost_s=1e-6)
             )
             given = {**parameters, **({"k": 8192 + copy} if copy and "k" in parameters else {})}
             node = case_of(title, devices, platform)
             writer.result(
-                Result(
-                    case=f"{node}{copy or ''}",
+                result_of(
+                    measurement,
+                    f"{node}{copy or ''}",
                     workload=f"perfsuite.workloads.{workload}",
                     parameters=given,
                     defaults={"direction": "host_to_device", "pinned": True} if "HostDevice" in workload else {},
                     platform=platform,
-                    world_size=devices,
-                    outcome="measured",
                     work=work,
-                    metrics=derive(metrics, work=work, measurement=measurement, peaks=PEAKS),
-                    measurement=measurement,
+                    metrics=metrics,
+                    peaks=PEAKS,
                     environment=shown,
                     started_at=f"2026-11-26T0{run}",
                 )

@@ -36,7 +36,7 @@ def repo(pytester, monkeypatch, machine):
     return repository(pytester, monkeypatch, CASES, machine)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kept(tmp_path_factory):
     """Where the baselines of :func:`store` are kept once they have been made."""
     return tmp_path_factory.mktemp("kept") / "baselines"

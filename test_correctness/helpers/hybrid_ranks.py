@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from perfsuite import models
 from perfsuite.base.errors import WrongResult
 from perfsuite.base.mesh import MeshShape
@@ -73,8 +75,6 @@ class Doubtful(TrainStep):
 
 def overflow_on_one_rank(rank: Rank) -> Any:
     """Rank 1's gradient is infinite in the first of two steps; both ranks must step in the second alone."""
-    import torch
-
     from perfsuite.strategies.hybrid_trainer import MeshScaler
 
     def run() -> None:

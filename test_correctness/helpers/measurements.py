@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from perfsuite.record.result import ClockFacts, Measurement, RankFacts
+from perfsuite.metrics import derive
+from perfsuite.record.result import ClockFacts, Measurement, Metric, Peaks, RankFacts, Result, Work
 
 
 def rank_facts(rank: int = 0, *, time_s: float = 1.0, **changes: Any) -> RankFacts:
@@ -45,3 +46,30 @@ def measurement_of(times_s: Sequence[float], ranks: Iterable[RankFacts], **chang
         ),
         **changes,
     )
+
+
+def result_of(
+    measurement: Measurement | None = None,
+    case: str = "test_it.py::test_it[cpu]",
+    *,
+    work: Work | None = None,
+    metrics: Sequence[str | Metric] = (),
+    peaks: Peaks | None = None,
+    **changes: Any,
+) -> Result:
+    """A case that measured this; ``metrics`` are given, or by their names derived from work and measurement."""
+    work = work or Work()
+    named = tuple(each for each in metrics if isinstance(each, str))
+    derived = derive(named, work=work, measurement=measurement, peaks=peaks or Peaks()) if named else ()
+    plain = Result(
+        case=case,
+        workload="test_it:Workload",
+        parameters={},
+        platform="cpu",
+        world_size=measurement.world_size if measurement else 1,
+        outcome="measured",
+        work=work,
+        metrics=(*derived, *(each for each in metrics if not isinstance(each, str))),
+        measurement=measurement,
+    )
+    return dataclasses.replace(plain, **changes)

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -115,8 +116,6 @@ def _layer(config):
 
 def _whole_gradient(rank, parameter, *, is_of_expert):
     """A parameter's gradient, added up over the ranks that hold the same and put together of those of experts."""
-    import torch.distributed as dist
-
     from perfsuite.strategies.trainer import whole
 
     gradient = whole(parameter.grad).clone()

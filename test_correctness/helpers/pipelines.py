@@ -6,13 +6,13 @@ import dataclasses
 import random
 from typing import Any
 
-from perfsuite.metrics import derive
-from perfsuite.record.result import Peaks, Record, Result, Work
+from perfsuite.record.result import Record, Result
 from perfsuite.record.step import Timeline
 from perfsuite.record.workload import Budget, FunctionWorkload
 from perfsuite.runtime.driver import Job
 from perfsuite.schedules import Schedule, StageTimes, make_schedule, simulate
 from perfsuite.schedules.schedule import Action
+from test_correctness.helpers import measurements
 from test_correctness.helpers.scripted_driver import measurement
 
 METRICS = ("bubble_ratio", "bubble_to_ideal_ratio", "in_flight_micro_batches")
@@ -79,15 +79,4 @@ def result_of(case: str, timeline: Timeline | None, *, records: tuple[Record, ..
     """What the session makes of a measurement with this timeline."""
     job = Job(workload=FunctionWorkload(function=result_of), world_size=2, budget=Budget())
     facts = measurement(job, timeline=timeline, records=records)
-    plain = Result(
-        case=case,
-        workload="test_it:step",
-        parameters={},
-        platform="cpu",
-        world_size=2,
-        outcome="measured",
-        work=Work(),
-        metrics=derive(METRICS, work=Work(), measurement=facts, peaks=Peaks()),
-        measurement=facts,
-    )
-    return dataclasses.replace(plain, **changes)
+    return measurements.result_of(facts, case, metrics=METRICS, **changes)

@@ -6,11 +6,9 @@ Run as ``python -m test_correctness.helpers.plain_language PATH ...`` to print t
 from __future__ import annotations
 
 import ast
-import io
 import re
 import statistics
 import sys
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +18,9 @@ LONGEST = 45
 """Words of one sentence of a docstring or comment."""
 NAMES = {"told", "mine", "known", "given", "said", "theirs", "ours", "thing", "things", "whoever", "whatever"}
 """Names of variables, parameters and functions that say nothing."""
+STRING_OR_COMMENT = re.compile(
+    r'("""|\'\'\')(?:\\.|(?!\1).)*\1|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*', re.S
+)
 PATTERNS = {
     "'is no X': write 'is not an X', 'has no X' or 'there is no X'": re.compile(
         r"(?<!there )\b(?:is|are|was|were) no "
@@ -81,11 +82,10 @@ def breaches_of_page(text: str) -> Iterator[str]:
         yield from breaches_of_text(sentence)
 
 
-def prose_of_code(source: str) -> Iterator[tuple[int, str]]:
+def prose_of_code(source: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and text of each docstring, comment and message (a string of four words and more) of a module."""
-    tree = ast.parse(source)
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    for node in ast.walk(tree):
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
             text = "".join(part for part in parts if isinstance(part, str))
@@ -97,26 +97,28 @@ def prose_of_code(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, re.sub(r"(?<=[^\n.])\n\s*(?=\S)", " ", text)
     block: list[str] = []
     start = last = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not token.string.startswith(("#!", "# type:", "# noqa", "# mypy")):
-            if token.start[0] != last + 1 and block:
+    for found in STRING_OR_COMMENT.finditer(source):
+        if found[0].startswith("#") and not found[0].startswith(("#!", "# type:", "# noqa", "# mypy")):
+            line = source.count("\n", 0, found.start()) + 1
+            if line != last + 1 and block:
                 yield start, " ".join(block)
                 block = []
-            start = start if block else token.start[0]
-            block.append(token.string.lstrip("# "))
-            last = token.start[0]
+            start = start if block else line
+            block.append(found[0].lstrip("# "))
+            last = line
     if block:
         yield start, " ".join(block)
 
 
 def breaches_of_code(source: str) -> Iterator[str]:
     """Yield the rules that the prose and the names of a module break, each after its line."""
-    for line, text in prose_of_code(source):
+    nodes = list(ast.walk(ast.parse(source)))
+    for line, text in prose_of_code(source, nodes):
         yield from (f"{line}: {breach}" for breach in breaches_of_text(text))
         for sentence in re.split(r"(?<=[.;:!?])\s+", text):
             if len(sentence.split()) > LONGEST:
                 yield f"{line}: {len(sentence.split())} words in a sentence: {sentence[:60]!r}"
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
         if name in NAMES and not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
             yield f"{node.lineno}: a name that says nothing: {name}"

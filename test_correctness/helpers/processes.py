@@ -4,11 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import socket
 import struct
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from perfsuite.runtime.transports.launchers import launcher_variables
+
+
+def unlaunched() -> dict[str, str]:
+    """The environment without the variables of a launcher of the tests."""
+    return {name: value for name, value in os.environ.items() if name not in launcher_variables(os.environ)}
+
+
+def run_python(*arguments: object, cwd: Path, timeout_s: float = 300.0, **environ: str) -> subprocess.CompletedProcess:
+    """This Python with these arguments and variables, as nobody's rank; its output and exit code."""
+    command = [sys.executable, *map(str, arguments)]
+    environment = {**unlaunched(), **environ}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def in_a_fork(look: Callable[[], Any]) -> Any:
+    """The JSON of what ``look`` returns in a process without other threads, with which all that it changes ends."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writer, json.dumps(look()).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
 
 
 def descendants(pid: int) -> list[int]:

@@ -201,12 +201,6 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from _arguments(parser_below)
 
 
-def _class(kind: type) -> list[str]:
-    lines = [f"### {kind.__name__}", "", *quoted(inspect.getdoc(kind) or "")]
-    rows = ((code(name), code(form), cell(text)) for name, (form, text) in attributes(kind).items())
-    return lines + table(("name", "type", "meaning"), rows)
-
-
 def _function(name: str, function: Callable[..., Any]) -> list[str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(body, ast.FunctionDef)
@@ -216,12 +210,12 @@ def _function(name: str, function: Callable[..., Any]) -> list[str]:
 
 def _fixtures(module: ModuleType) -> dict[str, str]:
     """Return the docstrings of the public fixtures of a module, by name."""
-    made = {
+    return {
         name: inspect.getdoc(getattr(each, "_fixture_function", None) or inspect.unwrap(each)) or ""
-        for name, each in vars(module).items()
+        for name, each in sorted(vars(module).items())
         if type(each).__name__ == "FixtureFunctionDefinition" or hasattr(each, "_pytestfixturefunction")
+        if not name.startswith("_")
     }
-    return {name: text for name, text in sorted(made.items()) if not name.startswith("_")}
 
 
 def markers() -> list[str]:
@@ -264,7 +258,7 @@ def platforms_page() -> list[str]:
 
 
 def _peak(peak: result.Peak | None) -> str:
-    return f"{'~' if peak.kind == 'nominal' else ''}{peak.value:g}" if peak else ""
+    return f"{'~' * (peak.kind == 'nominal')}{peak.value:g}" if peak else ""
 
 
 def api_page() -> list[str]:
@@ -310,8 +304,10 @@ def api_page() -> list[str]:
     for name, function in functions.items():
         lines += _function(name, function)
     lines += ["## Classes", ""]
-    for kind in [*classes, *(getattr(result, name) for name in ("RankFacts", "Peak"))]:
-        lines += _class(kind)
+    for kind in [*classes, result.RankFacts, result.Peak]:
+        fields = ((code(name), code(form), cell(text)) for name, (form, text) in attributes(kind).items())
+        lines += [f"### {kind.__name__}", "", *quoted(inspect.getdoc(kind) or "")]
+        lines += table(("name", "type", "meaning"), fields)
     lines += ["## Exceptions", ""]
     raised = ((code(name), cell((inspect.getdoc(each) or "").partition("\n\n")[0])) for name, each in errors.items())
     lines += table(("exception", "meaning"), raised)
@@ -362,12 +358,11 @@ def audit_lines() -> list[str]:
     return table(("rule", "severity", "label", "checks"), rows)
 
 
-def exit_lines() -> Iterator[str]:
+def exit_lines() -> list[str]:
     """Exit code 1 of every command."""
     found = {name: command_line.find_command(name).found for name in command_line.COMMANDS}
-    yield from table(
-        ("command", "exit code 1"), ((code(f"perfsuite {name}"), cell(text)) for name, text in found.items() if text)
-    )
+    rows = ((code(f"perfsuite {name}"), cell(text)) for name, text in found.items() if text)
+    return table(("command", "exit code 1"), rows)
 
 
 PAGES: dict[str, Callable[[], list[str]]] = {
@@ -397,11 +392,8 @@ def generated(page: str, text: str) -> str:
     for (name, part), lines in PARTS.items():
         if name == page:
             body = "\n".join(lines()).rstrip("\n")
-            text, count = re.subn(
-                rf"(?s)(<!-- {part} -->\n).*?(<!-- end of {part} -->)",
-                lambda at, body=body: f"{at[1]}{body}\n{at[2]}",
-                text,
-            )
+            pattern = rf"(?s)(<!-- {part} -->\n).*?(<!-- end of {part} -->)"
+            text, count = re.subn(pattern, lambda at, body=body: f"{at[1]}{body}\n{at[2]}", text)
             assert count == 1, f"{page} has no place <!-- {part} --> ... <!-- end of {part} -->"
     return text
 

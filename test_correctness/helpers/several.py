@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
+import torch.distributed as dist
+
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
 from perfsuite.record.workload import Budget, CallableStep, Process, Purpose, Rank, Workload, as_step
@@ -81,9 +84,6 @@ def records_of(driver: Driver, mesh: str, parts: Mapping[str, Build]) -> dict[st
 def mesh_beside_cuda(rank):
     """Whether the group of a mesh of one axis is that of the case, on a host that has CUDA."""
     from unittest.mock import patch
-
-    import torch
-    import torch.distributed as dist
 
     with patch.object(torch.cuda, "is_available", lambda: True):
         group = rank.mesh.get_group()

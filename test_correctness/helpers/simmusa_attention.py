@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from test_correctness.helpers.simmusa_steps import device, elapsed_ms, error_of
 
 
 def choice_of_attention() -> dict[str, Any]:
     """What torch's choice among attention kernels takes, behind a product that the device has not finished."""
-    import torch
-
     musa = device()
     a, query = torch.ones(200, 200, device="musa"), torch.ones(1, 4, 50, 10, device="musa")
     musa.synchronize()
@@ -24,8 +24,6 @@ def choice_of_attention() -> dict[str, Any]:
 
 def flash_attention(recorded: dict[str, str]) -> dict[str, Any]:
     """The flash kernel: signatures that are not as recorded, milliseconds, and what tells it from plain products."""
-    import torch
-
     from perfsuite.platforms.attention import AttentionBlock, attention_kernels
     from perfsuite.strategies.context_attention import Products, block_backward, block_forward
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.platforms import Host, Machine, detect_machine, families, fingerprint, load_catalog
@@ -85,10 +88,6 @@ class SetCosts(Workload):
         return Work()
 
     def build(self, rank):
-        import gc
-
-        import torch
-
         from simmusa.native import native
 
         native().set_costs(self.costs)
@@ -126,17 +125,12 @@ class LateRank(Workload):
 
 class LateStep(Step):
     def __init__(self, workload, rank):
-        import torch
-
         self.rank = rank
         self.a = torch.ones(workload.side, workload.side, device=rank.device)
         self.out = torch.empty_like(self.a)
         self.x = torch.ones(256, device=rank.device)
 
     def run(self):
-        import torch
-        import torch.distributed as dist
-
         musa = torch.get_device_module("musa")
         start, end = (musa.Event(enable_timing=True) for _ in range(2))
         dist.barrier()
@@ -152,9 +146,6 @@ class LateStep(Step):
 
 def sends_to_a_late_rank(rank, side):
     """Rank 1 multiplies before it receives; how long each of the two was at it."""
-    import torch
-    import torch.distributed as dist
-
     musa = torch.get_device_module("musa")
     a, x = torch.ones(side, side, device=rank.device), torch.ones(256, device=rank.device)
 
@@ -177,9 +168,6 @@ def sends_to_a_late_rank(rank, side):
 
 def both_send_first(rank, batched):
     """Two ranks that post what they send before what they receive; ``batched``: the ranks that make one batch of it."""
-    import torch
-    import torch.distributed as dist
-
     out, into = torch.ones(256, device=rank.device), torch.ones(256, device=rank.device)
     peer = 1 - rank.rank
 
@@ -196,8 +184,6 @@ def both_send_first(rank, batched):
 
 def asks_for_a_kernel_that_faults(rank):
     """A probe of a kernel that reads a row that is not there."""
-    import torch
-
     from perfsuite.workloads.checks import require_kernel
 
     table, row = torch.ones(4, 2, device=rank.device), torch.tensor([4], device=rank.device)
@@ -207,9 +193,6 @@ def asks_for_a_kernel_that_faults(rank):
 
 def reads_too_early(rank):
     """Uses what an all-reduce gives without waiting for it."""
-    import torch
-    import torch.distributed as dist
-
     x = torch.ones(256, device=rank.device)
 
     def step():
@@ -222,9 +205,6 @@ def reads_too_early(rank):
 
 def exchanges_in_a_ring(rank):
     """Sends to the next rank and receives from the one before, both at once."""
-    import torch
-    import torch.distributed as dist
-
     out = torch.full((250_000,), float(rank.rank), device=rank.device)
     into = torch.empty_like(out)
     after, before = (rank.rank + 1) % rank.world_size, (rank.rank - 1) % rank.world_size
@@ -240,9 +220,6 @@ def exchanges_in_a_ring(rank):
 
 def sums_what_it_frees(rank):
     """Record the bytes that an iteration leaves allocated: none, unless somebody keeps the work of its sum."""
-    import torch
-    import torch.distributed as dist
-
     musa = torch.get_device_module("musa")
     at_first = musa.memory_allocated()
 
@@ -255,16 +232,12 @@ def sums_what_it_frees(rank):
 
 def takes_memory(rank, mib):
     """Holds so much of its device's memory."""
-    import torch
-
     block = torch.empty(mib << 20, dtype=torch.uint8, device=rank.device)
     return block.zero_
 
 
 def waits_first(rank, alone):
     """A barrier in the group of all ranks, or (``alone``) in one that has not communicated."""
-    import torch.distributed as dist
-
     group = dist.new_group(list(range(rank.world_size))) if alone else rank.group()
     return lambda: dist.barrier(group=group)
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
 from typing import Any
+
+import torch
+from torch import nn
 
 from simmusa.costs import Costs
 
@@ -19,8 +24,6 @@ PRICES = Costs(
 
 def device(costs: Costs = PRICES) -> Any:
     """torch.musa at these prices, TF32 off."""
-    import torch
-
     from simmusa.device_module import install
     from simmusa.native import native
 
@@ -57,8 +60,6 @@ def elapsed_ms(musa, run) -> float:
 
 
 def public_names() -> dict[str, list[str]]:
-    import torch
-
     musa = device()
 
     def names(thing):
@@ -73,8 +74,6 @@ def public_names() -> dict[str, list[str]]:
 
 def times_of_products() -> dict[str, float]:
     """Milliseconds of products of 100 x 100 x 100: 2 us in fp32, and less than a launch in bf16."""
-    import torch
-
     musa = device()
     found = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -90,8 +89,6 @@ def times_of_products() -> dict[str, float]:
 
 
 def times_of_traffic() -> dict[str, float]:
-    import torch
-
     musa = device()
     a, b, out = (torch.ones(50_000, device="musa") for _ in range(3))
     host = torch.ones(50_000)
@@ -108,8 +105,6 @@ def times_of_traffic() -> dict[str, float]:
 
 
 def unfinished_events() -> dict[str, Any]:
-    import torch
-
     musa = device()
     a = torch.ones(200, 200, device="musa")
     start, end = (musa.Event(enable_timing=True) for _ in range(2))
@@ -127,8 +122,6 @@ def unfinished_events() -> dict[str, Any]:
 
 def timer_that_forgets_to_wait() -> str:
     """The suite's timer over a clock whose ``wait`` does nothing."""
-    import torch
-
     from perfsuite.platforms.accelerator import EventClock
 
     class Forgetful(EventClock):
@@ -146,8 +139,6 @@ def timer_that_forgets_to_wait() -> str:
 
 
 def copies_to_the_host() -> dict[str, Any]:
-    import torch
-
     musa = device()
     x = torch.arange(4.0, device="musa")
     pinned, pageable = torch.zeros(4).pin_memory(), torch.zeros(4)
@@ -160,8 +151,6 @@ def copies_to_the_host() -> dict[str, Any]:
 
 
 def two_streams() -> dict[str, str]:
-    import torch
-
     musa = device()
     side = musa.Stream()
     x, y = torch.zeros(1000, device="musa"), torch.zeros(1000, device="musa")
@@ -184,8 +173,6 @@ def two_streams() -> dict[str, str]:
 
 def times_of_two_streams() -> dict[str, float]:
     """Two streams run at once: together they take as long as one."""
-    import torch
-
     musa = device(Costs(flops_per_s={"fp32": 1e12}))
     side = musa.Stream()
     a = torch.ones(100, 100, device="musa")
@@ -202,10 +189,6 @@ def times_of_two_streams() -> dict[str, float]:
 
 
 def memory() -> dict[str, Any]:
-    import gc
-
-    import torch
-
     musa = device()
     gc.collect()
     before = musa.memory_allocated()
@@ -226,10 +209,6 @@ def memory() -> dict[str, Any]:
 
 def segments() -> dict[str, Any]:
     """What is reserved, in MiB: the caching allocator keeps segments, and a piece that lives keeps a whole one."""
-    import gc
-
-    import torch
-
     musa = device(dataclasses.replace(PRICES, memory_bytes=100 * MIB, context_bytes=20 * MIB))
     gc.collect()
     musa.empty_cache()
@@ -261,8 +240,6 @@ def segments() -> dict[str, Any]:
 
 def refused(version: str) -> dict[str, str]:
     """What operators of the CPU do on a device whose torch_musa lacks them, and those that it has."""
-    import torch
-
     device()
     from simmusa.native import native
     from simmusa.registered import registered
@@ -284,8 +261,6 @@ def refused(version: str) -> dict[str, str]:
 
 def faults() -> dict[str, str]:
     """A device after a kernel that reads beyond its memory, and one after an index that is no row."""
-    import torch
-
     musa = device(dataclasses.replace(PRICES, faults={"aten::mm": 2}))
     x, other = torch.ones(8, 8, device="musa:0"), torch.ones(8, 8, device="musa:1")
     found = {"first": error_of(lambda: x @ x), "second": error_of(lambda: x @ x)}
@@ -299,10 +274,6 @@ def faults() -> dict[str, str]:
 
 
 def what_the_real_one_refuses() -> dict[str, str]:
-    import os
-
-    import torch
-
     device()
     x, other, host = torch.ones(4, device="musa:0"), torch.ones(4, device="musa:1"), torch.ones(4)
     found = {
@@ -324,8 +295,6 @@ def what_the_real_one_refuses() -> dict[str, str]:
 
 def jittered(seed: int, slow: dict[str, float]) -> list[float]:
     """Milliseconds of five products with 1 % of jitter."""
-    import torch
-
     musa = device(Costs(flops_per_s={"fp32": 1e9}, jitter=0.01, seed=seed, slow=slow))
     a = torch.ones(100, 100, device="musa")
     musa.synchronize()
@@ -334,9 +303,6 @@ def jittered(seed: int, slow: dict[str, float]) -> list[float]:
 
 def same_numbers_as_the_cpu() -> dict[str, float]:
     """Largest difference from the CPU of a layer of everything: convolution, attention, normalisation, optimizer."""
-    import torch
-    from torch import nn
-
     device(Costs())
 
     class Small(nn.Module):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
 
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.record.result import Work
@@ -16,21 +22,12 @@ from perfsuite.record.workload import Step, Workload
 
 def add_up(rank, elements=1024):
     """Sum a small buffer over all ranks."""
-    import torch
-    import torch.distributed as dist
-
     buffer = torch.ones(elements, device=rank.device)
     return lambda: dist.all_reduce(buffer)
 
 
 def held(rank, axes="", groups=0):
-    """A sum over all ranks; what each rank's process holds: descriptors, process groups, its own number.
-
-    ``axes``: uses its mesh.  ``groups``: makes so many groups of its own and leaves them there.
-    """
-    import torch
-    import torch.distributed as dist
-
+    """A sum over all ranks of ``axes`` or of the first of ``groups`` own groups; what each process holds."""
     kept = [dist.new_group() for _ in range(groups)]
     buffer = torch.ones(16, device=rank.device)
     dist.all_reduce(buffer, group=rank.mesh.get_group(axes) if axes else None)
@@ -45,9 +42,6 @@ def held(rank, axes="", groups=0):
 
 def queue_of_messages(rank):
     """Which stream of a simulated device has the group's messages."""
-    import torch
-    import torch.distributed as dist
-
     from simmusa.native import native
 
     buffer = torch.ones(16, device=rank.device)
@@ -71,9 +65,6 @@ def allowed(rank):
 
 def sum_after(rank, culprit, misbehave):
     """A sum of a small buffer over all ranks, before which rank ``culprit`` calls ``misbehave``."""
-    import torch
-    import torch.distributed as dist
-
     buffer = torch.ones(16)
 
     def run():
@@ -98,11 +89,6 @@ def raising(rank, culprit=1, everywhere=False):
     return sum_after(rank, rank.rank if everywhere else culprit, misbehave)
 
 
-def stopped(rank, culprit=1):
-    """One rank is stopped by a signal before it comes to the collective."""
-    return sum_after(rank, culprit, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-
-
 def computing(rank):
     """Compute in one call for longer than any limit, as a slow product does."""
     return lambda: pow(3, 3**16)
@@ -114,9 +100,10 @@ def hanging(rank, culprit=1):
 
 
 def dying(rank, culprit=1, how="kill"):
-    """One rank's process ends."""
+    """One rank's process ends, or is stopped by a signal."""
     ways = {
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "exit": lambda: os._exit(3),
         "sys.exit": lambda: sys.exit("a workload called sys.exit"),
     }
@@ -142,9 +129,7 @@ def filling_its_group(rank, group, culprit=1):
 
 def waiting_beside_a_compiler(rank, compiles=False):
     """Messages of 1 KiB in a process that has torch's compiler, as all have after a training case."""
-    import torch
     import torch._dynamo
-    import torch.distributed as dist
 
     from perfsuite.runtime.ranks.yardstick import Effort
 
@@ -162,9 +147,6 @@ def waiting_beside_a_compiler(rank, compiles=False):
 
 def dying_in_its_control(rank, culprit=1):
     """One rank kills itself where the message that is the control of a waiting step begins."""
-    import torch
-    import torch.distributed as dist
-
     from perfsuite.runtime.ranks.yardstick import Effort
 
     Effort.own_share = 0.1  # whatever the load of this machine makes of it
@@ -202,8 +184,6 @@ def disagreeing(rank):
 
 def surroundings(rank):
     """Records what the environment of a rank says."""
-    import torch
-    import torch.distributed as dist
 
     def run():
         rank.record("world", int(os.environ["WORLD_SIZE"]), reduce="equal")
@@ -225,23 +205,13 @@ def imported(rank, module):
 
 def grandchild(rank, pid_file):
     """Starts a child of its own that would outlive it."""
-    import subprocess
-
     child = subprocess.Popen(["sleep", "600"])
-    with open(f"{pid_file}.{rank.rank}", "w") as file:
-        file.write(f"{os.getpid()} {child.pid}")
-
-    def run():
-        time.sleep(3600)
-
-    return run
+    Path(f"{pid_file}.{rank.rank}").write_text(f"{os.getpid()} {child.pid}")
+    return lambda: time.sleep(3600)
 
 
 def meshed(rank):
     """Uses a sub-group of a two-axis mesh: sums rank numbers along tp."""
-    import torch
-    import torch.distributed as dist
-
     group = rank.group("tp")
 
     def run():
@@ -295,10 +265,6 @@ class Unheard(BaseException):
 
 def leaving(rank, how, culprits=(0,), phase="run"):
     """The culprits leave in a way that is no Exception, in this phase; the others wait for them in a collective."""
-    import pytest
-    import torch
-    import torch.distributed as dist
-
     ways = {
         "skip": lambda: pytest.skip("no luck today"),
         "fail": lambda: pytest.fail("not today"),
@@ -341,17 +307,12 @@ class Destroying(Step):
         self.iterations = 0
 
     def run(self):
-        import torch
-        import torch.distributed as dist
-
         dist.all_reduce(torch.ones(1024))
         self.iterations += 1
         if self.when == self.iterations:
             dist.destroy_process_group()
 
     def close(self):
-        import torch.distributed as dist
-
         if self.when == "close":
             dist.destroy_process_group()
 
@@ -363,9 +324,6 @@ def destroying(rank, culprit, when):
 
 def patience(rank):
     """Records how long the groups of this rank wait: the world's, a mesh's, one that somebody makes (DeepSpeed)."""
-    import torch
-    import torch.distributed as dist
-
     groups = {"world": rank.group(), "mesh": rank.group("tp"), "own": dist.new_group()}
     if not hasattr(groups["world"]._get_backend(torch.device("cpu")), "options"):
         raise UnsupportedCase("this torch does not tell how long a group waits")
@@ -380,10 +338,6 @@ def patience(rank):
 
 def unplugged(rank):
     """Asks for the loopback interface where it is down: in a network of this rank's own."""
-    import ctypes
-
-    import pytest
-
     from perfsuite.runtime.ranks.arrival import require_loopback
 
     require_loopback()

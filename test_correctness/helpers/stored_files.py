@@ -7,14 +7,19 @@ import math
 from datetime import datetime, timedelta, timezone
 
 from perfsuite.baselines import store
-from perfsuite.baselines.baseline import (
-    Hardware,
-)
+from perfsuite.baselines.baseline import Hardware
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.baselines.runs import CaseIdentity, MetricMeaning, RunSummary
 
 HARDWARE = Hardware(platform="cpu", fingerprint="cpu-test", key={"cpu_model": "Test CPU", "cores": 2})
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
+
+
+OUT_OF_MEMORY = {
+    **{"outcome": "out_of_memory", "quantiles_s": (), "location": None},
+    **{"samples": 0, "clean": 0, "metrics": {}},
+}
+"""Fields of a run that did not fit."""
 
 
 def run_of(session="s0", days_old=1.0, median_s=0.01, number=0, **changes):
@@ -53,3 +58,15 @@ def sessions_in(folder, name="a"):
     found = store.load(folder, HARDWARE)
     (entry,) = found.by_node[case(name).node]
     return [run.session for run in entry.runs]
+
+
+def entry_in(folder):
+    """The only case of a file."""
+    (entry,) = store.load(folder, HARDWARE).entries.values()
+    return entry
+
+
+def filled(folder, count):
+    """Store runs of so many sessions, a day apart."""
+    for index in range(count):
+        offer(folder, run_of(f"s{index}", 40 - index))

@@ -6,6 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+import torch.distributed as dist
+
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.strategies.data_parallel import Ddp
 
@@ -42,9 +45,6 @@ def _splits(rank):
 
 
 def _plain(rank):
-    import torch
-    import torch.distributed as dist
-
     group, peers = rank.group("tp"), dist.get_process_group_ranks(rank.group("tp"))
     rows, half = torch.ones(ROWS, 5), torch.ones(ROWS // 2, 5)
     dist.all_reduce(rows, group=group)
@@ -68,9 +68,6 @@ def _plain(rank):
 
 
 def _all_to_all_of_lists(rows, group):
-    import torch
-    import torch.distributed as dist
-
     try:
         dist.all_to_all([torch.empty(ROWS // 2, 5) for _ in range(2)], list(rows.chunk(2)), group=group)
     except RuntimeError as error:
@@ -80,7 +77,6 @@ def _all_to_all_of_lists(rows, group):
 
 
 def _functional(rank):
-    import torch
     import torch.distributed._functional_collectives as functional
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -96,8 +92,6 @@ def _functional(rank):
 
 def _elsewhere(rank):
     """Outside of any part: along dp, which is data parallelism, along both axes, and on a group that sends nothing."""
-    import torch
-    import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 
     dist.all_reduce(torch.ones(3), group=rank.group("dp"))
@@ -123,9 +117,6 @@ class Loud(Ddp):
     name: ClassVar[str] = "loud"
 
     def build(self, rank, plan):
-        import torch
-        import torch.distributed as dist
-
         trainer = super().build(rank, plan)
         steps = trainer.step
 

@@ -6,6 +6,9 @@ import os
 import signal
 import time
 
+import torch
+import torch.distributed as dist
+
 from perfsuite.record.workload import Step
 from perfsuite.workloads.training.on_rank import TrainingStep
 from perfsuite.workloads.training.train_step import TrainStep
@@ -27,8 +30,6 @@ class Checked(Step):
 
 def drifting(rank):
     """One rank's copy of a parameter is not that of the others."""
-    import torch
-
     workload = TrainStep(model="gpt2-tiny", strategy="ddp")
     step = workload.build(rank)
     with torch.no_grad():
@@ -74,8 +75,6 @@ def dying_reader(rank, folder):
 
 def faulty_part(rank, model, part, culprit, fault):
     """On one rank the part of a model whose name ends so gives NaN, in its backward alone, dies or hangs."""
-    import torch
-
     workload = TrainStep(model=model, strategy="hybrid", mesh=str(rank.shape))
     step = workload.build(rank)
     for name, module in step.trainer.module.named_modules():
@@ -98,9 +97,6 @@ def faulty_part(rank, model, part, culprit, fault):
 
 def greedy(rank, culprit=1, others="wait"):
     """One rank asks for more memory than there is, the others wait for it in a collective or fail of it."""
-    import torch
-    import torch.distributed as dist
-
     buffer = torch.ones(16)
 
     def run():
@@ -152,9 +148,6 @@ CLIPPED = (
 
 def norm_after_clipping(rank, strategy, dtype="fp32"):
     """The L2 norm of what the optimizer is given, over all ranks, with clipping and without."""
-    import torch
-    import torch.distributed as dist
-
     from perfsuite.models.layers import local
 
     norms = {}

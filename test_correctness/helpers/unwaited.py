@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
 _ELEMENTS = 1 << 20
 
 
 def returned(rank, how):
     """Return the handle of what was started; record whether any was unfinished as the next iteration began."""
-    import torch
-    import torch.distributed as dist
     import torch.distributed._functional_collectives as functional
 
     x, y = torch.ones(_ELEMENTS), torch.empty(_ELEMENTS)
@@ -36,11 +40,6 @@ def returned(rank, how):
 
 def dropped(rank):
     """Start a sum and forget it; rank 1 comes late, so that rank 0's is unfinished when its iteration returns."""
-    import time
-
-    import torch
-    import torch.distributed as dist
-
     x = torch.ones(_ELEMENTS)
 
     def run():
@@ -52,8 +51,6 @@ def dropped(rank):
 
 def dropped_functional(rank):
     """The same by a functional collective whose result nobody uses."""
-    import torch
-    import torch.distributed as dist
     import torch.distributed._functional_collectives as functional
 
     x = torch.ones(16)
@@ -66,9 +63,6 @@ def dropped_functional(rank):
 
 def kept_send(rank):
     """Wait for what is received; of what is sent keep the handles."""
-    import torch
-    import torch.distributed as dist
-
     x, y, kept = torch.ones(16), torch.empty(16), []
 
     def run():
@@ -102,8 +96,6 @@ def generator(rank):
 
 def ddp(rank):
     """A backward whose sums the reducer waits for in C++."""
-    import torch
-
     module = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     batch = torch.ones(4, 64)
     return lambda: module(batch).sum().backward()
@@ -111,18 +103,12 @@ def ddp(rank):
 
 def waited_by_future(rank):
     """A sum that is waited for by its future."""
-    import torch
-    import torch.distributed as dist
-
     x = torch.ones(_ELEMENTS)
     return lambda: dist.all_reduce(x, async_op=True).get_future().wait() and None
 
 
 def coalesced(rank):
     """Objects and several sums, by calls that wait."""
-    import torch
-    import torch.distributed as dist
-
     parts = [torch.ones(16), torch.ones(16)]
 
     def run():
@@ -135,21 +121,12 @@ def coalesced(rank):
 
 def one_sided(rank):
     """Return the handle of a sum that only rank 0 starts: it waits for ever for the others."""
-    import time
-
-    import torch
-    import torch.distributed as dist
-
     x = torch.ones(16)
     return lambda: dist.all_reduce(x, async_op=True) if rank.rank == 0 else time.sleep(600)
 
 
 def skipped_between(rank):
     """End the case on all ranks while what they receive is not there yet."""
-    import pytest
-    import torch
-    import torch.distributed as dist
-
     x = torch.ones(16)
 
     def run():
