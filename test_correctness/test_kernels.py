@@ -12,7 +12,7 @@ from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics import derive
 from perfsuite.platforms.accelerator import captured_kernel_s
 from perfsuite.record.result import Peaks, Record, Work
-from perfsuite.workloads import kernels, matmul_mixed
+from perfsuite.workloads import checks, matmul_mixed
 from perfsuite.workloads.attention import Attention
 from perfsuite.workloads.grouped_matmul import GroupedMatmul
 from perfsuite.workloads.kernel_launch import KernelLaunch
@@ -92,13 +92,13 @@ def test_a_kernel_that_torch_lacks_is_a_skip_and_running_out_of_memory_is_not():
         raise NotImplementedError("Could not run it\nmore")
 
     with pytest.raises(UnsupportedCase, match=r"has no fp9 product on cpu: Could not run it$"):
-        kernels.require_kernel("fp9 product", torch.device("cpu"), refuse)
+        checks.require_kernel("fp9 product", torch.device("cpu"), refuse)
 
     def exhaust():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        kernels.require_kernel("fp9 product", torch.device("cpu"), exhaust)
+        checks.require_kernel("fp9 product", torch.device("cpu"), exhaust)
 
 
 @pytest.mark.parametrize("way", ["grouped", "loop"])
