@@ -112,10 +112,8 @@ def _chosen(catalog: Catalog, name: str, families: Mapping[str, Family]) -> Mach
     machine = _found(catalog, family, family.detect())
     if machine.devices and machine.model.name == name:
         return machine
-    if machine.devices and name == "cpu":
-        return Machine(family=family, model=model, devices=machine.devices, unknown=_no_peaks(model))
-    if machine.devices and not any(device.reported_name for device in machine.devices):
-        # Devices without a name: the user names them.
+    if machine.devices and (name == "cpu" or not any(device.reported_name for device in machine.devices)):
+        # The user names devices without a name.
         return Machine(family=family, model=model, devices=machine.devices, unknown=_no_peaks(model))
     return Machine(family=family, model=model, devices=(), absent=family.missing(model))
 

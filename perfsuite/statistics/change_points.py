@@ -123,7 +123,11 @@ class _Search:
     def confirmed(self, ends: list[int]) -> list[int]:
         """Return the ends of the segments that differ from the next one; the weakest change is dropped first."""
         while len(ends) > 1:
-            ends = self._moved(ends)
+            ends = list(ends)
+            # Each moves to the best place between its neighbours, one of which may have been dropped.
+            for index in range(len(ends) - 1):
+                start, _, end = self._bounds(ends, index)
+                ends[index] = start + SIDE + int(self._gains(start, end).argmax())
             sigma, inflation = self._spread(ends)
             dof = min(MOST_DOF, max(1, len(self.series) - len(ends) - 1))
             needed = t_quantile(self.probability, dof)
@@ -189,14 +193,6 @@ class _Search:
         right = (self.sums[end] - self.sums[places]) / after
         gains: Series = before * after / (end - start) * (left - right) ** 2
         return gains
-
-    def _moved(self, ends: list[int]) -> list[int]:
-        """Return the ends, each moved to the best place between its neighbours, one of which may have been dropped."""
-        moved = list(ends)
-        for index in range(len(moved) - 1):
-            start, _, end = self._bounds(moved, index)
-            moved[index] = start + SIDE + int(self._gains(start, end).argmax())
-        return moved
 
     def _range(self, ends: list[int], index: int, variance: float) -> tuple[int, int]:
         """Return the first and the last possible place of a change."""

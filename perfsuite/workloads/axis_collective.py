@@ -67,7 +67,7 @@ class AxisCollective(Workload):
 
     def check(self, rank: Rank, step: Step) -> None:
         """Check as the collective does, among the ranks of the group."""
-        self.inner.check_elements(_Along(rank, self.axis), step)
+        self.inner.check(_Along(rank, self.axis), step)
 
 
 class _Along:

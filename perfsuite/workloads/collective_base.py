@@ -17,7 +17,7 @@ from perfsuite.base.collectives import receives_first
 from perfsuite.base.errors import InvalidParameter, WrongResult
 from perfsuite.base.mesh import MeshShape
 from perfsuite.record.result import Work
-from perfsuite.record.workload import ITEM_BYTES, Rank, Step, Workload, Yardstick, require_dtype
+from perfsuite.record.workload import ITEM_BYTES, Step, Workload, Yardstick, require_dtype
 from perfsuite.workloads.checks import Pattern, difference, fill, poison
 
 if TYPE_CHECKING:
@@ -145,11 +145,7 @@ class Collective(Workload):
         self.require_ranks(rank.world_size)
         return CollectiveStep(self, rank)
 
-    def check(self, rank: Rank, step: Step) -> None:
-        """Check as :meth:`check_elements`."""
-        self.check_elements(rank, step)
-
-    def check_elements(self, rank: Member, step: Step) -> None:
+    def check(self, rank: Member, step: Step) -> None:
         """Raise WrongResult unless every element of the output equals its closed form, in the right dtype."""
         assert isinstance(step, CollectiveStep)
         output, dtype = step.end.target, rank.dtype(self.dtype)

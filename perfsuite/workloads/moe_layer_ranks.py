@@ -97,7 +97,11 @@ class LayerStep(Step):
         self.group = rank.shape.group(rank.rank, "ep") if "ep" in rank.shape.names else (rank.rank,)
         self.here = config.experts // len(self.group)
         self.layer = _new_layer(config, rank.dtype(dtype), rank, implementation, self._watch)
-        self._fill()
+        with torch.no_grad():
+            self.layer.router().copy_(self.router())
+            for index in range(self.here):
+                for weight in WEIGHTS:
+                    self.layer.weight(weight, index).copy_(self.value(weight, self.first + index))
         self.x = self.samples("x", rank.rank).requires_grad_()
         self.upstream = self.samples("upstream", rank.rank)
         self.output = self.x.detach()
@@ -144,13 +148,6 @@ class LayerStep(Step):
     def first(self) -> int:
         """Number of this rank's first expert."""
         return self.group.index(self.rank.rank) * self.here
-
-    def _fill(self) -> None:
-        with torch.no_grad():
-            self.layer.router().copy_(self.router())
-            for index in range(self.here):
-                for name in WEIGHTS:
-                    self.layer.weight(name, index).copy_(self.value(name, self.first + index))
 
     def close(self) -> None:
         """Free the layer."""

@@ -146,7 +146,10 @@ class CpuLedger(Ledger):
         marks: dict[str, Any] = {}
         collectives, changes = [], []
         # Only the tree of events has addresses; the public interface has sizes, in a file of hundreds of megabytes.
-        for event in _walk(self._profile.profiler.kineto_results.experimental_event_tree()):
+        waiting = list(self._profile.profiler.kineto_results.experimental_event_tree())
+        while waiting:
+            event = waiting.pop()
+            waiting.extend(event.children)
             name = event.name
             if name == _ALLOCATION:
                 changes.append(event)
@@ -224,14 +227,6 @@ def within_collectives(changes: Iterable[MemoryChange], collectives: Iterable[tu
     return sorted(adjusted, key=operator.itemgetter(0))
 
 
-def _walk(events: Iterable[Any]) -> Iterator[Any]:
-    waiting = list(events)
-    while waiting:
-        event = waiting.pop()
-        yield event
-        waiting.extend(event.children)
-
-
 class Observed(Step):
     """Base of the untimed builds: builds the training step in every iteration, so that its allocations are observed."""
 
@@ -283,8 +278,12 @@ class MemoryStep(Observed):
         with ledger.observing(), self.training() as step:
             step.run()
             self._observe(step, ledger, kinds)
-            if self.workload.staged:
-                self._observe_in_flight(step, ledger)
+            if self.workload.staged:  # The peak of forwards and backwards beyond their start with zeroed gradients
+                step.trainer.forward_and_backward(step.batches)
+                step.trainer.optimizer.zero_grad(set_to_none=False)
+                ledger.mark("start in flight")
+                step.trainer.forward_and_backward(step.batches)
+                ledger.mark("final in flight")
         totals = ledger.totals()
         final = totals["final"]
         held, at_once = kinds.pop("held_gradients"), kinds.pop("at_once")
@@ -336,14 +335,6 @@ class MemoryStep(Observed):
         kinds["at_once"] = max(kinds["at_once"], self._on_device(after))
         del after
         ledger.mark("final")
-
-    def _observe_in_flight(self, step: TrainingStep, ledger: Ledger) -> None:
-        """Observe the peak of forwards and backwards beyond the memory at their start, zeroed gradients included."""
-        step.trainer.forward_and_backward(step.batches)
-        step.trainer.optimizer.zero_grad(set_to_none=False)
-        ledger.mark("start in flight")
-        step.trainer.forward_and_backward(step.batches)
-        ledger.mark("final in flight")
 
     def _on_device(self, tensors: Mapping[str, list[torch.Tensor]]) -> int:
         """Return the bytes of all kinds on the device; offloaded tensors do not count."""
