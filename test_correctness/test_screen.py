@@ -540,6 +540,16 @@ def pytest_colours(option, variables):
     return ran.stdout.split()[-1] == "True"
 
 
+def test_too_few_stored_runs_are_said_everywhere():
+    """The page and the summary said that there was no baseline, where the screen said that 3 of 5 runs are stored."""
+    verdicts = (Verdict(case="a", name="learning", stored_runs=3),)
+    run = record(product("a", 0.5), gate=GateRecord(gate=True, verdicts=verdicts))
+    assert any("3 of 5 runs stored" in text for text in texts(run))
+    for text in (markdown_summary(run, ()), render(material_of([Recording(run=run)]))):
+        assert "3 of 5 runs are stored" in text
+        assert "there is no baseline" not in text
+
+
 # -- one run, the same words everywhere --------------------------------------------------------------------------
 
 PLACES = {

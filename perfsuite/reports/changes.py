@@ -16,7 +16,7 @@ from perfsuite.baselines.summarise import changed_settings
 from perfsuite.record.describe import amount
 from perfsuite.record.result import Result
 from perfsuite.record.run import GateRecord
-from perfsuite.record.verdict import FAILING, TIME, Verdict
+from perfsuite.record.verdict import FAILING, TIME, GateSettings, Verdict
 from perfsuite.reports.document import Tone
 from perfsuite.reports.ids import name_of
 from perfsuite.reports.stored import Recording, StoredResult
@@ -176,6 +176,12 @@ def changes_of_verdicts(verdicts: Iterable[Verdict]) -> Iterator[CaseChange]:
             runs=f"{plural(verdict.runs, 'run')} against {verdict.stored_runs}"
             + (f", {plural(verdict.pairs, 'pair')}" if verdict.pairs else ""),
         )
+
+
+def why_nothing(verdicts: Iterable[Verdict]) -> str:
+    """Return why the gate compared no case: ``3 of 5 runs are stored``, or there is no baseline."""
+    stored, least = max((verdict.stored_runs for verdict in verdicts), default=0), GateSettings.min_stored
+    return f"{stored} of {least} runs are stored" if 0 < stored < least else "there is no baseline here"
 
 
 def failing_suite(gates: Iterable[GateRecord | None]) -> str:

@@ -16,7 +16,7 @@ from perfsuite.record.describe import change_in_words, word
 from perfsuite.record.result import Result
 from perfsuite.record.run import RunRecord
 from perfsuite.record.verdict import Verdict
-from perfsuite.reports.changes import changes_of_verdicts, changes_sentence, failing_suite, without_memory
+from perfsuite.reports.changes import changes_of_verdicts, changes_sentence, failing_suite, why_nothing, without_memory
 from perfsuite.reports.families import share_of_peak
 from perfsuite.reports.ids import hosts_of
 from perfsuite.reports.notable import Notable
@@ -41,7 +41,7 @@ def first_sentence(run: RunRecord) -> str:
     without = f"{apart} without a baseline" if apart else ""
     if apart and apart == len(verdicts):
         measured = sum(one.outcome == "measured" for one in run.results.values())
-        without = f"{plural(measured, 'case')} measured, none compared: there is no baseline to compare with"
+        without = f"{plural(measured, 'case')} measured, none compared: {why_nothing(verdicts)}"
     sentence = changes_sentence(
         changes_of_verdicts(verdicts),
         failed=len(run.failures),

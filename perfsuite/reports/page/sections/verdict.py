@@ -18,6 +18,7 @@ from perfsuite.reports.changes import (
     CaseChange,
     changes_sentence,
     failing_suite,
+    why_nothing,
     without_memory,
 )
 from perfsuite.reports.document import (
@@ -178,7 +179,7 @@ def sentence(material: Material) -> tuple[str, bool]:
     apart = sum(item.word.startswith(NOT_COMPARABLE) for item in material.changes)
     left_out = f"{plural(apart, 'case')} ran with other settings than before and cannot be compared" if apart else ""
     if len(material.changes) == apart:
-        left_out = f"nothing was compared: {left_out or 'there is no baseline here'}"
+        left_out = f"nothing was compared: {left_out or why_nothing(material.verdicts.values())}"
     decided = changes_sentence(
         material.changes,
         failed=len(failures),
