@@ -18,7 +18,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
-    "audit": 2_607,
+    "audit": 2_603,
     "base": 1_500,
     "baselines": 1_850,
     "cli": 3_910,
