@@ -350,6 +350,13 @@ def test_pipes_in_cells_and_semicolons_separate_as_meant(tmp_path):
     assert table.rows[0].cells["gpus"].text == "8"
 
 
+@pytest.mark.parametrize(("mfu", "code"), [("~120%", 1), ("> 104 %", 1), ("~95%", 0), ("<120%", 0), ("100-130%", 0)])
+def test_an_estimated_share_above_one_is_impossible(tmp_path, capsys, mfu, code):
+    path = tmp_path / "mfu.md"
+    path.write_text(f"| gpus | mfu |\n|---|---|\n| 8 | {mfu} |\n| 16 | 41% |\n")
+    assert code == run(capsys, path, "--roles", "gpus=devices", "mfu=mfu")[0]
+
+
 def test_columns_of_two_runs_in_a_row_are_audited_apart(tmp_path, capsys):
     """Public notes on upgrading accelerators: H200 and B200 side by side."""
     path = tmp_path / "beside.md"

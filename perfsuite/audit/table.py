@@ -158,6 +158,13 @@ class AuditTable:
             return None
         return Value.of(raw * self._scale(column), (column,))
 
+    def least(self, row: Row, column: AuditColumn) -> Fraction | None:
+        """Return the lower end in SI units of an estimate or a lower bound (``~120%``); None for another cell."""
+        cell = row.cells.get(column.name)
+        if cell is None or not cell.bounded or not cell.numbers or cell.text.lstrip()[0] not in "~≈>≥":
+            return None
+        return (cell.numbers[0].interval * self._scale(column)).low
+
     def figures(self, *roles: str) -> Iterator[tuple[AuditColumn, Row, Value]]:
         """Yield the numbers in the columns with one of these roles, column by column."""
         for column in self.of_role(*roles):

@@ -182,7 +182,11 @@ def _parameters(written: object, wrong: Wrong) -> dict[str, Any]:
         raise wrong("parameters", f'is {written!r:.40}; write a table: {{ message_bytes = "1GiB", dtype = "fp32" }}')
     read = dict(written)
     for name, value in written.items():
-        if not name.endswith("_bytes") or isinstance(value, int):
+        if not name.endswith("_bytes"):
+            if not isinstance(value, str | int) and not (isinstance(value, float) and math.isfinite(value)):
+                raise wrong("parameters", f"has {name} = {value!r:.40}; write a text, a number, true or false")
+            continue
+        if isinstance(value, int) and value is not True and value > 0:
             continue
         more = _OR_MORE.fullmatch(value) if isinstance(value, str) else None
         try:
