@@ -120,6 +120,7 @@ def projected_cases(world: int = 0, meshes: Sequence[str] = ()) -> Iterator[tupl
     yield "fsdp on 2, 3 micro-batches", 2, {"strategy": "fsdp", "mesh": "dp2", "accumulation": 3}
     yield "fsdp on 2, width 256", 2, {"strategy": "fsdp", "mesh": "dp2", "overrides": {"layers": 2, "width": 256}}
     yield "recomputed", 1, {"checkpointing": "full"}
+    yield "recomputed selectively", 1, {"checkpointing": "selective"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

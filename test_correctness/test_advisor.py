@@ -15,7 +15,7 @@ from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import advise, case_of, difference_error, errors_of, job_of
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.job import Job, Node
-from perfsuite.projection.layouts import Layouts
+from perfsuite.projection.layout import Layouts
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.step import project
 from perfsuite.record.result import Training
@@ -102,7 +102,7 @@ def test_ties_hold_the_fastest_and_begin_with_the_simplest(advice):
 
 def test_recomputing_scores_that_are_never_kept_is_no_choice(advice):
     assert {one.layout.checkpointing for one in advice.ranked} == {"none", "full"}
-    assert advice.rejected["selective recomputation is none where attention is fused"] > 0
+    assert advice.rejected["selective recomputation is not tried where attention is fused"] > 0
     kept = Layouts(model=find("llama2-7b"), world_size=8, global_batch=8, devices_per_node=8)
     assert {layout.checkpointing for layout in kept.legal()} == {"none", "selective", "full"}
 

@@ -16,8 +16,7 @@ from perfsuite.cli.main import main
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, read_calibration, write_calibration
 from perfsuite.projection.calibration_of import OTHER_SOFTWARE, calibrate, command_for, require_kind, software_flag
-from perfsuite.projection.device_constants import constants_of, kernel_points
-from perfsuite.projection.link_constants import collective_lines
+from perfsuite.projection.device_constants import collective_lines, constants_of, kernel_points
 from perfsuite.projection.observation import Observation
 from perfsuite.record.codec import to_json
 from perfsuite.record.journal_writer import JournalWriter

@@ -127,6 +127,23 @@ def test_the_work_model_is_what_torch_counts(name, twin):
     assert inside == 3 * model.block_flops
 
 
+@pytest.mark.parametrize("attention", ["auto", "math"])
+@pytest.mark.parametrize("name", SMALL)
+def test_selective_checkpointing_runs_no_counted_operation_again(name, attention):
+    """Therefore its HFU is its MFU."""
+    model = find(name)
+    counts = []
+    for checkpointing in ("none", "selective", "full"):
+        module = build(model, checkpointing, attention)
+        mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **named: 1}
+        if hasattr(torch.ops.aten, "_grouped_mm"):
+            mapping[torch.ops.aten._grouped_mm] = lambda rows, weights, *rest, **named: math.prod(rows)
+        with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+            module(**synthetic_batch(model, [0, 1])).backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] < counts[2]
+
+
 def is_block(where):
     return where.partition(".blocks.")[2].isdigit()
 

@@ -12,8 +12,7 @@ from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import case_of
 from perfsuite.projection.job import Job
-from perfsuite.projection.layout import Layout
-from perfsuite.projection.layouts import Layouts
+from perfsuite.projection.layout import Layout, Layouts
 from perfsuite.record.result import Training
 
 

@@ -15,7 +15,7 @@ from perfsuite.projection.memory import MEMORY_LIMIT, USABLE, memory_of
 
 CLEARLY = 1.05
 """Single measurements of one step scatter by less."""
-_PLATFORMS = {"a100-40": "a100_40gb", "a100-pcie": "a100_pcie"}
+_PLATFORMS = {"a100-40": "a100_40gb"}
 
 MATMUL = Free(name="matmul", expected=0.7, spread=0.4, share=True)
 MATMUL_8 = Free(name="matmul_fp8", expected=0.55, spread=0.4, share=True)

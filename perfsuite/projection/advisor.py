@@ -21,8 +21,7 @@ from perfsuite.models.language import LanguageModel
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.engine import Projector, StepTime
 from perfsuite.projection.job import Job
-from perfsuite.projection.layout import Layout
-from perfsuite.projection.layouts import Layouts
+from perfsuite.projection.layout import Layout, Layouts
 from perfsuite.projection.memory import MEMORY_LIMIT, Memories, MemoryBreakdown
 from perfsuite.projection.step import fsdp2_waits, projector_of
 from perfsuite.record.result import Training
@@ -159,7 +158,7 @@ def _choices(base: Job, world_size: int, global_batch: int) -> Layouts:
         world_size=world_size,
         global_batch=global_batch,
         devices_per_node=base.node.devices or world_size,
-        fused_attention=not any((*base.implementation.score_bytes, *base.implementation.selective)),
+        fused_attention=not any((*base.implementation.score_bytes, (base.implementation.selective or (0.0,))[0])),
     )
 
 

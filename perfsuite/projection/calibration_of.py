@@ -14,8 +14,7 @@ from types import MappingProxyType
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.platforms import Catalog, DeviceModel
 from perfsuite.projection.calibration import DEVICE_CONSTANTS, SOFTWARE_TRAITS, Calibration, Constant, Regime
-from perfsuite.projection.device_constants import constants_of, kernel_points
-from perfsuite.projection.link_constants import collective_lines, link_constants
+from perfsuite.projection.device_constants import collective_lines, constants_of, kernel_points, link_constants
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.traits import traits_of
 from perfsuite.suite import runnable

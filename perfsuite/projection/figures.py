@@ -25,10 +25,9 @@ _PER_DEVICE = (
 def figures(projection: Projection, model: Model, device: DeviceModel, samples: int) -> tuple[Metric, ...]:
     """Return throughput and utilisation of a projected step.
 
-    HFU is left out under selective recomputation, because each software runs other operations again.
+    HFU is left out under selective recomputation of a software, because each runs other operations again.
     """
-    selective = projection.training.checkpointing == "selective"
-    per_device = tuple(name for name in _PER_DEVICE if not (selective and name == "hfu_percent"))
+    per_device = tuple(name for name in _PER_DEVICE if name != "hfu_percent" or _has_hfu(projection))
     whole = _work(projection, model, samples)
     devices = projection.world_size  # peaks are per device, and dividing needs no list of all ranks
     flops = {name: count / devices for name, count in whole.flops.items()}
@@ -55,7 +54,11 @@ def projected(
         step_time_s=projection.step_time_s,
         low_s=projection.low_s,
         high_s=projection.high_s,
-        metrics=metrics_of(projection.step_time_s, projection.world_size, work, peaks),
+        metrics=tuple(
+            metric
+            for metric in metrics_of(projection.step_time_s, projection.world_size, work, peaks)
+            if metric.name != "hfu_percent" or _has_hfu(projection)
+        ),
         memory_bytes=projection.memory.total,
         seconds={str(resource): seconds for resource, seconds in projection.by_resource.items() if seconds},
         binding=projection.binding,
@@ -72,6 +75,11 @@ def metrics_of(step_time_s: float, world_size: int, work: Work, peaks: Peaks) ->
     """Return the metrics of a step time, computed like those of a measurement."""
     metrics = derive(TIMED, work=work, measurement=_as_if_measured(step_time_s, world_size), peaks=peaks)
     return tuple(metric for metric in metrics if metric.value is not None)
+
+
+def _has_hfu(projection: Projection) -> bool:
+    """Return whether the recomputed operations are counted: those of perfsuite's own modules."""
+    return projection.training.checkpointing != "selective" or not projection.regime.startswith("software")
 
 
 def _work(projection: Projection, model: Model, samples: int) -> Work:

@@ -110,9 +110,9 @@ class Implementation:
     """Bytes per weight of a block for a gradient before it is accumulated."""
     buffer_bytes: float = 0.0
     """Bytes of buckets and of the communication library."""
-    selective: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    selective: tuple[float, float, float] | None = None
     """Selective recomputation that keeps attention: recomputed share of a block's products, bytes kept per token and
-    width, and per token and hidden feature. Zeros: it recomputes the written scores of attention."""
+    width, and per token and hidden feature. None: it recomputes the written scores of attention."""
     gathers_again: bool = False
     """The backward pass gathers tokens again for weight gradients under sequence parallelism (Megatron)."""
     splits_positions: bool = False
@@ -243,10 +243,9 @@ _BUCKET_BYTES = 25.0 * MIB
 
 def _read_from_code(model: Model, training: Training) -> Implementation:
     plain = training.dtype in ("fp32", "tf32")
-    own = counted(
-        gated=(kind_of(model) or "").startswith(("llama", "moe")), autocast=not plain, compiled=training.compiled
-    )
-    double = 2.0 if plain else 1.0
+    gated = (kind_of(model) or "").startswith(("llama", "moe"))
+    own = counted(gated=gated, autocast=not plain, compiled=training.compiled)
+    double, element = (2.0, 4.0) if plain else (1.0, 2.0)
     gradient = 4.0 if training.gradient_dtype == "fp32" else 2.0
     gathered, scattered = _sharded_bytes(training)
     # Others than DeepSpeed send gradients in the last micro-batch of a step (``reduce_in_last`` of their strategy).
@@ -273,7 +272,9 @@ def _read_from_code(model: Model, training: Training) -> Implementation:
         stops_early=(training.compiled or kind_of(model) in ("gpt", "llama", "llama-grouped")) and not deepspeed,
         sharded_bytes=gathered if once else gathered + scattered,
         scattered_bytes=scattered if once else 0.0,
-        kept_head_bytes=4.0 if plain else 2.0,
+        kept_head_bytes=element,
+        # The input of a block and the results of all products: see perfsuite.models.layers.
+        selective=(0.0, (2.0 if training.narrow else 4.0) + 2 * element, element * (1 + gated)),
         gradient_bytes=gradient,
         data_overlap=1.0 if training.overlap else 0.0,
         gathers_each=training.strategy in ("fsdp", "hybrid"),

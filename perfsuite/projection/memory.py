@@ -19,7 +19,7 @@ from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.operations import Share, block_share, end_parameters, routed_share
 from perfsuite.projection.pipeline import rank_stages, stage_kinds
-from perfsuite.schedules import Order, make_schedule
+from perfsuite.schedules import Order, check_counts, find_schedule
 
 MEMORY_LIMIT = 0.92
 """Share of the card above which steps slow down (allocator retries): a projection is then a lower bound."""
@@ -269,17 +269,21 @@ def block_bytes(share: Share, *, experts: bool, whole_block: bool = False) -> fl
     """
     model, code, tp = share.model, share.code, share.tp
     features = (model.top_k * model.expert_hidden + model.shared_hidden) if experts else model.hidden
-    of_keys = model.heads if code.repeats_keys else model.key_heads
+    selective = code.selective if share.layout.checkpointing == "selective" and not whole_block else None
+    of_keys = model.heads if code.repeats_keys and not selective else model.key_heads
     heads = code.kept_head_bytes * (model.features + model.value_features) * (model.heads + of_keys)
-    kept_whole, kept_hidden = code.kept_whole_bytes, code.kept_hidden_bytes
-    if share.layout.checkpointing == "selective" and code.selective[0] and not whole_block:
-        _, kept_whole, kept_hidden = code.selective
+    kept_whole, kept_hidden, kept_row = code.kept_whole_bytes, code.kept_hidden_bytes, code.kept_row_bytes
+    if selective:
+        _, kept_whole, kept_hidden = selective
+        if experts:  # the last products have rows instead of tokens
+            kept_whole, kept_row = kept_whole - code.kept_head_bytes, code.kept_head_bytes
     whole = kept_whole * (share.outer_tokens if share.layout.sequence_parallel else share.tokens) * model.width
     split = share.tokens / tp * (heads + 4.0 * model.heads + kept_hidden * features)
     pairs = share.layout.micro_batch_size * model.heads / tp * model.tokens**2 / share.layout.shape.size("cp")
-    kept = whole + split + code.kept_score_bytes * pairs * (share.layout.checkpointing != "selective")
+    scores = share.layout.checkpointing != "selective" or code.selective is not None
+    kept = whole + split + code.kept_score_bytes * pairs * scores
     if experts:
-        kept += code.kept_row_bytes * share.tokens * model.top_k * model.width
+        kept += kept_row * share.tokens * model.top_k * model.width
     return kept
 
 
@@ -289,7 +293,7 @@ def _kept(share: Share) -> tuple[float, float, float]:
         whole = share.code.compute_bytes * share.outer_tokens * share.model.width
         return whole, whole, block_bytes(share, experts=bool(share.model.expert_layers))
     dense, sparse = block_bytes(share, experts=False), block_bytes(share, experts=True) if share.model.experts else 0.0
-    if share.layout.checkpointing == "selective" and share.code.selective[0]:
+    if share.layout.checkpointing == "selective" and share.code.selective is not None:
         experts = bool(share.model.expert_layers)
         return dense, sparse, block_bytes(share, experts=experts, whole_block=True) - (sparse if experts else dense)
     return dense, sparse, 0.0
@@ -328,8 +332,9 @@ def _holds_all(schedule: str, ranks: int, stages_per_rank: int) -> bool:
 @functools.lru_cache(maxsize=256)
 def _held(schedule: str, ranks: int, num_micro_batches: int, stages_per_rank: int) -> tuple[int, ...]:
     """Return the largest number of micro-batches times stages that each rank holds, from its order of actions."""
-    made = make_schedule(schedule, ranks=ranks, num_micro_batches=num_micro_batches, stages_per_rank=stages_per_rank)
-    return tuple(_most_held(order) for order in made.orders)
+    counts = {"ranks": ranks, "num_micro_batches": num_micro_batches, "stages_per_rank": stages_per_rank}
+    check_counts(schedule, **counts)
+    return tuple(_most_held(order) for order in find_schedule(schedule).generate(**counts))
 
 
 def _most_held(order: Order) -> int:

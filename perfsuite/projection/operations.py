@@ -155,9 +155,10 @@ def block(share: Share, *, experts: bool) -> Passes:
     if checkpointing == "full":
         left_out = (products[-1], *(one for one in sent if not one.again)) if code.stops_early else ()
         recompute = tuple(one for one in forward if not any(one is other for other in left_out))
-    elif checkpointing == "selective" and code.selective[0]:
-        again = (dataclasses.replace(product, n=code.selective[0] * product.n) for product in products)
-        recompute = (*again, *_elementwise(share, experts=experts, backward=False))
+    elif checkpointing == "selective" and code.selective is not None:
+        again = (dataclasses.replace(one, n=code.selective[0] * one.n) for one in products if code.selective[0])
+        softmax = (one for one in scores[0] if isinstance(one, Traffic))
+        recompute = (*again, *softmax, *_elementwise(share, experts=experts, backward=False))
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
     elementwise = _elementwise(share, experts=experts, backward=True)
