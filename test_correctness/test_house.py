@@ -37,7 +37,7 @@ ROOMS = {
     "record": 2_570,
     "reports": 10_200,
     "run": 1_460,
-    "runtime": 8_085,
+    "runtime": 8_090,
     "schedules": 1_155,
     "statistics": 770,
     "strategies": 4_840,

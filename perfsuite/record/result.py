@@ -157,7 +157,7 @@ class RankFacts:
     cpu_share: float
     """Thread CPU time over wall time inside the samples; below 0.98 for pure computation the core was shared."""
     max_rss_bytes: int
-    """Largest resident set of the process so far."""
+    """Largest resident set of the process in this case."""
     cache_bytes: int = 0
     """Last-level cache of the rank's device; 0 if it is unknown."""
     utilisation_percent: float | None = None
