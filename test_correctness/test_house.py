@@ -13,11 +13,11 @@ from test_correctness.helpers.package_tree import MODULES, PACKAGE, imported, tr
 LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
-    "audit": 2_540,
+    "audit": 2_550,
     "base": 1_520,
     "baselines": 1_780,
     "cli": 4_070,
-    "expectations": 600,
+    "expectations": 610,
     "exports": 310,
     "fleet": 1_300,
     "gate": 3_940,
@@ -25,19 +25,19 @@ ROOMS = {
     "imports": 4_440,
     "metrics": 1_630,
     "models": 3_650,
-    "platforms": 3_650,
+    "platforms": 3_640,
     "plugin": 5_850,
-    "projection": 5_210,
+    "projection": 5_200,
     "published": 1_870,
     "record": 2_360,
-    "reports": 10_120,
+    "reports": 10_130,
     "run": 1_440,
     "runtime": 8_110,
     "schedules": 1_100,
     "statistics": 770,
     "strategies": 4_510,
     "suite": 50,
-    "workloads": 5_570,
+    "workloads": 5_550,
 }
 """Lines that a package may have: those of November 2026 and 1 %."""
 LOADS = {"perfsuite.cli.show": 7_880, "perfsuite.record.journal": 2_580, "perfsuite.gate.gate": 7_650}

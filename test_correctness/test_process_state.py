@@ -240,6 +240,14 @@ def test_defaults_and_threads_of_one_case_are_not_there_for_the_next(driver):
     assert changed.settings["torch.is_grad_enabled"] == "False"
 
 
+def test_the_largest_resident_set_is_that_of_the_case(driver):
+    _, before = facts(driver, leaks.plain)
+    _, large = facts(driver, leaks.large)
+    _, after = facts(driver, leaks.plain)
+    assert large.max_rss_bytes > before.max_rss_bytes + (250 << 20)
+    assert after.max_rss_bytes < large.max_rss_bytes - (250 << 20)
+
+
 @pytest.mark.parametrize("how", ["environment", "patch", "thread", "anomaly", "affinity"])
 def test_a_process_that_cannot_be_put_back_is_replaced(driver, how):
     before, _ = facts(driver, leaks.plain)

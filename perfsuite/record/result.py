@@ -122,7 +122,7 @@ class RankFacts:
     max_s: float  # Longest seconds per iteration of a sample of this rank.
     cpu_share: float
     """CPU time of the thread over wall time of the samples; below 0.98 in pure computation the core was shared."""
-    max_rss_bytes: int  # Largest resident set of the process so far.
+    max_rss_bytes: int  # Largest resident set of the process in this case.
     cache_bytes: int = 0  # Last-level cache of the rank's device; 0 if it is unknown.
     utilisation_percent: float | None = None
     """Share of the last moments in which the device ran a kernel; None: unknown."""

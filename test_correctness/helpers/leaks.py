@@ -47,6 +47,12 @@ def as_training_scripts_do(rank, more):
     return lambda: a @ a
 
 
+def large(rank):
+    """Use 300 MiB for a moment."""
+    bytearray(300 << 20)
+    return lambda: None
+
+
 def changes(rank, how):
     """Change what nothing puts back."""
     import torch
