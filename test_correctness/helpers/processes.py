@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import ipaddress
 import json
 import os
@@ -37,6 +38,7 @@ def in_a_fork(look: Callable[[], Any]) -> Any:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        gc.freeze()  # garbage of the parent may wait for a thread that the fork lacks, as a frame of PyAV does
         with contextlib.suppress(BaseException):
             os.write(writer, json.dumps(look()).encode())
         os._exit(0)
