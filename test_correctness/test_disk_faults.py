@@ -287,6 +287,7 @@ WRITE_THEMSELVES = {
     "base/files.py": "the one place",
     "models/dataset.py": "a folder of arrays, put as a whole",
     "runtime/scratch.py": "a folder gets its name",
+    "runtime/ranks/worker.py": "a file of the kernel, which resets the largest resident set",
     "runtime/transports/keys.py": "a key, held open while it is offered",
 }
 

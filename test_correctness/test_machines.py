@@ -202,7 +202,7 @@ def test_a_recipe_on_another_platform_takes_its_row(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (STEP, "neither a platform nor a machine is named"),
+        (STEP, "no platform and no machine is given"),
         ((*STEP, "--machine", "oneflow-4x8-v10"), "did you mean oneflow-4x8-v100"),
         ((*STEP, "--machine", "oneflow-4x8-v100", "--platform", "a100"), "has devices of v100, not of a100"),
         ((*STEP, "--machine", "004-1x8-a100"), "more than the 8 of a node of a100, and no figure of its network"),

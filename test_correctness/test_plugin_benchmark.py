@@ -145,7 +145,7 @@ def test_disabled_runs_every_case_once_and_records_nothing(repo, pytester):
     found.assert_outcomes(passed=5)
     assert [job.budget.smoke for job in repo.driver.jobs] == [True] * 3
     found.stdout.fnmatch_lines(
-        ["perfsuite: warning: --benchmark-disable: *", "3 built, checked and run once, not measured*"]
+        ["perfsuite: warning: pytest-benchmark is off: *", "3 built, checked and run once, not measured*"]
     )
     out = pytester.path / "out.json"
     assert not out.exists() or out.read_bytes() == b"", "pytest-benchmark 5.1 opens the file before it has anything"

@@ -61,11 +61,11 @@ _REFUSED: tuple[tuple[tuple[type, ...], str, str], ...] = (
 class Iteration:
     """One iteration of a step with all its work: a call waits for the handles that the step returned."""
 
-    def __init__(self, run: Callable[[], Any], name: str) -> None:
-        """``name`` names the workload in errors."""
+    def __init__(self, run: Callable[[], Any], name: str, *, is_timed: bool = True) -> None:
+        """``name`` names the workload in errors; only a timed iteration notes the work that it starts."""
         self._run = run
         self._name = name
-        self._started = Started(name)
+        self._started = Started(name) if is_timed else None
         self._calls = 0
         self._kind: type | None = None  # Type of the last value that needed a wait.
         self._is_plain = False  # Whether the samples are taken without waiting.

@@ -98,6 +98,7 @@ class Started:
         until_s = now_s + max(_GRACE_S, _GRACE * (now_s - self._began_s))
         while (left := self._left()) and time.perf_counter() < until_s:
             time.sleep(_GRACE_S / 10)
+        self._made.clear()  # a handle holds the tensors of its work
         self._in_a_row = self._in_a_row + 1 if left else 0
         if self._in_a_row > _MOST_IN_A_ROW and not self._waits_later:
             raise InvalidParameter(

@@ -270,9 +270,10 @@ class Worker:
         member, spans = self._in_group(), rank.spans
         self._utilisation_percent, self._throttled, self._seen = None, None, {}
         self._enter("checking before timing")
-        iteration = Iteration(step.run, _name_of(workload))
-        # Builds that are not timed run the same step; a work that the watch keeps would hold memory that they measure.
-        watches = rank.purpose == "time" and (member.world_size > 1 or member.code.clock.queues)
+        # Builds that are not timed run the same step; noted and watched works would hold memory that they measure.
+        is_timed = rank.purpose == "time"
+        iteration = Iteration(step.run, _name_of(workload), is_timed=is_timed)
+        watches = is_timed and (member.world_size > 1 or member.code.clock.queues)
         watch = self._watch = ArrivalWatch(member.code, _name_of(workload)) if watches else None
         # Watch at once, before lost messages could block the ranks; but torch.compile would compile again for it.
         watched = watch is not None and "torch._dynamo" not in sys.modules
