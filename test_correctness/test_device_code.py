@@ -147,7 +147,8 @@ def test_an_accelerator_uses_only_what_every_device_module_has(kind):
     assert "event.synchronize" in module.calls
 
 
-def test_an_accelerator_is_opened_by_index_or_named_as_unusable():
+def test_an_accelerator_is_opened_by_index_or_named_as_unusable(monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the device code sets it, for the rest of its process
     module = FakeModule()
     assert "cuda:1" == str(CudaDevice(module).open(1))
     assert ("set_device", 1) in module.calls

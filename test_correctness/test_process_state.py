@@ -82,6 +82,14 @@ def set_precision_of_convolutions():
     torch.backends.mkldnn.conv.fp32_precision = "bf16"
 
 
+def start_a_raw_thread():
+    """Python counts the thread when it runs, which may be later than the call."""
+    running = _thread.allocate_lock()
+    running.acquire()
+    _thread.start_new_thread(lambda: (running.release(), time.sleep(1000)), ())
+    running.acquire()
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -100,7 +108,7 @@ def set_precision_of_convolutions():
         ("interpreter", lambda: sys.setrecursionlimit(5000)),
         ("threads of Python", lambda: threading.Timer(1e6, print).start()),
         ("child processes", lambda: subprocess.Popen(["sleep", "1000"])),
-        ("threads of Python", lambda: _thread.start_new_thread(time.sleep, (1000,))),
+        ("threads of Python", start_a_raw_thread),
         ("autocast", lambda: torch.set_autocast_dtype("cpu", torch.float16)),
         ("autocast", lambda: torch.set_autocast_enabled("cuda", True)),
         ("torch.backends.mkldnn.conv.fp32_precision", set_precision_of_convolutions),
