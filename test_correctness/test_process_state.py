@@ -64,6 +64,25 @@ def test_what_has_a_setter_is_put_back(change):
     assert in_a_fork(look) == [True, []]
 
 
+def test_a_fork_of_a_test_collects_no_garbage_of_its_parent():
+    """A library that runs code in os.fork can start a collection: a frame of PyAV then waits for a thread for ever."""
+
+    collected_in = []
+
+    class Frame:
+        def __del__(self):
+            collected_in.append(os.getpid())
+
+    def parent():
+        os.register_at_fork(after_in_child=gc.collect)
+        frame = Frame()
+        frame.itself = frame
+        del frame
+        return in_a_fork(lambda: os.getpid() in collected_in), gc.get_freeze_count()
+
+    assert in_a_fork(parent) == [False, 0]
+
+
 def switch_faulthandler():
     """Asked when the test runs: tests before it in this process may have switched it."""
     if faulthandler.is_enabled():

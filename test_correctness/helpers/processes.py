@@ -36,12 +36,13 @@ def run_python(*arguments: object, cwd: Path, timeout_s: float = 300.0, **enviro
 def in_a_fork(look: Callable[[], Any]) -> Any:
     """The JSON of what ``look`` returns in a process without other threads, with which all that it changes ends."""
     reader, writer = os.pipe()
+    gc.freeze()  # garbage may wait for a thread that the fork lacks (a frame of PyAV); libraries run code in os.fork
     pid = os.fork()
     if pid == 0:
-        gc.freeze()  # garbage of the parent may wait for a thread that the fork lacks, as a frame of PyAV does
         with contextlib.suppress(BaseException):
             os.write(writer, json.dumps(look()).encode())
         os._exit(0)
+    gc.unfreeze()
     os.close(writer)
     with os.fdopen(reader) as answer:
         text = answer.read()
