@@ -21,9 +21,12 @@ from unittest import mock
 import perfsuite
 from perfsuite import metrics
 from perfsuite.audit.audit import RULES
+from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
 from perfsuite.history.file import CasePoint
+from perfsuite.imports.formats import FORMATS
+from perfsuite.metrics import flop_conventions as flops
 from perfsuite.platforms import load_catalog
 from perfsuite.plugin import declarations, fixtures, gate_options, hooks, options
 from perfsuite.published import records
@@ -349,6 +352,28 @@ def field_lines(*kinds: type) -> Callable[[], Iterator[str]]:
     return lines
 
 
+def factor_lines() -> list[str]:
+    """Return the factors of the bus bandwidth as a table."""
+    rows = ((code(name), *(f"{busbw_factor(name, ranks):g}" for ranks in (2, 4, 8))) for name in TRAFFIC)
+    return table(("factor", "n = 2", "n = 4", "n = 8"), rows)
+
+
+def convention_lines() -> list[str]:
+    """Return the conventions of counted operations as a table, from the first lines of their functions."""
+    named = zip(
+        flops.count_all(flops.LLAMA2_7B),
+        (flops.exact, flops.executed, flops.six_n, flops.palm, flops.megatron, flops.colossalai),
+        strict=True,
+    )
+    rows = ((name, cell((inspect.getdoc(counted) or "").partition("\n\n")[0])) for name, counted in named)
+    return table(("convention", "operations of a sample"), rows)
+
+
+def import_lines() -> list[str]:
+    """Return the formats that perfsuite reads as a table."""
+    return table(("format", "input"), ((code(each.name), cell(each.about)) for each in FORMATS))
+
+
 def audit_lines() -> list[str]:
     """Return the rules of the audit as a table, without their sources."""
     rows = (
@@ -373,6 +398,9 @@ PAGES: dict[str, Callable[[], list[str]]] = {
 }
 PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     **{("metrics", family.__name__.rpartition(".")[2]): metric_lines(family) for family in metrics._FAMILIES},
+    ("metrics", "factors"): factor_lines,
+    ("metrics", "conventions"): convention_lines,
+    ("../how-to/imports", "formats"): import_lines,
     ("published", "labels"): lambda: label_lines(shipped()),
     ("published", "rules"): audit_lines,
     ("published", "files"): field_lines(
