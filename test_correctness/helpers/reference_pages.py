@@ -22,8 +22,11 @@ import perfsuite
 from perfsuite import metrics
 from perfsuite.audit.audit import RULES
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
+from perfsuite.base.units import percent
+from perfsuite.baselines.runs import MetricMeaning
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
+from perfsuite.gate.exact import rule_for
 from perfsuite.history.file import CasePoint
 from perfsuite.imports.formats import FORMATS
 from perfsuite.metrics import flop_conventions as flops
@@ -331,11 +334,18 @@ def _hook(name: str, function: Callable[..., Any]) -> list[str]:
 
 def metric_lines(family: ModuleType) -> Callable[[], list[str]]:
     """Return a function that returns the table of a family of metrics."""
-    heads = ("metric", "unit", "better", "convention", "meaning")
-    return lambda: table(
-        heads,
-        ((code(each.name), each.unit, each.better, cell(each.convention), cell(each.doc)) for each in family.METRICS),
-    )
+    heads = ("metric", "unit", "better", "convention", "one run decides", "meaning")
+    rows = [
+        (code(each.name), each.unit, each.better, cell(each.convention), _exact_rule(each), cell(each.doc))
+        for each in family.METRICS
+    ]
+    return lambda: table(heads, rows)
+
+
+def _exact_rule(spec: metrics.MetricSpec) -> str:
+    """Return the change that one run may have, or nothing for a metric that scatters."""
+    rule = rule_for(spec.name, MetricMeaning(unit=spec.unit, better=spec.better))
+    return "" if rule is None else f"{rule[1]:g}" if rule[1] else percent(rule[0])
 
 
 def field_lines(*kinds: type) -> Callable[[], Iterator[str]]:
