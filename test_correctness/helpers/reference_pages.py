@@ -23,11 +23,11 @@ from perfsuite import metrics
 from perfsuite.audit.audit import RULES
 from perfsuite.base.collectives import TRAFFIC, busbw_factor
 from perfsuite.base.units import percent
-from perfsuite.baselines.runs import MetricMeaning
+from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
 from perfsuite.gate.exact import rule_for
-from perfsuite.history.file import CasePoint
+from perfsuite.history.file import CasePoint, HistorySession
 from perfsuite.imports.formats import FORMATS
 from perfsuite.metrics import flop_conventions as flops
 from perfsuite.platforms import load_catalog
@@ -418,7 +418,8 @@ PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ),
     ("verdicts", "exit codes"): exit_lines,
     ("files", "journal"): field_lines(run.Header, run.Revision, run.GateRecord, run.RunEnd),
-    ("files", "history"): field_lines(CasePoint),
+    ("files", "runs"): field_lines(RunSummary),
+    ("files", "history"): field_lines(HistorySession, CasePoint),
 }
 """(page, name of the part) -> its lines."""
 
