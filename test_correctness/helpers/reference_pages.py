@@ -35,6 +35,8 @@ from perfsuite.plugin import declarations, fixtures, gate_options, hooks, option
 from perfsuite.published import records
 from perfsuite.published.lookup import shipped
 from perfsuite.record import result, run
+from perfsuite.reports.tables.spec import TableSpec
+from perfsuite.runtime.failures import UPSTREAM
 from test_correctness.helpers.markdown import attributes, cell, code, quoted, table
 
 ROOT = Path(__file__).parent.parent.parent
@@ -384,6 +386,12 @@ def import_lines() -> list[str]:
     return table(("format", "input"), ((code(each.name), cell(each.about)) for each in FORMATS))
 
 
+def upstream_lines() -> list[str]:
+    """Return the texts of failures that name a known fault as a table."""
+    rows = ((code(text), fault.replace("NCCL_ALGO", "`NCCL_ALGO`")) for text, fault in UPSTREAM.items())
+    return table(("phrase", "fault"), rows)
+
+
 def audit_lines() -> list[str]:
     """Return the rules of the audit as a table, without their sources."""
     rows = (
@@ -411,6 +419,8 @@ PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("metrics", "factors"): factor_lines,
     ("metrics", "conventions"): convention_lines,
     ("../how-to/imports", "formats"): import_lines,
+    ("../how-to/add-a-table", "fields"): field_lines(TableSpec),
+    ("../contributing/upstream", "phrases"): upstream_lines,
     ("published", "labels"): lambda: label_lines(shipped()),
     ("published", "rules"): audit_lines,
     ("published", "files"): field_lines(
