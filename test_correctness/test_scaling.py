@@ -1,6 +1,5 @@
 """Speed-up and efficiency: counted from the smallest number of ranks of a series, and named after it."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

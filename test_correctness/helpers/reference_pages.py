@@ -26,11 +26,14 @@ from perfsuite.base.units import percent
 from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
+from perfsuite.expectations.rows import Expectation
 from perfsuite.gate.exact import rule_for
 from perfsuite.history.file import CasePoint, HistorySession
 from perfsuite.imports.formats import FORMATS
 from perfsuite.metrics import flop_conventions as flops
+from perfsuite.models.program import Program
 from perfsuite.platforms import load_catalog
+from perfsuite.platforms.base import DeviceModel
 from perfsuite.plugin import declarations, fixtures, gate_options, hooks, options
 from perfsuite.published import records
 from perfsuite.published.lookup import shipped
@@ -420,6 +423,9 @@ PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("metrics", "conventions"): convention_lines,
     ("../how-to/imports", "formats"): import_lines,
     ("../how-to/add-a-table", "fields"): field_lines(TableSpec),
+    ("../how-to/add-a-platform", "keys"): field_lines(DeviceModel),
+    ("../how-to/acceptance", "keys"): field_lines(Expectation),
+    ("published", "program"): field_lines(Program),
     ("../contributing/upstream", "phrases"): upstream_lines,
     ("published", "labels"): lambda: label_lines(shipped()),
     ("published", "rules"): audit_lines,
