@@ -300,3 +300,9 @@ def test_the_document_has_a_worked_number_of_every_metric_and_they_are_right():
     results = doctest.testfile(str(page), module_relative=False)
     assert results.attempted >= len(REGISTRY)
     assert results.failed == 0
+
+
+def test_every_collective_has_its_size_in_the_document():
+    page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+    sizes = page.partition("S is\n")[2].partition("<!-- factors -->")[0]
+    assert set(TRAFFIC) == set(re.findall(r"`(\w+)`", sizes))
