@@ -1,7 +1,5 @@
 """Speed-up and efficiency: counted from the smallest number of ranks of a series, and named after it."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,12 +106,6 @@ def test_the_terminal_names_the_base_in_every_row():
         "test_ddp[s4000-ws4-gpt2]      4  weak       1.6  vs 2 ranks         80%",
         "test_ddp[s4000-ws8-gpt2]      8  weak         2  vs 2 ranks         50%",
     ]
-
-
-def test_the_documentation_shows_such_a_table():
-    text = (Path(__file__).parent.parent / "docs" / "how-to" / "reports.md").read_text()
-    shown = text.partition("<!-- scaling -->\n```\n")[2].partition("```")[0]
-    assert shown.splitlines() == scaling_table([ddp(2, 1.0), ddp(4, 1.25), ddp(8, 2.0)])[1:]
 
 
 def test_ranks_that_share_a_device_are_told():

@@ -145,7 +145,7 @@ class RunSummary:
     """ln of the mean yardstick time of the clean samples; None as for ``yardstick``."""
     yardstick_p95: float | None = None  # ln of the 95 % quantile of these times.
     control: str = ""  # Kind of the yardstick, such as ``sleep 16 ms``, or UNLIKE; empty without one.
-    samples: int = 0
+    samples: int = 0  # Number of samples.
     clean: int = 0  # Number of samples without an involuntary context switch of a rank.
     iterations: int = 1  # Iterations per sample.
     cpu_share: float = 1.0  # Smallest CPU time over wall time of any rank.

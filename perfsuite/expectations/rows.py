@@ -39,23 +39,23 @@ class AtLeast:
 class Expectation:
     """One figure of one source."""
 
-    platform: str
-    workload: str
+    platform: str  # Name of the platform's row.
+    workload: str  # Name of the workload's class.
     parameters: Mapping[str, Any]  # Fields of the workload that its case sets; other fields have their defaults.
     ranks_per_node: int = 1  # Devices of a node that work at the same time; 1: a single device.
-    nodes: int = 1
+    nodes: int = 1  # Hosts that work together.
     network: str = ""
     """Class of the network between nodes, as in the user's ``[environment] network_class``; empty on one node."""
-    metric: str
-    unit: str
+    metric: str  # Name of the metric.
+    unit: str  # The metric's unit.
     kind: Kind  # measured: seen on healthy devices; floor: a minimum to pass; own: of this site's fleet.
     low: float  # Lowest value of the source, in ``unit``; of a floor the minimum.
     high: float | None = None  # Highest value of the source; None for a floor.
     spread: float | None = None  # Relative standard deviation between healthy devices; None if unknown.
-    software: str = ""  # Versions and settings of the measurement; for an own row see :func:`.judge.software_of`.
+    software: str = ""  # Versions and settings of the measurement; for an own row as perfsuite fleet writes them.
     date: str  # When it was seen or read, as YYYY, YYYY-MM or YYYY-MM-DD.
-    source: str
-    place: str = field(default="", compare=False)
+    source: str  # Where the figure is from.
+    place: str = field(default="", compare=False)  # File and line of the row; not a key of the file.
 
     @property
     def key(self) -> tuple[object, ...]:

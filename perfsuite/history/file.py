@@ -68,10 +68,10 @@ class HistorySession:
 
     session: str  # Identifier of the pytest session.
     time: str  # Start, UTC, ISO 8601.
-    platform: str
+    platform: str  # Name of the platform that ran the cases.
     fingerprint: str  # Key of the hardware; equal for all sessions of a history.
     simulated: bool = False  # Whether the device is simulated; such sessions are never compared with real ones.
-    revision: Revision = field(default_factory=Revision)
+    revision: Revision = field(default_factory=Revision)  # The measured code; its fields are in the line itself.
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Settings that may differ between runs on the same hardware."""
     boot: str = ""  # Boot of the host; empty if the line has none.

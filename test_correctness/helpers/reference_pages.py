@@ -21,14 +21,25 @@ from unittest import mock
 import perfsuite
 from perfsuite import metrics
 from perfsuite.audit.audit import RULES
+from perfsuite.base.collectives import TRAFFIC, busbw_factor
+from perfsuite.base.units import percent
+from perfsuite.baselines.runs import MetricMeaning, RunSummary
 from perfsuite.cli import main as command_line
 from perfsuite.cli.audit import label_lines
-from perfsuite.history.file import CasePoint
+from perfsuite.expectations.rows import Expectation
+from perfsuite.gate.exact import rule_for
+from perfsuite.history.file import CasePoint, HistorySession
+from perfsuite.imports.formats import FORMATS
+from perfsuite.metrics import flop_conventions as flops
+from perfsuite.models.program import Program
 from perfsuite.platforms import load_catalog
+from perfsuite.platforms.base import DeviceModel
 from perfsuite.plugin import declarations, fixtures, gate_options, hooks, options
 from perfsuite.published import records
 from perfsuite.published.lookup import shipped
 from perfsuite.record import result, run
+from perfsuite.reports.tables.spec import TableSpec
+from perfsuite.runtime.failures import UPSTREAM
 from test_correctness.helpers.markdown import attributes, cell, code, quoted, table
 
 ROOT = Path(__file__).parent.parent.parent
@@ -328,11 +339,18 @@ def _hook(name: str, function: Callable[..., Any]) -> list[str]:
 
 def metric_lines(family: ModuleType) -> Callable[[], list[str]]:
     """Return a function that returns the table of a family of metrics."""
-    heads = ("metric", "unit", "better", "convention", "meaning")
-    return lambda: table(
-        heads,
-        ((code(each.name), each.unit, each.better, cell(each.convention), cell(each.doc)) for each in family.METRICS),
-    )
+    heads = ("metric", "unit", "better", "convention", "one run decides", "meaning")
+    rows = [
+        (code(each.name), each.unit, each.better, cell(each.convention), _exact_rule(each), cell(each.doc))
+        for each in family.METRICS
+    ]
+    return lambda: table(heads, rows)
+
+
+def _exact_rule(spec: metrics.MetricSpec) -> str:
+    """Return the change that one run may have, or nothing for a metric that scatters."""
+    rule = rule_for(spec.name, MetricMeaning(unit=spec.unit, better=spec.better))
+    return "" if rule is None else f"{rule[1]:g}" if rule[1] else percent(rule[0])
 
 
 def field_lines(*kinds: type) -> Callable[[], Iterator[str]]:
@@ -347,6 +365,34 @@ def field_lines(*kinds: type) -> Callable[[], Iterator[str]]:
             )
 
     return lines
+
+
+def factor_lines() -> list[str]:
+    """Return the factors of the bus bandwidth as a table."""
+    rows = ((code(name), *(f"{busbw_factor(name, ranks):g}" for ranks in (2, 4, 8))) for name in TRAFFIC)
+    return table(("factor", "n = 2", "n = 4", "n = 8"), rows)
+
+
+def convention_lines() -> list[str]:
+    """Return the conventions of counted operations as a table, from the first lines of their functions."""
+    named = zip(
+        flops.count_all(flops.LLAMA2_7B),
+        (flops.exact, flops.executed, flops.six_n, flops.palm, flops.megatron, flops.colossalai),
+        strict=True,
+    )
+    rows = ((name, cell((inspect.getdoc(counted) or "").partition("\n\n")[0])) for name, counted in named)
+    return table(("convention", "operations of a sample"), rows)
+
+
+def import_lines() -> list[str]:
+    """Return the formats that perfsuite reads as a table."""
+    return table(("format", "input"), ((code(each.name), cell(each.about)) for each in FORMATS))
+
+
+def upstream_lines() -> list[str]:
+    """Return the texts of failures that name a known fault as a table."""
+    rows = ((code(text), fault.replace("NCCL_ALGO", "`NCCL_ALGO`")) for text, fault in UPSTREAM.items())
+    return table(("phrase", "fault"), rows)
 
 
 def audit_lines() -> list[str]:
@@ -373,6 +419,14 @@ PAGES: dict[str, Callable[[], list[str]]] = {
 }
 PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     **{("metrics", family.__name__.rpartition(".")[2]): metric_lines(family) for family in metrics._FAMILIES},
+    ("metrics", "factors"): factor_lines,
+    ("metrics", "conventions"): convention_lines,
+    ("../how-to/imports", "formats"): import_lines,
+    ("../how-to/add-a-table", "fields"): field_lines(TableSpec),
+    ("../how-to/add-a-platform", "keys"): field_lines(DeviceModel),
+    ("../how-to/acceptance", "keys"): field_lines(Expectation),
+    ("published", "program"): field_lines(Program),
+    ("../contributing/upstream", "phrases"): upstream_lines,
     ("published", "labels"): lambda: label_lines(shipped()),
     ("published", "rules"): audit_lines,
     ("published", "files"): field_lines(
@@ -380,7 +434,8 @@ PARTS: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ),
     ("verdicts", "exit codes"): exit_lines,
     ("files", "journal"): field_lines(run.Header, run.Revision, run.GateRecord, run.RunEnd),
-    ("files", "history"): field_lines(CasePoint),
+    ("files", "runs"): field_lines(RunSummary),
+    ("files", "history"): field_lines(HistorySession, CasePoint),
 }
 """(page, name of the part) -> its lines."""
 

@@ -42,8 +42,9 @@ class ColumnSpec:
 class TableSpec:
     """One table of a report."""
 
-    title: str
+    title: str  # Heading of the table.
     columns: tuple[ColumnSpec, ...]
+    """Left to right. Rows are sorted by the settings, those left of the layout first."""
     select: Callable[[TableCase], bool]
     """Which cases are its rows."""
     published: tuple[str, ...] = ()
