@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.errors import DeviceUnusable, UnsupportedCase
 from perfsuite.base.units import MIB
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
@@ -185,6 +185,37 @@ class CudaDevice(Accelerator):
         }
     )
 
+    open_remedies = MappingProxyType(
+        {
+            "busy or unavailable": "another process holds it; end it, or allow several (nvidia-smi -c DEFAULT)",
+            "Error 802|system not yet initialized": "start nvidia-fabricmanager in the driver's version",
+            "Error 803|unsupported display driver": "install one version of the driver's module and library, or "
+            "restart the host",
+            **Accelerator.open_remedies,
+        }
+    )
+
+    def open(self, index: int) -> torch.device:
+        """Open the device; raise DeviceUnusable too if this torch has no kernels for it."""
+        import torch
+
+        device = super().open(index)
+        built = attempt(lambda: [*self._module.get_arch_list()]) or []
+        capability = attempt(lambda: tuple(self._module.get_device_capability(index)))
+        codes = [code for entry in built if (code := re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", entry))]
+        if not codes or capability is None:
+            return device
+        for kind, *version in (code.groups() for code in codes):
+            major, minor = map(int, version)
+            # The driver translates PTX for any newer device; machine code needs the same major version.
+            if (major, minor) <= capability and (kind == "compute" or major == capability[0]):
+                return device
+        major, minor = capability
+        raise DeviceUnusable(
+            f"torch {torch.__version__} has no kernels for compute capability {major}.{minor}, only for "
+            f"{', '.join(built)}; install a torch built for this device"
+        )
+
     def _load(self) -> ModuleType:
         # nvidia-smi's numbers: CUDA orders devices by speed, which would mix up different devices of a workstation.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -237,7 +268,7 @@ class CudaDevice(Accelerator):
             **super().versions(),
             "cuda": str(torch.version.cuda or "unknown"),
             "cudnn": str(cudnn.version() or "unknown"),
-            "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+            "tf32": attempt(lambda: str(torch.backends.cuda.matmul.allow_tf32)) or "unknown",
         }
         with contextlib.suppress(Exception):  # builds without NCCL raise in more than one way
             versions["nccl"] = ".".join(map(str, nccl.version()))
