@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _SINCE: Mapping[str, float] = {"fp64": 0, "fp32": 0, "fp16": 7.0, "int8": 7.5, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}
 """Compute capability from which matrix units support a dtype (CUDA C++ programming guide, arithmetic instructions)."""
 _FIELDS = ("index", "name", "uuid", "memory.total", "driver_version")
-_DETAILS = ("index", "power.limit", "pcie.link.gen.max", "pcie.link.width.max", "mig.mode.current", "compute_cap")
+_LINK = ("pcie.link.gen.max", "pcie.link.width.max")
+_DETAILS = ("index", "power.limit", *_LINK, "ecc.mode.current", "mig.mode.current", "compute_cap")
 """Newer fields come last: an older nvidia-smi refuses a query with an unknown name."""
 
 
@@ -150,10 +151,11 @@ class Cuda(AcceleratorFamily):
         return "compute capability unknown: fp32, bf16 and fp16 are assumed native"
 
     def software(self) -> Mapping[str, str]:
-        """Return the driver's version."""
+        """Return the driver's version, and the mode of error correction, which takes bandwidth of GDDR memory."""
         rows = self._query(*_FIELDS)
         version = rows[0]["driver_version"] if rows else self.host.read("sys/module/nvidia/version")
-        return {"driver": version or "unknown"}
+        modes = sorted({mode for row in self._details() if (mode := row.get("ecc.mode.current"))})
+        return {"driver": version or "unknown", **({"ecc": " and ".join(modes)} if modes else {})}
 
     def power_caps(self) -> tuple[str, ...]:
         """Return the enforced power limit of every device of the host."""
