@@ -243,6 +243,7 @@ def test_out_of_memory_of_an_accelerator():
     ):
         assert code.is_out_of_memory(RuntimeError(what))
     assert not code.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not code.is_out_of_memory(RuntimeError("Call to ibv_reg_mr failed with error Cannot allocate memory"))
     assert not code.is_out_of_memory(MemoryError())
 
 
