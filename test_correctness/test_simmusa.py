@@ -1,4 +1,4 @@
-"""The simulated device by itself: its clock, its streams, its memory, and what it refuses as the real one does."""
+"""The simulated device by itself: its clock, its streams, its memory and its refusals."""
 
 import json
 import multiprocessing
