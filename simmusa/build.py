@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,11 +110,12 @@ def _one_at_a_time(target: Path, longest_s: float) -> Iterator[None]:
 
 def _build(target: Path, longest_s: float) -> None:
     workplace = target.parent.with_suffix(f".{os.getpid()}")
-    shutil.rmtree(workplace, ignore_errors=True)
+    for left in cache().glob(f"{target.parent.name}.[0-9]*"):  # of builders that were killed: this one has the lock
+        shutil.rmtree(left, ignore_errors=True)
     workplace.mkdir()
     root = Path(__file__).parent.parent
     environment = {**os.environ, "PATH": _path(), "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
-    command = [sys.executable, "-m", "simmusa.build", str(workplace)]
+    command = [sys.executable, "-m", "simmusa.build", str(workplace), str(os.getpid())]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command,
@@ -146,9 +148,17 @@ def _path() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def _compile(directory: str) -> None:
+def _end_after(builder: int) -> None:
+    """Wait for the end of this process's parent, then end this process and its compilers, which it leads."""
+    while os.getppid() == builder:
+        time.sleep(0.2)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _compile(directory: str, builder: int) -> None:
     from torch.utils.cpp_extension import load
 
+    threading.Thread(target=_end_after, args=(builder,), daemon=True).start()
     load(
         NAME,
         [str(path) for path in sorted(SOURCES.glob("*.cpp"))],
@@ -161,6 +171,6 @@ def _compile(directory: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        _compile(sys.argv[1])
+        _compile(sys.argv[1], int(sys.argv[2]))
     else:
         print(ensure_built())

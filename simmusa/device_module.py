@@ -33,7 +33,7 @@ DEVICES = "SIMMUSA_DEVICES"
 DEFAULT_DEVICES = 8
 _ARCHITECTURE = (2, 2)
 _FOLLOWS_THE_ACCELERATOR = (2, 7)
-"""First torch_musa whose torch pins memory for any accelerator."""
+"""First torch_musa whose torch pins memory for any accelerator, and which turns TF32 on."""
 _OTHER_SETTINGS = frozenset({"MCCL_DEBUG", "MCCL_IB_HCA", "MCCL_IB_GID_INDEX"})
 """Variables in MCCL's guides that perfsuite never sets."""
 
@@ -276,10 +276,9 @@ def _names() -> dict[str, Any]:
 class _Mudnn(ModuleType):
     """``torch.backends.mudnn``: one switch for matrix products and convolutions, on since torch_musa 2.7.0."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, allowed: bool) -> None:
         super().__init__("torch.backends.mudnn")
-        self._allowed = True
-        native().set_tf32(True)
+        self.allow_tf32 = allowed
 
     @property
     def allow_tf32(self) -> bool:
@@ -354,8 +353,9 @@ def install() -> ModuleType:
     torch._register_device_module("musa", module)
     sys.modules["torch.musa"] = module
     torch.utils.generate_methods_for_privateuse1_backend()
-    torch.backends.mudnn = _Mudnn()  # type: ignore[attr-defined]
-    if numbers(offered.version) < _FOLLOWS_THE_ACCELERATOR:
+    newer = numbers(offered.version) >= _FOLLOWS_THE_ACCELERATOR
+    torch.backends.mudnn = _Mudnn(allowed=newer)  # type: ignore[attr-defined]
+    if not newer:
         _pin_as_torch_25()
     dist.Backend.register_backend("mccl", _make_mccl, devices=["musa"])
     return module

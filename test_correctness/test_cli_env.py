@@ -58,7 +58,7 @@ def test_env_as_json(tmp_path, use, capsys):
     assert plain["fingerprint"]["key"].startswith("h200-1x-")
     assert "1 x NVIDIA H200" == plain["fingerprint"]["parts"]["accelerators"]
     assert ["700.00 W"] == plain["environment"]["power_caps"]
-    assert {"driver": "580.159.03"} == plain["environment"]["driver"]
+    assert {"driver": "580.159.03", "ecc": "Enabled"} == plain["environment"]["driver"]
 
 
 def test_env_takes_a_platform_by_name(tmp_path, use, capsys):

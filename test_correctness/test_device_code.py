@@ -158,6 +158,63 @@ def test_an_accelerator_is_opened_by_index_or_named_as_unusable(monkeypatch):
             device_code("cuda").open(0)
 
 
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be asynchronously"
+NOT_READY = "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions? Error 802: system not yet"
+MISMATCH = "Error 803: system has unsupported display driver / cuda driver combination"
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RuntimeError(BUSY), "another process holds it; end it, or allow several (nvidia-smi -c DEFAULT)"),
+        (RuntimeError("CUDA error: out of memory\nmore"), "other programs hold its memory; end them"),
+        (RuntimeError(f"{NOT_READY} initialized"), "start nvidia-fabricmanager in the driver's version"),
+        (RuntimeError(MISMATCH), "install one version of the driver's module and library, or restart the host"),
+        (RuntimeError("The NVIDIA driver on your system is too old"), "install a torch built for this device"),
+        (type("DeferredCudaCallError", (Exception,), {})("CUDA call failed lazily"), "install a torch built for"),
+    ],
+    ids=["busy", "full", "fabric", "mismatch", "old driver", "deferred"],
+)
+def test_a_device_that_cannot_be_opened_has_the_remedy_of_its_cause(error, remedy):
+    module = FakeModule()
+
+    def touch():  # CUDA makes the context of device 0 at its first use, which set_device(0) is not
+        raise error
+
+    module.synchronize = touch
+    with pytest.raises(DeviceUnusable) as caught:
+        CudaDevice(module).open(0)
+    said = str(caught.value)
+    assert f"cannot open device cuda:0 ({str(error).splitlines()[0]})" in said
+    assert remedy in said
+    assert 1 == len(said.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "runs"),
+    [
+        (["sm_50", "sm_80", "sm_90"], (8, 6), True),  # machine code runs on later devices of its major version
+        (["sm_50", "sm_80", "sm_90"], (10, 0), False),
+        (["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"], (7, 0), False),
+        (["sm_75", "sm_90", "sm_120", "compute_120"], (12, 1), True),
+        (["sm_80", "compute_80"], (12, 0), True),  # the driver translates PTX for newer devices
+        (["sm_90a"], (9, 0), True),
+        (["gfx942"], (9, 4), True),  # unknown names: no statement
+        ([], (9, 0), True),
+    ],
+)
+def test_a_torch_without_kernels_for_the_device_is_refused_before_any_case(built, capability, runs):
+    module = FakeModule()
+    module.get_arch_list = lambda: built
+    module.get_device_capability = lambda index: capability
+    if runs:
+        assert "cuda:0" == str(CudaDevice(module).open(0))
+        return
+    major, minor = capability
+    with pytest.raises(DeviceUnusable, match=rf"no kernels for compute capability {major}\.{minor}, only for sm_.*sm_"):
+        CudaDevice(module).open(0)
+
+
 @pytest.mark.parametrize(("before", "after"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
 def test_cuda_devices_have_the_numbers_of_nvidia_smi_unless_the_user_orders_them(monkeypatch, before, after):
     monkeypatch.setenv("CUDA_DEVICE_ORDER", before or "")  # noted, so that its value of before comes back
@@ -186,6 +243,7 @@ def test_out_of_memory_of_an_accelerator():
     ):
         assert code.is_out_of_memory(RuntimeError(what))
     assert not code.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not code.is_out_of_memory(RuntimeError("Call to ibv_reg_mr failed with error Cannot allocate memory"))
     assert not code.is_out_of_memory(MemoryError())
 
 
@@ -246,6 +304,18 @@ def test_tf32_is_set_by_the_switches_of_the_family(monkeypatch):
     assert not mudnn.allow_tf32
     versions = MusaDevice(FakeModule()).versions()
     assert ("mp_22", "False", "unknown") == (versions["architecture"], versions["tf32"], versions["torch_musa"])
+
+
+def test_a_tf32_switch_that_torch_refuses_to_read_is_unknown(monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    class Mixed:
+        @property
+        def allow_tf32(self):
+            raise RuntimeError("you have used mix of the legacy and new APIs to set the TF32 status")
+
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Mixed())
+    assert "unknown" == CudaDevice(FakeModule()).versions()["tf32"]
 
 
 def test_torch_musa_is_asked_for_where_torch_has_no_musa():

@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_unknown(tmp_path):
     broken = machines.nvidia(
         tmp_path / "gpu", ["NVIDIA H200"], tools={machines.SMI_FIELDS: ToolAnswer(problem="exit 9")}
     )
-    assert {"driver": "unknown"} == dict(environment_of(broken).driver)
+    assert {"driver": "unknown", "ecc": "Enabled"} == dict(environment_of(broken).driver)
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,15 @@ def test_h200_by_nvidia_smi(tmp_path):
     assert machine.natively("fp8")
 
 
+@pytest.mark.parametrize(("mode", "told"), [("Enabled", "Enabled"), ("Disabled", "Disabled"), ("[N/A]", "none")])
+def test_error_correction_is_in_the_environment_because_it_costs_bandwidth(tmp_path, mode, told):
+    machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["NVIDIA L40S"] * 2, ecc=mode))
+    assert told == machine.family.software().get("ecc", "none")
+
+
 def test_an_old_nvidia_smi_is_asked_again_without_the_field_it_does_not_know(tmp_path):
     refused = ToolAnswer(problem='exit 2: Field "compute_cap" is not a valid field to query.')
-    tools = {machines.SMI_DETAILS: refused, machines.SMI_OLDER_DETAILS: "0, 250.00, 3, 16, [N/A]\n"}
+    tools = {machines.SMI_DETAILS: refused, machines.SMI_OLDER_DETAILS: "0, 250.00, 3, 16, Enabled, [N/A]\n"}
     machine = detect_machine(load_catalog(), host=machines.nvidia(tmp_path, ["Tesla V100-SXM2-16GB"], tools=tools))
     assert ("v100", "pcie3x16", "") == (machine.name, machine.devices[0].link, machine.devices[0].capability)
     assert (True, False) == (machine.natively("fp16"), machine.natively("bf16"))  # the row knows more than nobody

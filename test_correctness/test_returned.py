@@ -23,7 +23,7 @@ import torch.distributed as dist
 from perfsuite.base.errors import InvalidParameter, PerfsuiteError, RanksFailed
 from perfsuite.record.workload import Budget, CallableStep, FunctionWorkload
 from perfsuite.runtime.driver import Job
-from perfsuite.runtime.ranks.returned import Iteration, pending
+from perfsuite.runtime.ranks.returned import Iteration, describe, pending
 from test_correctness.helpers import unwaited
 from test_correctness.helpers.local_driver import driver_fixture
 
@@ -392,3 +392,33 @@ def test_a_rank_that_waits_for_a_returned_handle_is_not_the_one_that_hangs(drive
     assert str(failure.value).startswith("rank 1 on ")
     assert "rank 0 on" in str(failure.value)
     assert "waiting for the other ranks in wait" in str(failure.value)
+
+
+class _Broken:
+    """A dataset whose samples cannot be read, in one of two ways."""
+
+    def __init__(self, chained):
+        self._chained = chained
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        try:
+            raise OSError("disk is gone\nsecond line")
+        except OSError:
+            if self._chained:
+                raise ValueError("no sample") from None
+            raise
+
+
+@pytest.mark.parametrize(
+    ("chained", "cause"), [(False, "OSError: disk is gone"), (True, "ValueError: no sample")], ids=["plain", "chained"]
+)
+def test_an_error_of_a_loader_process_is_reported_with_its_cause_first(chained, cause):
+    loader = torch.utils.data.DataLoader(_Broken(chained), num_workers=1)
+    with pytest.raises((OSError, ValueError)) as caught:
+        next(iter(loader))
+    answer = describe(caught.value, phase="timing", code=None, destroyed=False)
+    assert f"{cause} (in DataLoader worker process 0)" == answer["message"]
+    assert "Original Traceback" in answer["traceback"]

@@ -1,9 +1,11 @@
-"""The simulated device by itself: its clock, its streams, its memory, and what it refuses as the real one does."""
+"""The simulated device by itself: its clock, its streams, its memory and its refusals."""
 
 import json
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -21,7 +23,7 @@ from test_correctness.helpers import machines
 from test_correctness.helpers import simmusa_attention as attention
 from test_correctness.helpers import simmusa_steps as steps
 from test_correctness.helpers.processes import gone
-from test_correctness.helpers.simmusa_ranks import require_built
+from test_correctness.helpers.simmusa_ranks import ROOT, require_built
 
 NAMES = Path(__file__).parent / "torch_musa_names"
 
@@ -254,3 +256,23 @@ def test_a_build_that_takes_too_long_leaves_no_compiler_behind(tmp_path, monkeyp
         build._build(build.library(), 5.0)
     assert gone([int(compiler.read_text())])  # the signal to its group may take a moment
     assert [] == list(build.cache().iterdir())
+
+
+@pytest.mark.extended
+def test_a_killed_build_leaves_no_compiler_behind_and_the_next_one_removes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMMUSA_CACHE", str(tmp_path / "builds"))
+    compiler, started = tmp_path / "compiler", tmp_path / "started"
+    compiler.write_text(f"#!/bin/sh\necho $$ > {started}\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    environ = {**os.environ, "CXX": str(compiler)}
+    with subprocess.Popen([sys.executable, "-m", "simmusa.build"], cwd=ROOT, env=environ) as builder:
+        while not (started.exists() and started.read_text().strip()):
+            assert builder.poll() is None
+            time.sleep(0.01)
+        builder.kill()
+    assert gone([int(started.read_text())])
+    assert [True, False] == sorted((path.is_dir() for path in build.cache().iterdir()), reverse=True)
+    monkeypatch.setattr(build.sys, "executable", "/bin/false")
+    with pytest.raises(UnsupportedCase, match="simmusa did not build"):
+        build._build(build.library(), 60.0)
+    assert [False] == [path.is_dir() for path in build.cache().iterdir()]

@@ -128,6 +128,15 @@ def test_batches_are_pinned_whichever_torch_the_vendor_has(tmp_path, monkeypatch
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize(("version", "allowed"), [("2.5.0", "False"), ("2.7.1", "True")])
+def test_tf32_is_on_at_first_only_where_the_version_turns_it_on(tmp_path, monkeypatch, version, allowed):
+    require_built()
+    monkeypatch.setenv(VERSION, version)
+    with opened(PRICES, tmp_path, KERNELS) as session:
+        assert allowed == session.driver.environment()["tf32"]
+
+
+@pytest.mark.extended
 def test_a_setting_of_the_library_is_read_and_an_unknown_one_is_refused(tmp_path, monkeypatch):
     require_built()
     slow = dataclasses.replace(PRICES, slow={"MCCL_PROTOS=2": 2.0})

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import re
+import shutil
 import sys
 import types
 
@@ -160,15 +161,47 @@ def test_what_must_be_compiled_names_the_compiler_that_is_missing(monkeypatch, t
     monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
     monkeypatch.setitem(sys.modules, "deepspeed.git_version_info", built)
     with pytest.raises(UnsupportedCase, match=r"CPU Adam.* is compiled .* g\+\+ and ninja cannot be found"):
-        require_compiler()
+        require_compiler("cpu")
     (tmp_path / "g++").touch(mode=0o755)
     with pytest.raises(UnsupportedCase, match=r"first use, and ninja cannot be found"):
-        require_compiler()
+        require_compiler("cpu")
     (tmp_path / "ninja").touch(mode=0o755)
-    require_compiler()
+    require_compiler("cpu")
     (tmp_path / "ninja").unlink()
     built.installed_ops["cpu_adam"] = True  # by DS_BUILD_CPU_ADAM=1 when DeepSpeed was installed
-    require_compiler()
+    require_compiler("cpu")
+
+
+@pytest.mark.parametrize(
+    ("links_cuda", "device", "cuda_home", "skips"),
+    [
+        (True, "cuda", None, True),
+        (True, "cuda", "/usr/local/cuda", False),
+        (True, "cpu", None, False),
+        (True, "musa", None, False),
+        (False, "cuda", None, False),  # DeepSpeed 0.19
+    ],
+)
+def test_offload_without_the_toolkit_that_an_older_deepspeed_links_is_a_skip(
+    monkeypatch, links_cuda, device, cuda_home, skips
+):
+    pytest.importorskip("deepspeed")
+    from deepspeed.git_version_info import installed_ops
+    from deepspeed.ops.op_builder import builder
+    from torch.utils import cpp_extension
+
+    monkeypatch.setitem(installed_ops, "cpu_adam", False)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", cuda_home)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    if links_cuda:
+        monkeypatch.setattr(builder, "TorchCPUOpBuilder", type("TorchCPUOpBuilder", (), {}), raising=False)
+    else:
+        monkeypatch.delattr(builder, "TorchCPUOpBuilder", raising=False)
+    refused = pytest.raises(
+        UnsupportedCase, match=r"CPU Adam of DeepSpeed \S+ is linked with the CUDA toolkit, .*CUDA_HOME"
+    )
+    with refused if skips else contextlib.nullcontext():
+        require_compiler(device)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from perfsuite.base.errors import DeviceUnusable
 from perfsuite.base.units import MIB
@@ -70,6 +70,8 @@ class Accelerator(DeviceCode):
     # row of platforms.toml, and a copy of twice the largest last-level cache.
     yardstick_side = 2048
     yardstick_bytes = 2 * _LAST_LEVEL_CACHE_BYTES
+    open_remedies: ClassVar[Mapping[str, str]] = {"out of memory": "other programs hold its memory; end them"}
+    """Remedies of errors at the first use of a device, by a pattern of the message."""
 
     def __init__(self, module: Any = None) -> None:
         self._module = self._load() if module is None else module
@@ -87,16 +89,18 @@ class Accelerator(DeviceCode):
             ) from None
 
     def open(self, index: int) -> torch.device:
-        """Make device ``index`` current; raise DeviceUnusable if torch cannot use it."""
+        """Make device ``index`` current and use it; raise DeviceUnusable with a remedy if torch cannot."""
         import torch
 
         try:
             self._module.set_device(index)
-        except (RuntimeError, AttributeError, AssertionError) as error:
+            self._module.synchronize()  # makes the context, which the choice of device 0 may not need
+        except Exception as error:  # torch wraps some in classes of its own
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            found = (remedy for words, remedy in self.open_remedies.items() if re.search(words, first))
+            remedy = next(found, "install a torch built for this device and its driver")
             raise DeviceUnusable(
-                f"torch {torch.__version__} cannot open device {self.family}:{index} ({first}); "
-                f"install a torch built for this device and its driver"
+                f"torch {torch.__version__} cannot open device {self.family}:{index} ({first}); {remedy}"
             ) from error
         return torch.device(self.family, index)
 

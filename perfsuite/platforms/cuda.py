@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfsuite.base.errors import UnsupportedCase
+from perfsuite.base.errors import DeviceUnusable, UnsupportedCase
 from perfsuite.base.units import MIB
 from perfsuite.platforms.accelerator import Accelerator
 from perfsuite.platforms.attention import Attended, AttentionBlock, AttentionKernel
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _SINCE: Mapping[str, float] = {"fp64": 0, "fp32": 0, "fp16": 7.0, "int8": 7.5, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}
 """Compute capability from which matrix units support a dtype (CUDA C++ programming guide, arithmetic instructions)."""
 _FIELDS = ("index", "name", "uuid", "memory.total", "driver_version")
-_DETAILS = ("index", "power.limit", "pcie.link.gen.max", "pcie.link.width.max", "mig.mode.current", "compute_cap")
+_LINK = ("pcie.link.gen.max", "pcie.link.width.max")
+_DETAILS = ("index", "power.limit", *_LINK, "ecc.mode.current", "mig.mode.current", "compute_cap")
 """Newer fields come last: an older nvidia-smi refuses a query with an unknown name."""
 
 
@@ -150,10 +151,11 @@ class Cuda(AcceleratorFamily):
         return "compute capability unknown: fp32, bf16 and fp16 are assumed native"
 
     def software(self) -> Mapping[str, str]:
-        """Return the driver's version."""
+        """Return the driver's version, and the mode of error correction, which takes bandwidth of GDDR memory."""
         rows = self._query(*_FIELDS)
         version = rows[0]["driver_version"] if rows else self.host.read("sys/module/nvidia/version")
-        return {"driver": version or "unknown"}
+        modes = sorted({mode for row in self._details() if (mode := row.get("ecc.mode.current"))})
+        return {"driver": version or "unknown", **({"ecc": " and ".join(modes)} if modes else {})}
 
     def power_caps(self) -> tuple[str, ...]:
         """Return the enforced power limit of every device of the host."""
@@ -184,6 +186,37 @@ class CudaDevice(Accelerator):
             "CUDA_INJECTION64_PATH": (r"[^\0]", "injected profiler"),
         }
     )
+
+    open_remedies = MappingProxyType(
+        {
+            "busy or unavailable": "another process holds it; end it, or allow several (nvidia-smi -c DEFAULT)",
+            "Error 802|system not yet initialized": "start nvidia-fabricmanager in the driver's version",
+            "Error 803|unsupported display driver": "install one version of the driver's module and library, or "
+            "restart the host",
+            **Accelerator.open_remedies,
+        }
+    )
+
+    def open(self, index: int) -> torch.device:
+        """Open the device; raise DeviceUnusable too if this torch has no kernels for it."""
+        import torch
+
+        device = super().open(index)
+        built = attempt(lambda: [*self._module.get_arch_list()]) or []
+        capability = attempt(lambda: tuple(self._module.get_device_capability(index)))
+        codes = [code for entry in built if (code := re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", entry))]
+        if not codes or capability is None:
+            return device
+        for kind, *version in (code.groups() for code in codes):
+            major, minor = map(int, version)
+            # The driver translates PTX for any newer device; machine code needs the same major version.
+            if (major, minor) <= capability and (kind == "compute" or major == capability[0]):
+                return device
+        major, minor = capability
+        raise DeviceUnusable(
+            f"torch {torch.__version__} has no kernels for compute capability {major}.{minor}, only for "
+            f"{', '.join(built)}; install a torch built for this device"
+        )
 
     def _load(self) -> ModuleType:
         # nvidia-smi's numbers: CUDA orders devices by speed, which would mix up different devices of a workstation.
@@ -237,7 +270,7 @@ class CudaDevice(Accelerator):
             **super().versions(),
             "cuda": str(torch.version.cuda or "unknown"),
             "cudnn": str(cudnn.version() or "unknown"),
-            "tf32": str(torch.backends.cuda.matmul.allow_tf32),
+            "tf32": attempt(lambda: str(torch.backends.cuda.matmul.allow_tf32)) or "unknown",
         }
         with contextlib.suppress(Exception):  # builds without NCCL raise in more than one way
             versions["nccl"] = ".".join(map(str, nccl.version()))

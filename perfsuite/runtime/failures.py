@@ -56,6 +56,9 @@ UPSTREAM: Mapping[str, str] = {
     "Duplicate GPU detected": "NCCL before 2.30 refuses several ranks on one device",
     "0 active drivers": "triton finds no GPU while DeepSpeed is imported",
     "terminate called without an active exception": "gloo aborts at the end of a program",
+    "Error while creating shared memory segment": "NCCL needs more than a container's 64 MiB of /dev/shm",
+    "failed with error Cannot allocate memory": "NCCL may not lock memory for InfiniBand (ulimit -l)",
+    "unable to allocate shared memory(shm)": "workers of a DataLoader need more than a container's 64 MiB of /dev/shm",
 }
 """Faults of torch and its libraries, by a phrase of their messages; docs upstream has versions and sources."""
 

@@ -137,12 +137,9 @@ def s4000(root: Path, *, count: int = 8, environ: Mapping[str, str] = {}, tools:
 
 SMI = "--format=csv,noheader,nounits"
 SMI_FIELDS = f"nvidia-smi --query-gpu=index,name,uuid,memory.total,driver_version {SMI}"
-SMI_DETAILS = (
-    f"nvidia-smi --query-gpu=index,power.limit,pcie.link.gen.max,pcie.link.width.max,mig.mode.current,compute_cap {SMI}"
-)
-SMI_OLDER_DETAILS = (
-    f"nvidia-smi --query-gpu=index,power.limit,pcie.link.gen.max,pcie.link.width.max,mig.mode.current {SMI}"
-)
+_DETAILS = "index,power.limit,pcie.link.gen.max,pcie.link.width.max,ecc.mode.current,mig.mode.current"
+SMI_DETAILS = f"nvidia-smi --query-gpu={_DETAILS},compute_cap {SMI}"
+SMI_OLDER_DETAILS = f"nvidia-smi --query-gpu={_DETAILS} {SMI}"
 
 
 def nvidia(
@@ -151,6 +148,7 @@ def nvidia(
     *,
     capability: str = "9.0",
     mig: str = "Disabled",
+    ecc: str = "Enabled",
     environ: Mapping[str, str] = {},
     tools: Mapping[str, str | ToolAnswer] = {},
 ) -> Host:
@@ -162,7 +160,7 @@ def nvidia(
         SMI_FIELDS: "".join(
             f"{index}, {name}, GPU-{index}aaa, 143771, 580.159.03\n" for index, name in enumerate(names)
         ),
-        SMI_DETAILS: "".join(f"{index}, 700.00, 5, 16, {mig}, {capability}\n" for index in range(len(names))),
+        SMI_DETAILS: "".join(f"{index}, 700.00, 5, 16, {ecc}, {mig}, {capability}\n" for index in range(len(names))),
         "nvidia-smi topo -m": matrix(len(names), "NV18"),
     }
     return host(root, {**said, **tools}, environ=environ)

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import re
 import sys
 import traceback
 import types
@@ -177,6 +178,8 @@ DESTROYED = (
 )
 MOST_TYPES = 20  # Largest number of classes of an exception in its description, the nearest first.
 _OWN = Path(__file__).parent
+_WRAPPED = re.compile(r"Caught \S+ (?P<place>in .*)\.\nOriginal Traceback .*\n(?: .*\n)+(?P<cause>\S.*)")
+"""torch's message about an error in another process, such as a loader's; the cause is the line below its frames."""
 _CLEAN = (
     (WrongResult, "wrong_result"),
     (InvalidParameter, "invalid_parameter"),
@@ -214,6 +217,8 @@ def _kind(error: BaseException, code: DeviceCode | None) -> tuple[str, str]:
     if outcomes is not None and isinstance(error, outcomes.XFailed):
         return "expected_failure", _text(error)
     text = _text(error)
+    if wrapped := _WRAPPED.match(text):
+        return "exception", f"{wrapped['cause']} ({wrapped['place']})"
     return "exception", f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -221,7 +221,7 @@ class Zero(Strategy):
         """Return a trainer with the engine over all ranks; raises UnsupportedCase if DeepSpeed is not installed."""
         require_deepspeed(rank, f"strategy {self.name}")
         if self.compiles(rank.device.type):
-            require_compiler()
+            require_compiler(rank.device.type)
         from perfsuite.strategies.deepspeed.engine import build_engine
 
         adam = adam_settings(read_config(self.config) if self.config else {}, plan.learning_rate)
@@ -245,14 +245,28 @@ def require_deepspeed(rank: Rank, who: str) -> None:
         ) from None
 
 
-def require_compiler() -> None:
-    """Raise UnsupportedCase, with the missing programs, if DeepSpeed's CPU Adam cannot be compiled."""
+def require_compiler(device: str) -> None:
+    """Raise UnsupportedCase, with the missing programs, if DeepSpeed's CPU Adam for ``device`` cannot be compiled."""
     from deepspeed.git_version_info import installed_ops  # type: ignore[import-untyped]  # no types
 
+    if installed_ops.get("cpu_adam"):
+        return
     compiler = os.environ.get("CXX", "g++")
     missing = [name for name in (compiler, "ninja") if shutil.which(name) is None]
-    if missing and not installed_ops.get("cpu_adam"):
+    if missing:
         raise UnsupportedCase(
             f"DeepSpeed's CPU Adam, which steps offloaded state, is compiled at its first use, and "
             f"{' and '.join(missing)} cannot be found on the path; install it, or leave offload_optimizer out"
+        )
+    if device != "cuda":
+        return
+    from deepspeed import __version__
+    from deepspeed.ops.op_builder import builder  # type: ignore[import-untyped]  # no types
+    from torch.utils import cpp_extension
+
+    # DeepSpeed 0.18.2 links it with CUDA's libraries, 0.19.8 does not.
+    if hasattr(builder, "TorchCPUOpBuilder") and cpp_extension.CUDA_HOME is None:
+        raise UnsupportedCase(
+            f"CPU Adam of DeepSpeed {__version__} is linked with the CUDA toolkit, which cannot be found; set "
+            "CUDA_HOME, install a newer DeepSpeed, or leave offload_optimizer out"
         )
