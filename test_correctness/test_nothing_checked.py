@@ -153,3 +153,43 @@ def test_a_gate_on_the_command_line_without_a_perf_case_is_a_usage_error(pyteste
     ini = Path("tox.ini")
     ini.write_text(ini.read_text().replace("addopts = ", "addopts = --perf-gate "))
     assert repo.run("-k", "plain").ret == 0  # a setting for the runs that have perf cases
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--perf-expect", "nothing would be judged; select perf cases, leave --perf-expect out, or add"),
+        ("--perf-update=append", "nothing would be stored; select perf cases, or leave --perf-update out"),
+        ("--perf-history=h.jsonl", "nothing would be written; select perf cases, or leave --perf-history out"),
+        ("--perf-html=page.html", "nothing would be written"),
+        ("--perf-report=report.md", "nothing would be written"),
+        ("--perf-summary=s.md", "nothing would be written"),
+        ("--perf-trace=traces", "nothing would be written"),
+        ("--perf-journal=j.jsonl", "nothing would be written"),
+    ],
+)
+def test_a_check_or_a_file_on_the_command_line_without_a_perf_case_is_a_usage_error(pytester, option, says):
+    pytester.makepyfile("def test_plain():\n    pass\n")
+    done = pytester.runpytest_inprocess(option)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"*{option.partition('=')[0]}: no selected test is a perf case, so {says}*"])
+    assert pytester.runpytest_inprocess(option, "--collect-only").ret == 0
+    if option == "--perf-expect":
+        assert pytester.runpytest_inprocess(option, "--perf-allow-unjudged").ret == 0
+    pytester.makeini(f"[pytest]\naddopts = {option}")
+    assert pytester.runpytest_inprocess().ret == 0
+
+
+@pytest.mark.parametrize("option", ["--perf-expect", "--perf-history=h.jsonl"])
+def test_cases_that_are_run_once_without_timing_are_no_check(pytester, option):
+    pytester.makepyfile("def test_perf(perf):\n    perf(lambda: None)\n")
+    done = pytester.runpytest_inprocess(option, "--benchmark-disable")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*--benchmark-disable measures nothing, but * expectations or a history need *"])
+
+
+def test_a_summary_of_skipped_cases_replaces_the_one_of_an_earlier_run(pytester):
+    pytester.makepyfile("import pytest\n\n@pytest.mark.skip(reason='no')\ndef test_perf(perf):\n    pass\n")
+    Path("summary.md").write_text("of an earlier run")
+    assert pytester.runpytest_inprocess("--perf-summary=summary.md").ret == 0
+    assert Path("summary.md").read_text().startswith("**perfsuite**: 1 skipped")
