@@ -202,6 +202,28 @@ def test_nemos_progress_bar(tmp_path):
     ]
 
 
+def test_times_of_skipped_iterations_are_said(tmp_path):
+    line = (
+        " iteration {0}/ 100 | elapsed time per iteration (ms): 7{0}.0 | lm loss: 7.0E+00 "
+        "| number of skipped iterations: {1} | number of nan iterations: 0 |"
+    )
+    path = tmp_path / "log"
+    path.write_text("\n".join([line.format(10, " 10"), line.format(20, "  0"), line.format(30, "  2")]))
+    assert (
+        "2 lines with skipped iterations, whose times have no optimizer: the first at iteration 10"
+        in read_file(path, ImportOptions()).notes
+    )
+
+
+def test_a_count_of_tokens_with_points_between_thousands_is_refused(tmp_path):
+    path = tmp_path / "log"
+    line = "step:  {}  loss: 10.2  memory: 21.55GiB(22.7%)  tps: {}  tflops: 200.55  mfu: 20.1%\n"
+    path.write_text("".join(line.format(step, tps) for step, tps in ((1, "12,345"), (2, "12.345"), (3, "1.012.345"))))
+    imported = read_file(path, ImportOptions())
+    assert [row.value for row in imported.rows if row.metric == "tokens_per_s_per_device"] == [12345]
+    assert [refused.line for refused in imported.refused] == [2, 3]
+
+
 def test_numbers_without_a_meaning_are_listed():
     notes = "; ".join(read("primus/rank-7.log").notes)
     for name in ("consumed samples", "hip mem usage", "learning rate", "loss scale", "grad norm", "nan iterations"):

@@ -41,7 +41,10 @@ def _spaced(names: str) -> re.Pattern[str]:
     return re.compile(rf"{value}(?P<end>\s{{2,}}(?=[a-z][\w/]*(?: [a-z]+)?:)|\s+(?=(?:{names}):)|\s*$)")
 
 
-_TITAN_TOKENS = (StepFigure(meaning=_TOKENS, convention="torchtitan: of one device"),)
+_TITAN_TOKENS = (
+    # It prints whole numbers: 12.345 is 12 thousand with another separator.
+    StepFigure(meaning=_TOKENS, convention="torchtitan: of one device", form=r"(?!\d{1,3}(?:\.\d{3})+$)@"),
+)
 _TITAN = StepProgram(
     step=re.compile(
         r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d{1,18})(?:\s*/\s*\d+(?:\s*=\s*[\d.]+%)?)?\s+(?=loss:)"
