@@ -11,6 +11,7 @@ from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.run import Header, Revision
+from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
@@ -31,6 +32,10 @@ def files(tmp_path, monkeypatch):
     written(Path("dirty.jsonl"), *apart)
     Path("head.csv").write_text("gpus,step (ms)\n")
     Path("rows.csv").write_text("gpus,step (ms)\n8,10\n")
+    Path("long.csv").write_text(f"gpus,step (ms)\n8,{'1' * 200_000}\n")
+    Path("none.json").write_text('{"perfsuite_imported": 1, "files": []}')
+    Path("empty.toml").write_text("# no row\n")
+    hostile.journal(Path("full.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,11 @@ def files(tmp_path, monkeypatch):
         ("export --format json header.jsonl", "header.jsonl: nothing was measured"),
         ("history add header.jsonl", "header.jsonl: nothing was measured"),
         ("calibrate header.jsonl", "none of the results has times"),
+        ("report full.jsonl --imported none.json", "none.json: it has no figure; import again"),
+        ("report full.jsonl --history empty.jsonl", "--history: empty.jsonl has no session"),
+        ("report full.jsonl --platform-file empty.toml", "platform file empty.toml has no table; a file has"),
+        ("audit long.csv --roles gpus=devices", "long.csv is not CSV: field larger than field limit"),
+        ("fleet full.jsonl --group long.csv", "--group long.csv is not CSV: field larger than field limit"),
     ],
 )
 def test_a_command_with_nothing_to_check_says_so_and_fails(files, capsys, arguments, says):
@@ -193,3 +203,17 @@ def test_a_summary_of_skipped_cases_replaces_the_one_of_an_earlier_run(pytester)
     Path("summary.md").write_text("of an earlier run")
     assert pytester.runpytest_inprocess("--perf-summary=summary.md").ret == 0
     assert Path("summary.md").read_text().startswith("**perfsuite**: 1 skipped")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[expectations]]\nplatform = 'cpu'\n", "line 1: [[]expectations] is unknown; a file has"),
+        ("[environment]\nnetwork_class = 'x'\n", "rows.toml has no [[][[]expectation]] row; add one"),
+        ("", "rows.toml has no table; a file has"),
+    ],
+)
+def test_a_file_of_expectations_without_a_row_is_refused(pytester, monkeypatch, text, says):
+    repo = repository(pytester, monkeypatch, "\ndef test_perf(perf):\n    perf(step)\n")
+    Path("rows.toml").write_text(text)
+    refused(repo.run("--perf-expect=rows.toml"), f"*{says}*")

@@ -140,7 +140,10 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
         header = text.partition("\n")[0]
         if delimiter == "," and ";" in header and header.count(";") >= header.count(","):
             delimiter = ";"
-        cells = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
+        try:
+            cells = [[text.strip() for text in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
+        except csv.Error as error:
+            raise ConfigurationError(f"{path} is not CSV: {error}; correct or remove that row") from None
         grids = [(1, [row for row in cells if any(row)])]
     named = [(line, grid) for line, grid in grids if grid and set(grid[0]) & set(roles)]
     tables = [one for line, grid in named for one in _side_by_side(_grid_table(path, line, grid, roles, facts))]

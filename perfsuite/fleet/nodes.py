@@ -334,7 +334,11 @@ def read_names(names_or_count: str) -> list[str] | int:
 def read_groups(path: Path, nodes: Iterable[str]) -> dict[str, str]:
     """Return the group of each node from lines ``node,group``. Raises ConfigurationError with the missing nodes."""
     groups: dict[str, str] = {}
-    for number, row in enumerate(csv.reader(io.StringIO(_text(path, "--group"))), 1):
+    try:
+        rows = list(csv.reader(io.StringIO(_text(path, "--group"))))
+    except csv.Error as error:
+        raise ConfigurationError(f"--group {path} is not CSV: {error}; write lines node,group") from None
+    for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         if not any(cells) or cells[0].startswith("#") or (number == 1 and cells[0].lower() == "node"):
             continue

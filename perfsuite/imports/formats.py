@@ -198,6 +198,9 @@ def read_imported(path: Path) -> tuple[Imported, ...]:
     if plain[_KEY] != SCHEMA:
         raise ImportFailed(f"{path}:1: schema {plain[_KEY]} is not {SCHEMA}; update perfsuite, or import again")
     try:
-        return tuple(from_json(Imported, imported) for imported in plain["files"])
+        files = tuple(from_json(Imported, imported) for imported in plain["files"])
+        if not any(imported.rows for imported in files):
+            raise ValueError("it has no figure")
+        return files
     except (KeyError, TypeError, ValueError) as error:
         raise ImportFailed(f"{path}: {error}; import again") from None
