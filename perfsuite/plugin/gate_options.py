@@ -199,9 +199,10 @@ _NEEDS_CASES: Mapping[str, str] = MappingProxyType(
 
 
 def asked_on_the_command_line(config: pytest.Config) -> list[str]:
-    """Return the options on the command line that need a perf case."""
+    """Return the options of perfsuite on the command line that need a perf case."""
     words = {str(argument).partition("=")[0] for argument in config.invocation_params.args}
-    return [name for name in _NEEDS_CASES if name in words]
+    asked = [name for name in _NEEDS_CASES if name in words]
+    return [name for name in asked if collisions.option(config, name[2:].replace("-", "_")) not in (None, False)]
 
 
 def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
