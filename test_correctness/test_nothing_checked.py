@@ -44,6 +44,7 @@ def files(tmp_path, monkeypatch):
         ("history show empty.jsonl --fail-on slower", "nothing was searched in empty.jsonl: a change needs 6 sessions"),
         ("history show one.jsonl --fail-on 3%", "and no case has more than 1; add sessions"),
         ("history show dirty.jsonl --fail-on any", "and no case has more than 0; add sessions"),
+        ("fleet full.jsonl --nodes 0", "--nodes 0 expects no node; give at least 1"),
         ("baselines verify folder", "no baseline file in folder; a run with --perf-update=append stores one"),
         ("baselines verify folder --json", "no baseline file in folder"),
         ("baselines show folder", "no baseline file in folder"),
@@ -175,7 +176,6 @@ def test_a_gate_on_the_command_line_without_a_perf_case_is_a_usage_error(pyteste
         ("--perf-report=report.md", "nothing would be written"),
         ("--perf-summary=s.md", "nothing would be written"),
         ("--perf-trace=traces", "nothing would be written"),
-        ("--perf-journal=j.jsonl", "nothing would be written"),
     ],
 )
 def test_a_check_or_a_file_on_the_command_line_without_a_perf_case_is_a_usage_error(pytester, option, says):
@@ -217,3 +217,10 @@ def test_a_file_of_expectations_without_a_row_is_refused(pytester, monkeypatch, 
     repo = repository(pytester, monkeypatch, "\ndef test_perf(perf):\n    perf(step)\n")
     Path("rows.toml").write_text(text)
     refused(repo.run("--perf-expect=rows.toml"), f"*{says}*")
+
+
+def test_a_run_that_projects_nothing_says_so(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "\ndef test_perf(perf):\n    perf(step)\n")
+    done = repo.run("--perf-project")
+    done.stdout.fnmatch_lines(["--perf-project: nothing is projected; only training steps are projected"])
+    assert done.ret == 0

@@ -320,6 +320,8 @@ def quantity_of(result: Result, ranks: int) -> FleetQuantity:
 def read_names(names_or_count: str) -> list[str] | int:
     """Return the names in a file (one per line), or a number of nodes. Raises ConfigurationError for other text."""
     if names_or_count.isdecimal():
+        if not int(names_or_count):
+            raise ConfigurationError("--nodes 0 expects no node; give at least 1")
         return int(names_or_count)
     names = [line.partition("#")[0].strip() for line in _text(Path(names_or_count), "--nodes").splitlines()]
     names = [name for name in names if name]

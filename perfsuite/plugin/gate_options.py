@@ -190,7 +190,7 @@ _NEEDS_CASES: Mapping[str, str] = MappingProxyType(
         "--perf-update": "stored",
         "--perf-accept": "stored",
         **dict.fromkeys(
-            ("--perf-history", "--perf-html", "--perf-report", "--perf-summary", "--perf-trace", "--perf-journal"),
+            ("--perf-history", "--perf-html", "--perf-report", "--perf-summary", "--perf-trace"),
             "written",
         ),
     }
