@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,50 @@ def test_a_count_of_tokens_with_points_between_thousands_is_refused(tmp_path):
     imported = read_file(path, ImportOptions())
     assert [row.value for row in imported.rows if row.metric == "tokens_per_s_per_device"] == [12345]
     assert [refused.line for refused in imported.refused] == [2, 3]
+
+
+def foreign_forms(number):
+    yield from (number.replace(".", separator) for separator in (",", " ", "\u00a0", "\u2019"))
+    yield from (
+        f"1.{number}",
+        f"1 {number}",
+        f"{number} 5",
+        f"{number}k",
+        f"{number}e",
+        f"({number})",
+        f"{number}\u00d710\u00b3",
+    )
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_no_foreign_form_of_a_number_gives_another_figure(name, tmp_path):
+    """Commas, blanks, suffixes and powers of other countries and editors: the figure is the same, or refused."""
+    path, tried = tmp_path / "log", 0
+    for sample in sorted(SAMPLES.glob(f"{name}/*.*")):
+        if sample.suffix == ".json":
+            continue
+        lines, whole = sample.read_text().split("\n"), read_file(sample, ImportOptions())
+        kinds = {(row.metric, row.convention): row for row in whole.rows if re.fullmatch(r"\d+\.\d+", row.printed)}
+        for row in kinds.values():
+            for form in foreign_forms(row.printed):
+                changed = lines[row.line - 1].replace(row.printed, form)
+                path.write_text("\n".join([*lines[: row.line - 1], changed, *lines[row.line :]]))
+                try:
+                    found = read_file(path, ImportOptions(), find_format(row.tool)).rows
+                except ImportFailed:
+                    continue
+                same = [one for one in found if (one.line, one.name, one.metric) == (row.line, row.name, row.metric)]
+                assert {one.value for one in same if one.convention == row.convention} <= {row.value}, (form, changed)
+                tried += 1
+    assert tried
+
+
+def test_a_suffix_in_another_case_costs_its_figure(tmp_path):
+    lines = lines_of("nanotron/iterations.log")
+    at = next(number for number, line in enumerate(lines) if "tokens_per_sec_per_gpu: " in line)
+    lines[at] = re.sub(r"(tokens_per_sec_per_gpu: [\d.]+)K", r"\1k", lines[at])
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert at + 1 in [refused.line for refused in imported.refused]
 
 
 def test_numbers_without_a_meaning_are_listed():

@@ -13,6 +13,7 @@ from perfsuite.base.units import plural
 from perfsuite.imports import deepspeed
 from perfsuite.imports.row import Format, Imported, Meaning, Source
 from perfsuite.imports.steps import (
+    NO_GROUPS,
     StepField,
     StepFigure,
     StepLine,
@@ -72,8 +73,8 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
             scales=_UNITS,
         ),
     ),
-    "samples per second": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_SINCE}"),),
-    "samples/sec": (StepFigure(meaning=_SAMPLES, convention=f"gpt-neox: of all devices; {_SINCE}"),),
+    "samples per second": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_SINCE}", form=NO_GROUPS),),
+    "samples/sec": (StepFigure(meaning=_SAMPLES, convention=f"gpt-neox: of all devices; {_SINCE}", form=NO_GROUPS),),
     "tokens per gpu (tokens/s/gpu)": _alone_or_last(_TOKENS, "of one device"),
     "tokens/s/gpu inst/harmonic mean": _alone_or_last(_TOKENS, "of one device", harmonic="harmonic mean"),
     **dict.fromkeys(
@@ -113,7 +114,9 @@ PROGRAM = StepProgram(
 )
 _BAR = StepProgram(
     step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d{1,18})/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
-    fields=re.compile(r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*)(?:\.0(?=,))?(?P<end>[,\]]|$)"),
+    fields=re.compile(
+        r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*(?:,\d[^,\]]*)*)(?:\.0(?=,))?(?P<end>[,\]]|$)"
+    ),
     figures=_FIGURES,
     mark=re.compile(r"\btrain_step_timing in s="),
     ignored=frozenset({"global_step", "v_num"}),
