@@ -119,6 +119,42 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch):
         read_journal(path)
 
 
+@pytest.mark.parametrize(
+    ("place", "new", "says"),
+    [
+        (("world_size",), -5, "world_size is -5, but it must be finite and at least 1"),
+        (("world_size",), 7, "the measurement of world_size 7 has 5 samples and 1 rank;"),
+        (("measurement", "times_s", 3), -0.001, "times_s is -0.001, but it must be finite and at least 0"),
+        (("measurement", "times_s", 3), math.nan, "times_s is nan, but it must be finite and at least 0"),
+        (("measurement", "times_s"), [], "the measurement of world_size 1 has 0 samples and 1 rank"),
+        (("measurement", "iterations"), 0, "iterations is 0, but"),
+        (("measurement", "ranks", 0, "median_s"), math.inf, "ranks is inf, but"),
+        (("metrics", 0, "value"), math.nan, "tflops is nan, but it must be finite;"),
+        (("metrics", 0, "peak", "value"), -1.0, "peak of tflops is -1.0, but"),
+        (("work", "flops", "exact"), -1.0, "work is -1.0, but"),
+    ],
+)
+def test_a_journal_with_a_figure_that_no_run_writes_is_refused_with_its_line(samples, place, new, says):
+    folder, lines, _ = samples
+    number = next(number for number, line in enumerate(lines) if "result" in line)
+    path = folder / "changed.jsonl"
+    path.write_text(text_of([*lines[:number], put(lines[number], ("result", *place), new), *lines[number + 1 :]]))
+    for command in (["show"], ["export", "--format", "csv"], ["fleet"]):
+        code, _, err = printed([*command, str(path)])
+        assert (code == EXIT_USAGE and f"line {number + 1}: {says}" in err) or command == ["fleet"], err
+
+
+def test_a_key_that_occurs_twice_is_refused(samples):
+    folder, lines, _ = samples
+    path = folder / "changed.jsonl"
+    path.write_text(text_of(lines).replace('"world_size":1,', '"world_size":1,"world_size":8,', 1))
+    with pytest.raises(JournalError, match='the key "world_size" occurs twice in one object'):
+        read_journal(path)
+    (folder / "config.json").write_text('{"hidden_size": 64, "hidden_size": 128}')
+    said = printed(["project", "--model", str(folder / "config.json"), "--global-batch", "8", "--platform", "h100"])[2]
+    assert 'the key "hidden_size" occurs twice' in said
+
+
 ANYTHING = st.one_of(
     st.none(),
     st.booleans(),

@@ -290,8 +290,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(ConfigurationError, match=r"pipe.toml cannot be read: it is a pipe"):
         load_catalog([tmp_path / "pipe.toml"])
-    latin.write_bytes(b"\xef\xbb\xbf# written by an editor with a byte order mark\r\n")
+    latin.write_bytes(b"\xef\xbb\xbf# written by an editor with a byte order mark\r\n[environment]\r\n")
     load_catalog([latin])
+    latin.write_text("# nothing\n")
+    with pytest.raises(ConfigurationError, match=r"latin.toml has no table; a file has"):
+        load_catalog([latin])
 
 
 WRITTEN = st.integers(-3, 3) | st.floats(-3, 3) | st.booleans() | st.text("abGB/s ", max_size=4)

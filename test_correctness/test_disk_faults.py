@@ -18,6 +18,8 @@ from perfsuite.base.files import WriteFailed, append, put, require_writable, wri
 from perfsuite.baselines import store
 from perfsuite.baselines.draft import NewRuns
 from perfsuite.history import file as history_file
+from perfsuite.imports.formats import write_imported
+from perfsuite.projection.calibration import Calibration, write_calibration
 from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_places import other_places
 from perfsuite.record.journal_writer import JournalWriter
@@ -83,9 +85,19 @@ def write_an_index(folder):
     return [folder / "index.html"], lambda: write_index([("a", Path("a.json"), Path("a.svg"))], folder)
 
 
+def write_a_calibration(folder):
+    return [folder / "c.json"], lambda: write_calibration(Calibration(device="a100"), folder / "c.json")
+
+
+def write_imported_figures(folder):
+    (folder / "i.json").write_text("old")
+    return [folder / "i.json"], lambda: write_imported(folder / "i.json", [])
+
+
 WRITERS = (
     *(put_new, put_over, put_over_a_link, add_to_a_summary, add_to_no_summary, update_a_baseline, begin_a_baseline),
     *(merge_baselines, add_to_a_history, begin_a_history, write_an_index),
+    *(write_a_calibration, write_imported_figures),
 )
 
 

@@ -13,7 +13,7 @@ from test_correctness.helpers.package_tree import MODULES, PACKAGE, imported, tr
 LINES = {name: path.read_text().count("\n") for name, path in MODULES.items()}
 
 ROOMS = {
-    "audit": 2_550,
+    "audit": 2_600,
     "base": 1_520,
     "baselines": 1_780,
     "cli": 4_070,
@@ -25,11 +25,11 @@ ROOMS = {
     "imports": 4_440,
     "metrics": 1_630,
     "models": 3_650,
-    "platforms": 3_640,
+    "platforms": 3_680,
     "plugin": 5_850,
     "projection": 5_200,
     "published": 1_870,
-    "record": 2_360,
+    "record": 2_410,
     "reports": 10_130,
     "run": 1_440,
     "runtime": 8_110,

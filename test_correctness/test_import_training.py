@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,72 @@ def test_nemos_progress_bar(tmp_path):
     assert [(3.09, "loss")] == [
         (row.value, row.metric) for row in read_file(written(tmp_path, old), ImportOptions()).rows
     ]
+
+
+def test_times_of_skipped_iterations_are_said(tmp_path):
+    line = (
+        " iteration {0}/ 100 | elapsed time per iteration (ms): 7{0}.0 | lm loss: 7.0E+00 "
+        "| number of skipped iterations: {1} | number of nan iterations: 0 |"
+    )
+    path = tmp_path / "log"
+    path.write_text("\n".join([line.format(10, " 10"), line.format(20, "  0"), line.format(30, "  2")]))
+    assert (
+        "2 lines with skipped iterations, whose times have no optimizer: the first at iteration 10"
+        in read_file(path, ImportOptions()).notes
+    )
+
+
+def test_a_count_of_tokens_with_points_between_thousands_is_refused(tmp_path):
+    path = tmp_path / "log"
+    line = "step:  {}  loss: 10.2  memory: 21.55GiB(22.7%)  tps: {}  tflops: 200.55  mfu: 20.1%\n"
+    path.write_text("".join(line.format(step, tps) for step, tps in ((1, "12,345"), (2, "12.345"), (3, "1.012.345"))))
+    imported = read_file(path, ImportOptions())
+    assert [row.value for row in imported.rows if row.metric == "tokens_per_s_per_device"] == [12345]
+    assert [refused.line for refused in imported.refused] == [2, 3]
+
+
+def foreign_forms(number):
+    yield from (number.replace(".", separator) for separator in (",", " ", "\u00a0", "\u2019"))
+    yield from (
+        f"1.{number}",
+        f"1 {number}",
+        f"{number} 5",
+        f"{number}k",
+        f"{number}e",
+        f"({number})",
+        f"{number}\u00d710\u00b3",
+    )
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_no_foreign_form_of_a_number_gives_another_figure(name, tmp_path):
+    """Commas, blanks, suffixes and powers of other countries and editors: the figure is the same, or refused."""
+    path, tried = tmp_path / "log", 0
+    for sample in sorted(SAMPLES.glob(f"{name}/*.*")):
+        if sample.suffix == ".json":
+            continue
+        lines, whole = sample.read_text().split("\n"), read_file(sample, ImportOptions())
+        kinds = {(row.metric, row.convention): row for row in whole.rows if re.fullmatch(r"\d+\.\d+", row.printed)}
+        for row in kinds.values():
+            for form in foreign_forms(row.printed):
+                changed = lines[row.line - 1].replace(row.printed, form)
+                path.write_text("\n".join([*lines[: row.line - 1], changed, *lines[row.line :]]))
+                try:
+                    found = read_file(path, ImportOptions(), find_format(row.tool)).rows
+                except ImportFailed:
+                    continue
+                same = [one for one in found if (one.line, one.name, one.metric) == (row.line, row.name, row.metric)]
+                assert {one.value for one in same if one.convention == row.convention} <= {row.value}, (form, changed)
+                tried += 1
+    assert tried
+
+
+def test_a_suffix_in_another_case_costs_its_figure(tmp_path):
+    lines = lines_of("nanotron/iterations.log")
+    at = next(number for number, line in enumerate(lines) if "tokens_per_sec_per_gpu: " in line)
+    lines[at] = re.sub(r"(tokens_per_sec_per_gpu: [\d.]+)K", r"\1k", lines[at])
+    imported = read_file(written(tmp_path, *lines), ImportOptions())
+    assert at + 1 in [refused.line for refused in imported.refused]
 
 
 def test_numbers_without_a_meaning_are_listed():

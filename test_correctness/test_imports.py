@@ -9,7 +9,7 @@ import pytest
 from perfsuite.base.errors import ImportFailed
 from perfsuite.cli import main as cli
 from perfsuite.cli.exchange import doubts
-from perfsuite.imports.formats import FORMATS, find_format, read_file, read_imported
+from perfsuite.imports.formats import FORMATS, find_format, read_file, read_imported, write_imported
 from perfsuite.imports.nccl_table import KINDS, factor
 from perfsuite.imports.row import ImportOptions
 from perfsuite.platforms import load_catalog
@@ -270,6 +270,17 @@ def test_the_command_prints_and_writes_them(tmp_path, capsys):
         read_file(SAMPLES / "megatron/megatron-deepspeed.log", ImportOptions()),
     )
     assert again[0] == read_imported(H100)[0]
+
+
+@pytest.mark.parametrize(("key", "value"), [("value", -5.0), ("value", float("nan")), ("message_bytes", -1.0)])
+def test_a_figure_that_no_import_writes_is_refused(tmp_path, key, value):
+    path = tmp_path / "figures.json"
+    write_imported(path, read_imported(H100))
+    plain = json.loads(path.read_text())
+    plain["files"][0]["rows"][0][key] = value
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ImportFailed, match=r"figures.json: latency_us of .* which no import writes; import again"):
+        read_imported(path)
 
 
 def test_hostile_text_is_shown_as_text(tmp_path, capsys):

@@ -11,6 +11,7 @@ from perfsuite.baselines import store
 from perfsuite.cli import main as cli
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.run import Header, Revision
+from test_correctness.helpers import hostile
 from test_correctness.helpers.histories import session, written
 from test_correctness.helpers.scripted_driver import repository
 from test_correctness.helpers.stored_files import HARDWARE, offer, run_of
@@ -31,6 +32,10 @@ def files(tmp_path, monkeypatch):
     written(Path("dirty.jsonl"), *apart)
     Path("head.csv").write_text("gpus,step (ms)\n")
     Path("rows.csv").write_text("gpus,step (ms)\n8,10\n")
+    Path("long.csv").write_text(f"gpus,step (ms)\n8,{'1' * 200_000}\n")
+    Path("none.json").write_text('{"perfsuite_imported": 1, "files": []}')
+    Path("empty.toml").write_text("# no row\n")
+    hostile.journal(Path("full.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +44,7 @@ def files(tmp_path, monkeypatch):
         ("history show empty.jsonl --fail-on slower", "nothing was searched in empty.jsonl: a change needs 6 sessions"),
         ("history show one.jsonl --fail-on 3%", "and no case has more than 1; add sessions"),
         ("history show dirty.jsonl --fail-on any", "and no case has more than 0; add sessions"),
+        ("fleet full.jsonl --nodes 0", "--nodes 0 expects no node; give at least 1"),
         ("baselines verify folder", "no baseline file in folder; a run with --perf-update=append stores one"),
         ("baselines verify folder --json", "no baseline file in folder"),
         ("baselines show folder", "no baseline file in folder"),
@@ -48,6 +54,11 @@ def files(tmp_path, monkeypatch):
         ("export --format json header.jsonl", "header.jsonl: nothing was measured"),
         ("history add header.jsonl", "header.jsonl: nothing was measured"),
         ("calibrate header.jsonl", "none of the results has times"),
+        ("report full.jsonl --imported none.json", "none.json: it has no figure; import again"),
+        ("report full.jsonl --history empty.jsonl", "--history: empty.jsonl has no session"),
+        ("report full.jsonl --platform-file empty.toml", "platform file empty.toml has no table; a file has"),
+        ("audit long.csv --roles gpus=devices", "long.csv is not CSV: field larger than field limit"),
+        ("fleet full.jsonl --group long.csv", "--group long.csv is not CSV: field larger than field limit"),
     ],
 )
 def test_a_command_with_nothing_to_check_says_so_and_fails(files, capsys, arguments, says):
@@ -153,3 +164,63 @@ def test_a_gate_on_the_command_line_without_a_perf_case_is_a_usage_error(pyteste
     ini = Path("tox.ini")
     ini.write_text(ini.read_text().replace("addopts = ", "addopts = --perf-gate "))
     assert repo.run("-k", "plain").ret == 0  # a setting for the runs that have perf cases
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--perf-expect", "nothing would be judged; select perf cases, leave --perf-expect out, or add"),
+        ("--perf-update=append", "nothing would be stored; select perf cases, or leave --perf-update out"),
+        ("--perf-history=h.jsonl", "nothing would be written; select perf cases, or leave --perf-history out"),
+        ("--perf-html=page.html", "nothing would be written"),
+        ("--perf-report=report.md", "nothing would be written"),
+        ("--perf-summary=s.md", "nothing would be written"),
+        ("--perf-trace=traces", "nothing would be written"),
+    ],
+)
+def test_a_check_or_a_file_on_the_command_line_without_a_perf_case_is_a_usage_error(pytester, option, says):
+    pytester.makepyfile("def test_plain():\n    pass\n")
+    done = pytester.runpytest_inprocess(option)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"*{option.partition('=')[0]}: no selected test is a perf case, so {says}*"])
+    assert pytester.runpytest_inprocess(option, "--collect-only").ret == 0
+    if option == "--perf-expect":
+        assert pytester.runpytest_inprocess(option, "--perf-allow-unjudged").ret == 0
+    pytester.makeini(f"[pytest]\naddopts = {option}")
+    assert pytester.runpytest_inprocess().ret == 0
+
+
+@pytest.mark.parametrize("option", ["--perf-expect", "--perf-history=h.jsonl"])
+def test_cases_that_are_run_once_without_timing_are_no_check(pytester, option):
+    pytester.makepyfile("def test_perf(perf):\n    perf(lambda: None)\n")
+    done = pytester.runpytest_inprocess(option, "--benchmark-disable")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["*--benchmark-disable measures nothing, but * expectations or a history need *"])
+
+
+def test_a_summary_of_skipped_cases_replaces_the_one_of_an_earlier_run(pytester):
+    pytester.makepyfile("import pytest\n\n@pytest.mark.skip(reason='no')\ndef test_perf(perf):\n    pass\n")
+    Path("summary.md").write_text("of an earlier run")
+    assert pytester.runpytest_inprocess("--perf-summary=summary.md").ret == 0
+    assert Path("summary.md").read_text().startswith("**perfsuite**: 1 skipped")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[expectations]]\nplatform = 'cpu'\n", "line 1: [[]expectations] is unknown; a file has"),
+        ("[environment]\nnetwork_class = 'x'\n", "rows.toml has no [[][[]expectation]] row; add one"),
+        ("", "rows.toml has no table; a file has"),
+    ],
+)
+def test_a_file_of_expectations_without_a_row_is_refused(pytester, monkeypatch, text, says):
+    repo = repository(pytester, monkeypatch, "\ndef test_perf(perf):\n    perf(step)\n")
+    Path("rows.toml").write_text(text)
+    refused(repo.run("--perf-expect=rows.toml"), f"*{says}*")
+
+
+def test_a_run_that_projects_nothing_says_so(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, "\ndef test_perf(perf):\n    perf(step)\n")
+    done = repo.run("--perf-project")
+    done.stdout.fnmatch_lines(["--perf-project: nothing is projected; only training steps are projected"])
+    assert done.ret == 0

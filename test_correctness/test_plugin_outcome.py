@@ -179,13 +179,13 @@ def test_under_xdist_measured_cases_are_left_out_and_smoke_runs_are_not(pytester
     pytester.inline_run("-k", "first", "--benchmark-disable", plugins=[Worker()]).assertoutcome(passed=1)
 
 
-@pytest.mark.parametrize("option", ["--perf-gate", "--perf-update=append", "--perf-runs=3"])
+@pytest.mark.parametrize("option", ["--perf-gate", "--perf-update=append", "--perf-runs=3", "--perf-expect"])
 def test_what_measures_for_the_record_is_not_dealt_out(pytester, monkeypatch, option):
     pytest.importorskip("xdist")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     run = repository(pytester, monkeypatch, THREE).run("-n2", option)
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines(["ERROR: --perf-gate, *leave -n out, or add -n0"])
+    run.stderr.fnmatch_lines(["ERROR: --perf-*: cases are not measured while *leave -n out, or add -n0"])
 
 
 def test_the_controller_says_what_was_left_out_and_how_to_run_it(pytester, monkeypatch):

@@ -1,7 +1,4 @@
-"""Read tables to audit: published ones, and a user's CSV or Markdown with a role for each relevant column.
-
-A cell of a user's table may hold a unit, a suffix, or another writing of signs and thousands.
-"""
+"""Read tables to audit: published ones, and a user's CSV or Markdown with a role for each relevant column."""
 
 from __future__ import annotations
 
@@ -10,16 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
+from perfsuite.audit.cells import cell, with_unit
 from perfsuite.audit.table import AuditColumn, AuditTable, Fact, Row
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.files import content, decoded, why
 from perfsuite.platforms import Catalog
-from perfsuite.published.numbers import Interval, Number, PrintedCell, printed
+from perfsuite.published.numbers import printed
 from perfsuite.published.records import (
-    DEFAULT_UNITS,
     PARTS,
     ROLES,
     SCALES,
@@ -27,133 +23,10 @@ from perfsuite.published.records import (
     PublishedRow,
     PublishedTable,
     Stated,
-    scale,
 )
 
-_NOTE = re.compile(r"<su[bp]\b.*?</su[bp]>|(?<=[\d%\w]) ?\[\^?\w{1,3}\](?!\()", re.IGNORECASE)
-"""Footnotes behind a figure."""
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>|`")
-_LINK = re.compile(r"\[([^\[\]]*)\]\([^()]*\)")
-_GROUP = re.compile(r"(?<=\d)[_'\u00a0\u2009\u202f](?=\d{3}(?!\d))")  # Separators of thousands other than the comma.
-_SIGN = str.maketrans("\u2212\u00b5\u03bc", "-uu")
-"""The minus sign, and two letters that are the ``u`` of microseconds."""
-_AMBIGUOUS = re.compile(
-    r"(?<![\d.,])\d+,(?:\d{1,2}|\d{4,})(?![\d,])|\d\.\d+[.,]\d|(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d.])"
-    r"|\d:\d|\d\s?[hm]\w*\s?\d"
-)
-"""Decimal commas, points and spaces between thousands, and times such as 1:30 and 1h20m."""
-_LONGEST = 200
-"""Most characters of a cell with a number."""
-_ONE = r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?"
-_SPREAD = re.compile(rf"({_ONE})[\s%]*(-|\u2013|\u2014|~|\.\.+|to\b|\u00b1|\+/-)\s*({_ONE})")
-"""A range, or a figure with its spread."""
-_PRODUCT = re.compile(r"(\d{1,6}) ?[x\u00d7*] ?(\d{1,6})")
-_REMARK = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|(?<=\d)\s*[A-Za-z]*/\s?\d.*|(?<=\d)\s?[x\u00d7] [A-Za-z].*")
-"""Text behind the figure: brackets, the total of ``44.2/48.0``, the device of ``8x A100 80GB``."""
-_MULTIPLE = re.compile(
-    r"[(\[,]\s*(?:in )?(?:[x\u00d7*] ?)?(k|K|M|1,?000|1e3|1e6|thousands|millions)\s*[)\]]"
-    r"|\b([kKM]) ?(?:tok|samp|im|seq)\w*"
-)
-"""The multiple in the title of a rate: ``tokens/s (k)``, ``Ktok/s``."""
-_FIRST = re.compile(r"(?P<number>\d[\d.,]*)(?:[eE][-+]?\d+)?\s?(?P<unit>[A-Za-z%]+(?:/s)?)(?![\w/])")
-"""The first number of a cell, directly with a unit or a suffix."""
-_BEFORE = "~≈<>=≤≥+-* "
 _WORD = re.compile(r"[^\W\d_]{2}")
 """A text that is a setting or a remark, and not a figure."""
-_HEADER = re.compile(r"[(\[（]\s*([^)\]）]+?)\s*[)\]）]")
-_SUFFIXES = {"k": "e3", "K": "e3", "M": "e6", "B": "e9", "G": "e9", "T": "e12"}
-_NAMES = {"us": "usec", "ms": "msec", "s": "sec secs seconds", "min": "mins minutes", "h": "hr hrs hours", "days": "d"}
-_NAMES |= {"Gb/s": "Gbps Gbit/s", "GB/s": "GBps GB/sec", "MB/s": "MBps MB/sec"}
-_NAMES |= {f"{one}FLOPS": f"{one}FLOPs {one}FLOP/s {one}FLOPs/s {one}FLOPS/s" for one in "GTP"}
-_SYNONYMS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
-"""Units of the roles by their other names."""
-
-
-def _plain(text: str) -> str:
-    """Return a cell without markup, footnotes and separators of thousands."""
-    return _GROUP.sub("", _TAG.sub(" ", _LINK.sub(r"\1", _NOTE.sub("", text))).translate(_SIGN)).strip()
-
-
-def with_unit(column: AuditColumn, cells: Sequence[str]) -> AuditColumn:
-    """Return a column with a unit: the given one, else the unit in brackets in the title, else the unit of a cell."""
-    if column.unit or column.meaning.dimension not in DEFAULT_UNITS:
-        return column
-    header = _HEADER.search(column.name.translate(_SIGN))
-    named = _unit(column, header[1].partition("/GPU")[0]) if header else ""
-    if not named and column.meaning.dimension != "share":
-        firsts = [match["unit"] for text in cells if (match := _FIRST.match(_plain(text).lstrip(_BEFORE)))]
-        named = next(filter(None, (_unit(column, unit) for unit in firsts)), "")
-    return replace(column, unit=named)
-
-
-def cell(text: str, column: AuditColumn, place: str) -> PrintedCell:
-    """Return a cell's numbers in the unit of its column; a range is one number with a wide interval.
-
-    Raises ConfigurationError for a number that could be read in two ways; ``place`` begins the message.
-    """
-    plain = _plain(text)
-    if column.meaning.dimension == "text":
-        return printed(plain)
-    if len(plain) > _LONGEST:
-        raise ConfigurationError(f"{place}: {text!r:.40} has {len(plain)} characters; write one number")
-    if column.meaning.exact and (product := _PRODUCT.fullmatch(plain)):
-        return printed(str(int(product[1]) * int(product[2])))
-    figure = _REMARK.sub("", plain)
-    spread = _SPREAD.search(figure)
-    numbers = printed(_SPREAD.sub("", figure, 1)).numbers
-    if _AMBIGUOUS.search(plain) or len(numbers) > (0 if spread else 1):
-        why = "can be read in more than one way; write one number, with a decimal point and without other separators"
-        raise ConfigurationError(f"{place}: {text!r} {why}")
-    match = _FIRST.match(plain.lstrip(_BEFORE))
-    factor = _factor(match["unit"] if match else "", column, f"{place}: {text!r}")
-    if spread:
-        return _range(plain, spread, factor, column)
-    if factor and (one := re.search(_ONE, figure)):
-        plain = plain.replace(one[0], one[0] + factor, 1)
-    return printed(plain)
-
-
-def _factor(suffix: str, column: AuditColumn, what: str) -> str:
-    """Return the power of ten from a cell's unit or suffix to its column's unit, such as ``e3``; empty for none.
-
-    Raises ConfigurationError for a unit or suffix that the column cannot have.
-    """
-    dimension, unit = column.meaning.dimension, _unit(column, suffix)
-    own = column.unit or DEFAULT_UNITS.get(dimension, "")
-    if unit and unit != own and dimension != "share":
-        ratio = scale(dimension, unit).over(scale(dimension, own))
-        digits = next((n for n in range(-12, 13) if ratio == Interval.exactly(Fraction(10) ** n)), None)
-        if digits is None:
-            raise ConfigurationError(f"{what} is in {unit}, but the column in {own}; write one unit in all rows")
-        return f"e{digits}"
-    if not unit and suffix in _SUFFIXES and dimension in ("rate", "number"):
-        return _SUFFIXES[suffix]
-    if not unit and suffix in (*_SUFFIXES, "%") and dimension != "share":
-        raise ConfigurationError(f"{what} has a suffix that its column cannot have; write the number in full")
-    title = _MULTIPLE.search(column.name) if dimension == "rate" else None
-    return ("e6" if (title[1] or title[2])[0] in "Mm" or title[1] == "1e6" else "e3") if title else ""
-
-
-def _range(plain: str, spread: re.Match[str], factor: str, column: AuditColumn) -> PrintedCell:
-    """Return a range such as ``10-12``, or a figure with its spread; without a number in a column of settings."""
-    first, last = (printed(text.lstrip("+") + factor).numbers for text in (spread[1], spread[3]))
-    numbers: tuple[Number, ...] = ()
-    if first and last and not column.meaning.exact:
-        low, high = first[0].value, last[0].value
-        if spread[2] in ("\u00b1", "+/-"):
-            low, high = low - high, low + high
-        if low <= high:
-            numbers = (replace(first[0], value=(low + high) / 2, last_place=high - low, filler=0),)
-    return PrintedCell(text=plain, numbers=numbers, bounded=not numbers)
-
-
-def _unit(column: AuditColumn, text: str) -> str:
-    """Return the unit of the column's dimension that a text names; empty for other texts."""
-    units = SCALES.get(column.meaning.dimension, {})
-    named = _SYNONYMS.get(text, text)
-    if named not in units and f"{named}B" in units and named in ("K", "M", "G"):
-        named = f"{named}B"  # 12G of memory
-    return named if named in units else ""
 
 
 def tables_of(report: PublishedReport) -> list[AuditTable]:
@@ -267,7 +140,10 @@ def read_tables(path: Path, roles: Mapping[str, AuditColumn], facts: Mapping[str
         header = text.partition("\n")[0]
         if delimiter == "," and ";" in header and header.count(";") >= header.count(","):
             delimiter = ";"
-        cells = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
+        try:
+            cells = [[text.strip() for text in row] for row in csv.reader(text.splitlines(), delimiter=delimiter)]
+        except csv.Error as error:
+            raise ConfigurationError(f"{path} is not CSV: {error}; correct or remove that row") from None
         grids = [(1, [row for row in cells if any(row)])]
     named = [(line, grid) for line, grid in grids if grid and set(grid[0]) & set(roles)]
     tables = [one for line, grid in named for one in _side_by_side(_grid_table(path, line, grid, roles, facts))]
@@ -329,7 +205,7 @@ def _grid_table(
         raise ConfigurationError(f"{path}:{line}: two columns have one name; rename one")
     name = f"{path.name}:{line}"
     columns = {
-        title: with_unit(roles[title], [row[at] for row in body if at < len(row)])
+        title: with_unit(roles[title], [row[at] for row in body if at < len(row)], str(path))
         for at, title in enumerate(header)
         if title in roles
     }

@@ -126,6 +126,8 @@ def _over_time(options: argparse.Namespace) -> OverTime | None:
     if options.history is None:
         return None
     history = read_history(options.history)
+    if not history.sessions:
+        raise ConfigurationError(f"--history: {options.history} has no session; leave --history out")
     repository = Repository(root=options.history.resolve().parent)
     return OverTime(history=history, findings=searched(history.sessions, repository))
 

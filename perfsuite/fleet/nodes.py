@@ -320,6 +320,8 @@ def quantity_of(result: Result, ranks: int) -> FleetQuantity:
 def read_names(names_or_count: str) -> list[str] | int:
     """Return the names in a file (one per line), or a number of nodes. Raises ConfigurationError for other text."""
     if names_or_count.isdecimal():
+        if not int(names_or_count):
+            raise ConfigurationError("--nodes 0 expects no node; give at least 1")
         return int(names_or_count)
     names = [line.partition("#")[0].strip() for line in _text(Path(names_or_count), "--nodes").splitlines()]
     names = [name for name in names if name]
@@ -334,7 +336,11 @@ def read_names(names_or_count: str) -> list[str] | int:
 def read_groups(path: Path, nodes: Iterable[str]) -> dict[str, str]:
     """Return the group of each node from lines ``node,group``. Raises ConfigurationError with the missing nodes."""
     groups: dict[str, str] = {}
-    for number, row in enumerate(csv.reader(io.StringIO(_text(path, "--group"))), 1):
+    try:
+        rows = list(csv.reader(io.StringIO(_text(path, "--group"))))
+    except csv.Error as error:
+        raise ConfigurationError(f"--group {path} is not CSV: {error}; write lines node,group") from None
+    for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         if not any(cells) or cells[0].startswith("#") or (number == 1 and cells[0].lower() == "node"):
             continue

@@ -69,7 +69,7 @@ def _memory(metric: str, how: str) -> tuple[StepFigure, ...]:
 
 _RATES = StepProgram(
     step=re.compile(r"\b(?:global_step=|\d+/)(?P<step>\d{1,18}),\s*(?=\w*SamplesPerSec=)"),
-    fields=re.compile(r"(?P<name>[A-Za-z]\w*)=(?P<value>[^,=]*?)(?P<end>,|$)"),
+    fields=re.compile(r"(?P<name>[A-Za-z]\w*)=(?P<value>[^=]*?)(?P<end>,(?!\d)|$)"),
     figures={
         "currsamplespersec": _rate("samples_per_s", "last step"),
         "runningavgsamplespersec": _rate("mean_samples_per_s", "mean since the second step"),

@@ -33,7 +33,7 @@ _PRINTED = re.compile(
     r"(?<![\w/])(?P<name>System tokens per second|Tokens/p/s|Theory TFLOPS|Tokens/TFLOPS|MFU): \s*(?P<value>\S*)\s*$"
 )
 """The end of a line, after any prefix of launchers and containers."""
-_TIMER = re.compile(r"global_step=(\d+),\s*RunningAvgSamplesPerSec=(\S+?),\s*CurrSamplesPerSec=(\S+?),")
+_TIMER = re.compile(r"global_step=(\d+),\s*RunningAvgSamplesPerSec=(\S+?),\s*CurrSamplesPerSec=(\S+?),(?!\d)")
 
 
 def _read(source: Source) -> Imported:

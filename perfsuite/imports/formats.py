@@ -6,6 +6,7 @@ To add a format, add a module and a row to :data:`FORMATS`. Files of ``perfsuite
 from __future__ import annotations
 
 import errno
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -198,6 +199,18 @@ def read_imported(path: Path) -> tuple[Imported, ...]:
     if plain[_KEY] != SCHEMA:
         raise ImportFailed(f"{path}:1: schema {plain[_KEY]} is not {SCHEMA}; update perfsuite, or import again")
     try:
-        return tuple(from_json(Imported, imported) for imported in plain["files"])
+        files = tuple(from_json(Imported, imported) for imported in plain["files"])
+        if not any(imported.rows for imported in files):
+            raise ValueError("it has no figure")
+        for row in (row for imported in files for row in imported.rows):
+            if (
+                not math.isfinite(row.value)
+                or (row.unit and row.value < 0)
+                or not 0 <= (row.message_bytes or 0) < math.inf
+            ):
+                raise ValueError(
+                    f"{row.metric} of {row.name!r:.60} is {row.value!r:.20} {row.unit}, which no import writes"
+                )
+        return files
     except (KeyError, TypeError, ValueError) as error:
         raise ImportFailed(f"{path}: {error}; import again") from None

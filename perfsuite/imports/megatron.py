@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from perfsuite.base.units import plural
 from perfsuite.imports import deepspeed
 from perfsuite.imports.row import Format, Imported, Meaning, Source
 from perfsuite.imports.steps import (
+    NO_GROUPS,
     StepField,
     StepFigure,
     StepLine,
@@ -71,8 +73,8 @@ _FIGURES: Mapping[str, Sequence[StepFigure]] = {
             scales=_UNITS,
         ),
     ),
-    "samples per second": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_SINCE}"),),
-    "samples/sec": (StepFigure(meaning=_SAMPLES, convention=f"gpt-neox: of all devices; {_SINCE}"),),
+    "samples per second": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_SINCE}", form=NO_GROUPS),),
+    "samples/sec": (StepFigure(meaning=_SAMPLES, convention=f"gpt-neox: of all devices; {_SINCE}", form=NO_GROUPS),),
     "tokens per gpu (tokens/s/gpu)": _alone_or_last(_TOKENS, "of one device"),
     "tokens/s/gpu inst/harmonic mean": _alone_or_last(_TOKENS, "of one device", harmonic="harmonic mean"),
     **dict.fromkeys(
@@ -112,7 +114,9 @@ PROGRAM = StepProgram(
 )
 _BAR = StepProgram(
     step=re.compile(r"\bEpoch \d+:[^\[]*\|\s*(?P<step>\d{1,18})/\d+ \[(?=[^\]]*\breduced_train_loss=)"),
-    fields=re.compile(r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*)(?:\.0(?=,))?(?P<end>[,\]]|$)"),
+    fields=re.compile(
+        r"(?P<name>[A-Za-z_][\w ]*)=(?P<value>nan(?=\.0)|[^,\]]*(?:,\d[^,\]]*)*)(?:\.0(?=,))?(?P<end>[,\]]|$)"
+    ),
     figures=_FIGURES,
     mark=re.compile(r"\btrain_step_timing in s="),
     ignored=frozenset({"global_step", "v_num"}),
@@ -123,6 +127,8 @@ _BRIDGE_FIGURES: Mapping[str, Sequence[StepFigure]] = {
     "time": (StepFigure(meaning=_STEP_MS, convention="megatron-bridge: printed in s", form="@s", scales={"": 1e3}),),
     "rate": (StepFigure(meaning=_TFLOPS, convention=f"megatron-bridge: {_MODEL}", form="@MODEL_TFLOP/s/GPU"),),
 }
+_SKIPPED = re.compile(r"\biteration\s+(\d{1,18})/[^|]*\|.{0,2000}?\bnumber of skipped iterations:\s+(?!0\s*\|)\d+\s*\|")
+"""A line whose time has iterations that ended before the optimizer, because a gradient overflowed."""
 _NEOX = re.compile(r"\bsamples/sec:.*\biteration\s+\d+/|\biteration\s+\d+/.*\bapprox flops per GPU:")
 _PRIMUS = re.compile(r"\biteration\s+\d+/.*(?:tokens/s/GPU|hip mem usage|per iteration \(ms\):\s*[\d.]+/[\d.]+)")
 
@@ -146,6 +152,11 @@ def _read(source: Source) -> Imported:
     found.add(found_in(source, _BAR))
     found.add(figures_of(source, list(_bridge(source)), _BRIDGE_FIGURES))
     found.add(deepspeed.all_figures(source))
+    if skipped := [match for line in source.lines for match in _SKIPPED.finditer(line)]:
+        found.notes.append(
+            f"{plural(len(skipped), 'line')} with skipped iterations, whose times have no optimizer: the first at "
+            f"iteration {skipped[0][1]}"
+        )
     return imported(source, found)
 
 

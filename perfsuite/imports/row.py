@@ -17,6 +17,9 @@ from perfsuite.base.units import plural
 from perfsuite.imports.lines import Line, labelled_lines, split_lines
 from perfsuite.record.own_metrics import Better
 
+_GROUPS = re.compile(r"(?<=\d),(?=\d{3}(?:,\d{3})*(?:\.\d*)?$)(?<![\d]{4},)")
+"""A comma between groups of thousands; ``4,02`` and ``1234,567`` have none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRow:
@@ -176,7 +179,7 @@ class Source:
     def number(self, line: int, text: object, what: str) -> float:
         """Return a finite number of a line. Raises ImportFailed for other text."""
         try:
-            value = float(str(text).replace(",", ""))
+            value = float(_GROUPS.sub("", str(text)))
         except ValueError:
             value = math.nan
         if isinstance(text, bool) or not math.isfinite(value):

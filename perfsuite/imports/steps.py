@@ -25,6 +25,7 @@ _OTHER_PHASE = re.compile(r"\b(?:validate|validation|evaluate|evaluation)\b")
 """Words of other phases, also if another line was printed between them and the step."""
 _LONGEST = 20_000  # Most characters of a line of steps.
 _RANKS_APART = 1.2  # Largest ratio of a time or rate of one step between ranks of one program.
+NO_GROUPS = "(?!.*,)@"  # Form of a figure that a program prints with three decimals, so that 53,753 is not thousands.
 _TRAINING = ("", "train", "training")  # Words before ``step`` that do not name another phase.
 
 
@@ -278,7 +279,9 @@ class _Reader:
             return {}
         fits: dict[str, tuple[StepFigure, re.Match[str]]] = {}
         for figure in figures:
-            if match := _pattern(figure.form).fullmatch(one.value):
+            match = _pattern(figure.form).fullmatch(one.value)
+            has_unit = match is not None and (match.groupdict().get("unit") or "") in figure.scales
+            if match and has_unit and not (figure.meaning[0] == "loss" and "," in match["number"]):
                 fits.setdefault(figure.meaning[0], (figure, match))
         metrics = {metric: _value(*fit) for metric, fit in fits.items()} or {figures[0].meaning[0]: math.nan}
         if metrics.keys() <= taken.keys():

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfsuite.imports.row import Format, Imported, LogFigures, Meaning, Source
 from perfsuite.imports.steps import (
+    NO_GROUPS,
     StepField,
     StepFigure,
     StepLine,
@@ -41,7 +42,10 @@ def _spaced(names: str) -> re.Pattern[str]:
     return re.compile(rf"{value}(?P<end>\s{{2,}}(?=[a-z][\w/]*(?: [a-z]+)?:)|\s+(?=(?:{names}):)|\s*$)")
 
 
-_TITAN_TOKENS = (StepFigure(meaning=_TOKENS, convention="torchtitan: of one device"),)
+_TITAN_TOKENS = (
+    # It prints whole numbers: 12.345 is 12 thousand with another separator.
+    StepFigure(meaning=_TOKENS, convention="torchtitan: of one device", form=r"(?!\d{1,3}(?:\.\d{3})+$)@"),
+)
 _TITAN = StepProgram(
     step=re.compile(
         r"(?:\b(?P<phase>[a-z]+)[ _-])?\bstep:\s*(?P<step>\d{1,18})(?:\s*/\s*\d+(?:\s*=\s*[\d.]+%)?)?\s+(?=loss:)"
@@ -79,7 +83,7 @@ _TITAN = StepProgram(
 _SINCE = "mean since the last report"
 _LATTE = StepProgram(
     step=re.compile(r"\(step=(?P<step>\d{1,18})(?:/epoch=\d+)?\)\s+(?=Train Loss:)"),
-    fields=re.compile(r"(?P<name>[A-Z][\w /-]*):\s*(?P<value>[^,]*?)\s*(?P<end>,|$)"),
+    fields=re.compile(r"(?P<name>[A-Z][\w /-]*):\s*(?P<value>[^:]*?)\s*(?P<end>,(?!\d)|$)"),
     figures={
         "train loss": (StepFigure(meaning=_LOSS, convention=f"latte, dit: {_SINCE}, over the ranks"),),
         "train steps/sec": (
@@ -117,7 +121,7 @@ _LIBAI = StepProgram(
 _ONEFLOW_SINCE = f"oneflow: {_SINCE}"
 _ONEFLOW = StepProgram(
     step=re.compile(r"\bstep=(?P<step>\d{1,18}),(?=micro_batches=)"),
-    fields=re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>[^,=]*?)(?P<end>,|$)"),
+    fields=re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>[^=]*?)(?P<end>,(?!\d)|$)"),
     figures={
         "throughput": (StepFigure(meaning=_SAMPLES, convention=f"of all devices; {_ONEFLOW_SINCE}"),),
         "latency": (StepFigure(meaning=_STEP_MS, convention=f"{_ONEFLOW_SINCE}, printed in s", scales={"": 1e3}),),
@@ -222,7 +226,7 @@ def _fixed(meaning: Meaning, how: str, decimals: int, factor: float = 1.0) -> tu
 
 _MAXTEXT = StepProgram(
     step=re.compile(r"\bcompleted step: (?P<step>\d{1,18}), (?=seconds:)"),
-    fields=re.compile(r"(?P<name>[A-Za-z][\w/ ]*): (?P<value>[^,]*?)\s*(?P<end>,|$)"),
+    fields=re.compile(r"(?P<name>[A-Za-z][\w/ ]*): (?P<value>[^:]*?)\s*(?P<end>,(?!\d)|$)"),
     figures={
         "seconds": _fixed(_STEP_MS, "maxtext: printed in s", 3, 1e3),
         **dict.fromkeys(("tflop/s/device", "tflop/s"), _fixed(_TFLOPS, "maxtext: model FLOPs of one device", 3)),
@@ -234,7 +238,7 @@ _MAXTEXT = StepProgram(
 )
 _NANOGPT = StepProgram(
     step=re.compile(r"\biter (?P<step>\d{1,18}): (?=loss \S+, time )"),
-    fields=re.compile(r"\b(?P<name>loss|time|mfu) (?P<value>(?!-100\.00%)[^,]*?)(?P<end>,|$)"),
+    fields=re.compile(r"\b(?P<name>loss|time|mfu) (?P<value>(?!-100\.00%).*?)(?P<end>,(?!\d)|$)"),
     figures={
         "loss": (StepFigure(meaning=_LOSS, convention="nanogpt: of the last micro-batch of rank 0"),),
         "time": (StepFigure(meaning=_STEP_MS, convention="nanogpt: one iteration with all micro-batches", form="@ms"),),
@@ -255,7 +259,9 @@ _NANOCHAT = StepProgram(
 )
 _INTERNEVO = StepProgram(
     step=re.compile(r"\btflops=(?=\S+ step=(?P<step>\d{1,18}) )"),
-    fields=re.compile(r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>\S+)(?P<end>\s|$)"),
+    fields=re.compile(
+        r"(?P<name>[a-z_]\w*(?: \(tokens/gpu/second\))?)=(?P<value>[^=]*?)(?P<end>\s+(?=[a-z_][\w ()/]*=)|\s*$)"
+    ),
     figures={
         "tflops": (StepFigure(meaning=_TFLOPS, convention="internevo: of one device, by Megatron's formula"),),
         "loss": (StepFigure(meaning=_LOSS, convention="internevo: of the step"),),
@@ -277,11 +283,11 @@ _COMPOSER: Mapping[str, Sequence[StepFigure]] = {
     "throughput/device/flops_per_sec": _fixed(_TFLOPS, f"{_WINDOW}, model FLOPs, printed in FLOPS", 4, 1e-12),
     "throughput/device/mfu": _fixed(_MFU, f"{_WINDOW}, printed as a fraction", 4, 100.0),
 }
-_TRAINER = re.compile(r"\b(?P<name>train_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+)(?P<end>[,}]?)")
+_TRAINER = re.compile(r"\b(?P<name>train_\w+)['\"]?\s*[:=]\s*(?P<value>[^\s,}]+(?:,\d[^\s,}]*)*)(?P<end>[,}]?)")
 _WHOLE_RUN = "transformers: whole training, of all devices"
 _TRAINER_FIGURES: Mapping[str, Sequence[StepFigure]] = {
-    "train_samples_per_second": (StepFigure(meaning=_SAMPLES, convention=_WHOLE_RUN),),
-    "train_steps_per_second": (StepFigure(meaning=_STEPS, convention=_WHOLE_RUN),),
+    "train_samples_per_second": (StepFigure(meaning=_SAMPLES, convention=_WHOLE_RUN, form=NO_GROUPS),),
+    "train_steps_per_second": (StepFigure(meaning=_STEPS, convention=_WHOLE_RUN, form=NO_GROUPS),),
     "train_tokens_per_second": (StepFigure(meaning=_ALL_TOKENS, convention=f"{_WHOLE_RUN}; padding may count"),),
     "train_loss": (StepFigure(meaning=_LOSS, convention="transformers: mean of the whole training"),),
 }

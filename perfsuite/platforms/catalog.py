@@ -136,10 +136,6 @@ def load_catalog(extra_files: Iterable[Path | str] = ()) -> Catalog:
     extra = [Path(path) for path in extra_files]
     families = family_names() if extra else SHIPPED
     for file in (_built_in(), *(_File.load(path, families) for path in extra)):
-        unknown = set(file.tables) - {"platform", "machine", "environment", "expectation"}
-        if unknown:
-            allowed = "[platform.NAME] and [machine.NAME] tables, [environment] and [[expectation]] rows"
-            raise file.error(min(unknown), "", f"is unknown; a file has {allowed}")
         for name, row in file.table("platform").items():
             file.check_row(name, row)
             rows[name] = _merge(rows.get(name, {}), row)
@@ -188,7 +184,7 @@ class _File:
     def load(cls, path: Path, families: tuple[str, ...]) -> _File:
         try:
             text = decoded(content(path), "strict").replace("\r\n", "\n")
-            return cls(path=path, text=text, tables=tomllib.loads(text), families=families)
+            file = cls(path=path, text=text, tables=tomllib.loads(text), families=families)
         except OSError as error:
             raise ConfigurationError(
                 f"platform file {path} cannot be read: {why(error)}; correct the path or the permissions"
@@ -201,6 +197,12 @@ class _File:
             raise ConfigurationError(f"platform file {path} is not TOML: {error}; correct that line") from None
         except (RecursionError, ValueError):  # brackets in brackets, or a number of thousands of digits
             raise ConfigurationError(f"platform file {path} is nested too deep, or a number is too long") from None
+        allowed = "a file has [platform.NAME] and [machine.NAME] tables, [environment] and [[expectation]] rows"
+        if unknown := set(file.tables) - {"platform", "machine", "environment", "expectation"}:
+            raise file.error(min(unknown), "", f"is unknown; {allowed}")
+        if not file.tables:
+            raise ConfigurationError(f"platform file {path} has no table; {allowed}")
+        return file
 
     def error(self, table: str, key: str, rule: str) -> ConfigurationError:
         """Return the error about ``key`` of ``[table]``, with the line if found."""

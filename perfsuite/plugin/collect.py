@@ -13,8 +13,8 @@ from perfsuite import suite as shipped
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import plural
 from perfsuite.plugin import collisions
-from perfsuite.plugin.gate_options import gate_options_key
-from perfsuite.plugin.options import SHORT_MARKERS, budget_of, settings_key, short_names
+from perfsuite.plugin.gate_options import asked_on_the_command_line, gate_options_key
+from perfsuite.plugin.options import SHORT_MARKERS, budget_of, runs_tests, settings_key, short_names
 from perfsuite.plugin.state import suite_key, suite_of
 from perfsuite.plugin.sweep import SHORT_NAMES, Scale, Sweep, read_sweep
 
@@ -286,13 +286,15 @@ def refuse_dealt_out(config: pytest.Config) -> None:
     """Raise UsageError if a run that gates or stores would distribute tests to workers."""
     option = config.option
     dealt_out = getattr(option, "tx", None) and getattr(option, "dist", "no") != "no"
-    if dealt_out and config.stash[gate_options_key].fresh:
+    if not dealt_out or not runs_tests(config):
+        return
+    needing = asked_on_the_command_line(config)
+    if config.stash[gate_options_key].fresh or needing:
+        names = needing[0] if needing else "--perf-gate, --perf-update and --perf-runs"
         raise pytest.UsageError(
-            "--perf-gate, --perf-update and --perf-runs measure, and other tests must not run at the same time; "
-            "leave -n out, or add -n0"
+            f"{names}: cases are not measured while other tests run at the same time; leave -n out, or add -n0"
         )
-    if dealt_out:
-        config.pluginmanager.register(_Controller(config), "perfsuite.distributed")
+    config.pluginmanager.register(_Controller(config), "perfsuite.distributed")
 
 
 def leave_out_measured(session: pytest.Session) -> None:

@@ -251,6 +251,8 @@ def begin(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
         if written and not files[-1].is_file():
             raise ConfigurationError(f"--perf-expect: {files[-1]} is not a file; give a TOML file of rows")
         rows = load_expectations(files, suite.catalog.models) if written is not None else None
+        if written and rows is not None and not any(row.place.startswith(str(files[-1])) for row in rows):
+            raise ConfigurationError(f"--perf-expect: {files[-1]} has no [[expectation]] row; add one")
     except PerfsuiteError as error:
         raise pytest.UsageError(str(error)) from None
     expecting = Expecting(config, rows, devices or 0, cases)

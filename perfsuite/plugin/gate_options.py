@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.units import parse_duration
 from perfsuite.plugin import collisions
-from perfsuite.plugin.options import UPDATE_MODES, settings_key
+from perfsuite.plugin.options import UPDATE_MODES, runs_tests, settings_key
 from perfsuite.record.verdict import FAILING, GateSettings
 
 if TYPE_CHECKING:
@@ -89,9 +90,10 @@ def _read(config: pytest.Config) -> GateOptions:
         if option(name) and not option("perf_gate"):
             raise pytest.UsageError(f"--{name.replace('_', '-')} is an option of the gate; give --perf-gate with it")
     smoke = option("benchmark_disable") and not option("benchmark_enable")
-    if smoke and (option("perf_gate") or mode):
+    if smoke and (option("perf_gate") or mode or option("perf_expect") is not None or option("perf_history")):
         raise pytest.UsageError(
-            "--benchmark-disable measures nothing, but a gate or an update needs measurements; leave it out"
+            "--benchmark-disable measures nothing, but a gate, an update, expectations or a history need measurements; "
+            "leave it out"
         )
     return GateOptions(
         gate=option("perf_gate"),
@@ -181,21 +183,44 @@ def _budget(config: pytest.Config) -> float | None:
     return seconds
 
 
-def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
-    """Raise UsageError for --perf-gate on the command line if no perf case was collected.
+_NEEDS_CASES: Mapping[str, str] = MappingProxyType(
+    {
+        "--perf-gate": "compared",
+        "--perf-expect": "judged",
+        "--perf-update": "stored",
+        "--perf-accept": "stored",
+        **dict.fromkeys(
+            ("--perf-history", "--perf-html", "--perf-report", "--perf-summary", "--perf-trace"),
+            "written",
+        ),
+    }
+)
+"""The missing result of each option without a perf case."""
 
-    In ``addopts`` the option is accepted: it is used for runs of other tests too.  Without any test pytest itself
+
+def asked_on_the_command_line(config: pytest.Config) -> list[str]:
+    """Return the options of perfsuite on the command line that need a perf case."""
+    words = {str(argument).partition("=")[0] for argument in config.invocation_params.args}
+    asked = [name for name in _NEEDS_CASES if name in words]
+    return [name for name in asked if collisions.option(config, name[2:].replace("-", "_")) not in (None, False)]
+
+
+def refuse_no_cases(session: pytest.Session, cases: Sequence[pytest.Item]) -> None:
+    """Raise UsageError for a check or a file on the command line if no perf case was collected.
+
+    In ``addopts`` the options are accepted: they are used for runs of other tests too.  Without any test pytest itself
     fails.
     """
     config = session.config
-    asked = any(str(argument).startswith("--perf-gate") for argument in config.invocation_params.args)
-    options = config.stash[gate_options_key]
-    ends = config.getoption("collectonly") or hasattr(config, "workerinput") or options.allow_ungated
-    if options.gate and asked and session.items and not cases and not ends:
-        raise pytest.UsageError(
-            "--perf-gate: no selected test is a perf case, so nothing would be compared; select perf cases, leave "
-            "--perf-gate out, or add --perf-allow-ungated"
-        )
+    if cases or not session.items or not runs_tests(config) or hasattr(config, "workerinput"):
+        return
+    for name in asked_on_the_command_line(config):
+        allow = {"--perf-gate": "--perf-allow-ungated", "--perf-expect": "--perf-allow-unjudged"}.get(name, "")
+        if not (allow and collisions.option(config, allow[2:].replace("-", "_"))):
+            raise pytest.UsageError(
+                f"{name}: no selected test is a perf case, so nothing would be {_NEEDS_CASES[name]}; select perf "
+                f"cases, {f'leave {name} out, or add {allow}' if allow else f'or leave {name} out'}"
+            )
 
 
 def tolerances_of(item: pytest.Item) -> Tolerances:

@@ -235,8 +235,8 @@ def _write_summary(config: pytest.Config, _: Path) -> str:
         from perfsuite.reports.tables.grids import markdown
 
         projected = "".join(f"{line}\n" for grid in projected_grids(*found) for line in markdown(grid))
-    if run is None or not (run.results or run.failures or projected):
-        return ""
+    if run is None or not (run.results or run.failures or projected or collisions.option(config, "perf_summary")):
+        return ""  # a file of an earlier run would be taken for this one's: a file on the command line is written
     from perfsuite.base import files
     from perfsuite.reports.notable import notable
     from perfsuite.reports.summary import LIMIT_BYTES, markdown_summary

@@ -119,6 +119,8 @@ def show(terminalreporter: Any, config: pytest.Config) -> None:
         _show_tables(out, suite, session)
     if level != "quiet":
         projected = projecting.projections(suite)
+        if projected is not None and not projected[0]:
+            out.line(f"--perf-project: nothing is projected; {projecting.NO_TRAINING}", yellow=True)
         for line in grid_lines(projected_grids(*projected)) if projected else ():
             out.line(line)
 

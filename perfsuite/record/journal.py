@@ -24,13 +24,15 @@ as not finished.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from perfsuite.base.errors import JournalError
 from perfsuite.base.files import open_regular, why
+from perfsuite.base.units import plural
 from perfsuite.record.codec import from_json, plain_json
 from perfsuite.record.result import SCHEMA, Peaks, Result
 from perfsuite.record.run import GateRecord, Header, Projected, RunEnd, RunRecord
@@ -68,6 +70,7 @@ def read_journal(path: Path) -> RunRecord:
                 header = _header(path, kind, body)
             elif kind == "result":
                 result = from_json(Result, {**body, "environment": environment} if isinstance(body, dict) else body)
+                _require_possible(result)
                 results[result.case] = result
                 measured[result.case] += 1
                 aside["failure"].pop(result.case, None)
@@ -76,7 +79,7 @@ def read_journal(path: Path) -> RunRecord:
                 projection = from_json(Projected, body)
                 projections[projection.case] = projection
             elif kind in _WHOLE:
-                whole[kind] = from_json(_WHOLE[kind], body)
+                whole[kind] = _of_the_run(kind, body)
             elif kind == "environment" and isinstance(body, dict):
                 environment = body
             elif kind in _ASIDE and isinstance(body, dict) and {"case", _ASIDE[kind]} <= set(body):
@@ -114,13 +117,61 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _kind_and_body(line: bytes) -> tuple[str, Any]:
     try:
-        plain = plain_json(line)
+        plain = plain_json(line, once=True)
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(plain, dict) or len(plain) != 1:
         raise ValueError("not an object with one key")
     ((kind, body),) = plain.items()
     return kind, body
+
+
+def _require_possible(result: Result) -> None:
+    """Raise ValueError for a figure that no run writes: the line was damaged or changed."""
+    work, measurement = result.work, result.measurement
+    amounts = (work.bytes_moved, work.footprint_bytes, work.message_bytes, work.samples, work.tokens)
+    _require_figures(
+        (
+            ("world_size", [result.world_size], 1),
+            ("work", [*amounts, *work.flops.values()], 0),
+            *((one.name, [one.value], -math.inf) for one in result.metrics if one.value is not None),
+            *((f"peak of {one.name}", [one.peak.value], 0) for one in result.metrics if one.peak is not None),
+        )
+    )
+    if measurement is None:
+        return
+    if not measurement.times_s or len(measurement.ranks) != result.world_size:
+        parts = f"{plural(len(measurement.times_s), 'sample')} and {plural(len(measurement.ranks), 'rank')}"
+        raise ValueError(f"the measurement of world_size {result.world_size} has {parts}")
+    clock, ranks = measurement.clock, measurement.ranks
+    _require_figures(
+        (
+            ("times_s", measurement.times_s, 0),
+            ("yardsticks_s", measurement.yardsticks_s, 0),
+            ("iterations", [measurement.iterations], 1),
+            ("clock", [clock.resolution_s, clock.cost_s], 0),
+            ("ranks", [s for one in ranks for s in (one.median_s, one.min_s, one.max_s, one.cpu_share)], 0),
+            ("threads and memory of ranks", [n for one in ranks for n in (one.threads, one.max_rss_bytes)], 0),
+            *((f"record {one.name}", [one.value], -math.inf) for one in measurement.records),
+            *((f"span {one.name}", [one.time_s, one.count], -math.inf) for one in measurement.spans),
+        )
+    )
+
+
+def _require_figures(figures: Iterable[tuple[str, Collection[float], float]]) -> None:
+    for name, values, least in figures:
+        if values and not (math.isfinite(sum(values)) and min(values) >= least):
+            odd = next(value for value in values if not (math.isfinite(value) and value >= least))
+            rule = "finite" if least < 0 else f"finite and at least {least}"
+            raise ValueError(f"{name} is {odd!r:.40}, but it must be {rule}")
+
+
+def _of_the_run(kind: str, body: Any) -> Any:
+    record = from_json(_WHOLE[kind], body)
+    if kind == "peaks":
+        device = (record.memory_bandwidth, record.link, record.host_link)
+        _require_figures((kind, [peak.value], 0) for peak in (*record.tflops.values(), *device) if peak)
+    return record
 
 
 def _header(path: Path, kind: str, body: Any) -> Header:
