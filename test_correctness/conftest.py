@@ -41,6 +41,7 @@ COMPLETE = (2, 13)
 
 TRAINING = (
     "torch.distributed.fsdp",
+    "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch._dynamo",
