@@ -13,12 +13,19 @@ from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
 
+import cpuinfo  # noqa: F401
 import pytest
 from hypothesis import HealthCheck, settings
 
+# pytester forgets what a run in this process imported first, and its caches, and the next run imports it again.
+import perfsuite.expectations.judge
+import perfsuite.platforms.cuda
+import perfsuite.platforms.musa
 import perfsuite.plugin.gating
 import perfsuite.plugin.summary
-import perfsuite.reports.tables.report  # noqa: F401  # pytester forgets what a run in this process imported first
+import perfsuite.record.journal
+import perfsuite.reports.page.page
+import perfsuite.reports.tables.report  # noqa: F401
 from perfsuite.base.errors import UnsupportedCase
 from perfsuite.base.git import without_git
 from perfsuite.plugin.launch import PRELOAD
@@ -27,6 +34,9 @@ from perfsuite.runtime.transports.base import WRAPPER
 from simmusa import build
 from test_correctness.helpers import warm
 from test_correctness.helpers.gated_repository import kept, machine, repo, stored  # noqa: F401  # fixtures
+
+with contextlib.suppress(ImportError):
+    import psutil  # noqa: F401
 
 # No deadline: how long an example takes is up to whatever else the machine does.
 settings.register_profile(
@@ -41,6 +51,7 @@ COMPLETE = (2, 13)
 
 TRAINING = (
     "torch.distributed.fsdp",
+    "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch._dynamo",

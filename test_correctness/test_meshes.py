@@ -22,11 +22,8 @@ MESHES = {
     "tp2": {"strategy": "hybrid", "accumulation": 2},
     "dp2-tp2": {"strategy": "hybrid", "accumulation": 2},
 }
-PURPOSES = {
-    "memory": [mesh for mesh in MESHES if mesh != "dp2"],  # first, of a process in which nothing has run
-    "loss": MESHES,
-    "flops": ("dp1", "pp2-dp2", "tp2", "dp2-tp2"),
-}
+COUNTED = ("dp1", "pp2-dp2", "tp2", "dp2-tp2")
+"""Meshes whose operations are counted."""
 
 
 SLOW = ("dp2-tp2", "dp_replicate2-dp_shard2")
@@ -43,44 +40,44 @@ driver = driver_fixture("torch", FSDP, PIPELINING, COMPILER, WORKER)
 
 @pytest.fixture(scope="module")
 def built(driver):
-    """Records of the builds of a mesh by purpose, which run on one set of ranks."""
+    """Records of the memory build of a mesh, or of its builds for loss and operations, on one set of ranks."""
     data = {"data": "generated", "dataset_samples": STEPS * BATCH}  # synthetic ones repeat after four micro-batches
 
     @functools.cache
-    def found(mesh):
+    def found(mesh, memory):
         case = TrainStep(mesh=mesh, global_batch_size=BATCH, loss_steps=STEPS, **data, **MESHES[mesh], **TINY)
-        parts = {name: Build(workload=case, purpose=name) for name, meshes in PURPOSES.items() if mesh in meshes}
-        return records_of(driver, mesh, parts)
+        together = ["memory"] if memory else ["loss", "flops"] if mesh in COUNTED else ["loss"]
+        return records_of(driver, mesh, {name: Build(workload=case, purpose=name) for name in together})
 
-    return found
+    return lambda mesh, purpose: found(mesh, purpose == "memory")[purpose]
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("mesh", marked(list(MESHES)[1:]))
 def test_the_same_samples_give_the_same_losses(built, mesh):
     for name in ("first_loss", "final_loss"):
-        assert pytest.approx(built("dp1")["loss"][name], rel=1e-5) == built(mesh)["loss"][name]
+        assert pytest.approx(built("dp1", "loss")[name], rel=1e-5) == built(mesh, "loss")[name]
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("mesh", marked(PURPOSES["flops"][1:]))
+@pytest.mark.parametrize("mesh", marked(COUNTED[1:]))
 def test_parts_take_the_operations_of_the_whole(built, mesh):
-    assert built("dp1")["flops"]["counted_flops"] == built(mesh)["flops"]["counted_flops"]
+    assert built("dp1", "flops")["counted_flops"] == built(mesh, "flops")["counted_flops"]
 
 
 @pytest.mark.parametrize("mesh", marked(MESHES))
 def test_the_batch_is_spread_over_replicas_alone(built, mesh):
-    records, replicas = built(mesh)["loss"], MeshShape.parse(mesh).replicas
+    records, replicas = built(mesh, "memory"), MeshShape.parse(mesh).replicas
     assert BATCH == records["global_batch"] == records["local_batch"] * records["accumulation"] * replicas
 
 
-@pytest.mark.parametrize("mesh", marked(PURPOSES["memory"]))
+@pytest.mark.parametrize("mesh", marked(mesh for mesh in MESHES if mesh != "dp2"))
 def test_what_is_spread_takes_its_share_of_the_memory(built, mesh):
-    memory = built(mesh)["memory"]
+    memory = built(mesh, "memory")
     shares = {"dp_replicate2-dp_shard2": ("dp1", 2, 0.01), "pp2-dp2": ("pp2", 2, 0.01)}
     shares |= {"tp2": ("dp1", 2, 0.05), "dp2-tp2": ("dp1", 4, 0.05)}
     if mesh in shares:
         whole, parts, within = shares[mesh]
-        assert memory["weights_bytes"] == pytest.approx(built(whole)["memory"]["weights_bytes"] / parts, rel=within)
+        assert memory["weights_bytes"] == pytest.approx(built(whole, "memory")["weights_bytes"] / parts, rel=within)
     assert 0 == max(0, memory["parts_beyond_peak_bytes"])
     assert ("peak_activations_bytes_rank1" in memory) == (MeshShape.parse(mesh).size("pp") == 2)

@@ -230,13 +230,13 @@ def pytest_perfsuite_metrics():
 """
 
 
-def test_a_wrong_registration_ends_the_run_before_it_measures(own_repo, pytester):
+def test_a_wrong_registration_ends_the_run_before_it_measures(pytester, monkeypatch):
+    repo = repository(pytester, monkeypatch, TESTS)
     pytester.makeconftest(REGISTERED.format(returned='["memory"]'))
-    before = len(own_repo.driver.jobs)
-    found = own_repo.run()
+    found = repo.run()
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     found.stderr.fnmatch_lines(["*pytest_perfsuite_metrics returned 'memory'; return a list of perfsuite.OwnMetric*"])
-    assert before == len(own_repo.driver.jobs)
+    assert [] == repo.driver.jobs
 
 
 def test_the_ranks_know_what_is_registered(tmp_path):

@@ -218,7 +218,7 @@ import pytest
 def pytest_addoption(parser):
     parser.addoption("--perf-report", action="store_true", help="theirs")
     parser.addoption("--perf-scale", default="x", choices=["x", "y"])
-    parser.addoption("--perf-runs", default="many")
+    parser.addoption("--their-runs", dest="perf_runs", default="many")
     parser.addini("perf_timeout", "theirs", default="")
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_options_that_a_conftest_declares_are_its_own(pytester, monkeypatch, loa
     options = ["-p", "perfsuite.plugin"] if loaded == "-p" else []
     for given, wanted in (
         ([], [False, "x", "many"]),
-        (["--perf-report", "--perf-scale", "y", "--perf-runs", "few", "--perf-timeout", "3s"], [True, "y", "few"]),
+        (["--perf-report", "--perf-scale", "y", "--their-runs", "few", "--perf-timeout", "3s"], [True, "y", "few"]),
     ):
         monkeypatch.setenv("WANTED", str(wanted))
         found = pytester.runpytest_subprocess(*options, *given, "-p", "no:hypothesispytest")

@@ -12,7 +12,6 @@ from perfsuite.base.errors import ConfigurationError, UnsupportedCase
 from perfsuite.base.files import why_not_private
 from perfsuite.runtime import scratch
 from perfsuite.runtime.transports.forkserver import boot_command
-from perfsuite.strategies.deepspeed.engine import compiling
 from simmusa import build
 
 ME = os.getuid()
@@ -130,6 +129,9 @@ def test_a_torch_that_has_no_name_for_the_user(monkeypatch):
 
 
 def test_kernels_are_not_compiled_into_a_folder_of_others(tmp_path):
+    pytest.importorskip("deepspeed")
+    from perfsuite.strategies.deepspeed.engine import compiling
+
     open_to_all(tmp_path / "perfsuite")
     with pytest.raises(
         ConfigurationError, match=r"has mode 0777: .*; set TORCH_EXTENSIONS_DIR to a folder of your own"

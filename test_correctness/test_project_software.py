@@ -178,8 +178,9 @@ def test_a_table_of_a_variant_gives_traits_and_no_shares_of_peaks(capsys):
     assert "whose peak its authors do not know" in capsys.readouterr().out
 
 
-def test_published_steps_of_torchtitan_lie_in_the_printed_band():
+def test_published_steps_of_torchtitan_lie_in_the_printed_band(monkeypatch):
     """Its steps on H200 and A100 are in no fit and in no band."""
+    monkeypatch.setattr(runs, "all_constants", softwares.fitted_constants)  # as they ship, which took 3 s to fit
     errors = runs.run_torchtitan()
     assert len(errors) == 6
     for error in errors:

@@ -19,7 +19,7 @@ from perfsuite.record.result import Metric, Peaks
 from perfsuite.record.run import Projected
 from perfsuite.reports.projected import as_json, beside, projected_grids
 from perfsuite.workloads.training.train_step import TrainStep
-from test_correctness.helpers.report_runs import run, style, table, trained
+from test_correctness.helpers.report_runs import rows, run, style, trained
 from test_correctness.helpers.scripted_driver import repository
 
 CASES = """
@@ -76,18 +76,13 @@ def test_without_the_option_nothing_is_begun_or_projected(pytester, monkeypatch)
     result.stdout.no_fnmatch_line("projected: *")
 
 
-def rows_of(text, title):
-    heads, *cells = table(text, title)
-    return [dict(zip(heads, row, strict=True)) for row in cells]
-
-
 def test_a_journal_of_projections_alone_prints_the_tables(pytester, monkeypatch, capsys):
     """By --perf-report, and later by report and show; each projected row says that it is one."""
     repo = repository(pytester, monkeypatch, CASES)
     repo.run("-k", "s4000", "--perf-journal=j.jsonl", "--perf-report=r.md", "--perf-project").assert_outcomes(skipped=3)
     assert cli.main(["report", str(pytester.path / "j.jsonl")]) == 0
     for text in ((pytester.path / "r.md").read_text(), capsys.readouterr().out):
-        told = {row["nodes x ranks"]: row for row in rows_of(text, "Data parallel, DDP: gpt2-tiny")}
+        told = {row["nodes x ranks"]: row for row in rows(text, "Data parallel, DDP: gpt2-tiny")}
         assert {"projected: 2 s4000", "projected: 16 s4000"} <= set(told)
         row = told["projected: 16 s4000"]
         assert float(row["samples/s (all devices)"]) > float(told["projected: 2 s4000"]["samples/s (all devices)"])
@@ -185,17 +180,17 @@ def test_a_row_is_measured_or_projected(record):
     """What another file measured is not shown as projected too, and a ratio is of one kind of rows."""
     one = dataclasses.replace(record, workload="m:TrainStep", parameters=to_json(TrainStep(**OPENSORA).parameters()))
     projections = run(platform="s4000", projections={CASE: one})
-    shown = [row["nodes x ranks"] for row in rows_of(style("opensora", projections), "Overview")]
+    shown = [row["nodes x ranks"] for row in rows(style("opensora", projections), "Overview")]
     assert [name for name in shown if not name.startswith("published")] == ["projected: 8 s4000"]
     result = trained(CASE.partition("::")[2], 8, 2.0, **OPENSORA)
-    shown = [row["nodes x ranks"] for row in rows_of(style("opensora", projections, run(result)), "Overview")]
+    shown = [row["nodes x ranks"] for row in rows(style("opensora", projections, run(result)), "Overview")]
     assert [name for name in shown if not name.startswith("published")] == ["1 x 8 s4000"]
 
 
 def test_the_memory_of_a_projection_stands_under_its_peak(record):
     one = dataclasses.replace(record, workload="m:TrainStep", parameters=to_json(TrainStep(**OPENSORA).parameters()))
     text = style("opensora", run(platform="s4000", projections={CASE: one}))
-    (row,) = (row for row in rows_of(text, "Memory per device") if row["nodes x ranks"] == "projected: 8 s4000")
+    (row,) = (row for row in rows(text, "Memory per device") if row["nodes x ranks"] == "projected: 8 s4000")
     assert float(row["peak GiB"]) == pytest.approx(record.memory_bytes / 2**30, rel=1e-3)
     assert row["weights GiB"] == ""
 

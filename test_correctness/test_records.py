@@ -1,6 +1,7 @@
 """Records and their JSON form."""
 
 import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -28,6 +29,7 @@ PLAIN = st.recursive(
 )
 
 
+@functools.cache
 def values(hint):  # noqa: PLR0911 - one return per kind of type
     """Any value that a field of this type may have."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

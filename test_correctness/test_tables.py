@@ -14,6 +14,7 @@ from test_correctness.helpers.report_runs import (
     latte,
     llama,
     opensora,
+    rows,
     run,
     section,
     style,
@@ -45,14 +46,13 @@ def test_overview_of_report_000_to_the_letter():
 
 
 def test_time_of_report_000_has_the_optimizer_inside_and_beside_backward():
-    heads, measured, published, *_ = table(style("opensora", run(opensora(1, 1.0))), "Time")
-    columns = dict(zip(heads, measured, strict=True))
+    columns, published, *_ = rows(style("opensora", run(opensora(1, 1.0))), "Time")
     assert ("500", "400", "100") == tuple(
         columns[name] for name in ("backward + optimizer ms", "backward ms", "optimizer ms")
     )
     parts = ("data ms", "forward ms", "backward ms", "optimizer ms", "remainder ms")
     assert float(columns["step ms"]) == sum(float(columns[name]) for name in parts)
-    assert dict(zip(heads, published, strict=True))["backward + optimizer ms"] == "910.2 [M?]"
+    assert published["backward + optimizer ms"] == "910.2 [M?]"
 
 
 def test_memory_of_report_000_is_in_gib():
@@ -74,8 +74,8 @@ def test_rows_of_report_000_with_and_without_encoders_are_told_apart():
     )
     both = run(opensora(1, 1.0), encoders)
     for title in ("Overview", "Compute", "Time", "Memory per device"):
-        heads, *rows = table(style("opensora", both), title)
-        variants = [dict(zip(heads, row, strict=True))["variant"] for row in rows if row[0].startswith("1 x 1")]
+        told = rows(style("opensora", both), title)
+        variants = [row["variant"] for row in told if row["nodes x ranks"].startswith("1 x 1")]
         assert ["", "encoders=t5xxl-sdvae"] == sorted(variants)
 
 
@@ -90,8 +90,7 @@ def test_another_platform_and_model_say_why_they_are_not_compared():
 def test_values_that_were_not_measured_are_empty_with_the_reason():
     text = style("opensora", run(opensora(1, 1.0, builds=(), records=())))
     assert "- empty: final loss: the case has no loss build" in section(text, "Overview")
-    heads, measured, *_ = table(text, "Overview")
-    assert dict(zip(heads, measured, strict=True))["final loss"] == ""
+    assert rows(text, "Overview")[0]["final loss"] == ""
     (empty,) = [line for line in section(text, "Memory per device") if line.startswith("- empty")]
     assert empty.endswith(": the case has no memory build")
 
@@ -206,8 +205,7 @@ def test_a_base_that_cannot_be_compared_is_refused_by_name(base, said):
 
 
 def test_report_002_has_loss_and_memory_each_under_its_own_name():
-    heads, measured, published = table(style("flagperf", run(llama(8, 10.0))), "Performance")
-    mine, theirs = (dict(zip(heads, row, strict=True)) for row in (measured, published))
+    mine, theirs = rows(style("flagperf", run(llama(8, 10.0))), "Performance")
     assert ("3.5", "40", "48") == tuple(mine[name] for name in ("loss", "memory used GiB (whole device)", "of GiB"))
     assert ("3.2 [M?]", "44.2 [M?]") == (theirs["loss"], theirs["memory used GiB (whole device)"])
     assert mine["tokens/s per device"] == "1229"  # 3 x 4096 tokens in 10 s
@@ -220,8 +218,7 @@ def test_report_002_has_loss_and_memory_each_under_its_own_name():
 @given(local=st.integers(1, 5), steps=st.integers(1, 4), ranks=st.sampled_from([1, 2, 4, 8]))
 def test_the_global_batch_is_the_product_that_its_heading_says(local, steps, ranks):
     case = llama(ranks, 1.0, micro_batch_size=local, accumulation=steps)
-    heads, row = table(style("flagperf", run(case)), "Batch")
-    told = dict(zip(heads, row, strict=True))
+    (told,) = rows(style("flagperf", run(case)), "Batch")
     names = ("LBS (local batch)", "GAS (accumulation)", "DP")
     assert [local, steps, ranks] == [int(told[name]) for name in names]
     assert local * steps * ranks == int(told["GBS = LBS x GAS x DP"])
@@ -285,8 +282,7 @@ def test_two_reports_share_the_table_of_the_machine():
 def test_report_003_pairs_by_layout_and_batch():
     name = "test_grid[v100-DP_8x1x1_16_1536x16]"
     case = gpt(name, 8, 0.418, model="gpt-1536x16", platform="v100", micro_batch_size=2, builds=("memory",))
-    heads, *rows = table(style("oneflow", run(case)), "Results")
-    told = [dict(zip(heads, row, strict=True)) for row in rows]
+    told = rows(style("oneflow", run(case)), "Results")
     assert len([row for row in told if row["not measured because"] == "not measured here"]) == 18
     (at,) = (index for index, row in enumerate(told) if not row["not measured because"])
     measured, below = told[at : at + 2]
@@ -310,7 +306,5 @@ def test_latte_under_another_strategy_does_not_stand_under_ddp():
 def test_the_report_of_oneflow_has_its_cases_alone():
     other = gpt("test_mine", 8, 0.4, model="gpt-1536x16", platform="v100")
     named = gpt("test_oneflow[v100-DP_8x1x1_16_1536x16]", 8, 0.4, model="gpt-1536x16", platform="v100")
-    heads, *rows = table(style("oneflow", run(other, named)), "Results")
-    assert ["DP_8x1x1_16_1536x16"] == [
-        row[heads.index("case")] for row in rows if "published" not in row[heads.index("nodes x ranks")]
-    ]
+    told = rows(style("oneflow", run(other, named)), "Results")
+    assert ["DP_8x1x1_16_1536x16"] == [row["case"] for row in told if "published" not in row["nodes x ranks"]]

@@ -18,7 +18,7 @@ from perfsuite.record.journal import read_journal
 from perfsuite.record.journal_writer import JournalWriter
 from perfsuite.record.run import Header
 from perfsuite.reports.tables.report import STYLES
-from test_correctness.helpers.report_runs import latte, measurement, section, table
+from test_correctness.helpers.report_runs import latte, measurement, rows, section, table
 from test_correctness.helpers.scripted_driver import repository
 
 ROOT = Path(__file__).parent.parent
@@ -72,8 +72,7 @@ def test_the_base_may_be_a_baseline_file(tmp_path, capsys):
     store.update(tmp_path, hardware, [NewRuns(case=case_of(base), runs=(run,), verdict="pass")], mode="append")
     file = journal(tmp_path / "j.jsonl", latte(8, 0.25))
     text = reported(capsys, file, "--base", store.path_of(tmp_path, hardware), "--style=latte")
-    heads, *rows = table(text, "DDP: latte-l")
-    told = {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+    told = {row["nodes x ranks"]: row for row in rows(text, "DDP: latte-l")}
     assert told["1 x 8 s4000"]["times rtx4090, same ranks"] == "2"
     # batch and length are not stored with a run: they follow from its rates and its median
     assert ("1", "8", "16") == tuple(
@@ -164,10 +163,9 @@ def test_a_run_writes_its_report_and_says_where(mine):
     result.assert_outcomes(passed=2, skipped=1)
     path = mine.pytester.path / "out" / "report.md"
     result.stdout.fnmatch_lines([f"report {path}: latte"])
-    heads, *rows = table(path.read_text(), "DDP: latte-tiny")
-    told = {row[0]: dict(zip(heads, row, strict=True)) for row in rows if not row[0].startswith("published")}
+    told = {row["nodes x ranks"]: row for row in rows(path.read_text(), "DDP: latte-tiny")}
     assert {"1 x 1 cpu": "1 (base)", "1 x 2 cpu": "2 vs 1 rank", "1 x 4 cpu": ""} == {
-        name: row["speed-up"] for name, row in told.items()
+        name: row["speed-up"] for name, row in told.items() if not name.startswith("published")
     }
     assert told["1 x 4 cpu"]["not measured because"] == "skipped: no time for 4"
     assert {"test_it.py::test_latte[cpu-ws4-latte-tiny]": "no time for 4"} == read_journal(

@@ -4,7 +4,7 @@ import dataclasses
 
 from perfsuite.record.result import Metric, Work
 from perfsuite.reports.tables.report import fitting_styles, report
-from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, run, style, table
+from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, rows, run, style, table
 
 
 def test_weak_and_strong_scaling_are_told_apart():
@@ -15,8 +15,7 @@ def test_weak_and_strong_scaling_are_told_apart():
         ("Weak scaling: gpt2-xl", "64", ["97.7 [R]"]),
         ("Strong scaling: gpt2-xl", "32", []),
     ):
-        heads, *rows = table(text, title)
-        told = [dict(zip(heads, row, strict=True)) for row in rows]
+        told = rows(text, title)
         mine = [row for row in told if row["nodes x ranks"] == "1 x 2 a100"]
         assert [(batch, "1.6 vs 1 rank", "80")] == [
             (row["global batch"], row["speed-up"], row["efficiency %"]) for row in mine
@@ -43,8 +42,7 @@ def test_the_largest_batch_has_a_table_of_its_own():
     found = Metric(name="largest_local_batch_samples", value=6.0, unit="samples", better="higher")
     case = dataclasses.replace(plain, workload="perfsuite.workloads.x:LargestBatch", metrics=(*plain.metrics, found))
     text = style("methods", run(case))
-    heads, row = table(text, "Largest local batch")
-    assert "6" == dict(zip(heads, row, strict=True))["most samples per rank"]
+    assert ["6"] == [row["most samples per rank"] for row in rows(text, "Largest local batch")]
     assert "Data parallel, DDP" not in text
 
 
@@ -61,8 +59,8 @@ def test_pipeline_tables_read_schedule_stages_and_bubble_from_results():
         ["1F1B", "4", "16", "16"],
         ["1F1B", "4", "16", "12.7 [X]"],
     ]
-    heads, *rows = table(text, "Number of stages: gpt2-xl")
-    told = [dict(zip(heads, row, strict=True)) for row in rows if row[4].startswith("published: 16 ")]
+    stages = rows(text, "Number of stages: gpt2-xl")
+    told = [row for row in stages if row["nodes x ranks"].startswith("published: 16 ")]
     names = ("stages", "devices per stage", "samples/s (all devices)", "bubble %", "peak GiB per device")
     assert [tuple(row[name] for name in names) for row in told] == [
         ("2", "8", "645 [X]", "28.5 [X]", "42 [X]"),
@@ -133,22 +131,18 @@ def test_stage_counts_are_compared_on_the_same_devices():
             ),
         )
 
-    heads, *rows = table(
-        style("methods", run(cut("pp2", 2), cut("pp2-dp2", 4), cut("pp4", 4))), "Number of stages: gpt2-xl"
-    )
-    measured = [
-        dict(zip(heads, row, strict=True)) for row in rows if "published" not in row[heads.index("nodes x ranks")]
-    ]
+    text = style("methods", run(cut("pp2", 2), cut("pp2-dp2", 4), cut("pp4", 4)))
     assert [("2", "2", "1 x 4 a100"), ("4", "1", "1 x 4 a100")] == [
-        (row["stages"], row["devices per stage"], row["nodes x ranks"]) for row in measured
+        (row["stages"], row["devices per stage"], row["nodes x ranks"])
+        for row in rows(text, "Number of stages: gpt2-xl")
+        if "published" not in row["nodes x ranks"]
     ]
 
 
 def test_series_stand_together_each_with_its_base_and_all_rows_told_apart():
     ddp = [gpt("test_ddp", ranks, 1.0, micro_batch_size=4) for ranks in (1, 2, 4)]
     weak = [gpt("test_weak", ranks, 1.0, micro_batch_size=4) for ranks in (1, 2, 4)]
-    heads, *rows = table(style("methods", run(*ddp, *weak)), "Data parallel, DDP: gpt2-xl")
-    told = [dict(zip(heads, row, strict=True)) for row in rows]
+    told = rows(style("methods", run(*ddp, *weak)), "Data parallel, DDP: gpt2-xl")
     measured = [row for row in told if "published" not in row["nodes x ranks"]]
     assert [row["case"] for row in measured] == ["test_ddp[gpt2-xl]"] * 3 + ["test_weak[gpt2-xl]"] * 3
     assert ["(base)" in row["speed-up"] for row in measured] == [True, False, False] * 2
@@ -159,8 +153,7 @@ def test_series_stand_together_each_with_its_base_and_all_rows_told_apart():
 
 def test_a_model_of_13b_meets_its_rows_on_several_nodes():
     cases = [gpt("test_fsdp", ranks, 3.0, model="gpt3-13b", strategy="fsdp", hosts=ranks // 8) for ranks in (8, 16)]
-    heads, *rows = table(style("methods", run(*cases)), "Data parallel, FSDP: gpt3-13b")
-    told = [dict(zip(heads, row, strict=True)) for row in rows]
+    told = rows(style("methods", run(*cases)), "Data parallel, FSDP: gpt3-13b")
     assert [(row["nodes x ranks"], row["step s"], row["not measured because"]) for row in told] == [
         ("1 x 8 a100", "3", ""),
         ("published: 8 a100 gpt3-13b", "3.28 [R]", "not measured here"),

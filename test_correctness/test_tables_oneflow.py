@@ -12,7 +12,7 @@ from perfsuite.published.lookup import lookup
 from perfsuite.published.recipes import find
 from perfsuite.reports.tables.case_names import GROUPS, case_name, log_name, name_in
 from perfsuite.reports.tables.published import published_of
-from test_correctness.helpers.report_runs import gpt, run, style, table
+from test_correctness.helpers.report_runs import gpt, rows, run, style, table
 from test_perf.test_oneflow import NAMES
 from test_perf.test_oneflow import SMALL as SMALL_CASES
 
@@ -45,11 +45,6 @@ def case(text, platform="v100", **changes):
             **changes,
         },
     )
-
-
-def rows(text, title):
-    heads, *cells = table(text, title)
-    return [dict(zip(heads, row, strict=True)) for row in cells]
 
 
 def test_the_reports_cases_stand_in_its_order_each_with_its_own_row_below():

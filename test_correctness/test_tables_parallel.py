@@ -13,15 +13,10 @@ from perfsuite.workloads.moe_layer import MoeLayer
 from perfsuite.workloads.tensor_linear import SPLITS, TensorLinear
 from perfsuite.workloads.training.train_step import TrainStep
 from test_correctness.helpers.measurements import result_of
-from test_correctness.helpers.report_runs import gpt, measurement, run, style, table
+from test_correctness.helpers.report_runs import gpt, measurement, rows, run, style
 
 GIB = 2**30
 TINY = {"layers": 8, "width": 64, "heads": 8, "words": 128, "context": 32}
-
-
-def rows(text, title):
-    heads, *cells = table(text, title)
-    return [dict(zip(heads, row, strict=True)) for row in cells]
 
 
 def is_measured(row):

@@ -6,7 +6,7 @@ from perfsuite.published.recipes import find, recipes
 from perfsuite.reports.ids import without_ranks
 from perfsuite.reports.tables.placement import NOT_HERE
 from perfsuite.reports.tables.published import id_of_row, is_recipe, plain_id
-from test_correctness.helpers.report_runs import run, style, table, trained
+from test_correctness.helpers.report_runs import rows, run, style, trained
 
 
 def ran(name, time_s=1.0, platform="a100", **changes):
@@ -22,11 +22,6 @@ def ran(name, time_s=1.0, platform="a100", **changes):
         **{**recipe.parameters, **changes},
     )
     return dataclasses.replace(result, case=node)
-
-
-def rows(text, title):
-    heads, *cells = table(text, title)
-    return [dict(zip(heads, row, strict=True)) for row in cells]
 
 
 def test_every_recipe_is_found_by_the_id_of_its_case():

@@ -23,6 +23,7 @@ from test_correctness.helpers.report_runs import (
     llama,
     opensora,
     pipeline,
+    rows,
     run,
     section,
     style,
@@ -58,8 +59,8 @@ def test_skipped_failed_and_oom_rows_are_there_with_the_reason():
 def test_a_fixed_global_batch_is_spread_over_the_ranks_of_a_skipped_case():
     skipped = "test_perf/test_it.py::test_strong[a100-ws4-gpt2-xl]"
     results = [gpt("test_strong", ranks, 1 / ranks, global_batch_size=32) for ranks in (1, 2)]
-    heads, *rows = table(style("methods", run(*results, missing={skipped: "skipped: why"})), "Strong scaling: gpt2-xl")
-    (row,) = [dict(zip(heads, row, strict=True)) for row in rows if row[1] == "1 x 4 a100"]
+    told = rows(style("methods", run(*results, missing={skipped: "skipped: why"})), "Strong scaling: gpt2-xl")
+    (row,) = [row for row in told if row["nodes x ranks"] == "1 x 4 a100"]
     assert ("8", "32", "") == (row["local batch"], row["global batch"], row["speed-up"])
 
 

@@ -8,7 +8,7 @@ from perfsuite.record.result import Metric, RankFacts, Work
 from perfsuite.reports.terminal import metric_tables
 from perfsuite.runtime.ranks.spans import SpanRecorder
 from test_correctness.helpers.pipelines import staged
-from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, run, style, table
+from test_correctness.helpers.report_runs import gpt, kernel, llama, pipeline, rows, run, style, table
 from test_correctness.test_runtime_parts import Ticks
 
 MIB, GIB = 2**20, 2**30
@@ -23,9 +23,9 @@ def test_a_pipelines_micro_batch_is_its_local_batch_and_their_number_its_accumul
     )
     text = style("flagperf", run(case, platform="s4000"))
     for title in ("Batch", "Performance"):
-        told = dict(zip(*table(text, title)[:2], strict=True))
+        told = rows(text, title)[0]
         assert ["3", "4"] == [value for name, value in told.items() if name.startswith(("LBS", "GAS"))]
-    assert "24" == dict(zip(*table(text, "Batch"), strict=True))["GBS = LBS x GAS x DP"]
+    assert ["24"] == [row["GBS = LBS x GAS x DP"] for row in rows(text, "Batch")]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,7 @@ def test_a_column_of_sizes_has_the_unit_it_reads_best_in(sizes_bytes, unit, cell
         gpt(f"test_{number}", 2, 1.0, builds=("memory",), records=(("peak_bytes", size),))
         for number, size in enumerate(sizes_bytes)
     ]
-    heads, *rows = table(style("methods", run(*cases)), "Memory per device")
-    assert cells == [dict(zip(heads, row, strict=True))[f"peak {unit}"] for row in rows]
+    assert cells == [row[f"peak {unit}"] for row in rows(style("methods", run(*cases)), "Memory per device")]
 
 
 def test_sizes_that_are_compared_have_one_unit():
@@ -55,9 +54,8 @@ def test_sizes_that_are_compared_have_one_unit():
 
 def test_published_sizes_stand_in_the_unit_of_their_column():
     small = llama(8, 1.0, records=(("whole_device_bytes", 6 * MIB),))
-    heads, measured, published = table(style("flagperf", run(small)), "Performance")
-    at = heads.index("memory used MiB (whole device)")
-    assert ("6", "45261 [M?]") == (measured[at], published[at])
+    told = rows(style("flagperf", run(small)), "Performance")
+    assert ["6", "45261 [M?]"] == [row["memory used MiB (whole device)"] for row in told]
 
 
 def test_the_terminal_shows_sizes_in_the_unit_they_read_best_in():

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,7 +37,9 @@ from perfsuite.models.language import Gpt, LanguageModel, Llama
 from perfsuite.models.moe import Moe
 from perfsuite.models.moe_module import MoeMlp
 from perfsuite.projection.counted import COMPILED, COUNTED, COUNTED_OF, KEPT_END_BYTES, BlockCounts
-from tools.count_compiled import Kernels, compiler
+
+if TYPE_CHECKING:  # the compiler takes 2 s to import, and few rows are compiled
+    from tools.count_compiled import Kernels
 
 Kind = Literal["width", "hidden", "words", "pairs", "rows", "choices", "weights"]
 _BATCH, _TOKENS, _WIDTH, _HEADS, _WORDS = 2, 61, 6144, 16, 250
@@ -304,6 +306,8 @@ def _run(model: Model, way: Way, *, parts: int = 1) -> tuple[Pass, Pass, Counter
         if parts > 1:
             _split(module, model, parts)
         if way.compiled:
+            from tools.count_compiled import compiler
+
             torch.compiler.reset()
             for block in module.blocks.children():
                 block.compile(backend=compiler(counter.add))

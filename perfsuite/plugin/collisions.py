@@ -44,6 +44,9 @@ class _Polite:
         self._inis, self._declared = inis, declared
         self._early, self._again = early, again
         self._group: Any = None
+        groups = {id(group): group for group in (*parser._groups, parser._anonymous)}
+        options = [option for group in groups.values() for option in group.options]
+        self._known = {name for option in options for name in (option.dest, *option.names())}
         self.taken: dict[str, Any] = {}
 
     def getgroup(self, name: str, description: str = "") -> _Polite:
@@ -51,10 +54,8 @@ class _Polite:
         return self
 
     def addoption(self, name: str, **attributes: Any) -> None:
-        groups = {id(group): group for group in (*self._parser._groups, self._parser._anonymous)}
         dest = name.lstrip("-").replace("-", "_")
-        options = [option for group in groups.values() for option in group.options]
-        if any(name in option.names() or option.dest == dest for option in options):
+        if {name, dest} & self._known:
             flag = attributes.get("action") == "store_true"
             self.taken[dest] = attributes.get("default", False if flag else None)
         else:

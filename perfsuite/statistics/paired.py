@@ -11,11 +11,10 @@ from __future__ import annotations
 import functools
 import math
 import random
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfsuite.statistics.robust import MIN_SPIKED, huber_mean, median, rough_sigma
+from perfsuite.statistics.robust import MIN_SPIKED, huber_mean, median, rough_sigma, variance
 from perfsuite.statistics.student import t_quantile
 
 MIN_PAIRS = 3  # Least pairs that show their noise.
@@ -57,11 +56,11 @@ def paired_mean(differences: Sequence[float]) -> Paired:
     """
     count = len(differences)
     assert count >= MIN_PAIRS, f"{count} differences"
-    sigma = rough_sigma(differences) if count >= MIN_SPIKED else statistics.stdev(differences)
+    sigma = rough_sigma(differences) if count >= MIN_SPIKED else math.sqrt(variance(differences))
     middle = median(differences)
     clipped = [min(max(value, middle - 2 * sigma), middle + 2 * sigma) for value in differences]
     kept = max(2, sum(near == value for near, value in zip(clipped, differences, strict=True)))
-    error = statistics.stdev(clipped) / math.sqrt(count) * count / kept
+    error = math.sqrt(variance(clipped) * count) / kept
     return Paired(mean=huber_mean(differences, sigma), error=error, dof=kept - 1, pairs=count)
 
 

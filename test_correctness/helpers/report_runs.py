@@ -210,3 +210,9 @@ def table(text, title):
     lines = [line for line in section(text, title) if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [row for index, row in enumerate(rows) if index != 1]
+
+
+def rows(text, title):
+    """Rows of the first table of a section, each a cell by its heading."""
+    heads, *cells = table(text, title)
+    return [dict(zip(heads, row, strict=True)) for row in cells]
