@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import advise
 from perfsuite.projection.calibration import Calibration
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.record.result import Training
 
 JOBS = (("llama2-70b", "h100", 1024, 4096), ("llama2-70b", "h100", 2304, 9216), ("llama2-70b", "h100", 1920, 15360))
@@ -35,7 +35,7 @@ def ranked(model: str, platform: str, world: int, batch: int) -> tuple[int, floa
     """(legal layouts, CPU seconds) of one advice."""
     device = load_catalog().find(platform)
     training = Training(model=model, strategy="hybrid", dtype="bf16", narrow=True, gradient_dtype="bf16")
-    base, calibration = Job.of(training, device), Calibration.from_platform(device)
+    base, calibration = TrainingJob.of(training, device), Calibration.from_platform(device)
     start_s = time.process_time()
     advice = advise(training, base=base, calibration=calibration, world_size=world, global_batch=batch)
     return advice.legal, time.process_time() - start_s

@@ -29,7 +29,7 @@ from perfsuite.base.units import GIB
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.calibration_of import calibrate
-from perfsuite.projection.job import Job, Node
+from perfsuite.projection.job import Node, TrainingJob
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.operations import end_parameters
 from perfsuite.projection.step import Projection, project
@@ -184,7 +184,7 @@ def compared(
         for name, ranks, changes in projected_cases(world, meshes):
             truth = observed(session, step(**changes), ranks)
             assert truth.training is not None, "a training step says what it trains"
-            job = Job.of(truth.training, catalog.find("cpu" if here else "s4000"), node=node)
+            job = TrainingJob.of(truth.training, catalog.find("cpu" if here else "s4000"), node=node)
             ends = end_parameters(job.architecture, job.layout, first=True, last=True)
             sharded = job.layout.sharding == "parameters"
             found.append(

@@ -14,7 +14,7 @@ from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import advise, case_of, difference_error, errors_of, job_of
 from perfsuite.projection.calibration import Calibration
-from perfsuite.projection.job import Job, Node
+from perfsuite.projection.job import Node, TrainingJob
 from perfsuite.projection.layout import Layouts
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.step import project
@@ -24,7 +24,7 @@ from perfsuite.record.result import Training
 def advice_of(model="llama2-7b", platform="h100", world=8, batch=8, **overrides):
     device = load_catalog().find(platform)
     training = Training(model=model, overrides=overrides, dtype="bf16", strategy="hybrid", narrow=True)
-    base = Job.of(training, device, node=Node(devices=8, network_gb_per_s=400.0))
+    base = TrainingJob.of(training, device, node=Node(devices=8, network_gb_per_s=400.0))
     calibration = Calibration.from_platform(device)
     return advise(training, base=base, calibration=calibration, world_size=world, global_batch=batch)
 

@@ -15,7 +15,7 @@ from perfsuite.base.units import GIB
 from perfsuite.metrics import read_run
 from perfsuite.platforms import detect_machine, load_catalog
 from perfsuite.plugin.suite import Suite
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import USABLE, memory_of
 from perfsuite.published.lookup import lookup
 from perfsuite.published.recipes import find
@@ -82,7 +82,7 @@ def projected_bytes(step, world_size, device):
         memory = estimate(step, world_size, device)
         assert memory is not None, "every strategy of the suite has an estimate"
         return memory.total
-    job = Job.of(training, device)
+    job = TrainingJob.of(training, device)
     return memory_of(job.architecture, job.layout, job.implementation).total
 
 

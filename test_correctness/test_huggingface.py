@@ -26,9 +26,9 @@ from perfsuite.projection.advisor import case_of
 from perfsuite.projection.architecture import Architecture
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.implementation import Implementation
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
-from perfsuite.projection.operations import Matmul
+from perfsuite.projection.operations import MatmulKernel
 from perfsuite.projection.step import project
 from perfsuite.record.result import Training
 from perfsuite.workloads.training.parity import TrainParity
@@ -84,13 +84,13 @@ def test_a_projection_prices_the_operations_that_torch_counts(tmp_path, kind):
     model = Architecture.of(dataclasses.replace(read(tmp_path, row["config"]), sequence_length=row["tokens"]))
     layout = Layout.parse("1", global_batch=1)
     share = operations.Share(model=model, layout=layout, code=Implementation(name="", source="", causal_skips=False))
-    flops = sum(2 * one.m * one.n * one.k for one in operations.head(share).forward if isinstance(one, Matmul))
+    flops = sum(2 * one.m * one.n * one.k for one in operations.head(share).forward if isinstance(one, MatmulKernel))
     parameters = operations.end_parameters(model, layout, first=True, last=True)
     for experts, layers in ((False, model.layers - model.expert_layers), (True, model.expert_layers)):
         if layers:
             block = operations.block(share, experts=experts).forward
-            products = sum(2 * one.groups * one.m * one.n * one.k for one in block if isinstance(one, Matmul))
-            scores = sum(one.flops for one in block if isinstance(one, operations.Attention))
+            products = sum(2 * one.groups * one.m * one.n * one.k for one in block if isinstance(one, MatmulKernel))
+            scores = sum(one.flops for one in block if isinstance(one, operations.BlockAttention))
             flops += layers * (products + scores)
             parameters += layers * operations.block_share(model, layout, experts=experts)
     assert (flops, parameters) == (pytest.approx(row["flops"], rel=1e-12), row["parameters"])
@@ -138,7 +138,7 @@ def test_a_file_with_modules_of_the_suite_is_projected_as_the_suite_s_own(tmp_pa
     device = load_catalog().find("h100")
     own = dataclasses.replace(training, model=like[0], overrides=like[1])
     calibration = Calibration.from_platform(device)
-    steps = [project(Job.of(one, device), calibration) for one in (training, own)]
+    steps = [project(TrainingJob.of(one, device), calibration) for one in (training, own)]
     assert steps[0].step_time_s == steps[1].step_time_s
     assert steps[0].memory == steps[1].memory
 
@@ -266,7 +266,7 @@ def test_sliding_windows_leave_out_pairs_of_tokens(tmp_path, model, changes, win
             for one in operations.block(
                 operations.Share(model=Architecture.of(each), layout=layout, code=code), experts=False
             ).forward
-            if isinstance(one, operations.Attention)
+            if isinstance(one, operations.BlockAttention)
         )
         for each in (found, whole)
     )

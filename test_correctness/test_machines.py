@@ -11,7 +11,7 @@ from perfsuite.base.errors import ConfigurationError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, CollectiveLine, write_calibration
-from perfsuite.projection.job import Job, Node
+from perfsuite.projection.job import Node, TrainingJob
 from perfsuite.projection.step import project
 from perfsuite.published.lookup import shipped
 from perfsuite.published.recipes import find, recipes
@@ -248,7 +248,7 @@ def test_a_published_run_can_be_projected_on_its_machine(name, platform):
     row = machine.row(CATALOG.find(platform))
     mesh = recipe.parameters.get("mesh")
     shape = MeshShape.parse(mesh) if mesh else MeshShape.of(dp=recipe.world_size)
-    step = Job.of(TrainStep(**recipe.parameters).work(shape).training, row)
+    step = TrainingJob.of(TrainStep(**recipe.parameters).work(shape).training, row)
     assert step.node == Node(devices=8, network_gb_per_s=machine.network.value)
     found = project(step, Calibration.from_platform(row))
     assert 0 < found.low_s < found.high_s

@@ -14,7 +14,7 @@ from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection import softwares
 from perfsuite.projection.advisor import job_of
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.step import find_band, kinds_of
 from perfsuite.record.result import Training
@@ -150,8 +150,8 @@ def test_advise_prices_the_code_of_the_software_as_project_does():
     training = Training(model="gpt3-13b", layout="dp8", strategy="hybrid", dtype="bf16", narrow=True)
     device, layout = load_catalog(()).find("h100"), Layout.parse("dp4-tp2", global_batch=8)
     code = softwares.software_implementation("nemo", find("gpt3-13b"), dtype="bf16", device=device)
-    assert job_of(Job.of(training, device, implementation=code), layout).implementation == code
-    assert job_of(Job.of(training, device), layout).implementation != code
+    assert job_of(TrainingJob.of(training, device, implementation=code), layout).implementation == code
+    assert job_of(TrainingJob.of(training, device), layout).implementation != code
 
 
 def test_torchtitan_recomputes_selectively_between_nothing_and_everything(capsys):

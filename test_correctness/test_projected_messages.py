@@ -11,7 +11,7 @@ from perfsuite.base.collectives import busbw_factor
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, CollectiveLine, Constant
-from perfsuite.projection.job import Job, Node
+from perfsuite.projection.job import Node, TrainingJob
 from perfsuite.projection.step import projector_of
 from perfsuite.workloads.training.train_step import TrainStep
 
@@ -23,7 +23,7 @@ SENT = {"send": ("ring", "send_recv")}
 def job_of(mesh, **case):
     step = TrainStep(**{"strategy": "hybrid", "mesh": mesh, **case})
     training = step.work(MeshShape.parse(mesh)).training
-    return Job.of(training, load_catalog().find("a100")), step
+    return TrainingJob.of(training, load_catalog().find("a100")), step
 
 
 def factor(collective, ranks):

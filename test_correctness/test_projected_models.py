@@ -11,7 +11,7 @@ from perfsuite.cli.main import main
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.advisor import case_of
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout, Layouts
 from perfsuite.record.result import Training
 
@@ -40,7 +40,7 @@ def test_a_layout_with_tensor_parallelism_is_legal_for_words_that_it_does_not_di
     choices = Layouts(model=find(name), world_size=64, global_batch=64, devices_per_node=8)
     assert {layout.shape.size("tp") for layout in choices.legal()} == {1, 2, 4, 8}
     training = Training(model=name, layout="dp2-tp4", dtype="bf16", micro_batch_size=1)
-    job = Job.of(training, load_catalog().find("a100"))
+    job = TrainingJob.of(training, load_catalog().find("a100"))
     assert (job.architecture.vocabulary, job.model.vocabulary, job.published.vocabulary) == (50688, 50688, 50257)
 
 

@@ -11,7 +11,7 @@ from perfsuite.cli import main as cli
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, write_calibration
 from perfsuite.projection.figures import metrics_of, projected
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.step import project
 from perfsuite.record.codec import from_json, to_json
 from perfsuite.record.journal import read_journal
@@ -133,7 +133,7 @@ def test_simulated_calibration_projects_no_real_platform(pytester, monkeypatch):
 def record():
     device = load_catalog().find("s4000")
     work = TrainStep(**OPENSORA).work(MeshShape.of(dp=8))
-    projection = project(Job.of(work.training, device), Calibration.from_platform(device))
+    projection = project(TrainingJob.of(work.training, device), Calibration.from_platform(device))
     return projected(CASE, projection, work, Peaks(tflops=device.tflops))
 
 

@@ -16,7 +16,7 @@ from perfsuite.metrics.pipeline import step_bounds_s
 from perfsuite.models import find
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, Constant, read_calibration, write_calibration
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.scaling import curve, goodput, worlds_between
 from perfsuite.projection.step import pipeline_timeline, project
@@ -27,9 +27,9 @@ A100 = CATALOG.find("a100")
 ROW = Calibration.from_platform(A100)
 
 
-def job(layout="1", calibration=ROW, platform="a100", **fields) -> Job:
+def job(layout="1", calibration=ROW, platform="a100", **fields) -> TrainingJob:
     fields = {"model": "llama2-7b", "dtype": "bf16", "layout": layout, **fields}
-    return Job.of(Training(**fields), CATALOG.find(platform))
+    return TrainingJob.of(Training(**fields), CATALOG.find(platform))
 
 
 def with_constant(name: str, factor: float) -> Calibration:

@@ -165,7 +165,7 @@ def without_recompute(monkeypatch):
 
 
 def without_traffic(monkeypatch):
-    monkeypatch.setattr(operations.Traffic, "__init__", _no_bytes(operations.Traffic.__init__))
+    monkeypatch.setattr(operations.MemoryKernels, "__init__", _no_bytes(operations.MemoryKernels.__init__))
     operations.block.cache_clear()
 
 

@@ -7,7 +7,7 @@ import pytest
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, Constant
 from perfsuite.projection.engine import Projector
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.operations import end_parameters
 from perfsuite.record.result import Training
@@ -17,7 +17,7 @@ SMALL = {"layers": 3, "width": 64, "heads": 4, "words": 16, "words_multiple": 1,
 
 def job(platform="s4000", **training):
     given = {"model": "gpt2-tiny", "overrides": SMALL, "dtype": "fp32", "attention": "math", **training}
-    return Job.of(Training(**given), load_catalog().find(platform))
+    return TrainingJob.of(Training(**given), load_catalog().find(platform))
 
 
 def optimizer_s(made):

@@ -15,11 +15,11 @@ from perfsuite.projection.calibration import Calibration, Constant, KernelPoint
 from perfsuite.projection.communication import Links
 from perfsuite.projection.engine import Projector, rank_parameters
 from perfsuite.projection.implementation import Implementation, implementation_of
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Layout
 from perfsuite.projection.memory import memory_of
-from perfsuite.projection.operations import Attention, Matmul, Share, Traffic
+from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels, Share
 from perfsuite.projection.pipeline import PricedPipeline
 from perfsuite.record.result import Training
 from perfsuite.schedules import SCHEDULES, StageTimes, make_schedule, simulate
@@ -71,10 +71,10 @@ def test_operations_of_a_block_are_the_model_s(name):
     passes = operations.block(share, experts=bool(model.experts))
 
     def products(part):
-        return sum(2 * one.groups * one.m * one.n * one.k for one in part if isinstance(one, Matmul))
+        return sum(2 * one.groups * one.m * one.n * one.k for one in part if isinstance(one, MatmulKernel))
 
     def scores(part):
-        return sum(one.flops for one in part if isinstance(one, Attention))
+        return sum(one.flops for one in part if isinstance(one, BlockAttention))
 
     blocks = products(passes.forward) + scores(passes.forward)
     head = products(operations.head(share).forward)
@@ -149,9 +149,9 @@ def test_recomputation_is_one_more_forward_of_the_blocks():
     again = parts(Layout.parse("1", global_batch=2, checkpointing="full"))
     share = Share(model=SMALL, layout=Layout.parse("1", global_batch=2), code=CODE)
     forward = operations.block(share, experts=False).forward
-    flops = sum(one.flops for one in forward if isinstance(one, Attention))
+    flops = sum(one.flops for one in forward if isinstance(one, BlockAttention))
     assert 2 * SMALL.layers * flops / 1e12 == pytest.approx(again["attention"] - kept["attention"])
-    moved = sum(one.moved_bytes for one in forward if isinstance(one, Traffic))
+    moved = sum(one.moved_bytes for one in forward if isinstance(one, MemoryKernels))
     assert 2 * SMALL.layers * moved / 1e9 == pytest.approx(again["memory"] - kept["memory"])
 
 
@@ -266,7 +266,7 @@ def test_context_parallel_ring_hides_behind_attention_only():
 def test_a_ring_computes_a_kernel_for_each_step():
     """Its own keys under the mask, then half of each other rank's: together a rank's part of all pairs."""
     whole, shared = (
-        [one for one in operations.block(share, experts=False).forward if isinstance(one, Attention)]
+        [one for one in operations.block(share, experts=False).forward if isinstance(one, BlockAttention)]
         for share in (Share(model=SMALL, layout=Layout.parse(mesh, global_batch=1), code=CODE) for mesh in ("1", "cp4"))
     )
     assert [(8, 8, True), *3 * [(8, 4, False)]] == [(one.queries, one.keys, one.causal) for one in shared]
@@ -355,13 +355,13 @@ def test_between_measured_products_their_ratio_to_the_rates_is_carried_over():
             kind="matmul",
             dtype="bf16",
             shape=(1, side, side, side),
-            time_s=1.1 * alone.matmul(Matmul(m=side, n=side, k=side)),
+            time_s=1.1 * alone.matmul(MatmulKernel(m=side, n=side, k=side)),
         )
         for side in sides
     )
     times = KernelTimes(calibration=dataclasses.replace(rates, kernels=points), dtype="bf16")
     for m, n, k in ((512, 512, 512), (400, 512, 640), (16, 4096, 4096), (4096, 4096, 2048), (3000, 4096, 4096)):
-        product = Matmul(m=m, n=n, k=k)
+        product = MatmulKernel(m=m, n=n, k=k)
         ratio = 1.0 if m == 16 else 1.1
         assert times.matmul(product) == pytest.approx(ratio * alone.matmul(product))
     assert (1, 3, 1) == (times.found["measured"], times.found["between"], times.found["rate"])
@@ -451,6 +451,7 @@ def test_gradients_that_wait_for_the_last_micro_batch_are_whole_until_then():
 def test_on_cores_the_optimizer_goes_from_tensor_to_tensor():
     training = Training(model="gpt2-tiny")
     found = {
-        name: Job.of(training, load_catalog().find(name)).implementation.updating_bytes for name in ("cpu", "s4000")
+        name: TrainingJob.of(training, load_catalog().find(name)).implementation.updating_bytes
+        for name in ("cpu", "s4000")
     }
     assert {"cpu": 0.0, "s4000": 4.0} == found

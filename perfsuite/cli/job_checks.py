@@ -11,7 +11,7 @@ from perfsuite.base.errors import ConfigurationError, did_you_mean
 from perfsuite.base.mesh import MeshShape
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Calibration, Constant
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, worlds_between
 from perfsuite.projection.softwares import OWN, SOFTWARES, fitted_constants
 from perfsuite.projection.step import Projection, projector_of
@@ -103,7 +103,7 @@ _RATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Resource -> prefixes of the names of its constants."""
 
 
-def elasticities(job: Job, calibration: Calibration) -> dict[str, float]:
+def elasticities(job: TrainingJob, calibration: Calibration) -> dict[str, float]:
     """Return the percent by which the step gets shorter for one percent more of each resource, 0 to 1."""
     base = projector_of(job, calibration).step(job.layout, simulated=False).seconds
     moved = {}

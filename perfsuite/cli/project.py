@@ -27,7 +27,7 @@ from perfsuite.models.base import Checkpointing
 from perfsuite.platforms import DeviceModel, load_catalog
 from perfsuite.projection.calibration import Calibration, achieved, read_calibration
 from perfsuite.projection.figures import figures
-from perfsuite.projection.job import Job, Node
+from perfsuite.projection.job import Node, TrainingJob
 from perfsuite.projection.layout import Layout, Sharding
 from perfsuite.projection.memory import RESERVED, MemoryBreakdown
 from perfsuite.projection.scaling import LLAMA3_MTBF_DEVICE_H, CurvePoint, curve, goodput
@@ -246,13 +246,13 @@ def node_of(options: argparse.Namespace, device: DeviceModel, world_size: int = 
     return dataclasses.replace(Node.of(device), network_gb_per_s=network, machine=description)
 
 
-def make_job(options: argparse.Namespace, training: Training, device: DeviceModel, node: Node) -> Job:
+def make_job(options: argparse.Namespace, training: Training, device: DeviceModel, node: Node) -> TrainingJob:
     """Return the job of a training step by the software of the options."""
     implementation = None  # the job finds perfsuite's own
     if options.software != OWN:
         model = find_projected(training.model, training.overrides)
         implementation = software_implementation(options.software, model, dtype=training.dtype, device=device)
-    return Job.of(training, device, node=node, implementation=implementation)
+    return TrainingJob.of(training, device, node=node, implementation=implementation)
 
 
 def _training(options: argparse.Namespace, calibration: Calibration) -> Training:
@@ -275,7 +275,7 @@ def _training(options: argparse.Namespace, calibration: Calibration) -> Training
 
 
 def lines(
-    found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float], job: Job, calibration: Calibration
+    found: Projection, metrics: Sequence[Metric], gains: Mapping[str, float], job: TrainingJob, calibration: Calibration
 ) -> Iterator[str]:
     """Yield the lines of one projection."""
     layout = job.layout

@@ -34,7 +34,7 @@ from perfsuite.record.codec import to_json
 from perfsuite.record.run import RunRecord
 from perfsuite.record.step import Timeline
 from perfsuite.reports.beside_others import OverTime, foreign_markdown, history_grids, imported_grids
-from perfsuite.reports.checklist import Answer, answers, facts_of
+from perfsuite.reports.checklist import ChecklistLine, answers, facts_of
 from perfsuite.reports.document import Grid
 from perfsuite.reports.layout import fit_markdown, grid_lines
 from perfsuite.reports.pipeline import pipeline_grids
@@ -216,7 +216,7 @@ def _run_checklist(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _answer_lines(recordings: list[Recording], found: list[Answer]) -> Iterator[str]:
+def _answer_lines(recordings: list[Recording], found: list[ChecklistLine]) -> Iterator[str]:
     yield f"tuning checklist for {recordings[-1].run.hardware}"
     if any(recording.run.simulated for recording in recordings):
         yield "the devices are simulated: no time here is a measurement"

@@ -157,7 +157,7 @@ def _projected(
     from perfsuite.projection.calibration import Calibration
     from perfsuite.projection.calibration_of import require_kind, software_flag
     from perfsuite.projection.figures import projected
-    from perfsuite.projection.job import Job, Node
+    from perfsuite.projection.job import Node, TrainingJob
     from perfsuite.projection.observation import software_key
     from perfsuite.projection.softwares import software_calibration, software_implementation
     from perfsuite.projection.step import Flag, project
@@ -182,7 +182,9 @@ def _projected(
         device = machine.row(device)
         node = dataclasses.replace(Node.of(device), machine=machine.describe(asked.world_size))
         calibration = calibration.in_nodes_of(device)
-    projection = project(Job.of(training, device, node=node, implementation=code), calibration, simulated=simulated)
+    projection = project(
+        TrainingJob.of(training, device, node=node, implementation=code), calibration, simulated=simulated
+    )
     other = software_flag(calibration, software_key(environment)) if environment and code is None else ""
     if other:
         projection = dataclasses.replace(projection, flags=(*projection.flags, Flag(name="software", text=other)))

@@ -20,7 +20,7 @@ from perfsuite.models.decoder import Decoder
 from perfsuite.models.language import LanguageModel
 from perfsuite.projection.calibration import Calibration
 from perfsuite.projection.engine import Projector, StepTime
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.layout import Layout, Layouts
 from perfsuite.projection.memory import MEMORY_LIMIT, Memories, MemoryBreakdown
 from perfsuite.projection.step import fsdp2_waits, projector_of
@@ -83,7 +83,7 @@ class Candidate:
 class Advice:
     """The ranked layouts of a job, the ties of the fastest, and the reasons of rejections."""
 
-    job: Job
+    job: TrainingJob
     world_size: int
     global_batch: int
     ranked: tuple[Candidate, ...]
@@ -117,7 +117,9 @@ class Advice:
         return tuple(candidate for candidate in self.ranked if str(candidate.layout) == mesh)
 
 
-def advise(training: Training, *, base: Job, calibration: Calibration, world_size: int, global_batch: int) -> Advice:
+def advise(
+    training: Training, *, base: TrainingJob, calibration: Calibration, world_size: int, global_batch: int
+) -> Advice:
     """Rank every legal layout of a training step on ``world_size`` devices.
 
     ``training`` has the model, the dtype and all fields that are independent of the layout. ``base`` is any job of it.
@@ -152,7 +154,7 @@ def advise(training: Training, *, base: Job, calibration: Calibration, world_siz
     )
 
 
-def _choices(base: Job, world_size: int, global_batch: int) -> Layouts:
+def _choices(base: TrainingJob, world_size: int, global_batch: int) -> Layouts:
     return Layouts(
         model=base.model,
         world_size=world_size,
@@ -165,7 +167,7 @@ def _choices(base: Job, world_size: int, global_batch: int) -> Layouts:
 class _Pricing:
     """Memory and step of layouts; layouts with the same :func:`_code_key` share their prices."""
 
-    def __init__(self, base: Job, calibration: Calibration) -> None:
+    def __init__(self, base: TrainingJob, calibration: Calibration) -> None:
         self._base, self._calibration = base, calibration
         sharded = dataclasses.replace(base.training, sharding="gradients")
         self._waits = fsdp2_waits(dataclasses.replace(base, training=sharded))
@@ -193,7 +195,7 @@ def _code_key(layout: Layout) -> tuple[int, bool, bool]:
     return layout.shape.size("tp"), layout.sharding == "parameters", layout.num_micro_batches > 1
 
 
-def job_of(base: Job, layout: Layout) -> Job:
+def job_of(base: TrainingJob, layout: Layout) -> TrainingJob:
     """Return the job of the same training step with another layout."""
     training = dataclasses.replace(
         base.training,
@@ -207,7 +209,7 @@ def job_of(base: Job, layout: Layout) -> Job:
         sequence_parallel=layout.sequence_parallel,
     )
     code = base.implementation if base.published_software else None
-    return Job.of(training, base.device, node=base.node, implementation=code)
+    return TrainingJob.of(training, base.device, node=base.node, implementation=code)
 
 
 def errors_of(calibration: Calibration) -> dict[str, float]:
@@ -244,7 +246,7 @@ def ties_of(ranked: Sequence[Candidate], errors: Mapping[str, float]) -> tuple[C
 
 
 def smallest_that_fits(
-    base: Job, calibration: Calibration, world_size: int, global_batch: int
+    base: TrainingJob, calibration: Calibration, world_size: int, global_batch: int
 ) -> tuple[int, Layout, MemoryBreakdown] | None:
     """Double the world until a layout fits; return world, layout and memory, or None."""
     count, pricing = world_size * 2, _Pricing(base, calibration)

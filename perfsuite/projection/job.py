@@ -33,12 +33,12 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One step to project.
 
     >>> from perfsuite.platforms import load_catalog
     >>> training = Training(model="llama2-7b", layout="dp8", sharding="parameters", dtype="bf16")
-    >>> job = Job.of(training, load_catalog().find("s4000"))
+    >>> job = TrainingJob.of(training, load_catalog().find("s4000"))
     >>> job.layout.world_size, job.node.devices, job.architecture.layers
     (8, 8, 32)
     """
@@ -60,7 +60,7 @@ class Job:
         *,
         node: Node | None = None,
         implementation: Implementation | None = None,
-    ) -> Job:
+    ) -> TrainingJob:
         """Return the job of a model of perfsuite.
 
         Raises InvalidParameter with the legal choices for an illegal layout.

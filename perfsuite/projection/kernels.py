@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfsuite.projection.calibration import ELEMENT_BYTES, Calibration, KernelPoint
-from perfsuite.projection.operations import Attention, Matmul, Traffic
+from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels
 
 _NEIGHBOURS = 4
 _HULL = 1.0
@@ -47,7 +47,7 @@ class KernelTimes:
             for stage in (point.stage,) if point.stage else ("", "forward", "backward_input", "backward_weight"):
                 self._points.setdefault((_key(point), stage), []).append(placed)
 
-    def matmul(self, product: Matmul, *, wide: bool = False) -> float:
+    def matmul(self, product: MatmulKernel, *, wide: bool = False) -> float:
         """Return the seconds of a product or a group of products; ``wide``: in 16 bits for any dtype of the layers."""
         dtype = _wide(self.dtype) if wide else self.dtype
         kind = "grouped_matmul" if product.groups > 1 else "matmul"
@@ -72,7 +72,7 @@ class KernelTimes:
         flops = 2.0 * groups * m * n * k * (1 + self._wave / (groups * m * n))
         return max(flops / (rate * _aligned(n, k)), moved / self._memory if self._memory else 0.0) + self._kernel_s
 
-    def attention(self, attention: Attention) -> float:
+    def attention(self, attention: BlockAttention) -> float:
         """Seconds of one attention."""
         kind = "attention_backward" if attention.backward else "attention_forward"
         points = self._points.get((f"{kind} {_wide(self.dtype)}", ""))
@@ -89,7 +89,7 @@ class KernelTimes:
         unit = 1.0 if features % _UNIT == 0 else _UNALIGNED
         return flops / (rate * unit) + self._kernel_s if rate else 0.0
 
-    def traffic(self, traffic: Traffic, ratio: float = 1.0) -> float:
+    def traffic(self, traffic: MemoryKernels, ratio: float = 1.0) -> float:
         """Return the seconds of memory-bound kernels that move ``ratio`` times the counted bytes."""
         moving = ratio * traffic.moved_bytes / self._memory if self._memory else 0.0
         return moving + traffic.kernels * self._kernel_s

@@ -22,7 +22,7 @@ _RING_KERNELS = (10, 4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Matmul:
+class MatmulKernel:
     """``groups`` products of m x k by k x n; several groups are one grouped product."""
 
     m: float
@@ -33,7 +33,7 @@ class Matmul:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attention:
+class BlockAttention:
     """Softmax attention of one block, forward or backward, that writes no scores."""
 
     batch: float
@@ -59,14 +59,14 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
+class MemoryKernels:
     """Memory-bound kernels."""
 
     moved_bytes: float
     kernels: float = 1
 
 
-Operation = Matmul | Attention | Traffic | Sent
+Operation = MatmulKernel | BlockAttention | MemoryKernels | Sent
 Operations = tuple[Operation, ...]
 
 
@@ -157,7 +157,7 @@ def block(share: Share, *, experts: bool) -> Passes:
         recompute = tuple(one for one in forward if not any(one is other for other in left_out))
     elif checkpointing == "selective" and code.selective is not None:
         again = (dataclasses.replace(one, n=code.selective[0] * one.n) for one in products if code.selective[0])
-        softmax = (one for one in scores[0] if isinstance(one, Traffic))
+        softmax = (one for one in scores[0] if isinstance(one, MemoryKernels))
         recompute = (*again, *softmax, *_elementwise(share, experts=experts, backward=False))
     elif checkpointing == "selective" and any(code.score_bytes):
         recompute = scores[0]
@@ -171,36 +171,36 @@ def block(share: Share, *, experts: bool) -> Passes:
     )
 
 
-def _input_gradient(product: Matmul) -> Matmul:
-    return Matmul(m=product.m, n=product.k, k=product.n, groups=product.groups, stage="backward_input")
+def _input_gradient(product: MatmulKernel) -> MatmulKernel:
+    return MatmulKernel(m=product.m, n=product.k, k=product.n, groups=product.groups, stage="backward_input")
 
 
-def _weight_gradient(product: Matmul) -> Matmul:
-    return Matmul(m=product.k, n=product.n, k=product.m, groups=product.groups, stage="backward_weight")
+def _weight_gradient(product: MatmulKernel) -> MatmulKernel:
+    return MatmulKernel(m=product.k, n=product.n, k=product.m, groups=product.groups, stage="backward_weight")
 
 
-def _projections(share: Share) -> tuple[Matmul, ...]:
+def _projections(share: Share) -> tuple[MatmulKernel, ...]:
     *columns, (width, inner) = share.model.projections
-    split = [Matmul(m=share.tokens, n=outputs / share.tp, k=inputs) for outputs, inputs in columns]
+    split = [MatmulKernel(m=share.tokens, n=outputs / share.tp, k=inputs) for outputs, inputs in columns]
     more = share.model.more_projections
-    further = (Matmul(m=share.tokens, n=more / share.model.width, k=share.model.width),) if more else ()
-    return (*split, Matmul(m=share.tokens, n=width, k=inner / share.tp), *further)
+    further = (MatmulKernel(m=share.tokens, n=more / share.model.width, k=share.model.width),) if more else ()
+    return (*split, MatmulKernel(m=share.tokens, n=width, k=inner / share.tp), *further)
 
 
-def _mlp(tokens: float, width: int, hidden: float, model: Architecture, groups: int = 1) -> tuple[Matmul, ...]:
+def _mlp(tokens: float, width: int, hidden: float, model: Architecture, groups: int = 1) -> tuple[MatmulKernel, ...]:
     """Return an MLP whose input matrices are one product."""
     return (
-        Matmul(m=tokens, n=(model.matrices - 1) * hidden, k=width, groups=groups),
-        Matmul(m=tokens, n=width, k=hidden, groups=groups),
+        MatmulKernel(m=tokens, n=(model.matrices - 1) * hidden, k=width, groups=groups),
+        MatmulKernel(m=tokens, n=width, k=hidden, groups=groups),
     )
 
 
-def _expert_products(share: Share) -> tuple[Matmul, ...]:
+def _expert_products(share: Share) -> tuple[MatmulKernel, ...]:
     """Return the products of router, this rank's experts (with as many rows as it sends) and shared experts."""
     model, tokens = share.model, share.tokens
     here = model.experts // share.layout.shape.size("ep")
     rows = tokens * model.top_k * (model.capacity_factor or 1.0) / here
-    router = Matmul(m=share.outer_tokens, n=model.experts, k=model.width)
+    router = MatmulKernel(m=share.outer_tokens, n=model.experts, k=model.width)
     routed = _mlp(rows, model.width, model.expert_hidden / share.tp, model, groups=here)
     shared = _mlp(tokens, model.width, model.shared_hidden / share.tp, model) if model.shared_hidden else ()
     return (router, *routed, *shared)
@@ -227,7 +227,7 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
     sizes["share"] = model.pair_share if code.causal_skips else 1.0
     forward, backward = (
         tuple(
-            Attention(batch=count, queries=rows, keys=columns, causal=causal, backward=is_backward, **sizes)  # type: ignore[arg-type]
+            BlockAttention(batch=count, queries=rows, keys=columns, causal=causal, backward=is_backward, **sizes)  # type: ignore[arg-type]
             for count, rows, columns, causal in parts
         )
         for is_backward in (False, True)
@@ -237,15 +237,16 @@ def _scores(share: Share) -> tuple[Operations, Operations]:
     pairs = sum(count * heads * rows * columns for count, rows, columns, _ in parts)
     first, second = code.ring_score_bytes if share.ring > 1 else code.score_bytes
     plain = tuple(
-        Matmul(m=rows, n=columns, k=model.features, groups=round(count * heads)) for count, rows, columns, _ in parts
+        MatmulKernel(m=rows, n=columns, k=model.features, groups=round(count * heads))
+        for count, rows, columns, _ in parts
     )
     return (
-        (*plain, *plain, Traffic(moved_bytes=first * pairs, kernels=2)),
-        (*plain, *plain, *plain, *plain, Traffic(moved_bytes=second * pairs, kernels=2)),
+        (*plain, *plain, MemoryKernels(moved_bytes=first * pairs, kernels=2)),
+        (*plain, *plain, *plain, *plain, MemoryKernels(moved_bytes=second * pairs, kernels=2)),
     )
 
 
-def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffic, ...]:
+def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[MemoryKernels, ...]:
     model, code = share.model, share.code
     width, hidden, rows, kernels = (
         (code.backward_width_bytes, code.backward_hidden_bytes, code.backward_row_bytes, code.backward_kernels)
@@ -265,7 +266,7 @@ def _elementwise(share: Share, *, experts: bool, backward: bool) -> tuple[Traffi
         steps = share.ring if backward else share.ring - 1
         moved += code.ring_bytes[backward] * steps * share.tokens * parts
         kernels += _RING_KERNELS[backward] * steps
-    return (Traffic(moved_bytes=moved, kernels=kernels),)
+    return (MemoryKernels(moved_bytes=moved, kernels=kernels),)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -281,8 +282,8 @@ def embedding(share: Share) -> Passes:
     samples = share.layout.micro_batch_size if positions else 0
     sums, back = share.split(share.activations().embedding(samples=samples))
     return Passes(
-        forward=(Traffic(moved_bytes=3.0 * moved, kernels=3), *sums),
-        backward_weight=(Traffic(moved_bytes=5.0 * moved + table, kernels=3), *back),
+        forward=(MemoryKernels(moved_bytes=3.0 * moved, kernels=3), *sums),
+        backward_weight=(MemoryKernels(moved_bytes=5.0 * moved + table, kernels=3), *back),
     )
 
 
@@ -293,10 +294,10 @@ def head(share: Share) -> Passes:
     if not model.vocabulary:
         return Passes()
     words = model.vocabulary / share.tp
-    product = Matmul(m=share.tokens, n=words, k=model.width)
+    product = MatmulKernel(m=share.tokens, n=words, k=model.width)
     sent, returned = share.split(share.activations().head())
-    forward = Traffic(moved_bytes=code.forward_logit_bytes * share.tokens * words, kernels=4)
-    backward = Traffic(moved_bytes=code.backward_logit_bytes * share.tokens * words, kernels=4)
+    forward = MemoryKernels(moved_bytes=code.forward_logit_bytes * share.tokens * words, kernels=4)
+    backward = MemoryKernels(moved_bytes=code.backward_logit_bytes * share.tokens * words, kernels=4)
     return Passes(
         forward=(product, forward, *sent),
         backward_input=(_input_gradient(product), backward, *returned),

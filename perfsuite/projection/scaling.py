@@ -15,7 +15,7 @@ from perfsuite.base.errors import InvalidParameter, PerfsuiteError
 from perfsuite.base.mesh import MeshShape
 from perfsuite.metrics.spec import efficiency, speed_up
 from perfsuite.projection.calibration import Calibration
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import memory_of
 from perfsuite.projection.step import Projection, project, projector_of
 from perfsuite.record.result import Training
@@ -53,7 +53,9 @@ def worlds_between(first: int, last: int) -> list[int]:
     return doubled if doubled[-1] == last else [*doubled, last]
 
 
-def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) -> tuple[list[CurvePoint], list[str]]:
+def curve(
+    job: TrainingJob, calibration: Calibration, worlds: list[int], *, weak: bool
+) -> tuple[list[CurvePoint], list[str]]:
     """Return the points of a curve and the reasons for missing worlds.
 
     ``weak``: the batch of a replica stays, instead of the whole batch.
@@ -88,7 +90,7 @@ def curve(job: Job, calibration: Calibration, worlds: list[int], *, weak: bool) 
     return points, missing
 
 
-def _grown(job: Job, calibration: Calibration, world: int, *, weak: bool) -> tuple[Job, str]:
+def _grown(job: TrainingJob, calibration: Calibration, world: int, *, weak: bool) -> tuple[TrainingJob, str]:
     """Return the job on ``world`` devices and a note; parameters are sharded within groups if that is faster."""
     layout = job.layout
     inner = layout.world_size // layout.dp
@@ -109,8 +111,8 @@ def _grown(job: Job, calibration: Calibration, world: int, *, weak: bool) -> tup
 
 
 def _within_groups(
-    job: Job, calibration: Calibration, flat: Training, replicas: int, rest: Mapping[str, int]
-) -> tuple[Job, str]:
+    job: TrainingJob, calibration: Calibration, flat: Training, replicas: int, rest: Mapping[str, int]
+) -> tuple[TrainingJob, str]:
     """Shard parameters over all replicas, or within the groups that give the fastest step that fits."""
     jobs = {0: dataclasses.replace(job, training=flat)}
     for group in GROUPS:
@@ -118,7 +120,7 @@ def _within_groups(
             shape = MeshShape.of(dp_replicate=replicas // group, dp_shard=group, **rest)
             jobs[group] = dataclasses.replace(job, training=dataclasses.replace(flat, layout=str(shape)))
 
-    def fits(one: Job) -> bool:
+    def fits(one: TrainingJob) -> bool:
         return memory_of(one.architecture, one.layout, one.implementation, job.capacity).fits
 
     fitting = {group: one for group, one in jobs.items() if fits(one)} or {0: jobs[0]}

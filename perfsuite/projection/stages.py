@@ -17,7 +17,7 @@ from perfsuite.projection.communication import NONE, Links, Seconds
 from perfsuite.projection.implementation import Implementation
 from perfsuite.projection.kernels import KernelTimes
 from perfsuite.projection.layout import Group, Layout
-from perfsuite.projection.operations import Attention, Matmul, Operation, Passes, Share, Traffic
+from perfsuite.projection.operations import BlockAttention, MatmulKernel, MemoryKernels, Operation, Passes, Share
 from perfsuite.projection.pipeline import StageKind, rank_kinds, stage_kinds
 from perfsuite.schedules import StageTimes
 from perfsuite.strategies.traffic import sharded_unit
@@ -121,7 +121,7 @@ class StagePrices:
             self._sum(part.forward, groups, ends=ends),
             again.plus(self._sum(part.backward_input, groups, ends=ends)),
             self._sum(part.backward_weight, groups, ends=ends),
-            sum(operation.kernels if isinstance(operation, Traffic) else 1.0 for operation in everything),
+            sum(operation.kernels if isinstance(operation, MemoryKernels) else 1.0 for operation in everything),
         )
 
     def _sum(self, part: Iterable[Operation], groups: dict[str, Group], *, ends: bool) -> Seconds:
@@ -132,11 +132,11 @@ class StagePrices:
         matmul = attention = memory = 0.0
         messages = []
         for operation in part:
-            if isinstance(operation, Matmul):
+            if isinstance(operation, MatmulKernel):
                 matmul += self.times.matmul(operation, wide=ends)
-            elif isinstance(operation, Attention):
+            elif isinstance(operation, BlockAttention):
                 attention += self.times.attention(operation)
-            elif isinstance(operation, Traffic):
+            elif isinstance(operation, MemoryKernels):
                 memory += self.times.traffic(operation, 1.0 if ends else self._traffic_ratio)
             else:
                 messages.append(operation)

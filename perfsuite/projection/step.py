@@ -18,7 +18,7 @@ from perfsuite.models.program import Program
 from perfsuite.platforms.quirks import architecture_number, quirks
 from perfsuite.projection.calibration import Calibration, Regime
 from perfsuite.projection.engine import Projector, StepTime
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.memory import MemoryBreakdown, memory_of
 from perfsuite.record.result import Training
 from perfsuite.record.step import Timeline
@@ -83,7 +83,7 @@ class Projection:
 
 
 def project(
-    job: Job, calibration: Calibration, projector: Projector | None = None, *, simulated: bool = False
+    job: TrainingJob, calibration: Calibration, projector: Projector | None = None, *, simulated: bool = False
 ) -> Projection:
     """Project the step of ``job`` with the constants of ``calibration``.
 
@@ -128,7 +128,7 @@ def project(
     )
 
 
-def with_program(job: Job, memory: MemoryBreakdown) -> MemoryBreakdown:
+def with_program(job: TrainingJob, memory: MemoryBreakdown) -> MemoryBreakdown:
     """Return ``memory`` plus the encoders and the EMA of the training program."""
     if not job.training.program:
         return memory
@@ -140,7 +140,9 @@ def with_program(job: Job, memory: MemoryBreakdown) -> MemoryBreakdown:
     )
 
 
-def _program_parts(job: Job, calibration: Calibration, memory: MemoryBreakdown) -> tuple[tuple[str, str, float], ...]:
+def _program_parts(
+    job: TrainingJob, calibration: Calibration, memory: MemoryBreakdown
+) -> tuple[tuple[str, str, float], ...]:
     """Return (name, resource, seconds) of the work of the training program outside the model.
 
     Encoders run at the rate of a large product. An average reads and writes memory.
@@ -156,14 +158,14 @@ def _program_parts(job: Job, calibration: Calibration, memory: MemoryBreakdown) 
     return tuple(parts)
 
 
-def _seen(job: Job, calibration: Calibration) -> int:
+def _seen(job: TrainingJob, calibration: Calibration) -> int:
     """Return the devices up to which nothing is extrapolated: of the calibration, or of its back-test."""
     if calibration.regime == "platform row only":
         return LARGEST_TESTED
     return max(calibration.largest_world, job.devices_per_node)
 
 
-def projector_of(job: Job, calibration: Calibration) -> Projector:
+def projector_of(job: TrainingJob, calibration: Calibration) -> Projector:
     """Return the projector for all layouts of a job."""
     code = job.implementation
     if not calibration.simulated and fsdp2_waits(job):  # simulated devices have torch's own FSDP2
@@ -177,7 +179,7 @@ def projector_of(job: Job, calibration: Calibration) -> Projector:
     )
 
 
-def fsdp2_waits(job: Job) -> bool:
+def fsdp2_waits(job: TrainingJob) -> bool:
     """Return whether the device's FSDP2 does not overlap: the default on MUSA architectures below mp_31.
 
     The variable that turns the overlap on for a step turns it on for its projection as well.
@@ -189,7 +191,7 @@ def fsdp2_waits(job: Job) -> bool:
     return any(quirk.name == "fsdp2-does-not-overlap" for quirk in found) and os.environ.get(OVERLAP_VARIABLE) != "0"
 
 
-def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
+def pipeline_timeline(job: TrainingJob, calibration: Calibration) -> Timeline:
     """Simulate a step's pipeline, action by action, with the projected durations.
 
     Raises InvalidParameter for a layout without stages.
@@ -210,7 +212,7 @@ def pipeline_timeline(job: Job, calibration: Calibration) -> Timeline:
     return simulate(schedule, times, detail=True)
 
 
-def require_figures(job: Job, calibration: Calibration, *, simulated: bool = False) -> None:
+def require_figures(job: TrainingJob, calibration: Calibration, *, simulated: bool = False) -> None:
     """Raise ConfigurationError if a required figure is missing; ``simulated`` devices accept simulated constants."""
     dtype = job.training.dtype
     if calibration.simulated and not simulated:
@@ -255,7 +257,7 @@ def _origin(calibration: Calibration) -> str:
 
 
 def _flags(
-    job: Job, calibration: Calibration, projector: Projector, step_time: StepTime, memory: MemoryBreakdown
+    job: TrainingJob, calibration: Calibration, projector: Projector, step_time: StepTime, memory: MemoryBreakdown
 ) -> tuple[tuple[Flag, ...], bool]:
     """Return the notes of a projection, and whether its time is a lower bound."""
     flags, bound, by_software = [], False, calibration.regime.startswith("software")

@@ -11,7 +11,7 @@ from perfsuite.models import find
 from perfsuite.platforms import DeviceModel
 from perfsuite.projection.calibration import Calibration, Constant
 from perfsuite.projection.device_constants import ONE_CASE, named
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import Projection, project
 from perfsuite.record.result import Training
@@ -223,7 +223,7 @@ def _foreseen(depths: Depths, device: DeviceModel, base: Calibration, **tried: f
 def _project(seen: Observation, device: DeviceModel, calibration: Calibration) -> Projection:
     training: Training | None = seen.training
     assert training is not None
-    return project(Job.of(training, device), calibration, simulated=calibration.simulated)
+    return project(TrainingJob.of(training, device), calibration, simulated=calibration.simulated)
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:

@@ -41,7 +41,7 @@ _WIDE, _HALF = ("fp32", "tf32"), ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ChecklistLine:
     """The answer to one line of the list."""
 
     line: str = ""
@@ -79,10 +79,10 @@ def facts_of(recordings: Sequence[Recording]) -> Facts:
     return Facts(cases=gathered(recordings, None).cases, worker=worker, device=recordings[-1].device)
 
 
-def answers(facts: Facts) -> Iterator[Answer]:
+def answers(facts: Facts) -> Iterator[ChecklistLine]:
     """Every line of the list in the report's order."""
     for line, command, judge in _LINES:
-        found = judge(facts) or Answer(verdict="not measured")
+        found = judge(facts) or ChecklistLine(verdict="not measured")
         if found.verdict == "not measured" and not found.advice:
             found = replace(found, advice=f"{runnable(command)} measures it")
         yield replace(found, line=line)
@@ -91,7 +91,7 @@ def answers(facts: Facts) -> Iterator[Answer]:
 # -- the lines ---------------------------------------------------------------------------------------------------
 
 
-def _library(facts: Facts) -> Answer | None:
+def _library(facts: Facts) -> ChecklistLine | None:
     family = family_class(facts.device.family) if facts.device else None
     if family is None:
         return None
@@ -99,27 +99,27 @@ def _library(facts: Facts) -> Answer | None:
     version = str(facts.worker.get(name, "unknown"))
     if not floor:
         library = f"{name} {version}" if version != "unknown" else name
-        return Answer(verdict="does not apply", evidence=f"{library}: 2.18 is a version of another library")
+        return ChecklistLine(verdict="does not apply", evidence=f"{library}: 2.18 is a version of another library")
     if not numbers(version):
         return None
     evidence, advice = f"{name} {version}, {floor} asked for", f"install {name} {floor} or newer"
     return _answer(numbers(version) >= numbers(floor), evidence, advice)
 
 
-def _flash(facts: Facts) -> Answer | None:
+def _flash(facts: Facts) -> ChecklistLine | None:
     flash = [case for case in facts.training if _set(case, "attention") == "flash"]
     if not flash:
         return None
     evidence = f"{plural(len(flash), 'case')} with attention=flash"
     pairs = _twins(facts.training, flash, ("attention",), lambda other: _set(other, "attention") == "math")
     if not pairs:
-        return Answer(verdict="yes", evidence=evidence)
+        return ChecklistLine(verdict="yes", evidence=evidence)
     case, other = min(pairs, key=lambda pair: _gain(*pair))
     evidence += f"; at least {_ratio(case, other)} times the samples/s of attention=math ({_token(case)})"
     return _answer(not _is_slower(case, other), evidence, "set attention=math for such lengths")
 
 
-def _precision(facts: Facts) -> Answer | None:
+def _precision(facts: Facts) -> ChecklistLine | None:
     cases = [case for case in facts.training if case.settings.get("dtype") in (*_WIDE, *_HALF)]
     half = [case for case in cases if case.settings["dtype"] in _HALF]
     if not cases:
@@ -129,7 +129,7 @@ def _precision(facts: Facts) -> Answer | None:
         return _answer(False, evidence, "train in dtype=bf16 (fp16 scales the loss) if it is native")
     pairs = _twins(cases, half, ("dtype", "options"), lambda other: other.settings["dtype"] in _WIDE)
     if not pairs:
-        return Answer(verdict="yes", evidence=evidence)
+        return ChecklistLine(verdict="yes", evidence=evidence)
     case, other = max(pairs, key=lambda pair: _gain(*pair))
     dtypes = f"{case.settings['dtype']} has {_ratio(case, other)} times the samples/s of {other.settings['dtype']}"
     evidence += f"; {dtypes} ({_token(case)})"
@@ -137,7 +137,7 @@ def _precision(facts: Facts) -> Answer | None:
     return _answer(not _is_slower(case, other), evidence, advice)
 
 
-def _checkpointing(facts: Facts) -> Answer | None:
+def _checkpointing(facts: Facts) -> ChecklistLine | None:
     on = [case for case in facts.training if _set(case, "checkpointing") != "none"]
     if not on:
         return None
@@ -149,10 +149,10 @@ def _checkpointing(facts: Facts) -> Answer | None:
             memory = f"{_set(case, name)}: {significant(peaks[0] / peaks[1], 3)} of the peak memory"
             evidence += f"; {memory} and {_ratio(case, other)} times the samples/s ({_token(case)})"
             break
-    return Answer(verdict="yes", evidence=evidence)
+    return ChecklistLine(verdict="yes", evidence=evidence)
 
 
-def _batch(facts: Facts) -> Answer | None:
+def _batch(facts: Facts) -> ChecklistLine | None:
     if not facts.training:
         return None
     shares, beyond = [], []
@@ -167,7 +167,7 @@ def _batch(facts: Facts) -> Answer | None:
                 shares.append((used / largest, f"{_token(case)}: {used:g} of {largest:g} samples that fit"))
     within, ranged = _in_range(facts.training)
     if not shares:
-        return Answer(verdict="not measured", evidence="; ".join([*beyond[:1], ranged]))
+        return ChecklistLine(verdict="not measured", evidence="; ".join([*beyond[:1], ranged]))
     share, nearest = min(shares)
     evidence = f"{nearest}; at least {LEAST_BATCH:.0%} asked for; {ranged}"
     if share < LEAST_BATCH:
@@ -193,7 +193,7 @@ def _same_memory(largest: TableCase, other: TableCase) -> bool:
     return all(largest.settings.get(name) == other.settings.get(name) for name in names)
 
 
-def _overlap(facts: Facts) -> Answer | None:
+def _overlap(facts: Facts) -> ChecklistLine | None:
     def overlaps(case: TableCase) -> object:
         options = case.parameters.get("options")
         return options.get("overlap") if isinstance(options, Mapping) else None
@@ -210,7 +210,7 @@ def _overlap(facts: Facts) -> Answer | None:
     return _answer(not _is_slower(case, other), evidence, advice)
 
 
-def _network(facts: Facts) -> Answer | None:
+def _network(facts: Facts) -> ChecklistLine | None:
     reached = [(case.values["busbw_gb_per_s"], case) for case in facts.cases if "busbw_gb_per_s" in case.values]
     between = [(busbw, case) for busbw, case in reached if (case.settings.get("nodes") or 1) > 1]
     if not reached:
@@ -219,11 +219,11 @@ def _network(facts: Facts) -> Answer | None:
     evidence = f"{significant(busbw, 3)} GB/s bus bandwidth ({_token(case)}, {plural(case.ranks, 'rank')})"
     if not between:
         advice = "start the suite on every host (perfsuite docs clusters)"
-        return Answer(verdict="not measured", evidence=f"within one host alone: {evidence}", advice=advice)
+        return ChecklistLine(verdict="not measured", evidence=f"within one host alone: {evidence}", advice=advice)
     evidence = f"between {case.settings['nodes']} hosts: {evidence}"
     peak = facts.device.network if facts.device else None
     if peak is None:
-        return Answer(verdict="yes", evidence=f"{evidence}; no peak of a node's network is published here")
+        return ChecklistLine(verdict="yes", evidence=f"{evidence}; no peak of a node's network is published here")
     share = busbw / peak.value
     evidence += f", {share:.0%} of the {peak.value:g} GB/s of a node's network"
     evidence += f"; {LEAST_LINK:.0%} asked for" * (share < LEAST_LINK)
@@ -231,7 +231,7 @@ def _network(facts: Facts) -> Answer | None:
     return _answer(share >= LEAST_LINK, evidence, advice)
 
 
-def _utilisation(facts: Facts) -> Answer | None:
+def _utilisation(facts: Facts) -> ChecklistLine | None:
     name = "device_utilisation_percent"
     shares = [(case.values[name], case) for case in facts.training if name in case.values]
     if shares:
@@ -241,10 +241,12 @@ def _utilisation(facts: Facts) -> Answer | None:
     reasons = {case.reasons[name] for case in facts.training if name in case.reasons}
     command = runnable(f"{_PERF} -k 'ddp or fsdp'")
     advice = f"pip install 'perfsuite[telemetry]'; {command} measures it on an accelerator"
-    return Answer(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
+    return (
+        ChecklistLine(verdict="not measured", evidence="; ".join(sorted(reasons)), advice=advice) if reasons else None
+    )
 
 
-def _communication(facts: Facts) -> Answer | None:
+def _communication(facts: Facts) -> ChecklistLine | None:
     several = [case for case in facts.training if case.ranks > 1 and "communication_share" in case.values]
     shares = [(100 * case.values["communication_share"], case) for case in several]
     if not shares:
@@ -254,7 +256,7 @@ def _communication(facts: Facts) -> Answer | None:
     return _worst(shares, 100 * MOST_COMMUNICATION, below=True, unit=unit, advice=advice)
 
 
-_LINES: tuple[tuple[str, str, Callable[[Facts], Answer | None]], ...] = (
+_LINES: tuple[tuple[str, str, Callable[[Facts], ChecklistLine | None]], ...] = (
     ("the communication library is new enough (2.18)", f"{_PERF}/test_collectives.py -k all_reduce", _library),
     ("flash attention is on", f"{_PERF}/test_long_sequences.py -k attention", _flash),
     ("mixed precision is on", f"{_PERF} -k llama2", _precision),
@@ -307,7 +309,9 @@ def _ratio(case: TableCase, other: TableCase) -> str:
     return significant(_gain(case, other), 3)
 
 
-def _worst(shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bool, unit: str, advice: str) -> Answer:
+def _worst(
+    shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bool, unit: str, advice: str
+) -> ChecklistLine:
     wrong = [value for value, _ in shares if (value >= limit if below else value <= limit)]
     value, case = max(shares, key=lambda pair: pair[0]) if below else min(shares, key=lambda pair: pair[0])
     evidence = f"{significant(value, 3)} {unit} at worst ({_token(case)}, {plural(case.ranks, 'rank')})"
@@ -315,5 +319,9 @@ def _worst(shares: Sequence[tuple[float, TableCase]], limit: float, *, below: bo
     return _answer(not wrong, evidence, advice)
 
 
-def _answer(good: bool, evidence: str, advice: str) -> Answer:
-    return Answer(verdict="yes", evidence=evidence) if good else Answer(verdict="no", evidence=evidence, advice=advice)
+def _answer(good: bool, evidence: str, advice: str) -> ChecklistLine:
+    return (
+        ChecklistLine(verdict="yes", evidence=evidence)
+        if good
+        else ChecklistLine(verdict="no", evidence=evidence, advice=advice)
+    )

@@ -6,7 +6,7 @@ import dataclasses
 
 from perfsuite.platforms import load_catalog
 from perfsuite.projection.calibration import Constant
-from perfsuite.projection.job import Job
+from perfsuite.projection.job import TrainingJob
 from perfsuite.projection.observation import Observation
 from perfsuite.projection.step import project
 from perfsuite.record.result import Training
@@ -72,6 +72,6 @@ def steps(calibration, *, ratio=1.0, optimizer=1.0, host_s=0.0, layers=(1, 2, 4)
         training = Training(
             model="llama2-7b", overrides={"layers": count}, micro_batch_size=batch, dtype="bf16", strategy="single"
         )
-        took = project(Job.of(training, device), changed, simulated=changed.simulated).step_time_s + host_s
+        took = project(TrainingJob.of(training, device), changed, simulated=changed.simulated).step_time_s + host_s
         made.append(seen("TrainStep", took, f"test_depth[l{count}]", training=training, **changes))
     return made

@@ -89,7 +89,7 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
     >>> f"{memory.total / GIB:.0f} GiB, {memory.activations / GIB:.0f} of activations"
     '192 GiB, 151 of activations'
     """
-    from perfsuite.projection.job import Job
+    from perfsuite.projection.job import TrainingJob
     from perfsuite.projection.memory import memory_of
     from perfsuite.projection.step import with_program
 
@@ -98,7 +98,7 @@ def estimate(step: TrainStep, world_size: int, device: DeviceModel) -> MemoryBre
     training = dataclasses.replace(step, options=kept).work(MeshShape.on(world_size, step.mesh)).training
     if training is None:
         return None
-    job = Job.of(training, device)
+    job = TrainingJob.of(training, device)
     memory = with_program(job, memory_of(job.architecture, job.layout, job.implementation, job.capacity))
     return dataclasses.replace(memory, **{part: 0.0 for option in moved for part in _OFFLOADED[option]})
 
